@@ -1,6 +1,7 @@
 """criuctl keeps live executions alive: checkpoint, store, move and restore Linux process trees.
 
-``criuctl.Session`` is the Python API to sessions under a holder (see `criuctl.session.client.session`).
+``criuctl.Session`` is the Python API to sessions under a holder (see
+`criuctl.session.client.session`).
 """
 
 from __future__ import annotations

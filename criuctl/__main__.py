@@ -1,7 +1,7 @@
 """``criuctl`` on the PATH, and ``python -m criuctl``.
 
-^C ends it as it ends any program until the command line is imported, which takes some hundredths of a second, and serves
-signals.
+^C ends it as it ends any program until the command line is imported, which takes some hundredths of
+a second, and serves signals.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ _STORING = frozenset({"dump", "restore"})
 
 def program() -> NoReturn:
     """The program; see `criuctl.cli.main`."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Python's own, which ends in a traceback
+    # Python's own, which ends in a traceback
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    gc.set_threshold(200_000, 50, 50)  # commands are short: what loading libraries makes is not garbage, and is much
+    # commands are short: what loading libraries makes is not garbage, and is much
+    gc.set_threshold(200_000, 50, 50)
     lazily()
     at_end: Callable[[], None] | None = None
     if _speaks_to_s3(sys.argv[1:], os.environ):
@@ -38,10 +40,16 @@ def program() -> NoReturn:
 
 
 def _speaks_to_s3(words: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether this looks like a command that needs an S3 client soon; a wrong guess costs nothing that lasts."""
+    """Whether this looks like a command that needs an S3 client soon; a wrong guess costs nothing
+    that lasts.
+    """
     command = next((word for word in words if not word.startswith("-")), "")
     urls = [*words, environ.get("CRIUCTL_STORE", "")]
-    return command in _STORING and "--help" not in words and any("s3://" in url.lower() for url in urls)
+    return (
+        command in _STORING
+        and "--help" not in words
+        and any("s3://" in url.lower() for url in urls)
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Typed configuration: files, then ``CRIUCTL_*`` variables, then command-line options.
 
-Later sources win key by key.  Files are YAML mappings with exactly the keys of `Config`; an unknown key
-or a value of the wrong kind is a `ConfigError` that names file, key and the accepted kind.  Secrets are
-never values here: they are references (a file, an environment variable, a command).
+Later sources win key by key.  Files are YAML mappings with exactly the keys of `Config`; an unknown
+key or a value of the wrong kind is a `ConfigError` that names file, key and the accepted kind.
+Secrets are never values here: they are references (a file, an environment variable, a command).
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ EventSink = Literal["none", "journald", "syslog"]
 MAX_FREEZE = {"snapshot": 300.0, "dump": 3600.0, "migrate": 3600.0}
 """Seconds a tree may be frozen if it goes on afterwards, is to end, or moves to another host.
 
-The defaults bound what hangs, not what is large.  A snapshot of 24 GiB is frozen for 8 to 12 s, one of
-a GPU with 140 GiB for about three minutes; a program that has stood still for longer has most likely
-lost its peers anyway.  A dump that ends its tree waits for the checkpoint, however large that is and
-however slow the store.
+The defaults bound what hangs, not what is large.  A snapshot of 24 GiB is frozen for 8 to 12 s, one
+of a GPU with 140 GiB for about three minutes; a program that has stood still for longer has most
+likely lost its peers anyway.  A dump that ends its tree waits for the checkpoint, however large
+that is and however slow the store.
 """
 
-ConnectionRules = tuple[tuple[str, Mapping[str, Any]], ...]  # (where it stands, the rule as it was written)
+# (where it stands, the rule as it was written)
+ConnectionRules = tuple[tuple[str, Mapping[str, Any]], ...]
 
 
 class Config(Struct, frozen=True):
@@ -41,7 +42,8 @@ class Config(Struct, frozen=True):
 
     store: str = DEFAULT_STORE  # URL of the default store
     state_dir: str = "/var/lib/criuctl"  # what criuctl knows of this host's sessions
-    host_id: str = ""  # what this host is called in leases; "" is its machine id, which cloned machines share
+    # what this host is called in leases; "" is its machine id, which cloned machines share
+    host_id: str = ""
     cache_dir: str = "/var/cache/criuctl"  # index caches; may be deleted at any time
     run_dir: str = ""  # tmpfs for sockets of sessions, and locks; "" is /run/criuctl
     key_dir: str = "/etc/criuctl/keys"  # key files, one per encrypted store, mode 0600
@@ -51,49 +53,74 @@ class Config(Struct, frozen=True):
     s3_endpoint: str = ""  # endpoint URL; "" leaves it to boto3 (AWS_ENDPOINT_URL, ~/.aws/config)
     s3_region: str = ""  # region; "" leaves it to boto3
     s3_retries: int = 6  # attempts per request on transient errors
-    s3_timeout: float = 30.0  # seconds for one connect or read; an attempt in all may take twice as long
-    s3_deadline: float = 120.0  # seconds for a request, all attempts and pauses together; and one more per 32 KiB of contents
+    # seconds for one connect or read; an attempt in all may take twice as long
+    s3_timeout: float = 30.0
+    # seconds for a request, all attempts and pauses together; and one more per 32 KiB of contents
+    s3_deadline: float = 120.0
     criu: str = ""  # CRIU binary or prefix folder; "" picks the one that scripts/setup chose
     criu_timeout: int = 30  # seconds CRIU may take to freeze a tree
     verify_writes: bool = False  # read back what was written, before a checkpoint relies on it
     max_freeze: Mapping[str, float] = field(
         default_factory=dict
-    )  # seconds a tree may be frozen, 0: any time; a number, or by snapshot (300), dump, migrate (3600)
+        # seconds a tree may be frozen, 0: any time; a number, or by snapshot (300), dump, migrate
+        # (3600)
+    )
     compression: int = 1  # zstd level, -7..19
     buffers_mib: int = 128  # memory for pages on their way to the store
     workers: int = 0  # threads that compress and seal; 0 is one per core
     uploads: int = 4  # objects in flight to the store
     files: FilePolicy = "record"  # open writable files: record size and hash, or carry contents too
     files_small_mib: int = (
-        16  # contents of open files that travel in any case, the smallest first; as much again of scripts and data
+        # contents of open files that travel in any case, the smallest first; as much again of
+        # scripts and data
+        16
     )
-    files_max_mib: int = 1024  # a file larger than this is never carried by policy, only by --with-files
-    shared_memory_max_mib: int = 4096  # of a larger file in memory (tmpfs) that is mapped shared, no contents are taken along
-    file_conflicts: FileConflictPolicy = "restore"  # changed files at restore: refuse, or put back (newer copy kept aside)
-    connections: ConnectionPolicy = "hangup"  # external connections when no rule and no option says else
-    connection_rules: ConnectionRules = ()  # first match wins: mappings with match, policy, ... (see connections/rules.py)
+    # a file larger than this is never carried by policy, only by --with-files
+    files_max_mib: int = 1024
+    # of a larger file in memory (tmpfs) that is mapped shared, no contents are taken along
+    shared_memory_max_mib: int = 4096
+    # changed files at restore: refuse, or put back (newer copy kept aside)
+    file_conflicts: FileConflictPolicy = "restore"
+    # external connections when no rule and no option says else
+    connections: ConnectionPolicy = "hangup"
+    # first match wins: mappings with match, policy, ... (see connections/rules.py)
+    connection_rules: ConnectionRules = ()
     hook_dirs: tuple[str, ...] = ("/etc/criuctl/hooks",)  # folders of hook executables
     hook_timeout: float = 30.0  # seconds one hook may take
     hook_timeout_frozen: float = 5.0  # the same while the tree is frozen
-    hook_env: tuple[str, ...] = ()  # names of environment variables that hooks are given, beyond PATH, HOME, LANG and the like
-    hook_failure: dict[str, str] = field(default_factory=dict)  # by phase: what a failed hook is: veto, warn, ignore
-    events: EventSink = "none"  # where events go beside the event log: the journal (or else syslog), syslog, nowhere
+    # names of environment variables that hooks are given, beyond PATH, HOME, LANG and the like
+    hook_env: tuple[str, ...] = ()
+    # by phase: what a failed hook is: veto, warn, ignore
+    hook_failure: dict[str, str] = field(default_factory=dict)
+    # where events go beside the event log: the journal (or else syslog), syslog, nowhere
+    events: EventSink = "none"
     detach_key: str = "C-]"  # leaves an attached session
-    retention: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # session pattern: keep rules; first match wins
+    # session pattern: keep rules; first match wins
+    retention: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trees: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict
-    )  # by name: process trees that are dumped by it (unit, cgroup, pid_file or command; labels, order)
-    gpu_lock_timeout: float = 10.0  # seconds for a GPU to finish what runs on it, before a dump gives up
-    gc_grace: str = "1d"  # how long `gc` leaves what nothing needs; longer than any dump or restore takes
-    link_timeout: float = 20.0  # seconds that another host may be silent in a migration before the link counts as lost
+        # by name: process trees that are dumped by it (unit, cgroup, pid_file or command; labels,
+        # order)
+    )
+    # seconds for a GPU to finish what runs on it, before a dump gives up
+    gpu_lock_timeout: float = 10.0
+    # how long `gc` leaves what nothing needs; longer than any dump or restore takes
+    gc_grace: str = "1d"
+    # seconds that another host may be silent in a migration before the link counts as lost
+    link_timeout: float = 20.0
     scrollback_mib: int = 16  # output of a session that is kept, on disk
     predicates: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # session pattern: what its checkpoints require (file:PATH, command:CMD, output:CMD, age:SPAN); first match wins
+        # session pattern: what its checkpoints require (file:PATH, command:CMD, output:CMD,
+        # age:SPAN); first match wins
+    )
     probes: Mapping[str, str] = field(
         default_factory=dict
-    )  # session pattern: command of `verify --restore`, run beside the restored tree; first match wins
-    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by name: url, command, options
+        # session pattern: command of `verify --restore`, run beside the restored tree; first match
+        # wins
+    )
+    # by name: url, command, options
+    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     ssh_command: str = "ssh"  # the ssh program, with options if need be; as GIT_SSH_COMMAND
 
     sources: tuple[str, ...] = ()  # the files that were read, for doctor
@@ -118,8 +145,18 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-_BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-_SECONDS, _COUNT = (0, 2_000_000), (0, (1 << 31) - 1)  # of other numbers; the kernel waits no longer
+_BOOLS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+# of other numbers; the kernel waits no longer
+_SECONDS, _COUNT = (0, 2_000_000), (0, (1 << 31) - 1)
 _RANGES: dict[str, tuple[float, float]] = {
     "compression": (-7, 19),
     "workers": (0, 1024),
@@ -150,11 +187,16 @@ def _typed(key: str, value: Any, where: str) -> Any:
     if key in _NESTED:
         return _mappings(value, key, where)
     if key == "predicates":
-        return {name: tuple(texts) for name, texts in _by_pattern(value, key, where, "lists of text", _are_texts).items()}
+        return {
+            name: tuple(texts)
+            for name, texts in _by_pattern(value, key, where, "lists of text", _are_texts).items()
+        }
     if key == "probes":
         return _by_pattern(value, key, where, "commands", lambda probe: isinstance(probe, str))
     if key in _CHOICES and value not in _CHOICES[key]:
-        raise ConfigError(f"{where}: {key} must be one of {', '.join(_CHOICES[key])}, not {value!r}")
+        raise ConfigError(
+            f"{where}: {key} must be one of {', '.join(_CHOICES[key])}, not {value!r}"
+        )
     try:
         if isinstance(default, bool):
             return _BOOLS[str(value).lower()]
@@ -164,8 +206,14 @@ def _typed(key: str, value: Any, where: str) -> Any:
                 raise ValueError
             return tuple(items)
         if isinstance(default, dict):
-            pairs = dict(item.split("=") for item in value.split(":")) if isinstance(value, str) else value
-            if not isinstance(pairs, dict) or not all(isinstance(text, str) for pair in pairs.items() for text in pair):
+            pairs = (
+                dict(item.split("=") for item in value.split(":"))
+                if isinstance(value, str)
+                else value
+            )
+            if not isinstance(pairs, dict) or not all(
+                isinstance(text, str) for pair in pairs.items() for text in pair
+            ):
                 raise ValueError
             return dict(pairs)
         if isinstance(default, int) and isinstance(value, bool | float):
@@ -184,17 +232,24 @@ def _yaml(text: str, where: str) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # the latter: 2026-02-30, say, which it takes for a day
+    # the latter: 2026-02-30, say, which it takes for a day
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{where} is not valid YAML: {error}") from error
 
 
 def _rules(value: Any, where: str) -> ConnectionRules:
-    """The list of rules, each with its place; what is in them is looked at by those who need them."""
+    """The list of rules, each with its place; what is in them is looked at by those who need
+    them.
+    """
     if isinstance(value, str):  # of a variable
         value = _yaml(value, where)
     if not isinstance(value, list) or not all(isinstance(rule, dict) for rule in value):
-        raise ConfigError(f"{where}: connection_rules must be a list of mappings, each with match and policy")
-    return tuple((f"{where}: connection_rules[{number}]", rule) for number, rule in enumerate(value, 1))
+        raise ConfigError(
+            f"{where}: connection_rules must be a list of mappings, each with match and policy"
+        )
+    return tuple(
+        (f"{where}: connection_rules[{number}]", rule) for number, rule in enumerate(value, 1)
+    )
 
 
 def _max_freeze(value: Any, where: str) -> dict[str, float]:
@@ -206,7 +261,10 @@ def _max_freeze(value: Any, where: str) -> dict[str, float]:
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if kind not in MAX_FREEZE or not number or not _SECONDS[0] <= seconds <= _SECONDS[1]:
             kinds = ", ".join(MAX_FREEZE)
-            raise ConfigError(f"{where}: max_freeze must be seconds from 0 to {_SECONDS[1]}, or a mapping of {kinds} to them")
+            raise ConfigError(
+                f"{where}: max_freeze must be seconds from 0 to {_SECONDS[1]}, or a mapping of "
+                f"{kinds} to them"
+            )
     return {kind: float(seconds) for kind, seconds in by_kind.items()}
 
 
@@ -223,7 +281,9 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-def _by_pattern(value: Any, key: str, where: str, what: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
+def _by_pattern(
+    value: Any, key: str, where: str, what: str, fits: Callable[[Any], bool]
+) -> dict[str, Any]:
     """`what` by patterns of sessions' names."""
     if isinstance(value, str):  # of a variable
         value = _yaml(value, where)
@@ -233,7 +293,9 @@ def _by_pattern(value: Any, key: str, where: str, what: str, fits: Callable[[Any
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """What a file says that nobody else could have written: it names programs that criuctl starts."""
+    """What a file says that nobody else could have written: it names programs that criuctl
+    starts.
+    """
     from .proc.ownership import opened_own
 
     try:
@@ -251,7 +313,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in loaded.items():
         if key not in _FIELDS:
-            raise ConfigError(f"{path}: unknown key {key!r}", hint=f"Known keys: {', '.join(sorted(_FIELDS))}.")
+            raise ConfigError(
+                f"{path}: unknown key {key!r}", hint=f"Known keys: {', '.join(sorted(_FIELDS))}."
+            )
         values[key] = _coerce(key, value, str(path))
     return values
 
@@ -265,7 +329,9 @@ def _whose(path: Path, hint: str) -> str:
 
 
 def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read the configuration: system file, user file, `path`, then ``CRIUCTL_<FIELD>`` variables."""
+    """Read the configuration: system file, user file, `path`, then ``CRIUCTL_<FIELD>``
+    variables.
+    """
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
     candidates = [SYSTEM_FILE]
     if os.path.isabs(home):  # else it would be anybody's: whoever made the folder that we are in
@@ -276,7 +342,9 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from error
         if not there or folder:
-            raise ConfigError(f"{path}: no such configuration file" if not there else f"{path} is a folder")
+            raise ConfigError(
+                f"{path}: no such configuration file" if not there else f"{path} is a folder"
+            )
     values: dict[str, Any] = {}
     sources = []
     named = [] if path is None else [Path(path)]  # which may be a pipe, or /dev/null

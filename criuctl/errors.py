@@ -1,11 +1,13 @@
 """The error tree: one class is one sentence, one exit code and one hint.
 
 Every error that a user can meet is a `CriuctlError`.  A class's docstring says what happened in
-general; an instance's message says what, where (PID, descriptor, file, object key), and `hint` says what
-to do about it.  Foreign errors (botocore, OSError, pycriu, ...) are mapped to these classes once, at the
-seam where they enter, with ``raise ... from``.  Only `criuctl.cli` turns an error into an exit code.
+general; an instance's message says what, where (PID, descriptor, file, object key), and `hint` says
+what to do about it.  Foreign errors (botocore, OSError, pycriu, ...) are mapped to these classes
+once, at the seam where they enter, with ``raise ... from``.  Only `criuctl.cli` turns an error into
+an exit code.
 
-The exit codes are the contract of the command line; `EXIT_CODES` lists them for help and documentation.
+The exit codes are the contract of the command line; `EXIT_CODES` lists them for help and
+documentation.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ EXIT_CODES: dict[int, str] = {
     6: "restore failed, nothing is left of it",
     7: "store unreachable or denied",
     8: "damaged, wrong key, or a format this version cannot read",
-    9: "conflict: name taken, lease held elsewhere, another store or an older checkpoint than expected",
+    9: (
+        "conflict: name taken, lease held elsewhere, another store or an older checkpoint than "
+        "expected"
+    ),
     10: "vetoed by a hook or a policy",
     11: "done, but something optional failed",
     12: "timed out",
@@ -44,7 +49,9 @@ class CriuctlError(Exception):
         self.message = redacted(message)
         super().__init__(self.message)
         self.hint = redacted(hint or self.default_hint())
-        self.details: dict[str, Any] = {k: redacted(v) if isinstance(v, str) else v for k, v in details.items()}
+        self.details: dict[str, Any] = {
+            k: redacted(v) if isinstance(v, str) else v for k, v in details.items()
+        }
 
     @classmethod
     def default_hint(cls) -> str:
@@ -276,7 +283,8 @@ class StoreNotTrusted(StoreError):
     code = "store-not-trusted"
 
 
-# -- data that cannot be trusted --------------------------------------------------------------------
+# -- data that cannot be trusted
+# --------------------------------------------------------------------
 
 
 class DataError(CriuctlError):
@@ -314,7 +322,8 @@ class UnsupportedFormat(DataError):
     code = "unsupported-format"
 
 
-# -- the rest ---------------------------------------------------------------------------------------
+# -- the rest
+# ---------------------------------------------------------------------------------------
 
 
 class Conflict(CriuctlError):
@@ -379,13 +388,18 @@ class TimedOut(CriuctlError):
 
 
 class FrozenTooLong(TimedOut):
-    """The tree had to stand still for longer than max_freeze; the dump was undone, and the tree runs on."""
+    """The tree had to stand still for longer than max_freeze; the dump was undone, and the tree
+    runs on.
+    """
 
     code = "frozen-too-long"
 
     @classmethod
     def default_hint(cls) -> str:
-        return "--max-freeze SECONDS allows more, 0 any time; max_freeze in the configuration is what is allowed without it."
+        return (
+            "--max-freeze SECONDS allows more, 0 any time; max_freeze in the configuration is "
+            "what is allowed without it."
+        )
 
 
 class InDoubt(TimedOut):
@@ -413,7 +427,10 @@ NO_MEMORY = PlatformError(
 )
 NO_THREADS = PlatformError(
     "criuctl cannot start another thread",
-    hint="See the limits of processes (`ulimit -u`, the control group's pids.max) and of memory (`ulimit -v`).",
+    hint=(
+        "See the limits of processes (`ulimit -u`, the control group's pids.max) and of memory "
+        "(`ulimit -v`)."
+    ),
 )
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -422,7 +439,9 @@ _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def _is_nowhere() -> bool:
-    """Whether the folder that we are in has been removed, in which no relative path means anything."""
+    """Whether the folder that we are in has been removed, in which no relative path means
+    anything.
+    """
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -433,24 +452,43 @@ def _is_nowhere() -> bool:
 
 
 def of_the_host(error: OSError) -> CriuctlError | None:
-    """What this host does not let criuctl do with its own files, None for what else is a bug: rights, room, descriptors."""
+    """What this host does not let criuctl do with its own files, None for what else is a bug:
+    rights, room, descriptors.
+    """
     if error.errno == errno.ENOSPC and error.filename == "/dev/ptmx":
         hint = "End programs that hold many terminals, or raise the sysctl kernel.pty.max."
     elif error.errno in _NO_ROOM:
-        hint = "Free space there, or name other folders in the configuration (state_dir, run_dir, cache_dir)."
+        hint = (
+            "Free space there, or name other folders in the configuration (state_dir, run_dir, "
+            "cache_dir)."
+        )
     elif error.errno in _NO_DESCRIPTORS:
-        hint = "Raise the limit of open files: `ulimit -Hn` before criuctl, LimitNOFILE= of a unit, or fs.file-max."
+        hint = (
+            "Raise the limit of open files: `ulimit -Hn` before criuctl, LimitNOFILE= of a unit, "
+            "or fs.file-max."
+        )
     elif error.errno == errno.EFBIG:
-        hint = "Raise the limit of file sizes: `ulimit -f` before criuctl, or LimitFSIZE= of a unit."
+        hint = (
+            "Raise the limit of file sizes: `ulimit -f` before criuctl, or LimitFSIZE= of a unit."
+        )
     elif error.errno == errno.ENOMEM:
         return NO_MEMORY
     elif error.errno in _NOT_ALLOWED and error.filename is not None:
         hint = "Run criuctl as root." if os.geteuid() else "Check owner, mode and mount options."
     elif error.errno == errno.ENOENT and error.filename is None and _is_nowhere():
-        return UsageError("the current folder is gone", hint="Go to one that is there, or write whole paths.")
+        return UsageError(
+            "the current folder is gone", hint="Go to one that is there, or write whole paths."
+        )
     elif error.errno == errno.ENOTDIR and error.filename is not None:
-        hint = "A file is where a folder should be: see state_dir, run_dir, cache_dir and key_dir in the configuration."
+        hint = (
+            "A file is where a folder should be: see state_dir, run_dir, cache_dir and key_dir in "
+            "the configuration."
+        )
     else:
         return None
-    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file of criuctl's own"
+    where = (
+        os.fsdecode(error.filename)
+        if isinstance(error.filename, str | bytes)
+        else "a file of criuctl's own"
+    )
     return PlatformError(f"{where}: {error.strerror}", hint=hint)

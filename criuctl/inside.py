@@ -1,13 +1,16 @@
-"""For programs that were restored: who am I now, and what became of my connections?  Standard library only.
+"""For programs that were restored: who am I now, and what became of my connections?  Standard
+library only.
 
     from criuctl import inside
 
-    inside.identity()  # {"session": "web", "incarnation": 3, "checkpoint": "...", "restored": "2025-..."}, or None
-    inside.report()    # the same, with "connections": what `criuctl restore --json` said of each
+    inside.identity()  # {"session": "web", "incarnation": 3, "checkpoint": "...", "restored":
+    "2025-..."}, or None inside.report()    # the same, with "connections": what `criuctl restore
+    --json` said of each
 
-A restore leaves one small file for the tree before any of it runs, named after the PID namespace and the PID of the
-tree's root, and a process finds it by walking up its ancestors.  It is readable by everybody and holds no secret.
-None means: no ancestor was restored by criuctl, or the file cannot be seen from here (another root folder).
+A restore leaves one small file for the tree before any of it runs, named after the PID namespace
+and the PID of the tree's root, and a process finds it by walking up its ancestors.  It is readable
+by everybody and holds no secret.  None means: no ancestor was restored by criuctl, or the file
+cannot be seen from here (another root folder).
 
 This module may be copied: it imports nothing of criuctl.
 """
@@ -26,7 +29,9 @@ _IDENTITY = ("session", "incarnation", "checkpoint", "restored")
 
 
 def report() -> dict[str, Any] | None:
-    """All that the last restore of this tree has to tell; None for a process that was never restored."""
+    """All that the last restore of this tree has to tell; None for a process that was never
+    restored.
+    """
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         times = os.stat("/proc/self/ns/time").st_ino
@@ -37,8 +42,11 @@ def report() -> dict[str, Any] | None:
     for pid, started in _ancestors():
         for folder in folders:
             told = _read(os.path.join(folder, "inside", f"{namespace}-{pid}.json"))
-            # Elsewhere than in criuctl's time namespace, start times are counted from another moment.
-            if told is not None and (told.get("start_time") == started or told.get("time_namespace") != times):
+            # Elsewhere than in criuctl's time namespace, start times are counted from another
+            # moment.
+            if told is not None and (
+                told.get("start_time") == started or told.get("time_namespace") != times
+            ):
                 return told
     return None
 

@@ -1,14 +1,18 @@
-"""Named pause points: where a test may stop criuctl in the middle of an operation and do harm to it.
+"""Named pause points: where a test may stop criuctl in the middle of an operation and do harm to
+it.
 
-Crash tests must kill criuctl, or CRIU, or the store, at every step of a dump and of a restore.  Sleeping and hoping to hit the
-step proves nothing, so the steps themselves are the pause points: `Reporter.step` calls `reached` with the step's name.  When the
-variable ``CRIUCTL_PAUSE_AT`` holds that name (``store#2``: its second occurrence), criuctl writes the line ``paused <step>`` to
-``CRIUCTL_PAUSE_FIFO`` (the path of a FIFO, or the number of an inherited descriptor) and waits until the reading end is closed;
-whoever holds that end kills what it wants to kill and lets go.  ``CRIUCTL_PAUSE_AT=*`` pauses nowhere: each step only writes its
-line ``reached <step>``, which is how a test learns what steps there are.
+Crash tests must kill criuctl, or CRIU, or the store, at every step of a dump and of a restore.
+Sleeping and hoping to hit the step proves nothing, so the steps themselves are the pause points:
+`Reporter.step` calls `reached` with the step's name.  When the variable ``CRIUCTL_PAUSE_AT`` holds
+that name (``store#2``: its second occurrence), criuctl writes the line ``paused <step>`` to
+``CRIUCTL_PAUSE_FIFO`` (the path of a FIFO, or the number of an inherited descriptor) and waits
+until the reading end is closed; whoever holds that end kills what it wants to kill and lets go.
+``CRIUCTL_PAUSE_AT=*`` pauses nowhere: each step only writes its line ``reached <step>``, which is
+how a test learns what steps there are.
 
-Invariants: nothing waits when nobody reads (a FIFO without a reader, a descriptor that is closed, are passed by), signals are
-served while waiting, and without the variable the cost is one dictionary lookup.
+Invariants: nothing waits when nobody reads (a FIFO without a reader, a descriptor that is closed,
+are passed by), signals are served while waiting, and without the variable the cost is one
+dictionary lookup.
 """
 
 from __future__ import annotations
@@ -37,11 +41,18 @@ def reached(step: str) -> None:
 
 
 def _tell(step: str, where: str, *, wait: bool) -> None:
-    """Write to `where` that `step` is reached and, with `wait`, stay until nobody holds its reading end any more."""
+    """Write to `where` that `step` is reached and, with `wait`, stay until nobody holds its reading
+    end any more.
+    """
     try:
-        fd = os.dup(int(where)) if where.isdigit() else os.open(where, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = (
+            os.dup(int(where))
+            if where.isdigit()
+            else os.open(where, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        )
     except OSError as error:
-        if error.errno in (errno.ENXIO, errno.EBADF, errno.ENOENT):  # nobody reads: there is nothing to wait for
+        # nobody reads: there is nothing to wait for
+        if error.errno in (errno.ENXIO, errno.EBADF, errno.ENOENT):
             return
         raise
     try:

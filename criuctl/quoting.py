@@ -1,7 +1,8 @@
 """Words in commands that people copy out of a message and paste into a shell.
 
-A path, a name or a key in such a command may have been chosen by somebody else, who would like to see ``; rm -rf ~`` pasted.
-Each value inside of a command in a message goes through `quoted`; a unit test looks at every message for that.
+A path, a name or a key in such a command may have been chosen by somebody else, who would like to
+see ``; rm -rf ~`` pasted.  Each value inside of a command in a message goes through `quoted`; a
+unit test looks at every message for that.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import shlex
 
 
 def quoted(value: object) -> str:
-    r"""`value` as one word of a shell's command line, without control characters: those are written as ``$'\x1b'``."""
+    r"""`value` as one word of a shell's command line, without control characters: those are written
+    as ``$'\x1b'``.
+    """
     text = str(value)
     if text.isprintable():
         return shlex.quote(text)

@@ -1,12 +1,14 @@
 """Credentials in addresses, and how they are taken out of text.
 
-An address may hold a user and a password (``https://user:secret@host``) or a signature in its query.  criuctl repeats
-addresses in errors, warnings, logs and reports: those that it was given, and those inside of other libraries' messages.
-`redacted` takes the credentials out of such a text.  It is applied where text leaves: by `CriuctlError`, by `Reporter`, by
-whatever is written to standard error.
+An address may hold a user and a password (``https://user:secret@host``) or a signature in its
+query.  criuctl repeats addresses in errors, warnings, logs and reports: those that it was given,
+and those inside of other libraries' messages.  `redacted` takes the credentials out of such a text.
+It is applied where text leaves: by `CriuctlError`, by `Reporter`, by whatever is written to
+standard error.
 
-Taken out are: of http and https addresses all before the last ``@`` and the query; of any other address the password.
-People write passwords unencoded, so the rules allow characters there that no URL may have, and rather take too much.
+Taken out are: of http and https addresses all before the last ``@`` and the query; of any other
+address the password.  People write passwords unencoded, so the rules allow characters there that no
+URL may have, and rather take too much.
 """
 
 from __future__ import annotations

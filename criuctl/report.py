@@ -1,9 +1,9 @@
 """What a running operation tells: steps, progress, findings and warnings.
 
-An operation is given one `Reporter` and speaks only to it; whether the words become lines on a terminal,
-a progress bar, or JSON lines is decided by whoever made the reporter (`criuctl.cli.output`).  Results are
-return values, never reports.  The base class is silent and keeps warnings, so tests and programs can use
-it as it is.
+An operation is given one `Reporter` and speaks only to it; whether the words become lines on a
+terminal, a progress bar, or JSON lines is decided by whoever made the reporter
+(`criuctl.cli.output`).  Results are return values, never reports.  The base class is silent and
+keeps warnings, so tests and programs can use it as it is.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ Level = Literal["error", "warning", "info"]
 
 _STEPS = 64
 _NAMED = 4  # processes or descriptors of findings that are alike
-_PROCESS = re.compile(r"(?<=/proc/)\d+|\b\d+ \(.{0,64}?\)")  # a folder of /proc, and ``PID (command)``
+# a folder of /proc, and ``PID (command)``
+_PROCESS = re.compile(r"(?<=/proc/)\d+|\b\d+ \(.{0,64}?\)")
 
 
 class Finding(Struct, frozen=True):
     """One thing a check found: what, where and what to do about it.
 
-    `level` error stops the operation, warning is told, info is only shown when asked for.  `program`
-    names the known program whose remedy the hint is (`criuctl.dump.checks.known_programs`).
+    `level` error stops the operation, warning is told, info is only shown when asked for.
+    `program` names the known program whose remedy the hint is
+    (`criuctl.dump.checks.known_programs`).
     """
 
     level: Level
@@ -58,10 +60,11 @@ class Finding(Struct, frozen=True):
 
 
 def summarised(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings for people: of those with one cause the first, with a count and some of the others.
+    """The findings for people: of those with one cause the first, with a count and some of the
+    others.
 
-    One cause have findings of one code whose texts differ in nothing but their process, and all that a
-    known program's remedy ends.
+    One cause have findings of one code whose texts differ in nothing but their process, and all
+    that a known program's remedy ends.
     """
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for f in findings:
@@ -100,10 +103,13 @@ class Reporter:
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.codes: list[str] = []  # of warnings that have one
-        self.marks: deque[tuple[str, float]] = deque(maxlen=_STEPS)  # the last ones, and when they began (monotonic)
+        # the last ones, and when they began (monotonic)
+        self.marks: deque[tuple[str, float]] = deque(maxlen=_STEPS)
 
     def step(self, name: str, **facts: Any) -> None:
-        """A named step of the operation begins; subclasses call this too, so that tests can pause there (`pausepoints`)."""
+        """A named step of the operation begins; subclasses call this too, so that tests can pause
+        there (`pausepoints`).
+        """
         self.at(name)
         pausepoints.reached(name)
 
@@ -115,7 +121,9 @@ class Reporter:
         """`done` of `total` units of `name` are through; may be called from any thread, often."""
 
     def warning(self, text: str, hint: str = "") -> None:
-        """Something optional went wrong or something surprising was found; the operation goes on."""
+        """Something optional went wrong or something surprising was found; the operation goes
+        on.
+        """
         self.warnings.append(redacted(f"{text} ({hint})" if hint else text))
 
     def finding(self, finding: Finding) -> None:
@@ -132,4 +140,8 @@ def utc_text(seconds: float | None) -> str | None:
     """UNIX seconds as an RFC 3339 time, milliseconds included; None for none."""
     if not seconds:
         return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(seconds, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )

@@ -1,14 +1,17 @@
 """Modules that are loaded when they are first used, not when they are imported.
 
-A command that dumps a small tree takes a quarter of a second, and a third of that was Python reading modules of which it
-used nothing: what only failures need, what only containers need, what click and msgspec import for others.  `lazily`
-has the import system hand out such a module empty; the first look at one of its attributes reads and runs it.
+A command that dumps a small tree takes a quarter of a second, and a third of that was Python
+reading modules of which it used nothing: what only failures need, what only containers need, what
+click and msgspec import for others.  `lazily` has the import system hand out such a module empty;
+the first look at one of its attributes reads and runs it.
 
-Who writes ``from module import name`` looks at once and gains nothing; who imports the module itself (``from . import
-overlays``) does.  All of criuctl's own modules are loaded so, and of other people's those in `SELDOM`: they have no effect
-but to be there.  Packages are loaded at once, for the sake of what lies in them.
+Who writes ``from module import name`` looks at once and gains nothing; who imports the module
+itself (``from . import overlays``) does.  All of criuctl's own modules are loaded so, and of other
+people's those in `SELDOM`: they have no effect but to be there.  Packages are loaded at once, for
+the sake of what lies in them.
 
-importlib has a LazyLoader; that of Python 3.11 loads at a second import, too, and shows other threads half a module.
+importlib has a LazyLoader; that of Python 3.11 loads at a second import, too, and shows other
+threads half a module.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ SELDOM = frozenset(
         "traceback",
     }
 )
-"""Of the standard library and of others: what a plain dump and restore have imported, by others mostly, and do not use."""
+"""Of the standard library and of others: what a plain dump and restore have imported, by others
+mostly, and do not use.
+"""
 
 _PATIENCE = 1.0  # seconds
 _OWN = f"{__package__}."
@@ -103,7 +108,8 @@ _busy: dict[_Loader, int] = {}  # that run a module's code, by the thread which 
 def _load(module: ModuleType) -> None:
     loader = module.__dict__["__loader__"]
     with loader.lock:
-        if loader.loading or type(module) is not _Later:  # by itself, in a circle; or meanwhile by another thread
+        # by itself, in a circle; or meanwhile by another thread
+        if loader.loading or type(module) is not _Later:
             return
         loader.loading = True
         _busy[loader] = threading.get_ident()
@@ -116,7 +122,9 @@ def _load(module: ModuleType) -> None:
 
 
 def _before_fork() -> None:
-    """Wait for what other threads are loading, unless one waits for us: in the child nobody would finish it."""
+    """Wait for what other threads are loading, unless one waits for us: in the child nobody would
+    finish it.
+    """
     for loader, thread in list(_busy.items()):
         if thread != threading.get_ident() and loader.lock.acquire(timeout=_PATIENCE):
             loader.lock.release()
@@ -134,12 +142,18 @@ class _Finder:
     """Finds modules as ever, and has those that may wait do so."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """What the import system asks."""
         if name not in SELDOM and not name.startswith(_OWN):
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and type(spec.loader) is SourceFileLoader and spec.submodule_search_locations is None:
+        if (
+            spec is not None
+            and type(spec.loader) is SourceFileLoader
+            and spec.submodule_search_locations is None
+        ):
             spec.loader = _Loader(name, spec.loader.path)
         return spec
 
@@ -153,7 +167,9 @@ def lazily() -> None:
 
 
 def settle() -> None:
-    """Load all that still waits: for a program that runs on while criuctl is replaced by another version."""
+    """Load all that still waits: for a program that runs on while criuctl is replaced by another
+    version.
+    """
     while waiting := [module for module in list(sys.modules.values()) if type(module) is _Later]:
         for module in waiting:
             _load(module)
@@ -161,7 +177,9 @@ def settle() -> None:
 
 @contextmanager
 def _without(name: str) -> Iterator[None]:
-    """As if the module were not installed, for who then takes from `typing` what is there just as well."""
+    """As if the module were not installed, for who then takes from `typing` what is there just as
+    well.
+    """
     if name in sys.modules:
         yield
         return

@@ -1,4 +1,6 @@
-"""Fixtures that several folders of tests share: criuctl as a user runs it, the zoo, and the leak guard."""
+"""Fixtures that several folders of tests share: criuctl as a user runs it, the zoo, and the leak
+guard.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from support.keeper import Keeper
 from support.trip import Trip
 from support.zoo import PROGRAMS, Zoo
 
-# A slow machine is no failure; and every run tries the same examples, unless one goes looking for others.
+# A slow machine is no failure; and every run tries the same examples, unless one goes looking for
+# others.
 settings.register_profile(
     "suite",
     deadline=None,
@@ -29,7 +32,8 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-# The tests themselves stay: to look through them for garbage again and again would take minutes of a whole run.
+# The tests themselves stay: to look through them for garbage again and again would take minutes of
+# a whole run.
 gc.disable()  # until they are collected
 
 pytest_plugins = [
@@ -43,7 +47,9 @@ _AHEAD = pytest.StashKey[linting.Check]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was collected stays for good.  In a long run, what `scripts/lint` has to say is found out meanwhile."""
+    """What was collected stays for good.  In a long run, what `scripts/lint` has to say is found
+    out meanwhile.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 10, 100)
@@ -75,7 +81,9 @@ def keeper() -> Iterator[Keeper]:
 
 @pytest.fixture
 def home(request: pytest.FixtureRequest) -> Iterator[Home]:
-    """Folders with a token of this test's own; afterwards nothing that bears the token may be left on the machine."""
+    """Folders with a token of this test's own; afterwards nothing that bears the token may be left
+    on the machine.
+    """
     token = f"czoo{uuid.uuid4().hex[:10]}"
     before = leaks.look(token)
     home = Home(token, Path("/tmp") / token, Path("/dev/shm") / token)
@@ -86,8 +94,14 @@ def home(request: pytest.FixtureRequest) -> Iterator[Home]:
     finally:
         found = leaks.leftovers(before, token, allowed=frozenset({str(home.path), str(home.run)}))
         # As `rglob`, but a folder that is removed at this moment has nothing in it.
-        large = [path for folder, _, names in os.walk(home.run) for name in names if _size(path := Path(folder, name)) > 4096]
-        # A tree's report to itself stays until the next command finds the tree gone, and grows with its connections.
+        large = [
+            path
+            for folder, _, names in os.walk(home.run)
+            for name in names
+            if _size(path := Path(folder, name)) > 4096
+        ]
+        # A tree's report to itself stays until the next command finds the tree gone, and grows with
+        # its connections.
         found += [f"plain image {path}" for path in large if path.parent != home.run / "inside"]
         leaks.end_processes(token)
         for path in (home.path, home.run):
@@ -107,7 +121,9 @@ def _size(path: Path) -> int:
 
 @pytest.fixture
 def zoo(keeper: Keeper, home: Home) -> Iterator[Zoo]:
-    """Starts programs of the zoo; whatever the test knows of is ended before the leak guard looks."""
+    """Starts programs of the zoo; whatever the test knows of is ended before the leak guard
+    looks.
+    """
     zoo = Zoo(keeper, home.path, home.token)
     yield zoo
     zoo.close()
@@ -130,7 +146,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the programs of the zoo that are written in C, compiled."""
     folder = tmp_path_factory.mktemp("compiled")
     for source in PROGRAMS.glob("*.c"):
-        subprocess.run(["gcc", "-O1", "-Wall", "-Werror", "-pthread", "-o", folder / source.stem, source], check=True, timeout=60)
+        subprocess.run(
+            ["gcc", "-O1", "-Wall", "-Werror", "-pthread", "-o", folder / source.stem, source],
+            check=True,
+            timeout=60,
+        )
     return folder
 
 

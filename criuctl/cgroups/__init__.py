@@ -1,1 +1,3 @@
-"""Control groups of a dumped tree: which its processes are in, and how a restore makes and joins them."""
+"""Control groups of a dumped tree: which its processes are in, and how a restore makes and joins
+them.
+"""

@@ -1,18 +1,22 @@
-"""Control groups that are gone, made anew by CRIU as they were at the dump: with their settings, and those below them.
+"""Control groups that are gone, made anew by CRIU as they were at the dump: with their settings,
+and those below them.
 
-CRIU wants a *yard*: a folder with one entry for each hierarchy.  Left to itself it mounts them in its images folder, which our
-detached tmpfs does not allow, and what it mounts would outlive a ``kill -9``.  Ours is made of symbolic links: to where a
-hierarchy is mounted here, or to a detached mount of one that is mounted nowhere, which goes with its descriptor.
+CRIU wants a *yard*: a folder with one entry for each hierarchy.  Left to itself it mounts them in
+its images folder, which our detached tmpfs does not allow, and what it mounts would outlive a
+``kill -9``.  Ours is made of symbolic links: to where a hierarchy is mounted here, or to a detached
+mount of one that is mounted nowhere, which goes with its descriptor.
 
-Only where the groups are still somebody's to make: on the host and in the boot of the dump, for a tree that comes back as
-itself, and not below systemd or criuctl, who make their groups themselves.  Else the tree stays in criuctl's own, which is told
-in that boot (`cgroups.put_back`).
+Only where the groups are still somebody's to make: on the host and in the boot of the dump, for a
+tree that comes back as itself, and not below systemd or criuctl, who make their groups themselves.
+Else the tree stays in criuctl's own, which is told in that boot (`cgroups.put_back`).
 
-A ``kill -9`` of criuctl in the middle leaves what was made, groups without processes, and to the next restore they would seem to
-be somebody's, with whatever settings.  So a file tells which are being made, and the next command removes them (`sweep`).
+A ``kill -9`` of criuctl in the middle leaves what was made, groups without processes, and to the
+next restore they would seem to be somebody's, with whatever settings.  So a file tells which are
+being made, and the next command removes them (`sweep`).
 
-The same way a tree gets its cgroup namespace back, whose root is the group that its root process was in when it was made, and
-threads come back into groups that their process is not in: without a yard CRIU would try that all the same, and fail.
+The same way a tree gets its cgroup namespace back, whose root is the group that its root process
+was in when it was made, and threads come back into groups that their process is not in: without a
+yard CRIU would try that all the same, and fail.
 """
 
 from __future__ import annotations
@@ -62,7 +66,10 @@ class GroupYard:
         """Make the yard; False where one of the tree's hierarchies cannot be reached."""
         if _IMAGE not in os.listdir(self._folder):
             return False
-        mounted = {frozenset(name.split(",")): place for name, place in membership.mount_points(whole=True).items()}
+        mounted = {
+            frozenset(name.split(",")): place
+            for name, place in membership.mount_points(whole=True).items()
+        }
         os.mkdir(_YARD, 0o700, dir_fd=self._folder)
         for controller in read(self._folder, _IMAGE, "CGROUP")[0].controllers:
             names = frozenset(controller.cnames)
@@ -75,7 +82,9 @@ class GroupYard:
         return True
 
     def undo(self) -> None:
-        """Remove what has been made: nobody is in there, though who has just ended keeps a group busy for a moment."""
+        """Remove what has been made: nobody is in there, though who has just ended keeps a group
+        busy for a moment.
+        """
         deadline = time.monotonic() + _BUSY
         for group in reversed(self._new):
             while True:
@@ -89,12 +98,18 @@ class GroupYard:
 
 
 @contextmanager
-def remade(config: Config, images: ImageSet, groups: Iterable[Mapping[str, str]]) -> Iterator[GroupYard | None]:
-    """What lets CRIU make those of the tree's groups (hierarchy -> path, of each process) that are gone; None: nothing to do.
+def remade(
+    config: Config, images: ImageSet, groups: Iterable[Mapping[str, str]]
+) -> Iterator[GroupYard | None]:
+    """What lets CRIU make those of the tree's groups (hierarchy -> path, of each process) that are
+    gone; None: nothing to do.
 
-    Leaving with an exception removes them again, and so does the next command if this one is killed.
+    Leaving with an exception removes them again, and so does the next command if this one is
+    killed.
     """
-    gone = membership.gone({(hierarchy, path) for held in groups for hierarchy, path in held.items()})
+    gone = membership.gone(
+        {(hierarchy, path) for held in groups for hierarchy, path in held.items()}
+    )
     with ExitStack() as stack:
         yard = GroupYard(images)
         if (
@@ -115,16 +130,22 @@ def remade(config: Config, images: ImageSet, groups: Iterable[Mapping[str, str]]
 
 @contextmanager
 def _noted(config: Config, groups: list[str]) -> Iterator[None]:
-    """Have it known that these groups are being made, for as long as it is not said what becomes of them."""
+    """Have it known that these groups are being made, for as long as it is not said what becomes of
+    them.
+    """
     path = run_folder(config, _NOTES) / os.urandom(8).hex()
     with locks.held(path):
         with suppress(OSError):  # no room: then it is not known
-            path.write_text(json.dumps([boot_id(), *(group for group in groups if not group.startswith(_OURS))]))
+            path.write_text(
+                json.dumps([boot_id(), *(group for group in groups if not group.startswith(_OURS))])
+            )
         yield
 
 
 def sweep(config: Config) -> None:
-    """Remove the groups that killed restores were making; those of a tree that runs stay as long as it does."""
+    """Remove the groups that killed restores were making; those of a tree that runs stay as long as
+    it does.
+    """
     now = boot_id()
     for path in locks.left(run_folder(config, _NOTES)):
         with suppress(OSError):
@@ -147,7 +168,9 @@ def _lived_in(group: str) -> bool:
 
 
 def _sets(images: ImageSet) -> Sequence[Any]:
-    """The combinations of groups that tasks of the tree are in, other than that of the CRIU which dumped it."""
+    """The combinations of groups that tasks of the tree are in, other than that of the CRIU which
+    dumped it.
+    """
     return read(images.folder, _IMAGE, "CGROUP")[0].sets if _IMAGE in images.names() else ()
 
 
@@ -157,7 +180,9 @@ def _has_namespace(images: ImageSet) -> bool:
 
 
 def threads_apart(images: ImageSet) -> dict[int, list[int]]:
-    """Of each process the threads that are in other groups than itself, by the numbers of the images."""
+    """Of each process the threads that are in other groups than itself, by the numbers of the
+    images.
+    """
     found: dict[int, list[int]] = {}
     if not _sets(images):
         return found
@@ -167,14 +192,18 @@ def threads_apart(images: ImageSet) -> dict[int, list[int]]:
         own = read(images.folder, f"core-{entry.pid}.img", "CORE")[0]
         usual = own.thread_core.cg_set if own.thread_core.HasField("cg_set") else own.tc.cg_set
         for thread in entry.threads:
-            core = own if thread == entry.pid else read(images.folder, f"core-{thread}.img", "CORE")[0]
+            core = (
+                own if thread == entry.pid else read(images.folder, f"core-{thread}.img", "CORE")[0]
+            )
             if core.thread_core.HasField("cg_set") and core.thread_core.cg_set != usual:
                 found.setdefault(entry.pid, []).append(thread)
     return found
 
 
 def rejoin_threads(images: ImageSet) -> list[int]:
-    """Without a yard: have threads come back into the groups of their process; those for which that is another one."""
+    """Without a yard: have threads come back into the groups of their process; those for which that
+    is another one.
+    """
     found = [thread for threads in threads_apart(images).values() for thread in threads]
     for thread in found:
         cores = read(images.folder, f"core-{thread}.img", "CORE")
@@ -184,7 +213,9 @@ def rejoin_threads(images: ImageSet) -> list[int]:
 
 
 def _mount(names: frozenset[str], stack: ExitStack) -> str | None:
-    """A mount of a hierarchy that nobody has mounted, as a path for whoever shares our ``/proc``; None: there is no such."""
+    """A mount of a hierarchy that nobody has mounted, as a path for whoever shares our ``/proc``;
+    None: there is no such.
+    """
     settings: list[tuple[str, str | None]] = []
     for name in sorted(names):
         key, equals, value = name.partition("=")
@@ -198,7 +229,9 @@ def _mount(names: frozenset[str], stack: ExitStack) -> str | None:
 
 
 def _absent(place: str, entries: Iterable[Any]) -> list[str]:
-    """The groups among these of CRIU's, and those below them, that are not in the hierarchy at `place`."""
+    """The groups among these of CRIU's, and those below them, that are not in the hierarchy at
+    `place`.
+    """
     found = []
     for entry in entries:
         path = os.path.join(place, text(entry.dir_name).lstrip("/"))

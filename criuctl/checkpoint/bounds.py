@@ -1,11 +1,12 @@
 """How much may be made of bytes that others have written, in proportion to how many they are.
 
-Compression, repeated chunks and JSON let a small file stand for a very large one.  What is decoded here is bounded by a free
-allowance, which every honest small object fits into, plus a multiple of the bytes that are really stored: then whoever
-wants much memory of a reader must bring much.  ``images/FORMAT.md`` ("Bounds") has the table.
+Compression, repeated chunks and JSON let a small file stand for a very large one.  What is decoded
+here is bounded by a free allowance, which every honest small object fits into, plus a multiple of
+the bytes that are really stored: then whoever wants much memory of a reader must bring much.
+``images/FORMAT.md`` ("Bounds") has the table.
 
-Writers keep to the same rules: an object whose content compresses better than `RATIO` is padded (`least_stored`), so
-nothing that was written is ever refused for being too regular.
+Writers keep to the same rules: an object whose content compresses better than `RATIO` is padded
+(`least_stored`), so nothing that was written is ever refused for being too regular.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def most(stored: int, free: int) -> int:
 
 
 def least_stored(plain: int, free: int, values: int = 0) -> int:
-    """The inverse: the bytes that so many plain ones, in so many values of JSON, have to be stored in."""
+    """The inverse: the bytes that so many plain ones, in so many values of JSON, have to be stored
+    in.
+    """
     by_size = -(-plain // RATIO) if plain > free else 0
     return max(by_size, -(-(values - FREE_VALUES) // VALUES_RATIO))
 

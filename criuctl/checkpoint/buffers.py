@@ -1,11 +1,12 @@
 """Memory for content on its way: allocated once, when first needed, and used again and again.
 
-The first touch of fresh memory is the slowest part of a copy, so nothing in the pipeline allocates per
-chunk.  Buffers are anonymous mappings that ask for huge pages, which makes the first touch several times
-cheaper.
+The first touch of fresh memory is the slowest part of a copy, so nothing in the pipeline allocates
+per chunk.  Buffers are anonymous mappings that ask for huge pages, which makes the first touch
+several times cheaper.
 
-A `PageBuffer` is filled by the producer and cut into windows.  It goes back to its pool when the producer has
-released it and its last window is through: `BufferPool.add` and `BufferPool.done` count.
+A `PageBuffer` is filled by the producer and cut into windows.  It goes back to its pool when the
+producer has released it and its last window is through: `BufferPool.add` and `BufferPool.done`
+count.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class PageBuffer:
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
-        self.users = 0  # who fills it, and each part that is not through; guarded by the pool's lock
+        # who fills it, and each part that is not through; guarded by the pool's lock
+        self.users = 0
 
 
 class BufferPool:
@@ -53,7 +55,9 @@ class BufferPool:
         self._changed = threading.Condition(threading.Lock())
 
     def acquire(self, *, spare: bool = False) -> PageBuffer:
-        """A free buffer, the caller its user; `spare` ones count as free.  Raises the pipeline's error if there is one."""
+        """A free buffer, the caller its user; `spare` ones count as free.  Raises the pipeline's
+        error if there is one.
+        """
         with self._changed:
             while True:
                 self._check()
@@ -81,7 +85,8 @@ class BufferPool:
             buffer.users -= users
             if buffer.users == 0:
                 self._free.append(buffer)
-                self._changed.notify_all()  # who comes first may be waiting for more than a spare one
+                # who comes first may be waiting for more than a spare one
+                self._changed.notify_all()
 
     def wake(self) -> None:
         """Let a waiting `acquire` look for errors."""

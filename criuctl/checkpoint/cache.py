@@ -1,12 +1,12 @@
 """A small SQL database on this host that spares asking the store twice; it may vanish at any time.
 
-It holds what `criuctl.checkpoint.index` learned from the store's index segments, and the sealed heads of
-manifests as the store has them (so nothing readable of an encrypted store lies here).  Several processes use
-it at once; SQLite's own locks keep them apart.
+It holds what `criuctl.checkpoint.index` learned from the store's index segments, and the sealed
+heads of manifests as the store has them (so nothing readable of an encrypted store lies here).
+Several processes use it at once; SQLite's own locks keep them apart.
 
-A cache that is damaged, of another version or of another store is thrown away and made anew; one that
-cannot be kept on disk (no room, no permission) is kept in memory.  So no trouble here ever fails an
-operation.
+A cache that is damaged, of another version or of another store is thrown away and made anew; one
+that cannot be kept on disk (no room, no permission) is kept in memory.  So no trouble here ever
+fails an operation.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Cache:
         self.generation = 0  # counts how often it was made anew
 
     def run(self, operation: Callable[[sqlite3.Connection], T], *, write: bool = False) -> T:
-        """The result of `operation`, in a transaction; begun anew on an empty database if this one is damaged."""
+        """The result of `operation`, in a transaction; begun anew on an empty database if this one
+        is damaged.
+        """
         with self._lock:
             for attempt in range(3):
                 try:
@@ -65,7 +67,9 @@ class Cache:
             raise AssertionError("unreachable")
 
     @staticmethod
-    def _transaction(db: sqlite3.Connection, operation: Callable[[sqlite3.Connection], T], write: bool) -> T:
+    def _transaction(
+        db: sqlite3.Connection, operation: Callable[[sqlite3.Connection], T], write: bool
+    ) -> T:
         if not write:
             return operation(db)
         db.execute("BEGIN IMMEDIATE")
@@ -141,15 +145,23 @@ class Cache:
 
 
 def _remove(path: Path) -> None:
-    for suffix in ("-shm", "-wal", ""):  # the database last: another process that begins anew has files of those names
+    # the database last: another process that begins anew has files of those names
+    for suffix in ("-shm", "-wal", ""):
         with suppress(OSError):
             os.unlink(f"{path}{suffix}")
 
 
 def _damage(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file is at fault, rather than its disk, its permissions or another process that holds it."""
+    """Whether the file is at fault, rather than its disk, its permissions or another process that
+    holds it.
+    """
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT)
+    return code in (
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_FORMAT,
+    )
 
 
 def _prepare(path: Path) -> bool:
@@ -157,12 +169,20 @@ def _prepare(path: Path) -> bool:
     try:
         make_private(path.parent)
         folder = os.lstat(path.parent)
-        if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
+        if (
+            not stat.S_ISDIR(folder.st_mode)
+            or folder.st_uid != os.geteuid()
+            or folder.st_mode & 0o022
+        ):
             return False
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             found = os.fstat(fd)
-            return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+            return (
+                stat.S_ISREG(found.st_mode)
+                and found.st_uid == os.geteuid()
+                and not found.st_mode & 0o077
+            )
         finally:
             os.close(fd)
     except (OSError, UntrustedPath):

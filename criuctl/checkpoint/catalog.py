@@ -1,9 +1,9 @@
 """Which checkpoints a store holds: names, summaries, and what a person's reference means.
 
-Manifests are ``checkpoints/<token>/<20-digit number>-<checkpoint id>``; the token stands for the session's name.  So
-one session's checkpoints are one listing, in the order of their numbers, and an id is found without
-reading anything.  Heads of manifests are fetched once per host and kept as the store has them, sealed
-(`cache.Cache`): a manifest never changes under its name.
+Manifests are ``checkpoints/<token>/<20-digit number>-<checkpoint id>``; the token stands for the
+session's name.  So one session's checkpoints are one listing, in the order of their numbers, and an
+id is found without reading anything.  Heads of manifests are fetched once per host and kept as the
+store has them, sealed (`cache.Cache`): a manifest never changes under its name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from .manifest import CheckpointSummary
 
 _NAME = re.compile(r"checkpoints/([0-9a-f]{32})/([0-9]{20})-([0-9a-f]{32})")
 _ID_PREFIX = re.compile(r"[0-9a-f]{4,32}")
-_TOO_SHORT = "It is no session's name there, and an id is looked for by four of its digits at least: see `criuctl list`."
+_TOO_SHORT = (
+    "It is no session's name there, and an id is looked for by four of its digits at least: see "
+    "`criuctl list`."
+)
 _PINS = "pins/"
 _FETCHERS = 8
 _LOOKED_UP = 1000  # more heads than this are read in one go
-_COUNTED = 10**18  # a session's numbers stay below; a name that says more was put to be in the way, and is passed over
+# a session's numbers stay below; a name that says more was put to be in the way, and is passed over
+_COUNTED = 10**18
 _SPARE = 1000  # kept heads of manifests that are gone, before they are cleared out
 
 Head = tuple[int, bytes]  # size of the object, its first bytes up to the end of its head
@@ -52,7 +56,10 @@ def load_json(data: bytes, name: str, stored: int) -> dict[str, Any]:
     try:
         loaded = jsontext.decoded(data, bounds.most_values(stored))
     except jsontext.TooManyValues:
-        raise Damaged(f"{name} holds more values than anything that criuctl stores in so few bytes", object=name) from None
+        raise Damaged(
+            f"{name} holds more values than anything that criuctl stores in so few bytes",
+            object=name,
+        ) from None
     except ValueError:
         raise Damaged(f"{name} does not hold JSON", object=name) from None
     if not isinstance(loaded, dict):
@@ -67,28 +74,39 @@ class Catalog:
         self._store = store
         self._sealer = sealer
         self._cache = cache
-        self.domains: dict[str, bytes] = {}  # checkpoint -> the domain of the write-only host that has stored it
-        self._everything: frozenset[str] | None = None  # what the last listing of all sessions found
+        # checkpoint -> the domain of the write-only host that has stored it
+        self.domains: dict[str, bytes] = {}
+        # what the last listing of all sessions found
+        self._everything: frozenset[str] | None = None
 
     def names(self, session: str | None = None) -> dict[str, int]:
         """Manifest -> size, of one session or all, by token, number and id."""
-        prefix = "checkpoints/" if session is None else f"checkpoints/{self._sealer.token(session)}/"
-        found = {info.name: info.size for info in self._store.list(prefix) if _NAME.fullmatch(info.name)}
+        prefix = (
+            "checkpoints/" if session is None else f"checkpoints/{self._sealer.token(session)}/"
+        )
+        found = {
+            info.name: info.size for info in self._store.list(prefix) if _NAME.fullmatch(info.name)
+        }
         if session is None:
             self._everything = frozenset(found)
         return found
 
-    def summaries(self, names: Mapping[str, int], unreadable: list[DataError]) -> list[CheckpointSummary]:
+    def summaries(
+        self, names: Mapping[str, int], unreadable: list[DataError]
+    ) -> list[CheckpointSummary]:
         """The summaries of these manifests; those removed meanwhile are left out.
 
-        Errors of damaged ones, and of those that this host must not read (`Foreign`), are appended to `unreadable`.
+        Errors of damaged ones, and of those that this host must not read (`Foreign`), are appended
+        to `unreadable`.
         """
         found = []
         pinned = self.pins() if names else set()
         for name, (size, data) in self._heads(names, unreadable).items():
             try:
                 outline = objects.layout(objects.MANIFEST, name, data, size)
-                summary = CheckpointSummary.from_dict(load_json(objects.open_head(name, outline, data, self._sealer), name, size))
+                summary = CheckpointSummary.from_dict(
+                    load_json(objects.open_head(name, outline, data, self._sealer), name, size)
+                )
                 if summary.object != name or (summary.number, summary.id) != parse_name(name)[1:]:
                     raise Damaged(f"{name} holds the summary of another checkpoint", object=name)
             except DataError as error:
@@ -99,7 +117,8 @@ class Catalog:
                 found.append(summary.with_use(pinned=True) if summary.id in pinned else summary)
         return found
 
-    # -- pins ------------------------------------------------------------------------------------------
+    # -- pins
+    # ------------------------------------------------------------------------------------------
 
     def pins(self) -> set[str]:
         """The ids of checkpoints that somebody has pinned since they were made."""
@@ -124,12 +143,19 @@ class Catalog:
     def idle_pins(self) -> list[str]:
         """The objects that pin checkpoints which are gone."""
         pins = self.pins()
-        return sorted(_PINS + pin for pin in pins - {parse_name(name)[2] for name in self.names()}) if pins else []
+        return (
+            sorted(_PINS + pin for pin in pins - {parse_name(name)[2] for name in self.names()})
+            if pins
+            else []
+        )
 
-    # -- references ------------------------------------------------------------------------------------
+    # -- references
+    # ------------------------------------------------------------------------------------
 
     def resolve(self, ref: str) -> CheckpointSummary:
-        """What ``NAME`` (its newest), ``NAME@N`` or the beginning of an id names; see `Repository.resolve`."""
+        """What ``NAME`` (its newest), ``NAME@N`` or the beginning of an id names; see
+        `Repository.resolve`.
+        """
         return self._one(self.locate(ref))
 
     def locate(self, ref: str) -> dict[str, int]:
@@ -137,7 +163,10 @@ class Catalog:
         name, at, number = ref.rpartition("@")
         if at:
             if re.fullmatch(r"-?[0-9]{1,18}", number) is None:
-                raise NoSuchCheckpoint(f"{ref!r} names no checkpoint", hint="Write NAME, NAME@N or the beginning of an id.")
+                raise NoSuchCheckpoint(
+                    f"{ref!r} names no checkpoint",
+                    hint="Write NAME, NAME@N or the beginning of an id.",
+                )
             return self._numbered(self.names(name), int(number), ref)
         if names := self.names(ref):
             return dict([names.popitem()])
@@ -146,21 +175,32 @@ class Catalog:
             matching = {parse_name(n)[2]: n for n in everything if parse_name(n)[2].startswith(ref)}
             if len(matching) > 1:
                 some = ", ".join(sorted(matching)[:8])
-                raise AmbiguousRef(f"{len(matching)} checkpoints have ids that begin with {ref}", hint=f"They are {some}.")
+                raise AmbiguousRef(
+                    f"{len(matching)} checkpoints have ids that begin with {ref}",
+                    hint=f"They are {some}.",
+                )
             for found in matching.values():
                 return {found: everything[found]}
         hint = _TOO_SHORT if re.fullmatch("[0-9a-f]{1,3}", ref) else ""
         raise NoSuchCheckpoint(f"the store has no checkpoint {ref!r}", hint=hint)
 
     def next_number(self, token: str) -> int:
-        """The number of the next checkpoint of the session behind `token`; removed ones' are not used again."""
+        """The number of the next checkpoint of the session behind `token`; removed ones' are not
+        used again.
+        """
         places = (f"numbers/{token}/", f"checkpoints/{token}/")
-        removed, there = in_parallel(lambda place: [info.name for info in self._store.list(place)], places, 2, "criuctl-number")
+        removed, there = in_parallel(
+            lambda place: [info.name for info in self._store.list(place)],
+            places,
+            2,
+            "criuctl-number",
+        )
         used = [int(name[-20:]) for name in removed if name[-20:].isdigit()]
         used += [int(match[2]) for name in there if (match := _NAME.fullmatch(name))]
         return max((number for number in used if number < _COUNTED), default=0) + 1
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------------
 
     def _numbered(self, names: Mapping[str, int], number: int, ref: str) -> dict[str, int]:
         if number < 0:
@@ -169,7 +209,9 @@ class Catalog:
             matching = [n for n in names if parse_name(n)[1] == number]
         if len(matching) > 1:
             ids = ", ".join(parse_name(n)[2] for n in matching)
-            raise AmbiguousRef(f"{ref} was dumped by two hosts at once", hint=f"Name one by its id: {ids}.")
+            raise AmbiguousRef(
+                f"{ref} was dumped by two hosts at once", hint=f"Name one by its id: {ids}."
+            )
         if not matching:
             raise NoSuchCheckpoint(f"the store has no checkpoint {ref!r}")
         return {matching[0]: names[matching[0]]}
@@ -185,7 +227,11 @@ class Catalog:
 
     def _heads(self, names: Mapping[str, int], unreadable: list[DataError]) -> dict[str, Head]:
         kept = self._cache.run(lambda db: self._kept(db, names))
-        found = {name: kept[name] for name, size in names.items() if name in kept and kept[name][0] == size}
+        found = {
+            name: kept[name]
+            for name, size in names.items()
+            if name in kept and kept[name][0] == size
+        }
         missing = [name for name in names if name not in found]
         if not missing:
             return found
@@ -203,7 +249,11 @@ class Catalog:
 
         def keep(db: sqlite3.Connection) -> None:
             if self._everything is not None:
-                gone = [row for row in db.execute("SELECT name FROM heads").fetchall() if row[0] not in self._everything]
+                gone = [
+                    row
+                    for row in db.execute("SELECT name FROM heads").fetchall()
+                    if row[0] not in self._everything
+                ]
                 if len(gone) > _SPARE:
                     db.executemany("DELETE FROM heads WHERE name = ?", gone)
             rows = [(name, size, head) for name, (size, head) in fetched.items()]
@@ -216,8 +266,15 @@ class Catalog:
     def _kept(db: sqlite3.Connection, names: Mapping[str, int]) -> dict[str, Head]:
         """What is kept of these: looked up one by one, or in one go where that is quicker."""
         if len(names) > _LOOKED_UP:
-            return {name: (size, head) for name, size, head in db.execute("SELECT name, size, head FROM heads") if name in names}
-        rows = (db.execute("SELECT name, size, head FROM heads WHERE name = ?", (name,)).fetchone() for name in names)
+            return {
+                name: (size, head)
+                for name, size, head in db.execute("SELECT name, size, head FROM heads")
+                if name in names
+            }
+        rows = (
+            db.execute("SELECT name, size, head FROM heads WHERE name = ?", (name,)).fetchone()
+            for name in names
+        )
         return {row[0]: (row[1], row[2]) for row in rows if row is not None}
 
     def _fetch(self, name: str, size: int) -> Head:

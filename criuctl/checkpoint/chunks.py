@@ -1,12 +1,13 @@
 """Chunks and streams: what is stored, as numbers.
 
-A *chunk* is a piece of plain content up to `MAX_CHUNK` bytes, named by its id: BLAKE3-256 keyed with the store's
-chunk key, so that nobody without the key can tell what a store holds by hashing guesses.  A *stream* is a
-sequence of chunks; `StreamRef` names one.  A long stream's own list of chunks is content too and is
-stored as a stream again (`StreamRef.list`), so a manifest stays small whatever it describes.
+A *chunk* is a piece of plain content up to `MAX_CHUNK` bytes, named by its id: BLAKE3-256 keyed
+with the store's chunk key, so that nobody without the key can tell what a store holds by hashing
+guesses.  A *stream* is a sequence of chunks; `StreamRef` names one.  A long stream's own list of
+chunks is content too and is stored as a stream again (`StreamRef.list`), so a manifest stays small
+whatever it describes.
 
-A *layered* stream is made of pages of another one: *runs* tell which pages of which chunks come one after the other.
-It has no chunks of its own, and what is not in any run is not in it.
+A *layered* stream is made of pages of another one: *runs* tell which pages of which chunks come one
+after the other.  It has no chunks of its own, and what is not in any run is not in it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from ..errors import Damaged
 from .records import MAX_INT, damaged
 
 ID_SIZE = 32
-WINDOW = 256 * 1024  # memory is cut at multiples of this (see `criuctl.criu.pages`), and so are small things
+# memory is cut at multiples of this (see `criuctl.criu.pages`), and so are small things
+WINDOW = 256 * 1024
 FILE_PIECE = 1 << 20  # files are cut at multiples of this
 MAX_CHUNK = 4 << 20  # no chunk is larger, whatever an object claims
 INLINE_CHUNKS = 64  # a stream of more chunks keeps its list as a stream
@@ -46,7 +48,9 @@ class Extent(NamedTuple):
 
 
 class StreamRef(Struct, frozen=True):
-    """`size` plain bytes: in `chunks` (`ENTRY` records), or behind `list`, or the pages of `pages` that `runs` tell."""
+    """`size` plain bytes: in `chunks` (`ENTRY` records), or behind `list`, or the pages of `pages`
+    that `runs` tell.
+    """
 
     size: int = 0
     chunks: bytes = b""
@@ -60,12 +64,17 @@ class StreamRef(Struct, frozen=True):
         return (self,) if self.pages is None or self.runs is None else (self.pages, self.runs)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON: `size` and ``"chunks": [[id, size], ...]``, ``"list": {...}``, or ``"pages": {...}`` and ``"runs": {...}``."""
+        """JSON: `size` and ``"chunks": [[id, size], ...]``, ``"list": {...}``, or ``"pages":
+        {...}`` and ``"runs": {...}``.
+        """
         if self.pages is not None and self.runs is not None:
             return {"size": self.size, "pages": self.pages.to_dict(), "runs": self.runs.to_dict()}
         if self.list is not None:
             return {"size": self.size, "list": self.list.to_dict()}
-        return {"size": self.size, "chunks": [[name.hex(), size] for name, size in entries(self.chunks)]}
+        return {
+            "size": self.size,
+            "chunks": [[name.hex(), size] for name, size in entries(self.chunks)],
+        }
 
     @classmethod
     def from_dict(cls, value: Any, where: str = "stream", depth: int = 0) -> StreamRef:
@@ -73,12 +82,16 @@ class StreamRef(Struct, frozen=True):
         size = value.get("size") if isinstance(value, dict) else None
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_INT:
             raise damaged(where, "has no size")
-        if ("list" in value) + ("chunks" in value) + ("pages" in value) != 1 or ("pages" in value) != ("runs" in value):
+        if ("list" in value) + ("chunks" in value) + ("pages" in value) != 1 or (
+            "pages" in value
+        ) != ("runs" in value):
             raise damaged(where, "has neither chunks nor a list of them")
         if "pages" in value:
             if depth:
                 raise damaged(where, "has layers, but is a part of something")
-            pages, runs = (cls.from_dict(value[name], f"{where}.{name}", 1) for name in ("pages", "runs"))
+            pages, runs = (
+                cls.from_dict(value[name], f"{where}.{name}", 1) for name in ("pages", "runs")
+            )
             if runs.size % RUN.size or runs.size // RUN.size > size // PAGE:
                 raise damaged(f"{where}.runs", "is not a list of runs")
             return cls(size, pages=pages, runs=runs)
@@ -113,7 +126,9 @@ def entries(packed: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 class ChunkList(Sequence[tuple[bytes, int]]):
-    """A packed list of chunks as (id, plain size) of each; it takes no more memory than the packed list."""
+    """A packed list of chunks as (id, plain size) of each; it takes no more memory than the packed
+    list.
+    """
 
     def __init__(self, packed: bytes) -> None:
         self._packed = packed
@@ -153,11 +168,14 @@ def check_entries(packed: bytes, size: int, where: str) -> None:
 class Layout:
     """Where the parts of a stream lie: of a layered one the runs, else its chunks.
 
-    `starts` are the offsets of the parts in the stream.  There may be hundreds of thousands, of which a few are asked for.
+    `starts` are the offsets of the parts in the stream.  There may be hundreds of thousands, of
+    which a few are asked for.
     """
 
     def __init__(self, chunks: Sequence[tuple[bytes, int]], runs: bytes | None, size: int) -> None:
-        """Of a stream of `size` bytes, from the chunks that it rests on, and, if it is layered, its packed runs; `Damaged`."""
+        """Of a stream of `size` bytes, from the chunks that it rests on, and, if it is layered, its
+        packed runs; `Damaged`.
+        """
         self._chunks = chunks
         self._runs: array[int] | None = None
         lengths: Iterable[int] = (size for _chunk, size in chunks)
@@ -170,7 +188,8 @@ class Layout:
             if not all(run >> 48 for run in self._runs):
                 raise damaged("a stream", "has a run without pages")
             lengths = ((run >> 48) * PAGE for run in self._runs)
-        # Neither these nor the parts are a list: of a stream that somebody else has made there may be very many.
+        # Neither these nor the parts are a list: of a stream that somebody else has made there may
+        # be very many.
         self.starts = array("Q", accumulate(lengths, initial=0))
         total = self.starts.pop()
         if total != size:
@@ -215,6 +234,9 @@ def missing_chunk(name: bytes) -> Damaged:
     """The error for a chunk that no pack of the store holds."""
     return Damaged(
         f"chunk {name.hex()[:16]} is in no pack that the store's index knows",
-        hint="An index segment or a pack was lost; checkpoints that need the chunk cannot be restored.",
+        hint=(
+            "An index segment or a pack was lost; checkpoints that need the chunk cannot be "
+            "restored."
+        ),
         chunk=name.hex(),
     )

@@ -1,18 +1,20 @@
 """From plain bytes to stored bytes and back: compression, sealing, and the keys that both need.
 
-All keys come from one 32-byte master key by BLAKE3's key derivation, one context per use: chunk ids, names,
-packs, and all other objects.  In an encrypted store content is sealed with AES-256-GCM; in a plain one the
-master key stands in the store's config object and the same places hold a keyed BLAKE3 tag instead, so damage is
-found in both, but only the first keeps secrets.
+All keys come from one 32-byte master key by BLAKE3's key derivation, one context per use: chunk
+ids, names, packs, and all other objects.  In an encrypted store content is sealed with AES-256-GCM;
+in a plain one the master key stands in the store's config object and the same places hold a keyed
+BLAKE3 tag instead, so damage is found in both, but only the first keeps secrets.
 
-No nonce is ever used twice: each pack has a key of its own, derived from its random name, and its records
-are numbered; each block of another object has a key derived from a random salt.
+No nonce is ever used twice: each pack has a key of its own, derived from its random name, and its
+records are numbered; each block of another object has a key derived from a random salt.
 
-`Sealer.seal` and `Sealer.open` work on whole blocks; `PackSealer` on the records of one pack.  Everything
-here is safe to use from several threads, and the heavy calls give up the interpreter's lock.
+`Sealer.seal` and `Sealer.open` work on whole blocks; `PackSealer` on the records of one pack.
+Everything here is safe to use from several threads, and the heavy calls give up the interpreter's
+lock.
 
-A store may have several *domains*, each with a master key: its own, and one of each host that may only write
-(`domains`).  A `Sealer` is that of one; `of`, `of_pack` and `of_list` give the one by which an object was sealed.
+A store may have several *domains*, each with a master key: its own, and one of each host that may
+only write (`domains`).  A `Sealer` is that of one; `of`, `of_pack` and `of_list` give the one by
+which an object was sealed.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ CONTEXTS = (_CHUNKS, NAMES, _PACKS, _OBJECTS, _CONFIG)
 
 
 class SealBroken(Exception):
-    """A seal or tag does not fit its content; whoever knows the object's name turns it into `Damaged`."""
+    """A seal or tag does not fit its content; whoever knows the object's name turns it into
+    `Damaged`.
+    """
 
 
 def derive(key: bytes, context: str) -> bytes:
@@ -88,7 +92,9 @@ class Sealer:
         self.config_key = derive(master, _CONFIG)
 
     def chunk_id(self, content: Buffer) -> bytes:
-        """The id of a chunk; in a domain it tells those who have the keys that it is of this domain."""
+        """The id of a chunk; in a domain it tells those who have the keys that it is of this
+        domain.
+        """
         digest: bytes = self._hash(content, key=self.chunk_key).digest()
         if not self.domain:
             return digest
@@ -96,7 +102,9 @@ class Sealer:
         return body + self._mark(body, _CHUNK_MARK_SIZE)
 
     def token(self, name: str) -> str:
-        """What stands for `name` in the names of objects: 32 hex digits that tell nothing without the key."""
+        """What stands for `name` in the names of objects: 32 hex digits that tell nothing without
+        the key.
+        """
         return keyed_hash(self._names, name.encode("utf-8", "surrogateescape"))[:16].hex()
 
     def pack(self, pack: bytes) -> PackSealer:
@@ -106,9 +114,13 @@ class Sealer:
     selective = False  # whether most objects may be of domains that these keys do not open
 
     def new_pack(self) -> bytes:
-        """A name for a new pack: random, but for what tells those who have the domain's keys that it is of this domain."""
+        """A name for a new pack: random, but for what tells those who have the domain's keys that
+        it is of this domain.
+        """
         rest = secrets.token_bytes(PACK_NAME_SIZE - _MARK_SIZE)
-        return (self._mark(rest, _MARK_SIZE) if self.domain else secrets.token_bytes(_MARK_SIZE)) + rest
+        return (
+            self._mark(rest, _MARK_SIZE) if self.domain else secrets.token_bytes(_MARK_SIZE)
+        ) + rest
 
     def owns(self, pack: bytes) -> bool:
         """Whether the pack of this name is of a write-only host's domain, and this is it."""
@@ -122,7 +134,8 @@ class Sealer:
     def _mark(self, rest: bytes, size: int) -> bytes:
         return keyed_hash(self._packs, rest)[:size]
 
-    # -- other domains, in a store that has some -------------------------------------------------------
+    # -- other domains, in a store that has some
+    # -------------------------------------------------------
 
     @property
     def divided(self) -> bool:
@@ -133,9 +146,14 @@ class Sealer:
         """Before anything is sealed: see that it can be opened later."""
 
     def of(self, domain: bytes, name: str) -> Sealer:
-        """The keys of the domain of which the object `name` says that it is; `Damaged`, `Foreign`, store errors."""
+        """The keys of the domain of which the object `name` says that it is; `Damaged`, `Foreign`,
+        store errors.
+        """
         if domain:
-            raise Damaged(f"{name} says that a write-only host has written it, and this store has none", object=name)
+            raise Damaged(
+                f"{name} says that a write-only host has written it, and this store has none",
+                object=name,
+            )
         return self
 
     def of_pack(self, pack: bytes) -> Sealer:
@@ -143,11 +161,15 @@ class Sealer:
         return self
 
     def author(self, domain: bytes) -> str:
-        """The fingerprint of the write-only host that has made the domain, which was opened before."""
+        """The fingerprint of the write-only host that has made the domain, which was opened
+        before.
+        """
         raise KeyError(domain)
 
     def of_list(self, name: str, *, shared: bool) -> Sealer:
-        """What opens the list of packs `name`, which is sealed for all who may write, if `shared`; errors as `of`."""
+        """What opens the list of packs `name`, which is sealed for all who may write, if `shared`;
+        errors as `of`.
+        """
         return self.of(b"", name)
 
     def for_lists(self) -> tuple[Sealer, bool]:
@@ -177,12 +199,15 @@ class PackSealer:
     def __init__(self, key: bytes, encrypted: bool) -> None:
         self._key = key
         self._aes = _aes(key) if encrypted else None
-        self._into = getattr(self._aes, "encrypt_into", None)  # newer versions of cryptography spare a copy
+        # newer versions of cryptography spare a copy
+        self._into = getattr(self._aes, "encrypt_into", None)
         self.encrypted = encrypted
         self.overhead = TAG_SIZE if encrypted else 0
 
     def seal_into(self, number: int, payload: Buffer, header: bytes, target: memoryview) -> None:
-        """Write a record's payload as stored to `target`; in a plain store as it is, as its id tells damage."""
+        """Write a record's payload as stored to `target`; in a plain store as it is, as its id
+        tells damage.
+        """
         if self._aes is None:
             _copy(payload, target)
         elif self._into is not None:
@@ -204,11 +229,15 @@ class PackSealer:
 
     def open_index(self, block: Buffer, associated: bytes) -> bytes:
         """What `seal_index` was given; `SealBroken`."""
-        return _unseal(self._aes or self._key, self.encrypted, _nonce(-1), memoryview(block), associated)
+        return _unseal(
+            self._aes or self._key, self.encrypted, _nonce(-1), memoryview(block), associated
+        )
 
 
 def _copy(source: Buffer, target: memoryview) -> None:
-    """Copy without the interpreter's lock, which a plain slice assignment holds: other threads have work to do."""
+    """Copy without the interpreter's lock, which a plain slice assignment holds: other threads have
+    work to do.
+    """
     if isinstance(source, bytes):
         origin: Any = source
     elif isinstance(source, memoryview) and source.readonly:
@@ -232,7 +261,9 @@ def _aes(key: bytes) -> Any:
     return AESGCM(key)
 
 
-def _unseal(key: Any, encrypted: bool, nonce: bytes, stored: memoryview, associated: bytes) -> bytes:
+def _unseal(
+    key: Any, encrypted: bool, nonce: bytes, stored: memoryview, associated: bytes
+) -> bytes:
     if len(stored) < TAG_SIZE:
         raise SealBroken
     if not encrypted:
@@ -277,7 +308,9 @@ class Decompressor:
         self._error = zstandard.ZstdError
 
     def __call__(self, codec: int, payload: Buffer, size: int) -> Buffer:
-        """The plain content, exactly `size` bytes long; `SealBroken` for anything else, before any memory is taken."""
+        """The plain content, exactly `size` bytes long; `SealBroken` for anything else, before any
+        memory is taken.
+        """
         if codec == RAW:
             if len(payload) != size:
                 raise SealBroken

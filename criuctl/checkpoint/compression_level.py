@@ -1,8 +1,9 @@
-"""How hard to compress, so that neither the compressors nor the way to the store wait for each other much.
+"""How hard to compress, so that neither the compressors nor the way to the store wait for each
+other much.
 
-Both work at the same time: the slower one decides how long it takes.  Where the store takes bytes faster than the
-compressors make them, a lower level is faster; where it is slow, a higher one is, up to where the compressors are the
-slower ones again.
+Both work at the same time: the slower one decides how long it takes.  Where the store takes bytes
+faster than the compressors make them, a lower level is faster; where it is slow, a higher one is,
+up to where the compressors are the slower ones again.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ _NOTICEABLE = 1.03  # a level must be this much faster than the one in use to ta
 
 
 def fitting(level: int, compressing: float, ratio: float, sending: float) -> int:
-    """The level that should be used, when `level` compresses that many plain bytes a second, all threads together, to
-    `ratio` of their size, and the store takes `sending` bytes a second."""
+    """The level that should be used, when `level` compresses that many plain bytes a second, all
+    threads together, to `ratio` of their size, and the store takes `sending` bytes a second."""
     if level not in LEVELS or min(compressing, ratio, sending) <= 0:
         return level
 
     def seconds(candidate: int) -> tuple[float, float]:
         """For a plain byte: in all, and of the compressors."""
-        faster, larger = (mine / used for mine, used in zip(LEVELS[candidate], LEVELS[level], strict=True))
+        faster, larger = (
+            mine / used for mine, used in zip(LEVELS[candidate], LEVELS[level], strict=True)
+        )
         work = 1 / (compressing * faster)
         size = ratio if ratio > _HOPELESS else min(ratio * larger, 1.0)
         return max(work, size / sending), work

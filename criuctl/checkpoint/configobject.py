@@ -1,7 +1,8 @@
 """The text of a store's config: JSON in the clear, its version, its shape and its checksum.
 
-``version`` is looked at before anything else.  ``mac`` is a keyed hash of all the rest under a key derived from the master
-key, so that nobody without the key can change what the config says, and damage is found.  The same text stands in the object
+``version`` is looked at before anything else.  ``mac`` is a keyed hash of all the rest under a key
+derived from the master key, so that nobody without the key can change what the config says, and
+damage is found.  The same text stands in the object
 ``config`` and in the generations under ``keys/`` (`generations`).
 """
 
@@ -27,31 +28,50 @@ _MAX_SIZE = 1 << 20
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """The config's JSON, its version and its shape checked; values that the mac covers are trusted later."""
+    """The config's JSON, its version and its shape checked; values that the mac covers are trusted
+    later.
+    """
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):
         raise damaged("it is not JSON") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise UnsupportedFormat("the object `config` is not that of a criuctl store", hint="Name another prefix or folder.")
+        raise UnsupportedFormat(
+            "the object `config` is not that of a criuctl store",
+            hint="Name another prefix or folder.",
+        )
     version = body.get("version")
     if isinstance(version, bool) or not isinstance(version, int):
         raise damaged("it has no version")
     features = body.get("features")
     if version > VERSION or version < 1 or not isinstance(features, list) or features:
-        needs = f", features {', '.join(map(str, features))}" if isinstance(features, list) and features else ""
+        needs = (
+            f", features {', '.join(map(str, features))}"
+            if isinstance(features, list) and features
+            else ""
+        )
         raise UnsupportedFormat(
             f"the store has format {version}{needs}; this criuctl reads format {VERSION}",
             hint="Use the criuctl that made it, or a newer one.",
         )
     slots, encryption = body.get("slots", []), body.get("encryption")
     if encryption not in ("none", "aes-256-gcm"):
-        raise UnsupportedFormat(f"the store is encrypted by {str(encryption)[:40]!r}, which this criuctl does not know")
+        raise UnsupportedFormat(
+            f"the store is encrypted by {str(encryption)[:40]!r}, which this criuctl does not know"
+        )
     as_bytes(body.get("id"), 16)
-    if not isinstance(slots, list) or len(slots) > MAX_SLOTS or not all(isinstance(slot, dict) for slot in slots):
+    if (
+        not isinstance(slots, list)
+        or len(slots) > MAX_SLOTS
+        or not all(isinstance(slot, dict) for slot in slots)
+    ):
         raise damaged("its key slots are not valid")
     generation = body.get("generation", 0)
-    if isinstance(generation, bool) or not isinstance(generation, int) or not 0 <= generation < MAX_GENERATION:
+    if (
+        isinstance(generation, bool)
+        or not isinstance(generation, int)
+        or not 0 <= generation < MAX_GENERATION
+    ):
         raise damaged("its generation is not valid")
     return body
 
@@ -73,12 +93,16 @@ def text(body: Mapping[str, Any], sealer: Sealer) -> bytes:
 def fits(body: Mapping[str, Any], sealer: Sealer) -> bool:
     """Whether it is the config that somebody with the store's key has written."""
     mac = body.get("mac")
-    return isinstance(mac, str) and mac.isascii() and secrets.compare_digest(mac, _mac(body, sealer))
+    return (
+        isinstance(mac, str) and mac.isascii() and secrets.compare_digest(mac, _mac(body, sealer))
+    )
 
 
 def _mac(body: Mapping[str, Any], sealer: Sealer) -> str:
     rest = {key: value for key, value in body.items() if key != "mac"}
-    return keyed_hash(sealer.config_key, json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hex()
+    return keyed_hash(
+        sealer.config_key, json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+    ).hex()
 
 
 def as_bytes(value: Any, size: int) -> bytes:
@@ -104,4 +128,8 @@ def fetch(store: Store, name: str = NAME) -> bytes | None:
 
 def damaged(what: str) -> Damaged:
     """The error for a config that nobody has written so."""
-    return Damaged(f"the store's config is damaged: {what}", hint="Bring back a copy of the object `config`.", object=NAME)
+    return Damaged(
+        f"the store's config is damaged: {what}",
+        hint="Bring back a copy of the object `config`.",
+        object=NAME,
+    )

@@ -1,22 +1,30 @@
 """Which keys open which object, in a store to which write-only hosts add.
 
-A *domain* is all that one write-only host has sealed: a key hierarchy of its own, as that of the store itself, under a random
-master key that the host has made.  Which domain an object is of, it tells itself:
+A *domain* is all that one write-only host has sealed: a key hierarchy of its own, as that of the
+store itself, under a random master key that the host has made.  Which domain an object is of, it
+tells itself:
 
-- segments, manifests and leases by a required feature, ``writer:<the domain's id>``, so older versions refuse them by name;
-- a pack by its name, to those who have the domain's keys: its first bytes are a keyed hash of the others (`Sealer.owns`);
-- a chunk by its id, in the same way (`Sealer.owns_chunk`): what is said to be in a domain's pack is a chunk of that domain;
-- lists of packs (`gclists`) are of no domain: in a store that has writers they are sealed by the lists key, for all.
+- segments, manifests and leases by a required feature, ``writer:<the domain's id>``, so older
+  versions refuse them by name;
+- a pack by its name, to those who have the domain's keys: its first bytes are a keyed hash of the
+  others (`Sealer.owns`);
+- a chunk by its id, in the same way (`Sealer.owns_chunk`): what is said to be in a domain's pack is
+  a chunk of that domain;
+- lists of packs (`gclists`) are of no domain: in a store that has writers they are sealed by the
+  lists key, for all.
 
-No index tells of domains, and chunk ids of different domains have nothing to do with each other: so a write-only host
-can neither find out whether others have stored something that it guesses, nor put something in its place.
+No index tells of domains, and chunk ids of different domains have nothing to do with each other: so
+a write-only host can neither find out whether others have stored something that it guesses, nor put
+something in its place.
 
-`StoreSealer` is for whoever has the store's key.  It opens domains when it meets them, from the objects ``writers/...``, which
-a store without writers is never asked for.  `WriterSealer` is the write-only host's: it has the keys of its own domain and of no
-other, and says `Foreign` of everything else.  The domain is made when the host writes for the first time, and kept in a
-file beside its key file; without that file it cannot read even what it wrote itself.
+`StoreSealer` is for whoever has the store's key.  It opens domains when it meets them, from the
+objects ``writers/...``, which a store without writers is never asked for.  `WriterSealer` is the
+write-only host's: it has the keys of its own domain and of no other, and says `Foreign` of
+everything else.  The domain is made when the host writes for the first time, and kept in a file
+beside its key file; without that file it cannot read even what it wrote itself.
 
-RULE: nothing is sealed by a domain's keys before they are durable here, and the store has what lets others open them.
+RULE: nothing is sealed by a domain's keys before they are durable here, and the store has what lets
+others open them.
 """
 
 from __future__ import annotations
@@ -45,7 +53,9 @@ class StoreSealer(Sealer):
     """The store's own keys, and those of the domains in it."""
 
     def __init__(self, master: bytes, store: Store, store_id: str, *, writers: bool) -> None:
-        """`writers`: whether the store's config says that there are, or have been, write-only hosts."""
+        """`writers`: whether the store's config says that there are, or have been, write-only
+        hosts.
+        """
         super().__init__(master, encrypted=True)
         self._master, self._store, self._id = master, store, store_id
         self._writers = writers
@@ -101,7 +111,9 @@ class StoreSealer(Sealer):
             data = self._store.get(name, writers.WRAPPED.size)
         except ObjectMissing:
             raise writers.lost(name) from None
-        opened = Sealer(writers.unwrap(self._master, self._id, name, data), encrypted=True, domain=domain)
+        opened = Sealer(
+            writers.unwrap(self._master, self._id, name, data), encrypted=True, domain=domain
+        )
         with self._lock:
             self._writers = True
             self._known = {**self._known, domain: opened}
@@ -118,8 +130,16 @@ class StoreSealer(Sealer):
             with suppress(DataError):
                 self._open(domain)
 
-        names = [info.name for info in self._store.list(writers.PREFIX) if info.size == writers.WRAPPED.size]
-        fresh = [domain for name in names if (domain := writers.domain_of(name)) is not None and domain not in self._known]
+        names = [
+            info.name
+            for info in self._store.list(writers.PREFIX)
+            if info.size == writers.WRAPPED.size
+        ]
+        fresh = [
+            domain
+            for name in names
+            if (domain := writers.domain_of(name)) is not None and domain not in self._known
+        ]
         if fresh:
             with ThreadPoolExecutor(min(_FETCHERS, len(fresh)), "criuctl-domains") as pool:
                 for _ in pool.map(learn, fresh):
@@ -134,7 +154,9 @@ class WriterSealer(Sealer):
     selective = True
 
     def __init__(self, key: WriterKey, folder: Path, store: Store) -> None:
-        """The domain is kept in `folder`, if there is one; `KeyMissing` when its file cannot be used."""
+        """The domain is kept in `folder`, if there is one; `KeyMissing` when its file cannot be
+        used.
+        """
         self.encrypted = True
         self._key, self._store = key, store
         self._names = key.names
@@ -145,7 +167,9 @@ class WriterSealer(Sealer):
             self._enter()
 
     def prepare(self) -> None:
-        """See that there is a domain, that its keys are durable, and that the store's key opens it; store errors."""
+        """See that there is a domain, that its keys are durable, and that the store's key opens it;
+        store errors.
+        """
         if self._told:
             return
         if not self._wrapped:
@@ -164,12 +188,19 @@ class WriterSealer(Sealer):
 
     def of(self, domain: bytes, name: str) -> Sealer:
         if not domain or domain != self.domain:
-            raise Foreign(f"{name} was written by another host, and this write-only host has no key for it", object=name)
+            raise Foreign(
+                f"{name} was written by another host, and this write-only host has no key for it",
+                object=name,
+            )
         return self
 
     def of_pack(self, pack: bytes) -> Sealer:
         if not self.owns(pack):
-            raise Foreign(f"pack {pack.hex()} was written by another host, and this write-only host has no key for it")
+            raise Foreign(
+                f"pack {pack.hex()} was written by another host, and this write-only host has "
+                "no "
+                "key for it"
+            )
         return self
 
     def author(self, domain: bytes) -> str:
@@ -196,12 +227,20 @@ def _read(path: Path) -> tuple[bytes, bytes, bytes]:
     lines = read_secret(path).decode("ascii", "replace").split("\n")
     try:
         secret, wrapped = (base64.b64decode(line, validate=True) for line in lines[1:3])
-        if lines[0] != _LINE or len(secret) != ID_SIZE + KEY_SIZE or len(wrapped) != WRAPPED.size or any(lines[3:]):
+        if (
+            lines[0] != _LINE
+            or len(secret) != ID_SIZE + KEY_SIZE
+            or len(wrapped) != WRAPPED.size
+            or any(lines[3:])
+        ):
             raise ValueError
     except (ValueError, binascii.Error):
         raise KeyMissing(
             f"{path} is damaged, which opens what this write-only host has stored",
-            hint="Bring a copy of it back. Or remove it: then only hosts with the store's key can read what is stored so far.",
+            hint=(
+                "Bring a copy of it back. Or remove it: then only hosts with the store's key can "
+                "read what is stored so far."
+            ),
         ) from None
     return secret[:ID_SIZE], secret[ID_SIZE:], wrapped
 
@@ -212,7 +251,14 @@ def _make(path: Path, key: WriterKey) -> None:
     from .keys import write_secret
 
     domain, master = secrets.token_bytes(writers.ID_SIZE), secrets.token_bytes(KEY_SIZE)
-    lines = (_LINE, *(base64.b64encode(part).decode() for part in (domain + master, writers.wrap(key, domain, master))), "")
+    lines = (
+        _LINE,
+        *(
+            base64.b64encode(part).decode()
+            for part in (domain + master, writers.wrap(key, domain, master))
+        ),
+        "",
+    )
     own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     write_secret(own, "\n".join(lines))
     try:
@@ -224,6 +270,8 @@ def _make(path: Path, key: WriterKey) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise KeyMissing(f"{path} cannot be written: {error.strerror}", hint="It must lie beside the key file.") from error
+        raise KeyMissing(
+            f"{path} cannot be written: {error.strerror}", hint="It must lie beside the key file."
+        ) from error
     finally:
         own.unlink(missing_ok=True)

@@ -1,13 +1,15 @@
 """One checkpoint as one file: a store of its own, with a key of its own, that holds nothing else.
 
-An exported checkpoint is a whole store in an archive (`criuctl.store.archive`): config, packs, index and the one manifest.  Its
-master key is its own, so chunk ids and seals differ from those of the store that it is from: who is given a file and its
-key learns nothing of that store.  What opens the master key is told at the export: by default what opens the store, so
-whoever has the store's key has that of its exports.
+An exported checkpoint is a whole store in an archive (`criuctl.store.archive`): config, packs,
+index and the one manifest.  Its master key is its own, so chunk ids and seals differ from those of
+the store that it is from: who is given a file and its key learns nothing of that store.  What opens
+the master key is told at the export: by default what opens the store, so whoever has the store's
+key has that of its exports.
 
-`copy` takes a checkpoint's content from one repository to a writer of another, chunk by chunk: every chunk is
-opened, verified by its id, named anew by the other's key, compressed and sealed by its writer, which leaves out what the
-other has already.  Memory is bounded: some MiB are read ahead, and the writer's buffers.
+`copy` takes a checkpoint's content from one repository to a writer of another, chunk by chunk:
+every chunk is opened, verified by its id, named anew by the other's key, compressed and sealed by
+its writer, which leaves out what the other has already.  Memory is bounded: some MiB are read
+ahead, and the writer's buffers.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class ExportedCheckpoint(Repository):
         """Open it with `key`; errors as `Repository.open`, told of the file."""
         # A key for the store that is imported into says nothing about the file.
         try:
-            about, opened = load(store, replace(config, key_file=""), find=key.finder(store.url, config))
+            about, opened = load(
+                store, replace(config, key_file=""), find=key.finder(store.url, config)
+            )
         except StoreNotInitialised as error:
             raise Damaged(f"{store.url} is damaged: it has no config", object="config") from error
         return cls(store, config, about, opened)
@@ -56,7 +60,9 @@ class ExportedCheckpoint(Repository):
         for error in unreadable:
             raise error
         if len(found) != 1:
-            raise Damaged(f"{self.store.url} holds {len(found)} checkpoints where there must be one")
+            raise Damaged(
+                f"{self.store.url} holds {len(found)} checkpoints where there must be one"
+            )
         return found[0]
 
     def _cache_path(self) -> None:
@@ -64,13 +70,18 @@ class ExportedCheckpoint(Repository):
 
 
 class Key:
-    """What shall open an exported checkpoint: a key file, a passphrase, or whatever this host has that fits.
+    """What shall open an exported checkpoint: a key file, a passphrase, or whatever this host has
+    that fits.
 
     `ask` is asked for a passphrase when one would do and nothing else has fitted.
     """
 
     def __init__(
-        self, *, file: Path | None = None, passphrase: bytes | None = None, ask: Callable[[], bytes] | None = None
+        self,
+        *,
+        file: Path | None = None,
+        passphrase: bytes | None = None,
+        ask: Callable[[], bytes] | None = None,
     ) -> None:
         self._file, self._passphrase, self._ask = file, passphrase, ask
 
@@ -83,16 +94,21 @@ class Key:
             if self._passphrase is not None:
                 return _by_passphrase(slots, file_id, self._passphrase, "the passphrase", url)
             for path in _key_files(config):
-                with suppress(CriuctlError):  # it is of another store, or damaged: none of our business here
+                # it is of another store, or damaged: none of our business here
+                with suppress(CriuctlError):
                     return _by_file(slots, file_id, path, url)
             if any(slot.get("type") == "passphrase" for slot in slots):
                 phrase, source = keys.find_passphrase(config)
                 if phrase is not None:
                     with suppress(WrongKey):  # it may be that of the store
-                        return _by_passphrase(slots, file_id, phrase, f"the passphrase from {source}", url)
+                        return _by_passphrase(
+                            slots, file_id, phrase, f"the passphrase from {source}", url
+                        )
                 if self._ask is not None:
                     return _by_passphrase(slots, file_id, self._ask(), "the passphrase", url)
-            raise KeyMissing(f"{url} is encrypted, and its key was not found", hint=_wanted(slots, config))
+            raise KeyMissing(
+                f"{url} is encrypted, and its key was not found", hint=_wanted(slots, config)
+            )
 
         return find
 
@@ -108,12 +124,18 @@ def _by_file(slots: list[dict[str, Any]], file_id: str, path: Path, url: str) ->
     key = keys.KeyText.parse(keys.read_secret(path), str(path))
     master = None if key.master else keys.opened_by_key(slots, file_id, key.key)
     if master is None:
-        what = "the exported master key" if key.master else f"the key (fingerprint {keys.fingerprint(key.key)})"
+        what = (
+            "the exported master key"
+            if key.master
+            else f"the key (fingerprint {keys.fingerprint(key.key)})"
+        )
         raise WrongKey(f"{what} in {path} does not open {url}", hint=_wanted(slots))
     return keys.Opened(master, str(path), key, "file", path)
 
 
-def _by_passphrase(slots: list[dict[str, Any]], file_id: str, phrase: bytes, what: str, url: str) -> keys.Opened:
+def _by_passphrase(
+    slots: list[dict[str, Any]], file_id: str, phrase: bytes, what: str, url: str
+) -> keys.Opened:
     master = keys.opened_by_passphrase(slots, file_id, phrase)
     if master is None:
         raise WrongKey(f"{what} does not open {url}", hint=_wanted(slots))
@@ -124,16 +146,23 @@ def _wanted(slots: list[dict[str, Any]], config: Config | None = None) -> str:
     """Which key would do."""
     prints = keys.fingerprints(slots)
     if not prints:
-        return "It wants the passphrase that it was exported with: --passphrase asks for it, --passphrase-file reads it."
+        return (
+            "It wants the passphrase that it was exported with: --passphrase asks for it, "
+            "--passphrase-file reads it."
+        )
     where = "" if config is None else f": name it by --key-file, or bring it to {config.key_dir}"
     return (
-        f"It wants the key file with the fingerprint {', '.join(prints)}{where}. If none was named at the export, it is that "
+        f"It wants the key file with the fingerprint {', '.join(prints)}{where}. If none was "
+        "named at the export, it is that "
         "of the store it is from (`criuctl store key --export` there)."
     )
 
 
-def copy(source: Repository, manifest: Manifest, writer: CheckpointWriter, reporter: Reporter) -> Manifest:
-    """Give `writer` all the content of a checkpoint of `source`; returns the manifest that names it there.
+def copy(
+    source: Repository, manifest: Manifest, writer: CheckpointWriter, reporter: Reporter
+) -> Manifest:
+    """Give `writer` all the content of a checkpoint of `source`; returns the manifest that names it
+    there.
 
     `Damaged` and `ObjectMissing` name what cannot be read of the source.
     """
@@ -180,11 +209,18 @@ def _renamed(manifest: Manifest, there: dict[StreamRef, StreamRef]) -> Manifest:
     return replace(
         manifest,
         image_data=there[manifest.image_data],
-        memory=tuple(replace(image, entries=there[image.entries], data=there[image.data]) for image in manifest.memory),
-        files=tuple(file if file.data is None else replace(file, data=there[file.data]) for file in manifest.files),
+        memory=tuple(
+            replace(image, entries=there[image.entries], data=there[image.data])
+            for image in manifest.memory
+        ),
+        files=tuple(
+            file if file.data is None else replace(file, data=there[file.data])
+            for file in manifest.files
+        ),
         links=tuple(replace(link, data=there[link.data]) for link in manifest.links),
         terminals=tuple(
-            replace(t, input=t.input and there[t.input], printed=t.printed and there[t.printed]) for t in manifest.terminals
+            replace(t, input=t.input and there[t.input], printed=t.printed and there[t.printed])
+            for t in manifest.terminals
         ),
         holder=holder,
     )

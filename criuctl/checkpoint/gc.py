@@ -3,47 +3,60 @@
 Packs and index segments are shared, and hosts do not know of each other.  One run does:
 
     1  look    which chunks do the manifests need, and which packs therefore (`liveness`)?
-    2  copy    what is needed of packs that are mostly garbage into new ones (`repack`); they are not needed then.  Small
-               packs, of which every snapshot of an idle tree leaves one, are copied too once there are many
-    3  mark    packs that nobody needs: put gc/marked-X.  Writers that begin later do not rely on them.  Without a grace time they
+    2  copy    what is needed of packs that are mostly garbage into new ones (`repack`); they are
+    not needed then.  Small
+               packs, of which every snapshot of an idle tree leaves one, are copied too once there
+               are many
+    3  mark    packs that nobody needs: put gc/marked-X.  Writers that begin later do not rely on
+    them.  Without a grace time they
                are doomed at once instead
     4  doom    packs marked at least the grace time ago and still not needed: put gc/doomed-X
     5  look again, at manifests that came since; copy what is needed and is in doomed packs only
-    6  index   segments that tell of doomed packs, or of packs that are gone, are replaced by such as do not, and many small
+    6  index   segments that tell of doomed packs, or of packs that are gone, are replaced by such
+    as do not, and many small
                ones by a few; damaged ones go
     7  delete  doomed packs, but those that a writer's intent names
     8  forget  lists whose packs are all gone
 
-Why nobody loses a chunk.  *Doom is final*: from the moment the list is put, its packs will go, nobody's chunk has its home
-there, and the list stands until the last of them is gone.
+Why nobody loses a chunk.  *Doom is final*: from the moment the list is put, its packs will go,
+nobody's chunk has its home there, and the list stands until the last of them is gone.
 
-- A writer puts its intent, then looks for doomed lists, then at its packs, then puts its manifest (`gclists.Intent`).  A
-  collection puts its doomed list, then looks at intents, then at manifests (step 5).  The store shows at once what was put, so
-  either the writer sees its pack doomed (or gone) and gives up, its tree running on; or the collection sees the
-  intent, and spares the pack this time; or it sees the manifest, and copies what it needs before deleting.
-- Two collections may doom the two packs that hold one chunk.  Each looks at doomed lists after it has put its own, and at the
-  packs after that: the later one sees the other's list or that its packs are gone, and copies the chunk.
-- Whoever comes across the list of a collection that died, or that is only slow, goes on with it: steps 5 to 8 are the same
-  for all lists, and deleting a pack twice does no harm, since its name is never used again.
-- Cut off anywhere, a run leaves packs that nobody needs or lists that the next run goes on with.  Nothing is ever undone.
-- Where there is no room, nothing is copied, and segments are not put together: the list of what is doomed is all that it takes.
-- Readers found their places before: a reader that meets a pack gone looks where the segments tell now, which is the new place,
-  since segments that tell of a pack go before the pack does.  Whoever lists segments while they are replaced may
-  miss what both tell of: a reader that lacks a chunk lists them once more, and a writer stores it once more.
+- A writer puts its intent, then looks for doomed lists, then at its packs, then puts its manifest
+  (`gclists.Intent`).  A collection puts its doomed list, then looks at intents, then at manifests
+  (step 5).  The store shows at once what was put, so either the writer sees its pack doomed (or
+  gone) and gives up, its tree running on; or the collection sees the intent, and spares the pack
+  this time; or it sees the manifest, and copies what it needs before deleting.
+- Two collections may doom the two packs that hold one chunk.  Each looks at doomed lists after it
+  has put its own, and at the packs after that: the later one sees the other's list or that its
+  packs are gone, and copies the chunk.
+- Whoever comes across the list of a collection that died, or that is only slow, goes on with it:
+  steps 5 to 8 are the same for all lists, and deleting a pack twice does no harm, since its name is
+  never used again.
+- Cut off anywhere, a run leaves packs that nobody needs or lists that the next run goes on with.
+  Nothing is ever undone.
+- Where there is no room, nothing is copied, and segments are not put together: the list of what is
+  doomed is all that it takes.
+- Readers found their places before: a reader that meets a pack gone looks where the segments tell
+  now, which is the new place, since segments that tell of a pack go before the pack does.  Whoever
+  lists segments while they are replaced may miss what both tell of: a reader that lacks a chunk
+  lists them once more, and a writer stores it once more.
 
-Time decides only how soon, by the store's own clock: how long a mark must stand; and after a week an intent is a dead
-writer's (a writer whose commit takes more than a day gives up).  A grace time shorter than a dump makes that dump
-fail, with its tree running on; it never makes a checkpoint that lacks something.
+Time decides only how soon, by the store's own clock: how long a mark must stand; and after a week
+an intent is a dead writer's (a writer whose commit takes more than a day gives up).  A grace time
+shorter than a dump makes that dump fail, with its tree running on; it never makes a checkpoint that
+lacks something.
 
-What this rests on: that the store lists and reads at once what was put, and deletes for good.  S3, radosgw and
-folders do; no conditional writes are needed.  A server without those is usually one that caches listings, too: there
-a collection is safe only while nobody else writes, which is said.  What the store refuses to delete (object lock) stays
-doomed, is told, and is tried again by the next run; where a bucket keeps versions, its own rules decide when the room is free.
+What this rests on: that the store lists and reads at once what was put, and deletes for good.  S3,
+radosgw and folders do; no conditional writes are needed.  A server without those is usually one
+that caches listings, too: there a collection is safe only while nobody else writes, which is said.
+What the store refuses to delete (object lock) stays doomed, is told, and is tried again by the next
+run; where a bucket keeps versions, its own rules decide when the room is free.
 
 A manifest that cannot be read ends the run before anything is removed: nobody knows what it needs.
 
-Packs and segments of write-only hosts (`domains`) are collected like all others, by hosts that have the store's key; such a host
-itself cannot collect.  Why it never relies on a pack whose doom it cannot read is told in `gclists`.
+Packs and segments of write-only hosts (`domains`) are collected like all others, by hosts that have
+the store's key; such a host itself cannot collect.  Why it never relies on a pack whose doom it
+cannot read is told in `gclists`.
 """
 
 from __future__ import annotations
@@ -78,7 +91,9 @@ _SWEEP_AGE = 86400.0  # seconds after which what writers left unfinished is nobo
 class Collection:
     """One run; see the module's docstring for its steps."""
 
-    def __init__(self, repository: Repository, reporter: Reporter, *, grace: float, dry_run: bool = False) -> None:
+    def __init__(
+        self, repository: Repository, reporter: Reporter, *, grace: float, dry_run: bool = False
+    ) -> None:
         self._repository = repository
         self._store, self._sealer = repository.store, repository.sealer
         self._reporter = reporter
@@ -95,15 +110,25 @@ class Collection:
         self._segments = Segments(repository, reporter, self._removal, self.done)
 
     def run(self) -> Collected:
-        """All steps; store errors, `Damaged` and `UnsupportedFormat` end it, and it can be run again."""
+        """All steps; store errors, `Damaged` and `UnsupportedFormat` end it, and it can be run
+        again.
+        """
         done = self.done
         self._reporter.step("gc-look")
         survey = self._look()
         done.packs, done.bytes = len(survey.packs), sum(pack.size for pack in survey.packs.values())
-        done.checkpoints, done.chunks, done.lost = self._live.checkpoints, len(self._live.chunks), survey.lost
+        done.checkpoints, done.chunks, done.lost = (
+            self._live.checkpoints,
+            len(self._live.chunks),
+            survey.lost,
+        )
         self._now = time.time() if done.dry_run else gclists.store_time(self._store)
         unneeded = self._unneeded(survey)
-        young = [pack for name, pack in survey.packs.items() if not pack.used and not self._old(name, pack)]
+        young = [
+            pack
+            for name, pack in survey.packs.items()
+            if not pack.used and not self._old(name, pack)
+        ]
         done.young, done.young_bytes = len(young), sum(pack.size for pack in young)
         if done.dry_run:
             done.repacked = len(self._to_copy(survey))
@@ -112,12 +137,21 @@ class Collection:
             try:
                 unneeded += self._repack(survey, packs)
             except StoreFull as error:
-                self._reporter.warning(f"there is no room for copies: {error.message}", "only whole packs are freed")
+                self._reporter.warning(
+                    f"there is no room for copies: {error.message}", "only whole packs are freed"
+                )
         if not done.dry_run:
             self._segments.tell_again(survey, self._all_doomed(), self._now, self._grace)
             self._segments.remove_damaged(self._repository.index.unreadable)
-        done.unneeded, done.unneeded_bytes = len(unneeded), sum(survey.packs[pack].size for pack in unneeded)
-        ripe = [pack for pack in unneeded if pack in self._marked and self._now - self._marked[pack] >= self._grace]
+        done.unneeded, done.unneeded_bytes = (
+            len(unneeded),
+            sum(survey.packs[pack].size for pack in unneeded),
+        )
+        ripe = [
+            pack
+            for pack in unneeded
+            if pack in self._marked and self._now - self._marked[pack] >= self._grace
+        ]
         if done.dry_run:
             done.waiting = len(unneeded) - len(ripe)
             self._tell(survey)
@@ -136,10 +170,13 @@ class Collection:
         self._tell(survey)
         return done
 
-    # -- looking ---------------------------------------------------------------------------------------
+    # -- looking
+    # ---------------------------------------------------------------------------------------
 
     def _look(self) -> Survey:
-        """What is needed now; the order of the readings is what the proof in the module's docstring rests on."""
+        """What is needed now; the order of the readings is what the proof in the module's docstring
+        rests on.
+        """
         lists = list(gclists.found(self._store, self._sealer, "gc/"))
         self._doomed = [entry for entry in lists if entry.name.startswith(DOOMED)]
         self._lists = [entry for entry in lists if entry.name.startswith(MARKED)]
@@ -154,13 +191,16 @@ class Collection:
         self._writing = self._intents()
         self._live.look()
         survey = Survey.take(self._repository, packs, self._live.chunks, doomed=self._all_doomed())
-        # Checkpoints that came between the two listings have packs that came, too; or what is remembered here is damaged.
+        # Checkpoints that came between the two listings have packs that came, too; or what is
+        # remembered here is damaged.
         for learn in (self._repository.index.sync, self._repository.index.learn_anew):
             if not survey.lost:
                 break
             packs = {**packs_of(self._store.list("packs/")), **packs}
             learn()
-            survey = Survey.take(self._repository, packs, self._live.chunks, doomed=self._all_doomed())
+            survey = Survey.take(
+                self._repository, packs, self._live.chunks, doomed=self._all_doomed()
+            )
         return survey
 
     def _all_doomed(self) -> set[bytes]:
@@ -168,14 +208,22 @@ class Collection:
 
     def _intents(self) -> set[bytes]:
         found = list(gclists.found(self._store, self._sealer, WRITING))
-        living = [entry for entry in found if not (self._now and self._now - entry.modified >= ABANDONED)]
+        living = [
+            entry for entry in found if not (self._now and self._now - entry.modified >= ABANDONED)
+        ]
         self.done.writers = len(living)
         return set().union(*(entry.packs for entry in living))
 
     def _unneeded(self, survey: Survey) -> list[bytes]:
-        """Packs that may go: nobody's home, named by no writer, old enough that no dump under way has made them."""
+        """Packs that may go: nobody's home, named by no writer, old enough that no dump under way
+        has made them.
+        """
         passed = self._all_doomed() | self._writing | survey.unreadable
-        return [name for name, pack in survey.packs.items() if not pack.used and name not in passed and self._old(name, pack)]
+        return [
+            name
+            for name, pack in survey.packs.items()
+            if not pack.used and name not in passed and self._old(name, pack)
+        ]
 
     def _old(self, name: bytes, pack: Pack) -> bool:
         return name in self._marked or self._now - pack.modified >= self._grace
@@ -186,13 +234,21 @@ class Collection:
         needed = [
             (name, pack)
             for name, pack in survey.packs.items()
-            if pack.used and not pack.bad and name not in passed and self._now - pack.modified >= self._grace
+            if pack.used
+            and not pack.bad
+            and name not in passed
+            and self._now - pack.modified >= self._grace
         ]
         found = [name for name, pack in needed if pack.used < pack.size * THRESHOLD]
-        small = [name for name, pack in needed if pack.size < SMALL_PACK and pack.used >= pack.size * THRESHOLD]
+        small = [
+            name
+            for name, pack in needed
+            if pack.size < SMALL_PACK and pack.used >= pack.size * THRESHOLD
+        ]
         return found + small if len(small) >= MANY else found
 
-    # -- steps -----------------------------------------------------------------------------------------
+    # -- steps
+    # -----------------------------------------------------------------------------------------
 
     def _repack(self, survey: Survey, packs: list[bytes]) -> list[bytes]:
         """Copy what is needed of these packs; returns those that are not needed any more."""
@@ -202,7 +258,9 @@ class Collection:
         with ThreadPoolExecutor(_FETCHERS, "criuctl-gc") as pool:
             for start in range(0, len(packs), _PACKS_AT_ONCE):
                 some = packs[start : start + _PACKS_AT_ONCE]
-                for pack, chunks in zip(some, pool.map(lambda pack: self._needed(survey, pack), some), strict=True):
+                for pack, chunks in zip(
+                    some, pool.map(lambda pack: self._needed(survey, pack), some), strict=True
+                ):
                     if chunks is None:
                         continue
                     members[pack] = chunks
@@ -239,12 +297,16 @@ class Collection:
             there = {pack for pack in entry.packs if pack in survey.packs and pack not in doomed}
             if there <= wanted and there:
                 continue
-            # Packs that are needed again: writers shall rely on them, so the rest gets a mark of its own.
+            # Packs that are needed again: writers shall rely on them, so the rest gets a mark of
+            # its own.
             self._stale.append(entry)
-            fresh |= dict.fromkeys(pack for pack in there & wanted if self._now - self._marked[pack] < self._grace)
+            fresh |= dict.fromkeys(
+                pack for pack in there & wanted if self._now - self._marked[pack] < self._grace
+            )
         self.done.marked = len(fresh)
         if self._grace <= 0:
-            return [pack for pack in fresh if pack not in self._marked]  # doomed at once, so nobody need be told before
+            # doomed at once, so nobody need be told before
+            return [pack for pack in fresh if pack not in self._marked]
         if fresh:
             gclists.put(self._store, self._sealer, MARKED, fresh)
         return []
@@ -286,13 +348,17 @@ class Collection:
         done.deleted, done.freed_bytes = len(gone), sum(survey.packs[pack].size for pack in gone)
         self._reporter.step("gc-forget")
         left = survey.packs.keys() - set(gone)
-        self._removal.delete_others(entry.name for entry in self._doomed + self._lists if not entry.packs & left)
+        self._removal.delete_others(
+            entry.name for entry in self._doomed + self._lists if not entry.packs & left
+        )
         return survey
 
     def _absent(self, survey: Survey) -> set[bytes]:
-        """Packs that segments tell of and that are gone: another collection deleted them before they were told of.
+        """Packs that segments tell of and that are gone: another collection deleted them before
+        they were told of.
 
-        While chunks are lost, the segments stay as they are: they name the pack that somebody may bring back.
+        While chunks are lost, the segments stay as they are: they name the pack that somebody may
+        bring back.
         """
         told = [pack for pack in self._repository.index.pack_sizes() if pack not in survey.packs]
         if not told or survey.lost:
@@ -300,7 +366,8 @@ class Collection:
 
         def absent(pack: bytes) -> bool:
             try:
-                self._store.stat(object_name(pack))  # it may have been put after the packs were listed
+                # it may have been put after the packs were listed
+                self._store.stat(object_name(pack))
             except ObjectMissing:
                 return True
             return False
@@ -309,7 +376,9 @@ class Collection:
             return {pack for pack, gone in zip(told, pool.map(absent, told), strict=True) if gone}
 
     def _tidy(self) -> None:
-        """What else nobody needs: old marks, intents of dead writers, pins of checkpoints that are gone, unfinished uploads."""
+        """What else nobody needs: old marks, intents of dead writers, pins of checkpoints that are
+        gone, unfinished uploads.
+        """
         found = gclists.found(self._store, self._sealer, WRITING)
         dead = [entry.name for entry in found if self._now - entry.modified >= ABANDONED]
         clocks = gclists.clocks(self._store, self._now - _SWEEP_AGE)
@@ -319,7 +388,9 @@ class Collection:
         try:
             self._store.sweep(max(self._grace, _SWEEP_AGE))
         except StoreDenied as error:
-            self._reporter.warning(f"what writers left unfinished stays: {error.message}", error.hint)
+            self._reporter.warning(
+                f"what writers left unfinished stays: {error.message}", error.hint
+            )
 
     def _doom_for_all(self) -> list[str]:
         """Put doomed lists anew that write-only hosts cannot read; returns the old ones."""
@@ -333,10 +404,13 @@ class Collection:
         reporter = self._reporter
         if survey.lost:
             reporter.warning(
-                f"{survey.lost} chunks that checkpoints need are in no pack", "`criuctl verify --all` tells which ones"
+                f"{survey.lost} chunks that checkpoints need are in no pack",
+                "`criuctl verify --all` tells which ones",
             )
         for pack in sorted(survey.unreadable)[:3]:
-            reporter.warning(f"{object_name(pack)} cannot be read, and no index tells of it", "it was left alone")
+            reporter.warning(
+                f"{object_name(pack)} cannot be read, and no index tells of it", "it was left alone"
+            )
         if not self._repository.capabilities.conditional_create:
             reporter.warning(
                 "the store promises nothing about writers at the same time",

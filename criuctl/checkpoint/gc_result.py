@@ -1,4 +1,6 @@
-"""What a collection did: its account, and the removal of objects, with what the store refuses to remove."""
+"""What a collection did: its account, and the removal of objects, with what the store refuses to
+remove.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +75,9 @@ class Removal:
             self._store.delete(name)
         except StoreDenied as error:
             if not any("refuses to delete" in text for text in self._reporter.warnings):
-                self._reporter.warning(f"the store refuses to delete {name}: {error.message}", "it is tried again next time")
+                self._reporter.warning(
+                    f"the store refuses to delete {name}: {error.message}",
+                    "it is tried again next time",
+                )
             return False
         return True

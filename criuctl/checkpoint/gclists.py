@@ -2,21 +2,26 @@
 
     writing/<32 hex>      a writer is about to publish a manifest that relies on these packs
     gc/marked-<32 hex>    nothing needed these packs: new checkpoints do not rely on them any more
-    gc/doomed-<32 hex>    these packs will be deleted, whatever comes: nothing may rely on them, for ever
+    gc/doomed-<32 hex>    these packs will be deleted, whatever comes: nothing may rely on them, for
+    ever
 
-Lists are sealed, have random names, are put once and never changed.  What they are for, and why it is safe, is told in
-`criuctl.checkpoint.gc`; the whole of a writer's part is `Intent`:
+Lists are sealed, have random names, are put once and never changed.  What they are for, and why it
+is safe, is told in `criuctl.checkpoint.gc`; the whole of a writer's part is `Intent`:
 
-    put writing/X  ->  look at doomed lists  ->  look at the packs themselves  ->  put the manifest  ->  delete writing/X
+    put writing/X  ->  look at doomed lists  ->  look at the packs themselves  ->  put the manifest
+    ->  delete writing/X
 
-In a store that has write-only hosts all lists are sealed by the lists key, with the feature ``lists``, for everybody who may
-write must read them; an older criuctl refuses them.  A collection that does not know yet of the first such host (it
-began before, or is an older criuctl) seals its lists by the store's own keys.  A write-only host cannot read those, and they may
-name its packs, so it takes *any doomed list that it cannot read* for one that does, and gives its commit up.  A marked
-one only advises, and is passed over.  Collections put what they find of such doomed lists anew, for all.
+In a store that has write-only hosts all lists are sealed by the lists key, with the feature
+``lists``, for everybody who may write must read them; an older criuctl refuses them.  A collection
+that does not know yet of the first such host (it began before, or is an older criuctl) seals its
+lists by the store's own keys.  A write-only host cannot read those, and they may name its packs, so
+it takes *any doomed list that it cannot read* for one that does, and gives its commit up.  A marked
+one only advises, and is passed over.  Collections put what they find of such doomed lists anew, for
+all.
 
-Whoever looks at lists does so *after* having put its own.  A store that shows at once what was put (S3, radosgw, a
-local folder do) then guarantees that of a writer and a garbage collection at least one sees the other.
+Whoever looks at lists does so *after* having put its own.  A store that shows at once what was put
+(S3, radosgw, a local folder do) then guarantees that of a writer and a garbage collection at least
+one sees the other.
 """
 
 from __future__ import annotations
@@ -46,12 +51,15 @@ _CLOCK = "gc/now-"
 SHARED: Final = "lists"  # the feature of what is sealed by the lists key
 KIND = objects.Kind("list of packs", b"CRIUCTLG", 1, 64 << 20, frozenset({SHARED}), domains=False)
 
-ABANDONED = 7 * 86400.0  # seconds after which a writer that has neither committed nor given up is dead
-_COMMIT_LIMIT = 86400.0  # a writer that takes longer for its commit gives up, long before others think it dead
+# seconds after which a writer that has neither committed nor given up is dead
+ABANDONED = 7 * 86400.0
+# a writer that takes longer for its commit gives up, long before others think it dead
+_COMMIT_LIMIT = 86400.0
 _WHOLE_SECOND = 1.0  # S3 tells one object's time without the fraction that it tells in listings
 _ATTEMPTS = 3  # readings of a list that a weak store shows half written
 _DAMAGED = (
-    "It tells of packs, and only for as long as a dump or a garbage collection takes. While neither is at it anywhere, "
+    "It tells of packs, and only for as long as a dump or a garbage collection takes. While "
+    "neither is at it anywhere, "
     "remove it: `criuctl gc` finds out anew what it told."
 )
 
@@ -78,7 +86,8 @@ def put(store: Store, sealer: Sealer, prefix: Prefix, packs: Iterable[bytes]) ->
 
 
 def found(store: Store, sealer: Sealer, prefix: str) -> Iterator[PackList]:
-    """The lists that are there under names with `prefix`; one that is removed meanwhile is left out.
+    """The lists that are there under names with `prefix`; one that is removed meanwhile is left
+    out.
 
     `Foreign` for one that a write-only host cannot read.
     """
@@ -101,7 +110,9 @@ def store_time(store: Store) -> float:
 
 
 def clocks(store: Store, before: float) -> list[str]:
-    """What collections that died while they looked at the clock have left since before that time."""
+    """What collections that died while they looked at the clock have left since before that
+    time.
+    """
     return [info.name for info in store.list(_CLOCK) if info.modified < before]
 
 
@@ -110,7 +121,8 @@ def avoided(store: Store, sealer: Sealer) -> frozenset[bytes]:
     packs: frozenset[bytes] = frozenset()
     for info in list(store.list("gc/")):
         if info.name.startswith(_KINDS):
-            with suppress(ObjectMissing, Foreign):  # what a write-only host cannot read is told at its commit, if it matters
+            # what a write-only host cannot read is told at its commit, if it matters
+            with suppress(ObjectMissing, Foreign):
                 packs |= _read(store, sealer, info).packs
     return packs
 
@@ -122,7 +134,8 @@ def _read(store: Store, sealer: Sealer, info: ObjectInfo) -> PackList:
         except Damaged as error:
             if attempt < _ATTEMPTS:
                 continue
-            if info.name.startswith(MARKED):  # it only advises: a collection takes it away, and marks what it named anew
+            # it only advises: a collection takes it away, and marks what it named anew
+            if info.name.startswith(MARKED):
                 return PackList(info.name, frozenset(), info.modified)
             error.hint = _DAMAGED
             raise
@@ -133,7 +146,9 @@ def _open(sealer: Sealer, info: ObjectInfo, data: bytes) -> PackList:
     name = info.name
     outline = objects.layout(KIND, name, data, len(data))
     shared = SHARED in outline.features
-    listed = load_json(objects.open_body(name, outline, data, sealer.of_list(name, shared=shared)), name, len(data)).get("packs")
+    listed = load_json(
+        objects.open_body(name, outline, data, sealer.of_list(name, shared=shared)), name, len(data)
+    ).get("packs")
     try:
         packs = frozenset(bytes.fromhex(text) for text in listed or ())
         if listed is None or any(len(pack) != NAME_SIZE for pack in packs):
@@ -144,7 +159,9 @@ def _open(sealer: Sealer, info: ObjectInfo, data: bytes) -> PackList:
 
 
 class Intent(Struct, eq=False):
-    """A writer's word that it is about to publish a manifest which relies on `packs`; `begin`, `check`, `end`."""
+    """A writer's word that it is about to publish a manifest which relies on `packs`; `begin`,
+    `check`, `end`.
+    """
 
     store: Store
     sealer: Sealer
@@ -153,14 +170,20 @@ class Intent(Struct, eq=False):
     begun: float = 0.0
 
     def begin(self) -> None:
-        """Say it, and see that no garbage collection has decided otherwise; `Conflict` if one has."""
+        """Say it, and see that no garbage collection has decided otherwise; `Conflict` if one
+        has.
+        """
         self.begun = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.name = put(self.store, self.sealer, WRITING, self.packs)
         for entry in self._doomed():
             if gone := sorted(entry.packs.intersection(self.packs)):
                 raise Conflict(
-                    f"a garbage collection is deleting {object_name(gone[0])}, which this checkpoint relies on",
-                    hint="Dump again: what the pack holds is stored anew. A longer --grace for `criuctl gc` avoids this.",
+                    f"a garbage collection is deleting {object_name(gone[0])}, which this "
+                    "checkpoint relies on",
+                    hint=(
+                        "Dump again: what the pack holds is stored anew. A longer --grace for "
+                        "`criuctl gc` avoids this."
+                    ),
                     object=object_name(gone[0]),
                 )
 
@@ -169,19 +192,31 @@ class Intent(Struct, eq=False):
             yield from found(self.store, self.sealer, DOOMED)
         except Foreign as error:
             raise Conflict(
-                "a garbage collection is deleting packs, and this write-only host cannot see which: "
-                f"{error.details['object']} is of a criuctl that is older, or that began before this host was enrolled",
-                hint="Dump again after `criuctl gc` on a host with the store's key, which needs this criuctl or a newer one.",
+                "a garbage collection is deleting packs, and this write-only host cannot see "
+                "which: "
+                f"{error.details['object']} is of a criuctl that is older, or that began before "
+                "this host was enrolled",
+                hint=(
+                    "Dump again after `criuctl gc` on a host with the store's key, which needs "
+                    "this criuctl or a newer one."
+                ),
                 object=error.details["object"],
             ) from None
 
     def check(self) -> None:
-        """Raise `Conflict` if so much time has passed (a suspended host, say) that others may think this writer dead."""
+        """Raise `Conflict` if so much time has passed (a suspended host, say) that others may think
+        this writer dead.
+        """
         if time.clock_gettime(time.CLOCK_BOOTTIME) - self.begun > _COMMIT_LIMIT:
-            raise Conflict("the commit took longer than a day; the store may have been cleaned meanwhile", hint="Dump again.")
+            raise Conflict(
+                "the commit took longer than a day; the store may have been cleaned meanwhile",
+                hint="Dump again.",
+            )
 
     def end(self) -> None:
-        """The manifest is there, or surely never will be.  What cannot be removed is taken for dead in a week."""
+        """The manifest is there, or surely never will be.  What cannot be removed is taken for dead
+        in a week.
+        """
         if self.name:
             with suppress(CriuctlError):
                 self.store.delete(self.name)

@@ -1,4 +1,6 @@
-"""Index segments in a collection: none tells of packs that go, small ones are put together, damaged ones are replaced."""
+"""Index segments in a collection: none tells of packs that go, small ones are put together, damaged
+ones are replaced.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,19 @@ _TOLD_AT_ONCE = 1 << 18  # records of segments that are put together
 class Segments:
     """Those of one store, in one collection."""
 
-    def __init__(self, repository: Repository, reporter: Reporter, removal: Removal, done: Collected) -> None:
-        self._store, self._sealer, self._index = repository.store, repository.sealer, repository.index
+    def __init__(
+        self, repository: Repository, reporter: Reporter, removal: Removal, done: Collected
+    ) -> None:
+        self._store, self._sealer, self._index = (
+            repository.store,
+            repository.sealer,
+            repository.index,
+        )
         self._reporter, self._removal, self._done = reporter, removal, done
 
     def replace(self, dead: set[bytes]) -> None:
-        """See that no index segment tells of dead packs, or only of what others tell, or is one of many small ones.
+        """See that no index segment tells of dead packs, or only of what others tell, or is one of
+        many small ones.
 
         What such segments tell beside stands in new ones before they go.
         """
@@ -55,13 +64,18 @@ class Segments:
                 if fresh := [pack for name, pack in rest.items() if name not in told]:
                     index.publish(fresh, [])
                 told.update(rest)
-            except StoreFull:  # dead packs must not be told of all the same; what else they were told with the next run tells
+            # dead packs must not be told of all the same; what else they were told with the next
+            # run tells
+            except StoreFull:
                 merged.clear()
             rest.clear()
-            self._done.segments += len(old) + len(merged) - self._removal.delete_others(old + merged)
+            self._done.segments += (
+                len(old) + len(merged) - self._removal.delete_others(old + merged)
+            )
             old.clear()
 
-        # The largest first: where the store refuses to delete, what was put together is not put together again.
+        # The largest first: where the store refuses to delete, what was put together is not put
+        # together again.
         for batch in in_batches(dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))):
             for name, packs in index.read_segments(batch, unreadable):
                 if packs is None:
@@ -76,16 +90,25 @@ class Segments:
                 elif sizes[name] < SMALL_SEGMENT:
                     small[name] = packs
                 told |= here
-            if len(small) >= MANY and sum(len(pack) for packs in small.values() for pack in packs) >= _TOLD_AT_ONCE:
+            if (
+                len(small) >= MANY
+                and sum(len(pack) for packs in small.values() for pack in packs) >= _TOLD_AT_ONCE
+            ):
                 put_together()
         put_together()
         self.remove_damaged(unreadable)
 
     def remove_damaged(self, unreadable: Sequence[DataError]) -> None:
-        """Remove index segments that are damaged: packs tell themselves what they hold, and `tell_again` tells it anew."""
+        """Remove index segments that are damaged: packs tell themselves what they hold, and
+        `tell_again` tells it anew.
+        """
         for error in unreadable:
             self._reporter.warning(error.message, "the packs tell themselves what they hold")
-        damaged = {str(error.details.get("object", "")) for error in unreadable if isinstance(error, Damaged)}
+        damaged = {
+            str(error.details.get("object", ""))
+            for error in unreadable
+            if isinstance(error, Damaged)
+        }
         # Else it is what opens it that is damaged.
         gone = [name for name in sorted(damaged) if name.startswith(PREFIX) and self._damaged(name)]
         self._done.segments += len(gone) - self._removal.delete_others(gone)
@@ -99,11 +122,14 @@ class Segments:
         return False
 
     def tell_again(self, survey: Survey, passed: set[bytes], now: float, grace: float) -> None:
-        """Put index segments for needed packs whose own were lost, so that writers know what is in them."""
+        """Put index segments for needed packs whose own were lost, so that writers know what is in
+        them.
+        """
         for pack in sorted(survey.untold - passed):
             known = survey.packs[pack]
             if not known.used or now - known.modified < grace:
                 continue
-            with suppress(ObjectMissing, StoreFull):  # another collection was faster; or this has to free some room first
+            # another collection was faster; or this has to free some room first
+            with suppress(ObjectMissing, StoreFull):
                 index = read_index(self._store, object_name(pack), known.size, self._sealer)
                 self._index.publish([index], [])

@@ -1,28 +1,36 @@
 """How the keys of a store change: generations of its config.
 
-A store is made with the object ``config``, generation 0.  Each change of its key slots publishes the whole config anew, one
-generation higher, with the complete list of slots and a checksum under the master key, as the immutable object
+A store is made with the object ``config``, generation 0.  Each change of its key slots publishes
+the whole config anew, one generation higher, with the complete list of slots and a checksum under
+the master key, as the immutable object
 
-    keys/<20-digit generation>              where the store has conditional writes: put if absent, exactly one wins
-    keys/<20-digit generation>-<32 hex>     elsewhere: no name is used twice, and several may bear one number
+    keys/<20-digit generation>              where the store has conditional writes: put if absent,
+    exactly one wins keys/<20-digit generation>-<32 hex>     elsewhere: no name is used twice, and
+    several may bear one number
 
-*The newest generation whose checksum fits counts*, wherever it stands.  Several of the same number count together: the slots
-of all of them open the store.  What does not fit was written by nobody who has the key, and counts for nothing.
+*The newest generation whose checksum fits counts*, wherever it stands.  Several of the same number
+count together: the slots of all of them open the store.  What does not fit was written by nobody
+who has the key, and counts for nothing.
 
-    1  publish   put keys/N+1, N being the generation that was read; somebody else was faster: look again, judge again
-    2  look      list keys/: if there is a newer generation, or another one of the same number, begin again with what counts
-                 without ours.  (A slow writer may have won a number that had been used, superseded and removed.)
-    3  settle    write the same text to ``config``, where the store replaces objects atomically, so that what was removed is
-                 gone from there, and that older versions of criuctl find the current slots; then remove older generations
+    1  publish   put keys/N+1, N being the generation that was read; somebody else was faster: look
+    again, judge again 2  look      list keys/: if there is a newer generation, or another one of
+    the same number, begin again with what counts
+                 without ours.  (A slow writer may have won a number that had been used, superseded
+                 and removed.)
+    3  settle    write the same text to ``config``, where the store replaces objects atomically, so
+    that what was removed is
+                 gone from there, and that older versions of criuctl find the current slots; then
+                 remove older generations
 
-RULE: the store can be opened at every instant.  Until 1 is done the old generation counts, from then on the new one; settling
-changes no slot that counts.  ``config`` is only replaced while the same text stands, durable and read back, under a name of its
-own, and is itself dispensable: where it is absent or damaged the generations are asked.  Cut off anywhere, the next change, or
-`tidy`, settles.  Nothing is ever removed but what is older than a text that has been read back: not even one's own that was
-overtaken, since somebody may have settled on it.
+RULE: the store can be opened at every instant.  Until 1 is done the old generation counts, from
+then on the new one; settling changes no slot that counts.  ``config`` is only replaced while the
+same text stands, durable and read back, under a name of its own, and is itself dispensable: where
+it is absent or damaged the generations are asked.  Cut off anywhere, the next change, or `tidy`,
+settles.  Nothing is ever removed but what is older than a text that has been read back: not even
+one's own that was overtaken, since somebody may have settled on it.
 
-No master key is changed, so no pack is rewritten; and whoever has once opened the store, or has a removed key and an old copy
-of the config, can read what is stored in it, also what will be.
+No master key is changed, so no pack is rewritten; and whoever has once opened the store, or has a
+removed key and an old copy of the config, can read what is stored in it, also what will be.
 """
 
 from __future__ import annotations
@@ -43,7 +51,9 @@ from .records import Confidential
 PREFIX = "keys/"
 _NAME = re.compile(r"keys/([0-9]{20})(?:-[0-9a-f]{32})?")
 _ATTEMPTS = 8  # races lost in a row before giving up
-_PAUSE = 0.05  # seconds, times the number of the attempt, at random: so that two do not overtake each other for ever
+# seconds, times the number of the attempt, at random: so that two do not overtake each other for
+# ever
+_PAUSE = 0.05
 
 Slots = list[dict[str, Any]]
 
@@ -95,7 +105,10 @@ class Current(Confidential, frozen=True):
 
     def without(self, overtaken: Collection[bytes]) -> Current:
         """What counts beside these texts, if anything does."""
-        texts = tuple(candidate for candidate in self.texts if candidate.data not in overtaken) or self.texts
+        texts = (
+            tuple(candidate for candidate in self.texts if candidate.data not in overtaken)
+            or self.texts
+        )
         return Current(self.generation, texts[0].body, union(texts), texts)
 
 
@@ -122,7 +135,8 @@ def union(candidates: Iterable[Candidate]) -> Slots:
 def read(store: Store, wanted: Iterable[str]) -> tuple[list[Candidate], bool]:
     """Those of the generations that can be read, and whether one has been removed meanwhile.
 
-    A text that is no config at all was written by nobody who has the key; one of a newer format is `UnsupportedFormat`.
+    A text that is no config at all was written by nobody who has the key; one of a newer format is
+    `UnsupportedFormat`.
     """
     found, gone = [], False
     for name in wanted:
@@ -136,7 +150,8 @@ def read(store: Store, wanted: Iterable[str]) -> tuple[list[Candidate], bool]:
     return found, gone
 
 
-# -- changing -----------------------------------------------------------------------------------------
+# -- changing
+# -----------------------------------------------------------------------------------------
 
 
 class Changer:
@@ -153,17 +168,21 @@ class Changer:
         for _attempt in range(_ATTEMPTS):
             found, gone = read(self._store, [text.NAME, *names(self._store)])
             current = Current.among((c for c in found if c.body["id"] == self._id), self._sealer)
-            if not gone or (current is not None and current.generation >= max(names(self._store).values(), default=0)):
+            if not gone or (
+                current is not None
+                and current.generation >= max(names(self._store).values(), default=0)
+            ):
                 break
         if current is None:
             raise text.damaged("no generation of it has a checksum that fits")
         return current
 
     def change(self, change: Callable[[Slots], Slots]) -> Current:
-        """Publish what `change` makes of the slots; it is asked again whenever somebody else was faster.
+        """Publish what `change` makes of the slots; it is asked again whenever somebody else was
+        faster.
 
-        It may raise; and if it changes nothing, nothing is published.  In the end the store is settled.  Store errors: when one
-        says *unreachable*, the change may have happened.
+        It may raise; and if it changes nothing, nothing is published.  In the end the store is
+        settled.  Store errors: when one says *unreachable*, the change may have happened.
         """
         overtaken: list[bytes] = []
         for attempt in range(_ATTEMPTS):
@@ -179,14 +198,19 @@ class Changer:
                 return published
             overtaken.append(published.texts[0].data)
             time.sleep(_PAUSE * secrets.randbelow(100 * (attempt + 1)) / 100)
-        raise Conflict("the keys of the store are being changed by somebody else at the same time", hint="Try again.")
+        raise Conflict(
+            "the keys of the store are being changed by somebody else at the same time",
+            hint="Try again.",
+        )
 
     def tidy(self) -> Current:
         """Finish what an interrupted change has left."""
         return self.change(lambda slots: slots)
 
     def settled(self) -> bool:
-        """Whether nothing older than what counts is left in the store, as far as it can be removed there."""
+        """Whether nothing older than what counts is left in the store, as far as it can be removed
+        there.
+        """
         current = self.current()
         return not self._leftover(current) and (not self._conditional or self._in_config(current))
 
@@ -195,7 +219,11 @@ class Changer:
         return len({candidate.data for candidate in current.texts}) == 1
 
     def _leftover(self, current: Current) -> list[str]:
-        return [name for name, generation in names(self._store).items() if generation < current.generation]
+        return [
+            name
+            for name, generation in names(self._store).items()
+            if generation < current.generation
+        ]
 
     def _in_config(self, current: Current) -> bool:
         return any(candidate.name == text.NAME for candidate in current.texts)
@@ -203,7 +231,10 @@ class Changer:
     def _publish(self, current: Current, slots: Slots) -> tuple[Current, bool]:
         """Steps 1 and 2; whether nobody else was faster."""
         if len(slots) > text.MAX_SLOTS:
-            raise Conflict(f"a store has {text.MAX_SLOTS} keys at most", hint="Remove one: `criuctl key list` shows them.")
+            raise Conflict(
+                f"a store has {text.MAX_SLOTS} keys at most",
+                hint="Remove one: `criuctl key list` shows them.",
+            )
         nonce = secrets.token_hex(16)
         generation = current.generation + 1
         body = {key: value for key, value in current.body.items() if key != "mac"}
@@ -215,8 +246,14 @@ class Changer:
         made = Current(generation, body, slots, (Candidate(name, data, text.parse(data)),))
         if not self._put(name, data):
             return made, False
-        found, _gone = read(self._store, [other for other, its in names(self._store).items() if its >= generation])
-        others = [c for c in found if c.data != data and c.body["id"] == self._id and text.fits(c.body, self._sealer)]
+        found, _gone = read(
+            self._store, [other for other, its in names(self._store).items() if its >= generation]
+        )
+        others = [
+            c
+            for c in found
+            if c.data != data and c.body["id"] == self._id and text.fits(c.body, self._sealer)
+        ]
         return made, not others and any(candidate.data == data for candidate in found)
 
     def _put(self, name: str, data: bytes) -> bool:
@@ -229,7 +266,9 @@ class Changer:
                 raise
             if there != data and _foreign(there, self._sealer):
                 raise Damaged(
-                    f"{name} is in the way: it was not written with the store's key", hint="Remove this object.", object=name
+                    f"{name} is in the way: it was not written with the store's key",
+                    hint="Remove this object.",
+                    object=name,
                 ) from None
             return there == data
         return True
@@ -245,7 +284,8 @@ class Changer:
                 self._store.delete(name)
         except StoreError as error:
             self.warnings.append(
-                f"the keys are as they should be, but older slots are still in the store ({error.message}): "
+                "the keys are as they should be, but older slots are still in the store "
+                f"({error.message}): "
                 "`criuctl key tidy` removes them"
             )
 
@@ -258,12 +298,16 @@ class Changer:
             self._store.put(text.NAME, newest.texts[0].data)
 
     def _see_config(self, current: Current) -> None:
-        """On a server that may replace an object by removing it first, ``config`` stays what it is."""
+        """On a server that may replace an object by removing it first, ``config`` stays what it
+        is.
+        """
         found, _gone = read(self._store, [text.NAME])
         if any(slot not in current.slots for slot in union(found)):
             self.warnings.append(
-                "the store has no conditional writes, so nothing in it is replaced, and the object `config` goes on holding the "
-                "slots that it was made with: whoever has a removed key of those and reads it can open it, if not by criuctl"
+                "the store has no conditional writes, so nothing in it is replaced, and the "
+                "object `config` goes on holding the "
+                "slots that it was made with: whoever has a removed key of those and reads it can "
+                "open it, if not by criuctl"
             )
 
 

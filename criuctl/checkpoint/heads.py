@@ -1,8 +1,10 @@
-"""The records of a session's head in the store; what they mean is told in `criuctl.checkpoint.leases`.
+"""The records of a session's head in the store; what they mean is told in
+`criuctl.checkpoint.leases`.
 
-A record that is damaged keeps everybody from going on with its session.  What goes over it by a person's decision stands behind
-its number, which its name tells, and has an epoch that its home cannot have: no number raises the epoch by more than one,
-but after a loss numbers begin anew while a home's epoch goes on, so each counts for many.
+A record that is damaged keeps everybody from going on with its session.  What goes over it by a
+person's decision stands behind its number, which its name tells, and has an epoch that its home
+cannot have: no number raises the epoch by more than one, but after a loss numbers begin anew while
+a home's epoch goes on, so each counts for many.
 """
 
 from __future__ import annotations
@@ -11,7 +13,16 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import Conflict, CriuctlError, Damaged, DataError, Foreign, ObjectExists, ObjectMissing, StoreUnreachable
+from ..errors import (
+    Conflict,
+    CriuctlError,
+    Damaged,
+    DataError,
+    Foreign,
+    ObjectExists,
+    ObjectMissing,
+    StoreUnreachable,
+)
 from ..proc.threads import in_parallel
 from . import objects
 from .catalog import load_json
@@ -23,11 +34,16 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 8  # races lost in a row before giving up
 _DAMAGED = (
-    "It tells on which host a session lives. Bring the object back. If the session runs nowhere any more, restore --take-over "
-    "goes over it; if it runs, remove the object, and its home claims the session again. A copy (restore --as NAME) needs none "
+    "It tells on which host a session lives. Bring the object back. If the session runs nowhere "
+    "any more, restore --take-over "
+    "goes over it; if it runs, remove the object, and its home claims the session again. A copy "
+    "(restore --as NAME) needs none "
     "of that."
 )
-_LAST = "Bring back the object that was there, or remove it. A copy (restore --as NAME) needs none of that."
+_LAST = (
+    "Bring back the object that was there, or remove it. A copy (restore --as NAME) needs none of "
+    "that."
+)
 _STRIDE = 20  # epochs that a number may stand for, in bits
 _KEPT = 4  # records of a session that are left at least; older ones are removed
 
@@ -46,7 +62,8 @@ class Head(Record, frozen=True):
     sequence: int = 0
     beat: int = 0  # how often the claim has been renewed
     beaten: str = ""  # RFC 3339; when it was renewed last, by the clock of its home
-    ttl: int = 0  # milliseconds without another beat after which anybody may take over; 0: only a person
+    # milliseconds without another beat after which anybody may take over; 0: only a person
+    ttl: int = 0
     ended: bool = False  # released for good: not to come back from a checkpoint
 
     def is_beat_of(self, other: Head) -> bool:
@@ -63,7 +80,8 @@ class Head(Record, frozen=True):
 
 
 def read_head(repository: Repository, session: str, seen: Head | None = None) -> Head | None:
-    """The newest record of the session called `session`, None when there is none; `Damaged`, store errors.
+    """The newest record of the session called `session`, None when there is none; `Damaged`, store
+    errors.
 
     Records never change: if it is the one that was `seen` before, it is not read again.
     """
@@ -83,14 +101,19 @@ def read_head(repository: Repository, session: str, seen: Head | None = None) ->
 def put_record(repository: Repository, head: Head) -> bool:
     """Publish `head` as number ``head.sequence``; False when somebody else has that number.
 
-    An unknown outcome is resolved by asking the store; `StoreUnreachable` when it does not answer that either.
+    An unknown outcome is resolved by asking the store; `StoreUnreachable` when it does not answer
+    that either.
     """
     name = record_name(repository, head)
     try:
         head.check(name)  # what nobody could read again must not be written
     except Damaged:
         before = record_name(repository, head.with_use(sequence=head.sequence - 1))
-        raise Damaged(f"{before} is no lease: nothing can follow its number or epoch", hint=_LAST, object=before) from None
+        raise Damaged(
+            f"{before} is no lease: nothing can follow its number or epoch",
+            hint=_LAST,
+            object=before,
+        ) from None
     repository.sealer.prepare()
     body = json.dumps(head.to_dict()).encode("ascii")
     data = objects.encode(objects.LEASE, name, b"", body, repository.sealer)
@@ -105,7 +128,9 @@ def put_record(repository: Repository, head: Head) -> bool:
 
 
 def standing(repository: Repository, session: SessionRef, *, over_damage: bool) -> Head | None:
-    """The newest record; with `over_damage`, what stands for one that is damaged: held by a host that nobody knows."""
+    """The newest record; with `over_damage`, what stands for one that is damaged: held by a host
+    that nobody knows.
+    """
     try:
         return read_head(repository, session.name)
     except Damaged as error:
@@ -137,19 +162,29 @@ def _records(repository: Repository, session: str) -> list[str]:
 
 
 def read_record(repository: Repository, name: str) -> Head:
-    """The record that is the object `name`; `ObjectMissing`, `Damaged`, `Conflict` where it cannot be seen from here."""
+    """The record that is the object `name`; `ObjectMissing`, `Damaged`, `Conflict` where it cannot
+    be seen from here.
+    """
     try:
         data = repository.store.get(name, objects.LEASE.limit)
         outline = objects.layout(objects.LEASE, name, data, len(data))
-        head = Head.from_dict(load_json(objects.open_body(name, outline, data, repository.sealer), name, len(data)), name)
+        head = Head.from_dict(
+            load_json(objects.open_body(name, outline, data, repository.sealer), name, len(data)),
+            name,
+        )
     except Foreign:
         raise Conflict(
-            f"another host holds the session, or had it last, and this write-only host cannot see which: {name}",
-            hint="Use another name here; or go on with the session on a host that has the store's key.",
+            "another host holds the session, or had it last, and this write-only host cannot "
+            f"see which: {name}",
+            hint=(
+                "Use another name here; or go on with the session on a host that has the store's "
+                "key."
+            ),
             object=name,
         ) from None
     except Damaged as error:
-        if error.details.setdefault("object", name) == name:  # else it is what opens it that is damaged
+        # else it is what opens it that is damaged
+        if error.details.setdefault("object", name) == name:
             error.hint = _DAMAGED
         raise
     if record_name(repository, head) != name:
@@ -158,12 +193,27 @@ def read_record(repository: Repository, name: str) -> Head:
 
 
 def clear(repository: Repository, head: Head) -> None:
-    """Remove records that are long superseded, every `_KEPT` records; they only cost room, so trouble is no reason to fail."""
+    """Remove records that are long superseded, every `_KEPT` records; they only cost room, so
+    trouble is no reason to fail.
+    """
     if head.sequence % _KEPT:
         return
     with suppress(CriuctlError):
-        old = [name for name in _records(repository, head.session.name) if int(name[-20:]) <= head.sequence - _KEPT]
+        old = [
+            name
+            for name in _records(repository, head.session.name)
+            if int(name[-20:]) <= head.sequence - _KEPT
+        ]
         in_parallel(repository.store.delete, old, _KEPT, "criuctl-clear")
 
 
-__all__ = ["ATTEMPTS", "Head", "clear", "put_record", "read_head", "read_record", "record_name", "standing"]
+__all__ = [
+    "ATTEMPTS",
+    "Head",
+    "clear",
+    "put_record",
+    "read_head",
+    "read_record",
+    "record_name",
+    "standing",
+]

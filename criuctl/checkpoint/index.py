@@ -1,20 +1,22 @@
 """Which chunk is in which pack: index segments in the store, a database of them on this host.
 
-Each commit adds one or more immutable segments, objects under ``index/``, after its packs and before its
-manifest.  A host keeps all of them in its `cache.Cache`: `Index.sync` lists the segments, loads the new ones and
-forgets those that are gone.  Lookups never ask the store.
+Each commit adds one or more immutable segments, objects under ``index/``, after its packs and
+before its manifest.  A host keeps all of them in its `cache.Cache`: `Index.sync` lists the
+segments, loads the new ones and forgets those that are gone.  Lookups never ask the store.
 
 A segment's body is a sequence of
 
     16 s pack's name, u32 pack's size, u32 number of records, records as in a pack's own index
 
-What the index says is a hint that is always checked: chunks are verified when read, and packs that a new checkpoint
-shares with older ones are seen to be there before it is committed.  A pack that was found missing or damaged
-is *distrusted*: its chunks count as unknown, so that the next dump stores them again.  That ends when a missing one is there
-again, and when all of a damaged one was read and found whole.
+What the index says is a hint that is always checked: chunks are verified when read, and packs that
+a new checkpoint shares with older ones are seen to be there before it is committed.  A pack that
+was found missing or damaged is *distrusted*: its chunks count as unknown, so that the next dump
+stores them again.  That ends when a missing one is there again, and when all of a damaged one was
+read and found whole.
 
-A segment is sealed in the domain of its packs (`domains`), and may tell of no others, nor of others' chunks.  A write-only host
-keeps the names of the segments that it cannot read, as of empty ones.
+A segment is sealed in the domain of its packs (`domains`), and may tell of no others, nor of
+others' chunks.  A write-only host keeps the names of the segments that it cannot read, as of empty
+ones.
 """
 
 from __future__ import annotations
@@ -105,22 +107,32 @@ class Index:
         self._anew = False
         self.unreadable: list[DataError] = []  # why segments could not be read at the last `sync`
 
-    # -- the store's segments ------------------------------------------------------------------------
+    # -- the store's segments
+    # ------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Learn what the store's segments tell now; raises store errors.
 
-        A segment that cannot be read is noted in `unreadable` and does not keep the others from being used: what it told
-        of counts as unknown to writers, and readers look into the packs themselves.
+        A segment that cannot be read is noted in `unreadable` and does not keep the others from
+        being used: what it told of counts as unknown to writers, and readers look into the packs
+        themselves.
         """
         self.unreadable = []
         present = {info.name: info.size for info in self._store.list(PREFIX)}
         for batch in in_batches(self._unknown(present)):
-            self._load([(name, packs) for name, packs in self.read_segments(batch, self.unreadable) if packs is not None])
+            self._load(
+                [
+                    (name, packs)
+                    for name, packs in self.read_segments(batch, self.unreadable)
+                    if packs is not None
+                ]
+            )
         self._forget(set(present))
 
     def learn_anew(self) -> bool:
-        """Forget everything and learn it again, for what this host remembers may be damaged; False if that was done before."""
+        """Forget everything and learn it again, for what this host remembers may be damaged; False
+        if that was done before.
+        """
         if self._anew:
             return False
         self._anew = True
@@ -134,8 +146,12 @@ class Index:
         self.sync()
         return True
 
-    def read_segments(self, names: Sequence[str], unreadable: list[DataError]) -> Iterator[tuple[str, list[PackIndex] | None]]:
-        """What each of these segments tells of, in this order; None for one that is gone, or is noted in `unreadable`."""
+    def read_segments(
+        self, names: Sequence[str], unreadable: list[DataError]
+    ) -> Iterator[tuple[str, list[PackIndex] | None]]:
+        """What each of these segments tells of, in this order; None for one that is gone, or is
+        noted in `unreadable`.
+        """
 
         def read(name: str) -> list[PackIndex] | None:
             try:
@@ -156,7 +172,9 @@ class Index:
             yield from zip(names, in_parallel(read, names, _FETCHERS, "criuctl-index"), strict=True)
 
     def read_segment(self, name: str) -> list[PackIndex]:
-        """The packs that the segment `name` tells of; `ObjectMissing`, `Damaged`, `UnsupportedFormat`, `Foreign`."""
+        """The packs that the segment `name` tells of; `ObjectMissing`, `Damaged`,
+        `UnsupportedFormat`, `Foreign`.
+        """
         if self._sealer.selective:  # others' may be many and large
             with suppress(Damaged):
                 start = self._store.get_range(name, 0, objects.DECLARED)
@@ -169,7 +187,9 @@ class Index:
         return packs
 
     def publish(self, packs: Sequence[PackIndex], published: list[str]) -> None:
-        """Write segments that tell of `packs`, which must be durable; their names are appended to `published`."""
+        """Write segments that tell of `packs`, which must be durable; their names are appended to
+        `published`.
+        """
         domains: dict[bytes, tuple[Sealer, list[PackIndex]]] = {}
         for pack in packs:
             sealer = self._sealer.of_pack(pack.pack)
@@ -182,21 +202,34 @@ class Index:
                 self._load([(name, decode_segment(name, body))])
 
     def _unknown(self, present: Mapping[str, int]) -> dict[str, int]:
-        known = self._cache.run(lambda db: {row[0] for row in db.execute("SELECT name FROM segments")})
+        known = self._cache.run(
+            lambda db: {row[0] for row in db.execute("SELECT name FROM segments")}
+        )
         return {name: size for name, size in present.items() if name not in known}
 
     def _load(self, segments: Sequence[tuple[str, Sequence[PackIndex]]]) -> None:
         def load(db: sqlite3.Connection) -> None:
             rows: list[tuple[bytes, int, int, int, int]] = []
             for name, packs in segments:
-                if db.execute("INSERT OR IGNORE INTO segments (name) VALUES (?)", (name,)).rowcount == 0:
+                if (
+                    db.execute("INSERT OR IGNORE INTO segments (name) VALUES (?)", (name,)).rowcount
+                    == 0
+                ):
                     continue  # another process was faster
                 segment = db.execute("SELECT n FROM segments WHERE name = ?", (name,)).fetchone()[0]
                 for pack in packs:
-                    db.execute("INSERT OR IGNORE INTO packs (name, size) VALUES (?, ?)", (pack.pack, pack.size))
-                    number = db.execute("SELECT n FROM packs WHERE name = ?", (pack.pack,)).fetchone()[0]
+                    db.execute(
+                        "INSERT OR IGNORE INTO packs (name, size) VALUES (?, ?)",
+                        (pack.pack, pack.size),
+                    )
+                    number = db.execute(
+                        "SELECT n FROM packs WHERE name = ?", (pack.pack,)
+                    ).fetchone()[0]
                     db.execute("INSERT OR IGNORE INTO told VALUES (?, ?)", (number, segment))
-                    rows += [(chunk, number, offset, stored, plain) for chunk, offset, stored, plain in pack]
+                    rows += [
+                        (chunk, number, offset, stored, plain)
+                        for chunk, offset, stored, plain in pack
+                    ]
             rows.sort()
             db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?, ?)", rows)
 
@@ -206,7 +239,11 @@ class Index:
         """Forget the segments that are gone, and the packs that no other segment tells of."""
 
         def forget(db: sqlite3.Connection) -> None:
-            gone = [(n,) for n, name in db.execute("SELECT n, name FROM segments").fetchall() if name not in here]
+            gone = [
+                (n,)
+                for n, name in db.execute("SELECT n, name FROM segments").fetchall()
+                if name not in here
+            ]
             db.executemany("DELETE FROM segments WHERE n = ?", gone)
             db.execute("DELETE FROM told WHERE segment NOT IN (SELECT n FROM segments)")
             # In one pass however many there are: chunks are not kept by pack.
@@ -215,7 +252,9 @@ class Index:
                 db.execute(f"DELETE FROM packs WHERE n IN ({_UNTOLD})")
                 db.execute("DELETE FROM distrusted WHERE name NOT IN (SELECT name FROM packs)")
 
-        known = self._cache.run(lambda db: {row[0] for row in db.execute("SELECT name FROM segments")})
+        known = self._cache.run(
+            lambda db: {row[0] for row in db.execute("SELECT name FROM segments")}
+        )
         # What was published while we were listing is not in the list, but not gone either: ask.
         if any(name not in here and not self._exists(name, here) for name in known):
             self._cache.run(forget, write=True)
@@ -228,13 +267,16 @@ class Index:
         here.add(name)
         return True
 
-    # -- lookups ---------------------------------------------------------------------------------------
+    # -- lookups
+    # ---------------------------------------------------------------------------------------
 
-    def find(self, chunks: Sequence[bytes], *, distrusted: bool = False, failed: Collection[bytes] = ()) -> dict[bytes, Place]:
+    def find(
+        self, chunks: Sequence[bytes], *, distrusted: bool = False, failed: Collection[bytes] = ()
+    ) -> dict[bytes, Place]:
         """Where each of these chunks is; those that are nowhere are left out.
 
-        Chunks in distrusted packs count as nowhere, unless `distrusted` asks for them where there is no other; of those, the
-        packs that have `failed` come last.
+        Chunks in distrusted packs count as nowhere, unless `distrusted` asks for them where there
+        is no other; of those, the packs that have `failed` come last.
         """
         found: dict[bytes, Place] = {}
 
@@ -253,48 +295,73 @@ class Index:
                     pack, size, bad = packs.get(number, (b"", 0, 1))
                     bad = bad or pack in self._avoided
                     other = found.get(chunk)
-                    if pack and (not bad or (distrusted and (other is None or (other.pack in failed and pack not in failed)))):
+                    if pack and (
+                        not bad
+                        or (
+                            distrusted
+                            and (other is None or (other.pack in failed and pack not in failed))
+                        )
+                    ):
                         found[chunk] = Place(chunk, pack, offset, stored, plain, size)
 
         self._cache.run(find)
         return found
 
-    def _pack_names(self, db: sqlite3.Connection, *, fresh: bool = False) -> dict[int, tuple[bytes, int, int]]:
+    def _pack_names(
+        self, db: sqlite3.Connection, *, fresh: bool = False
+    ) -> dict[int, tuple[bytes, int, int]]:
         """Number -> (name, size, whether it is distrusted) of every pack."""
         if fresh or self._generation != self._cache.generation or not self._packs:
             self._packs = {n: (name, size, bad) for n, name, size, bad in db.execute(_PACKS)}
             self._generation = self._cache.generation
         return self._packs
 
-    # -- trust -----------------------------------------------------------------------------------------
+    # -- trust
+    # -----------------------------------------------------------------------------------------
 
     def pack_sizes(self) -> dict[bytes, int]:
         """Name -> size of every pack that some segment tells of."""
-        return self._cache.run(lambda db: dict(db.execute("SELECT name, size FROM packs").fetchall()))
+        return self._cache.run(
+            lambda db: dict(db.execute("SELECT name, size FROM packs").fetchall())
+        )
 
     def plain_bytes(self) -> int:
         """Plain bytes of all chunks that some pack holds, each counted once."""
         each = "SELECT MAX(plain) AS plain FROM chunks GROUP BY id"
-        return self._cache.run(lambda db: int(db.execute(f"SELECT TOTAL(plain) FROM ({each})").fetchone()[0]))
+        return self._cache.run(
+            lambda db: int(db.execute(f"SELECT TOTAL(plain) FROM ({each})").fetchone()[0])
+        )
 
     def avoid(self, packs: frozenset[bytes]) -> None:
-        """Count the chunks of these packs as unknown for now: a garbage collection is about to delete them."""
+        """Count the chunks of these packs as unknown for now: a garbage collection is about to
+        delete them.
+        """
         self._avoided = packs
 
     def inspect_packs(self) -> None:
-        """See which packs are there and whole, as far as a listing tells; the others are distrusted until they are."""
+        """See which packs are there and whole, as far as a listing tells; the others are distrusted
+        until they are.
+        """
         expected = self.pack_sizes()
         if not expected or len(expected) > _MANY_PACKS:
             return
         there = self._listed()
-        self.distrust([pack for pack, size in expected.items() if there.get(pack) != size], damaged=False)
-        gone = self._cache.run(lambda db: db.execute("SELECT name FROM distrusted WHERE NOT damaged").fetchall())
-        self.trust([pack for (pack,) in gone if pack in there and there[pack] == expected.get(pack)])
+        self.distrust(
+            [pack for pack, size in expected.items() if there.get(pack) != size], damaged=False
+        )
+        gone = self._cache.run(
+            lambda db: db.execute("SELECT name FROM distrusted WHERE NOT damaged").fetchall()
+        )
+        self.trust(
+            [pack for (pack,) in gone if pack in there and there[pack] == expected.get(pack)]
+        )
 
     def check_packs(self, packs: Mapping[bytes, int], threads: int, *, listings: bool) -> list[str]:
-        """Which of these packs (name -> size) are not there, or not whole; they are distrusted from now on.
+        """Which of these packs (name -> size) are not there, or not whole; they are distrusted from
+        now on.
 
-        With `listings`, those of the store show at once what was put and deleted: one may take the place of many looks.
+        With `listings`, those of the store show at once what was put and deleted: one may take the
+        place of many looks.
         """
         if not packs:
             return []
@@ -304,13 +371,21 @@ class Index:
             bad = [pack for pack, size in packs.items() if there.get(pack) != size]
         else:
             sizes = in_parallel(self._size, packs, threads, "criuctl-check")
-            bad = [pack for (pack, size), there_is in zip(packs.items(), sizes, strict=True) if there_is != size]
+            bad = [
+                pack
+                for (pack, size), there_is in zip(packs.items(), sizes, strict=True)
+                if there_is != size
+            ]
         self.distrust(bad, damaged=False)
         return [object_name(pack) for pack in bad]
 
     def _listed(self) -> dict[bytes, int]:
         """Name -> size of every pack in the store."""
-        return {pack: info.size for info in self._store.list("packs/") if (pack := pack_of(info.name)) is not None}
+        return {
+            pack: info.size
+            for info in self._store.list("packs/")
+            if (pack := pack_of(info.name)) is not None
+        }
 
     def _size(self, pack: bytes) -> int | None:
         try:
@@ -319,8 +394,13 @@ class Index:
             return None
 
     def distrust(self, packs: Sequence[bytes], *, damaged: bool = True) -> None:
-        """Count the chunks of these packs as unknown from now on, on this host; if not `damaged`, until they are there again."""
-        query = "INSERT INTO distrusted VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET damaged = MAX(damaged, excluded.damaged)"
+        """Count the chunks of these packs as unknown from now on, on this host; if not `damaged`,
+        until they are there again.
+        """
+        query = (
+            "INSERT INTO distrusted VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET damaged = "
+            "MAX(damaged, excluded.damaged)"
+        )
         self._judge(query, [(pack, damaged) for pack in packs])
 
     def trust(self, packs: Sequence[bytes]) -> None:
@@ -329,7 +409,9 @@ class Index:
 
     def distrusted(self, packs: Collection[bytes]) -> list[bytes]:
         """Those of these packs that are distrusted."""
-        names = self._cache.run(lambda db: {name for (name,) in db.execute("SELECT name FROM distrusted")})
+        names = self._cache.run(
+            lambda db: {name for (name,) in db.execute("SELECT name FROM distrusted")}
+        )
         return [pack for pack in packs if pack in names]
 
     def _judge(self, query: str, rows: Sequence[tuple[object, ...]]) -> None:

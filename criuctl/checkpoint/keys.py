@@ -1,16 +1,20 @@
 """Who may open a store: key files, passphrases, recovery keys, and the slots that they open.
 
-A store has one random master key, which never changes.  Each *slot* in the store's config holds it sealed by something
-that a person keeps: a key file (32 random bytes), a passphrase (scrypt) or a recovery key (`recovery`).  Whoever opens one
-slot has the master key, which is then checked against the config as a whole.  How slots come and go is told in `generations`.
+A store has one random master key, which never changes.  Each *slot* in the store's config holds it
+sealed by something that a person keeps: a key file (32 random bytes), a passphrase (scrypt) or a
+recovery key (`recovery`).  Whoever opens one slot has the master key, which is then checked against
+the config as a whole.  How slots come and go is told in `generations`.
 
-Where a key is looked for, the first that is there counts: the variable ``CRIUCTL_RECOVERY_KEY`` (for a store that has
-recovery keys), `Config.key_file` (``CRIUCTL_KEY_FILE``; ``-`` asks, or reads a line of standard input), the file
-``<store id>.key`` in `Config.key_dir`, `Config.passphrase_file`, `Config.passphrase_command`, the variable
-``CRIUCTL_PASSPHRASE``.  A file in `Config.key_dir` that does not open the store is passed over where there is a passphrase.  A
-file may hold a recovery key, too.  Files with secrets that others may read or write are refused.
+Where a key is looked for, the first that is there counts: the variable ``CRIUCTL_RECOVERY_KEY``
+(for a store that has recovery keys), `Config.key_file` (``CRIUCTL_KEY_FILE``; ``-`` asks, or reads
+a line of standard input), the file
+``<store id>.key`` in `Config.key_dir`, `Config.passphrase_file`, `Config.passphrase_command`, the
+variable ``CRIUCTL_PASSPHRASE``.  A file in `Config.key_dir` that does not open the store is passed
+over where there is a passphrase.  A file may hold a recovery key, too.  Files with secrets that
+others may read or write are refused.
 
-A file may also hold the key of a write-only host (`writers`), which opens no slot: such a host has no master key.
+A file may also hold the key of a write-only host (`writers`), which opens no slot: such a host has
+no master key.
 """
 
 from __future__ import annotations
@@ -94,7 +98,9 @@ class KeyText(Confidential, frozen=True):
                 raise UnsupportedFormat(f"{where} is a key file of a newer criuctl: {lines[0]}")
             if recovery.looks_like(typed := text.decode("utf-8", "replace")):
                 return cls(recovery.from_text(typed, where), recovery=True)
-            raise WrongKey(f"{where} is no key file of criuctl", hint=f"Its first line must be {_KEY_LINE!r}.")
+            raise WrongKey(
+                f"{where} is no key file of criuctl", hint=f"Its first line must be {_KEY_LINE!r}."
+            )
         try:
             key = base64.b64decode(lines[1], validate=True)
         except (IndexError, binascii.Error):
@@ -110,7 +116,9 @@ def fingerprint(key: bytes) -> str:
 
 
 def new_key_file(path: Path) -> KeyText:
-    """Make a key file, 0600 in a 0700 folder, durable; an existing one is read and used as it is."""
+    """Make a key file, 0600 in a 0700 folder, durable; an existing one is read and used as it
+    is.
+    """
     key = KeyText(secrets.token_bytes(KEY_SIZE))
     try:
         write_secret(path, key.text())
@@ -128,7 +136,10 @@ def write_secret(path: Path, text: str) -> None:
     except FileExistsError:
         raise
     except OSError as error:
-        raise KeyMissing(f"the key file {path} cannot be written: {error.strerror}", hint="Give another --key-file.") from error
+        raise KeyMissing(
+            f"the key file {path} cannot be written: {error.strerror}",
+            hint="Give another --key-file.",
+        ) from error
     try:
         with os.fdopen(fd, "w") as file:
             file.write(text)
@@ -141,11 +152,16 @@ def write_secret(path: Path, text: str) -> None:
             os.close(folder)
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise KeyMissing(f"the key file {path} cannot be written: {error.strerror}", hint="Give another --key-file.") from error
+        raise KeyMissing(
+            f"the key file {path} cannot be written: {error.strerror}",
+            hint="Give another --key-file.",
+        ) from error
 
 
 def read_secret(path: Path) -> bytes:
-    """The content of a small file that only we may read; `KeyMissing` says what is wrong with it."""
+    """The content of a small file that only we may read; `KeyMissing` says what is wrong with
+    it.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         found = os.fstat(fd)
@@ -160,39 +176,74 @@ def read_secret(path: Path) -> bytes:
                 )
             return file.read(_MAX_SECRET_FILE)
     except OSError as error:
-        raise KeyMissing(f"{path} cannot be read: {error.strerror}", hint="Bring the file back, or name another one.") from error
+        raise KeyMissing(
+            f"{path} cannot be read: {error.strerror}",
+            hint="Bring the file back, or name another one.",
+        ) from error
 
 
-# -- slots --------------------------------------------------------------------------------------------
+# -- slots
+# --------------------------------------------------------------------------------------------
 
 
 def file_slot(master: bytes, key: KeyText, store_id: str) -> dict[str, Any]:
     """The slot that the key file or recovery key `key` opens."""
     kind = key.slot
-    return {"type": kind, "fingerprint": fingerprint(key.key), "wrapped": _wrap(key.key, master, f"{kind} {store_id}")}
+    return {
+        "type": kind,
+        "fingerprint": fingerprint(key.key),
+        "wrapped": _wrap(key.key, master, f"{kind} {store_id}"),
+    }
 
 
 def passphrase_slot(master: bytes, passphrase: bytes, store_id: str) -> dict[str, Any]:
     """The slot that `passphrase` opens."""
-    slot: dict[str, Any] = {"type": "passphrase", "kdf": "scrypt", **_SCRYPT, "salt": secrets.token_hex(16)}
+    slot: dict[str, Any] = {
+        "type": "passphrase",
+        "kdf": "scrypt",
+        **_SCRYPT,
+        "salt": secrets.token_hex(16),
+    }
     return {**slot, "wrapped": _wrap(_stretch(slot, passphrase), master, f"passphrase {store_id}")}
 
 
 def slot_fingerprint(slot: dict[str, Any]) -> str:
-    """What a slot is called: the fingerprint of its key; a passphrase has none, there it is a hash of the slot."""
+    """What a slot is called: the fingerprint of its key; a passphrase has none, there it is a hash
+    of the slot.
+    """
     told = slot.get("fingerprint")
-    return told if isinstance(told, str) else derive(str(slot.get("wrapped")).encode(), _FINGERPRINT)[:8].hex()
+    return (
+        told
+        if isinstance(told, str)
+        else derive(str(slot.get("wrapped")).encode(), _FINGERPRINT)[:8].hex()
+    )
 
 
 def _stretch(slot: dict[str, Any], passphrase: bytes) -> bytes:
     try:
         n, r, p = (int(slot[key]) for key in ("n", "r", "p"))
         salt = bytes.fromhex(slot["salt"])
-        if slot["kdf"] != "scrypt" or 128 * n * r > _SCRYPT_LIMIT or not 1 <= p <= 16 or n < 2 or r < 1:
+        if (
+            slot["kdf"] != "scrypt"
+            or 128 * n * r > _SCRYPT_LIMIT
+            or not 1 <= p <= 16
+            or n < 2
+            or r < 1
+        ):
             raise ValueError
-        return hashlib.scrypt(passphrase, salt=salt, n=n, r=r, p=p, maxmem=128 * r * (n + p + 2) + (1 << 20), dklen=KEY_SIZE)
+        return hashlib.scrypt(
+            passphrase,
+            salt=salt,
+            n=n,
+            r=r,
+            p=p,
+            maxmem=128 * r * (n + p + 2) + (1 << 20),
+            dklen=KEY_SIZE,
+        )
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise Damaged("a passphrase slot in the store's config is not valid", object="config") from None
+        raise Damaged(
+            "a passphrase slot in the store's config is not valid", object="config"
+        ) from None
 
 
 def _wrap(key: bytes, master: bytes, associated: str) -> str:
@@ -214,7 +265,8 @@ def _unwrap(key: bytes, slot: dict[str, Any], associated: str) -> bytes | None:
         return None
 
 
-# -- looking for the key --------------------------------------------------------------------------------
+# -- looking for the key
+# --------------------------------------------------------------------------------
 
 
 class Opened(Confidential, frozen=True):
@@ -229,7 +281,8 @@ class Opened(Confidential, frozen=True):
     writer: WriterKey | None = None
 
 
-Finder = Callable[[list[dict[str, Any]], str, Config], Opened]  # slots, id of the store, configuration
+# slots, id of the store, configuration
+Finder = Callable[[list[dict[str, Any]], str, Config], Opened]
 
 
 def key_path(config: Config, store_id: str) -> Path:
@@ -249,7 +302,9 @@ def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> O
     passed: WrongKey | None = None
     if config.key_file or os.path.lexists(default):
         try:
-            return open_by_file(slots, store_id, Path(config.key_file) if config.key_file else default)
+            return open_by_file(
+                slots, store_id, Path(config.key_file) if config.key_file else default
+            )
         except WrongKey as error:
             if config.key_file or not phrase_slots:
                 raise
@@ -261,14 +316,24 @@ def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> O
         raise KeyMissing(
             f"store {store_id[:12]} is encrypted, and its key was not found",
             hint=f"Bring its key file to {default}, or name it by key_file or CRIUCTL_KEY_FILE"
-            + (", or give passphrase_file, passphrase_command or CRIUCTL_PASSPHRASE." if phrase_slots else ".")
-            + (f" Its recovery key opens it, too: {RECOVERY_VARIABLE}, or CRIUCTL_KEY_FILE=-." if _has_recovery(slots) else ""),
+            + (
+                ", or give passphrase_file, passphrase_command or CRIUCTL_PASSPHRASE."
+                if phrase_slots
+                else "."
+            )
+            + (
+                f" Its recovery key opens it, too: {RECOVERY_VARIABLE}, or CRIUCTL_KEY_FILE=-."
+                if _has_recovery(slots)
+                else ""
+            ),
         )
     return open_by_passphrase(slots, store_id, phrase, source)
 
 
 def open_by_file(slots: list[dict[str, Any]], store_id: str, path: Path) -> Opened:
-    """Open a slot with the key file, exported master key or recovery key in `path`; ``-`` asks for a recovery key."""
+    """Open a slot with the key file, exported master key or recovery key in `path`; ``-`` asks for
+    a recovery key.
+    """
     if str(path) == ASKED:
         return open_by_key(slots, store_id, asked_key(), "standard input")
     text = read_secret(path)
@@ -282,17 +347,22 @@ def _open_by_writer(slots: list[dict[str, Any]], store_id: str, text: bytes, pat
 
     key = WriterKey.parse(text, str(path))
     if key.store.hex() != store_id:
-        raise WrongKey(f"the key in {path} is that of a write-only host of another store than {store_id[:12]}")
+        raise WrongKey(
+            f"the key in {path} is that of a write-only host of another store than {store_id[:12]}"
+        )
     for slot in slots:
         if (slot.get("type"), slot.get("id")) == ("writer", key.id.hex()):
             return Opened(b"", str(path), KeyText(b""), "writer", path, slot, key)
     raise WrongKey(
-        f"the key in {path} (fingerprint {key.fingerprint}) was removed from store {store_id[:12]}: this host may write no more",
+        f"the key in {path} (fingerprint {key.fingerprint}) was removed from store "
+        f"{store_id[:12]}: this host may write no more",
         hint="`criuctl key list` tells which keys there are, on a host that has the store's key.",
     )
 
 
-def open_by_key(slots: list[dict[str, Any]], store_id: str, key: KeyText, source: str, path: Path | None = None) -> Opened:
+def open_by_key(
+    slots: list[dict[str, Any]], store_id: str, key: KeyText, source: str, path: Path | None = None
+) -> Opened:
     """The same with a key that was read from `source`."""
     if key.master:
         return Opened(key.key, source, key, "master", path)
@@ -303,12 +373,17 @@ def open_by_key(slots: list[dict[str, Any]], store_id: str, key: KeyText, source
     what = "the recovery key" if key.recovery else "the key"
     expected = fingerprints(slots, key.slot)
     raise WrongKey(
-        f"{what} in {source} (fingerprint {fingerprint(key.key)}) does not open store {store_id[:12]}",
-        hint=f"The store wants {what} with fingerprint {', '.join(expected)}." if expected else _other_kinds(slots, key.slot),
+        f"{what} in {source} (fingerprint {fingerprint(key.key)}) does not open store "
+        f"{store_id[:12]}",
+        hint=f"The store wants {what} with fingerprint {', '.join(expected)}."
+        if expected
+        else _other_kinds(slots, key.slot),
     )
 
 
-def open_by_passphrase(slots: list[dict[str, Any]], store_id: str, phrase: bytes, source: str) -> Opened:
+def open_by_passphrase(
+    slots: list[dict[str, Any]], store_id: str, phrase: bytes, source: str
+) -> Opened:
     """The same with a passphrase."""
     for slot in slots:
         if (found := _opening([slot], store_id, "passphrase", phrase)) is not None:
@@ -316,7 +391,9 @@ def open_by_passphrase(slots: list[dict[str, Any]], store_id: str, phrase: bytes
     raise WrongKey(f"the passphrase from {source} does not open store {store_id[:12]}")
 
 
-def _opening(slots: Sequence[dict[str, Any]], store_id: str, kind: str, secret: bytes) -> tuple[bytes, dict[str, Any]] | None:
+def _opening(
+    slots: Sequence[dict[str, Any]], store_id: str, kind: str, secret: bytes
+) -> tuple[bytes, dict[str, Any]] | None:
     """The master key and the first slot of the kind that `secret` opens."""
     for slot in slots:
         if slot.get("type") == kind:
@@ -332,7 +409,11 @@ def _has_recovery(slots: Sequence[dict[str, Any]]) -> bool:
 
 def _other_kinds(slots: Sequence[dict[str, Any]], kind: str) -> str:
     names = {"file": "a key file", "passphrase": "a passphrase", "recovery": "its recovery key"}
-    wanted = [name for other, name in names.items() if other != kind and any(slot.get("type") == other for slot in slots)]
+    wanted = [
+        name
+        for other, name in names.items()
+        if other != kind and any(slot.get("type") == other for slot in slots)
+    ]
     return f"The store wants {' or '.join(wanted) or 'a key that this criuctl does not know'}."
 
 
@@ -347,7 +428,10 @@ def asked_key() -> KeyText:
     else:
         typed = sys.stdin.readline(_MAX_SECRET_FILE) if sys.stdin is not None else ""
     if not typed.strip():
-        raise KeyMissing("no key was given on standard input", hint="Type the recovery key of the store, on one line.")
+        raise KeyMissing(
+            "no key was given on standard input",
+            hint="Type the recovery key of the store, on one line.",
+        )
     return KeyText(recovery.from_text(typed, "standard input"), recovery=True)
 
 
@@ -362,7 +446,9 @@ def opened_by_key(slots: list[dict[str, Any]], store_id: str, key: bytes) -> byt
     return found and found[0]
 
 
-def opened_by_passphrase(slots: list[dict[str, Any]], store_id: str, passphrase: bytes) -> bytes | None:
+def opened_by_passphrase(
+    slots: list[dict[str, Any]], store_id: str, passphrase: bytes
+) -> bytes | None:
     """The master key, if the passphrase opens one of the slots."""
     found = _opening(slots, store_id, "passphrase", passphrase)
     return found and found[0]
@@ -380,7 +466,9 @@ def find_passphrase(config: Config) -> tuple[bytes | None, str]:
 
 
 def _of_command(line: str) -> bytes:
-    """What the command prints.  Its words may hold a secret, and so may what it prints: no error repeats them."""
+    """What the command prints.  Its words may hold a secret, and so may what it prints: no error
+    repeats them.
+    """
     from ..proc.command import run
 
     why = ""
@@ -397,7 +485,8 @@ def _of_command(line: str) -> bytes:
         why = "it cannot be run"
     raise KeyMissing(
         f"passphrase_command gave no passphrase: {why}",
-        hint="It has to print the passphrase and to end with 0. Run it by hand to see what it says.",
+        hint="It has to print the passphrase and to end with 0. Run it by hand to see what it "
+        "says.",
     )
 
 
@@ -409,10 +498,18 @@ def passphrase_source(config: Config) -> str:
 
 
 def refuse_downgrade(store_id: str, config: Config) -> None:
-    """A store that says it is not encrypted while this host has a key for it was tampered with, or mistaken."""
-    known = config.key_file or (str(key_path(config, store_id)) if key_path(config, store_id).exists() else "")
+    """A store that says it is not encrypted while this host has a key for it was tampered with, or
+    mistaken.
+    """
+    known = config.key_file or (
+        str(key_path(config, store_id)) if key_path(config, store_id).exists() else ""
+    )
     if known:
         raise Conflict(
-            f"store {store_id[:12]} says that it is not encrypted, but there is a key for it: {known}",
-            hint="Somebody may have replaced the store's config object. If it is meant to be plain, take the key away.",
+            f"store {store_id[:12]} says that it is not encrypted, but there is a key for it: "
+            f"{known}",
+            hint=(
+                "Somebody may have replaced the store's config object. If it is meant to be "
+                "plain, take the key away."
+            ),
         )

@@ -1,22 +1,27 @@
-"""Layers: of a window of memory that was stored before, only the pages that changed are stored again.
+"""Layers: of a window of memory that was stored before, only the pages that changed are stored
+again.
 
-A chunk is named by all of its content, so one changed page makes a window new.  Memory that is read in rounds (pre-copy)
-would be sent in whole windows each time, however few pages a program writes to.  So `Layers` remembers for each window
-where each of its pages is stored, and digests of its pages.  When the window comes again, the pages that differ go into
-the *patch*, which is a chunk in the making: pages of many windows, one after the other.  A window that is new, has another
-number of pages, or differs in nearly all of them, is stored whole.  So are the first few that changed, whatever is left of
-them: whole windows are found again by other checkpoints, and of a tree that changes little no layers are made.
+A chunk is named by all of its content, so one changed page makes a window new.  Memory that is read
+in rounds (pre-copy) would be sent in whole windows each time, however few pages a program writes
+to.  So `Layers` remembers for each window where each of its pages is stored, and digests of its
+pages.  When the window comes again, the pages that differ go into the *patch*, which is a chunk in
+the making: pages of many windows, one after the other.  A window that is new, has another number of
+pages, or differs in nearly all of them, is stored whole.  So are the first few that changed,
+whatever is left of
+them: whole windows are found again by other checkpoints, and of a tree that changes little no
+layers are made.
 
-What is remembered is told by where the window lies, which is but a hint where to look: what is the same is decided by digests
-alone.  They are GMAC: a hash of 128 bits that is universal under a secret key, here a random one that never leaves this
-process, as the digests do not.  So nobody who writes the memory can make a change that keeps the digest, and by chance one is
-missed in 2^116 (NIST SP 800-38D; that the nonce is always the same would matter if anybody saw the digests).  Processors have
-instructions for it, so that single pages take half as long as with BLAKE3.  (Sums with random weights would be faster, but
-are not safe: modulo 2^64 two words that both change their top bit cancel.)  What a reader gets is checked as always, by the
-ids of chunks.
+What is remembered is told by where the window lies, which is but a hint where to look: what is the
+same is decided by digests alone.  They are GMAC: a hash of 128 bits that is universal under a
+secret key, here a random one that never leaves this process, as the digests do not.  So nobody who
+writes the memory can make a change that keeps the digest, and by chance one is missed in 2^116
+(NIST SP 800-38D; that the nonce is always the same would matter if anybody saw the digests).
+Processors have instructions for it, so that single pages take half as long as with BLAKE3.  (Sums
+with random weights would be faster, but are not safe: modulo 2^64 two words that both change their
+top bit cancel.)  What a reader gets is checked as always, by the ids of chunks.
 
-A `Composition` is the other side: which chunks a stream rests on, and which of their pages it consists of.  As long as all
-are whole chunks, it is an ordinary stream.
+A `Composition` is the other side: which chunks a stream rests on, and which of their pages it
+consists of.  As long as all are whole chunks, it is an ordinary stream.
 
 Everything here belongs to one thread, the hasher (see `pipeline`).
 """
@@ -37,13 +42,15 @@ from .chunks import ENTRY, PAGE, WINDOW
 _DIGEST = 16  # bytes
 _NONCE = bytes(12)
 _BLOCK = 4 * PAGE  # that much at once takes half as long as its single pages
-_MOST = 7 / 8  # of a window's pages may have changed; a tree that writes that fast is still worth another round
+# of a window's pages may have changed; a tree that writes that fast is still worth another round
+_MOST = 7 / 8
 LITTLE = 8 << 20  # bytes of windows that are stored whole first though few of their pages changed
 _REMEMBERED = 1 << 16  # windows; with 64 pages each, 16 GiB of memory, and some 120 MiB here
 
 At = tuple[Hashable, int]  # what a window is of, and the address of its first page there
 
-# Where a page is stored: the number of a chunk, and of a page in it, in one integer, so that the page behind is one more.
+# Where a page is stored: the number of a chunk, and of a page in it, in one integer, so that the
+# page behind is one more.
 _PAGE_BITS = 16
 _PAGE_MASK = (1 << _PAGE_BITS) - 1
 Places = Sequence[int]
@@ -72,12 +79,15 @@ class Composition:
         self._runs = array("Q")
 
     def add(self, places: Places) -> list[bytes]:
-        """The next window is made of these pages; the ids of the chunks that are new to the stream, if they have one yet."""
+        """The next window is made of these pages; the ids of the chunks that are new to the stream,
+        if they have one yet.
+        """
         before = len(self.chunks)
         numbers, runs = self._numbers, _runs(places)
         whole = self._all[runs[0][0] >> _PAGE_BITS]
         if len(runs) == 1 and runs[0] == (whole.number << _PAGE_BITS, whole.size // PAGE):
-            self._number(whole)  # once for each time that it is in the stream, as an ordinary one has it
+            # once for each time that it is in the stream, as an ordinary one has it
+            self._number(whole)
         else:
             self.layered = True
         for place, pages in runs:
@@ -90,7 +100,9 @@ class Composition:
 
     def packed(self) -> tuple[bytes, int]:
         """The list of its chunks, and their size."""
-        return b"".join(ENTRY.pack(c.id, c.size) for c in self.chunks), sum(c.size for c in self.chunks)
+        return b"".join(ENTRY.pack(c.id, c.size) for c in self.chunks), sum(
+            c.size for c in self.chunks
+        )
 
     def packed_runs(self) -> bytes:
         """The list of its runs."""
@@ -130,11 +142,18 @@ class Layers:
         store: Callable[[Chunk, PageBuffer, int, int], None],
         release: Callable[[PageBuffer], None],
     ) -> None:
-        """Patches are made in buffers that come from `acquire`; a finished one is handed to `store`, at once."""
+        """Patches are made in buffers that come from `acquire`; a finished one is handed to
+        `store`, at once.
+        """
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._digest = AESGCM(os.urandom(16)).encrypt
-        self._chunk_id, self._acquire, self._store, self._release = chunk_id, acquire, store, release
+        self._chunk_id, self._acquire, self._store, self._release = (
+            chunk_id,
+            acquire,
+            store,
+            release,
+        )
         self._versions: dict[Hashable, _Version] = {}
         self.chunks: list[Chunk] = []  # by number
         self._patch: Chunk | None = None
@@ -143,8 +162,11 @@ class Layers:
         self._little = 0  # bytes of windows of which few pages changed
 
     def settle(self, at: At, content: memoryview, *, last: bool) -> Settled:
-        """Where the pages of this window are stored, or will be; with `last` it will not be seen again."""
-        # Processes that share memory since a fork have it at the same address, and it is read but in one of them.
+        """Where the pages of this window are stored, or will be; with `last` it will not be seen
+        again.
+        """
+        # Processes that share memory since a fork have it at the same address, and it is read but
+        # in one of them.
         known = self._versions.get(at) or self._versions.get(at[1])
         pages = len(content) // PAGE
         if known is not None and len(known.places) == pages:
@@ -167,7 +189,8 @@ class Layers:
             buffer, self._buffer = self._buffer, None
             self._release(buffer)
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------------
 
     def _much(self, size: int) -> bool:
         """Whether, with this window, more than `LITTLE` changed a little."""
@@ -192,7 +215,10 @@ class Layers:
         pages = bytearray(known.pages)
         for block in _differing(known.blocks, blocks):
             first = block * (_BLOCK // PAGE)
-            start, fresh = first * _DIGEST, self._digests(content[block * _BLOCK : (block + 1) * _BLOCK], PAGE)
+            start, fresh = (
+                first * _DIGEST,
+                self._digests(content[block * _BLOCK : (block + 1) * _BLOCK], PAGE),
+            )
             end = start + len(fresh)
             changed += [first + n for n in _differing(known.pages[start:end], fresh)]
             pages[start:end] = fresh
@@ -200,7 +226,9 @@ class Layers:
 
     def _digests(self, content: memoryview, step: int) -> bytes:
         digest = self._digest
-        return b"".join([digest(_NONCE, b"", content[at : at + step]) for at in range(0, len(content), step)])
+        return b"".join(
+            [digest(_NONCE, b"", content[at : at + step]) for at in range(0, len(content), step)]
+        )
 
     def _new_chunk(self, id: bytes = b"", size: int = 0) -> Chunk:
         self.chunks.append(Chunk(len(self.chunks), id, size))
@@ -227,7 +255,10 @@ class Layers:
         chunk, buffer, start = self._patch, self._buffer, self._start
         if chunk is not None and buffer is not None:
             self._patch, self._start = None, self._fill
-            chunk.id, chunk.size = self._chunk_id(buffer.view[start : self._fill]), self._fill - start
+            chunk.id, chunk.size = (
+                self._chunk_id(buffer.view[start : self._fill]),
+                self._fill - start,
+            )
             self._store(chunk, buffer, start, self._fill)
 
 
@@ -236,7 +267,9 @@ def _differing(before: bytes, after: bytes) -> list[int]:
     if before == after:
         return []
     places = range(0, len(before), _DIGEST)
-    return [n for n, at in enumerate(places) if before[at : at + _DIGEST] != after[at : at + _DIGEST]]
+    return [
+        n for n, at in enumerate(places) if before[at : at + _DIGEST] != after[at : at + _DIGEST]
+    ]
 
 
 def _runs(places: Iterable[int]) -> list[tuple[int, int]]:

@@ -1,30 +1,35 @@
 """The session head: which host a session lives on, agreed upon through the store.
 
-A session's head is the newest of the records ``sessions/<token>/<20-digit sequence>``.  Each is a small sealed object, put once
-by `put(if_absent=True)` under the next sequence number and never changed: of any number of hosts that want to be
-the session's home exactly one wins, the others are told who.  A record holds a random nonce; after a lost answer
-the store is asked whose record is there.
+A session's head is the newest of the records ``sessions/<token>/<20-digit sequence>``.  Each is a
+small sealed object, put once by `put(if_absent=True)` under the next sequence number and never
+changed: of any number of hosts that want to be the session's home exactly one wins, the others are
+told who.  A record holds a random nonce; after a lost answer the store is asked whose record is
+there.
 
     held      the session lives on `host`, or is being restored there
-    released  it lives nowhere: whoever comes first may claim it; `ended` says that nobody waits for it either
+    released  it lives nowhere: whoever comes first may claim it; `ended` says that nobody waits for
+    it either
 
-A claim raises the *epoch*.  A host may take over what it holds itself, as when it was restarted in the middle of a
-restore; nobody else may: taking a session from a host that seems dead is a decision for a person (``restore --take-over``).
-A take-over that comes to nothing is undone: the host that held the session holds it again, by its old epoch.  A take-over goes
-over a newest record that is damaged, too, by an epoch that its home cannot have (`heads.standing`).  A home may `pass_on` what
-it holds, which is how a migration ends.  What a home does that finds a higher epoch than its own is told in
-`criuctl.host.fencing`.
+A claim raises the *epoch*.  A host may take over what it holds itself, as when it was restarted in
+the middle of a restore; nobody else may: taking a session from a host that seems dead is a decision
+for a person (``restore --take-over``).  A take-over that comes to nothing is undone: the host that
+held the session holds it again, by its old epoch.  A take-over goes over a newest record that is
+damaged, too, by an epoch that its home cannot have (`heads.standing`).  A home may `pass_on` what
+it holds, which is how a migration ends.  What a home does that finds a higher epoch than its own is
+told in `criuctl.host.fencing`.
 
-A lease runs out only if its home has said so: `renew` puts the same claim again, with one more `beat` and the seconds (`ttl`)
-after which it may be taken if no further beat is seen.  No clocks are compared: whoever watches counts those seconds by a clock
-of its own, from when it first saw that beat, and takes over what it has watched and nothing else (``claim(instead_of=...)``):
-both are puts under the next number, so either the home's next beat or the take-over is there, never both.
+A lease runs out only if its home has said so: `renew` puts the same claim again, with one more
+`beat` and the seconds (`ttl`) after which it may be taken if no further beat is seen.  No clocks
+are compared: whoever watches counts those seconds by a clock of its own, from when it first saw
+that beat, and takes over what it has watched and nothing else (``claim(instead_of=...)``): both are
+puts under the next number, so either the home's next beat or the take-over is there, never both.
 
-A write-only host seals its leases in its own domain, and cannot read those of others: who holds a session whose newest record it
-cannot read it does not know, but not this host.  So it neither claims nor renews nor releases it, and writes nothing: `Conflict`.
+A write-only host seals its leases in its own domain, and cannot read those of others: who holds a
+session whose newest record it cannot read it does not know, but not this host.  So it neither
+claims nor renews nor releases it, and writes nothing: `Conflict`.
 
-On a store without conditional writes no such promise can be kept.  A claim there is a marker without a lease, and says so
-in `Claim.warning`.
+On a store without conditional writes no such promise can be kept.  A claim there is a marker
+without a lease, and says so in `Claim.warning`.
 """
 
 from __future__ import annotations
@@ -39,13 +44,26 @@ from .manifest import SessionRef, now
 if TYPE_CHECKING:
     from .repository import Repository
 
-UNLEASED = "the store has no conditional writes, so nothing keeps another host from restoring this session at the same time"
+UNLEASED = (
+    "the store has no conditional writes, so nothing keeps another host from restoring this "
+    "session at the same time"
+)
 
 
 class Claim:
-    """A session claimed for this host; give it back with `release` unless the restore succeeded (`keep`)."""
+    """A session claimed for this host; give it back with `release` unless the restore succeeded
+    (`keep`).
+    """
 
-    def __init__(self, repository: Repository, head: Head, *, leased: bool, taken: Head | None = None, refused: str = "") -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        head: Head,
+        *,
+        leased: bool,
+        taken: Head | None = None,
+        refused: str = "",
+    ) -> None:
         self._repository = repository
         self.head = head
         self._taken = taken  # the record that stood before, of another host or of its end
@@ -64,7 +82,9 @@ class Claim:
             clear(self._repository, self.head)
 
     def check(self) -> None:
-        """Before the session runs: `Conflict` if somebody has taken it over meanwhile; no answer of the store means no."""
+        """Before the session runs: `Conflict` if somebody has taken it over meanwhile; no answer of
+        the store means no.
+        """
         if not self.leased:
             return
         try:
@@ -73,19 +93,26 @@ class Claim:
             return
         if current is not None and current.epoch > self.head.epoch:
             who = current.host_name or current.host
-            raise Conflict(f"session {self.head.session.name!r} was taken over by host {who} meanwhile", host=who)
+            raise Conflict(
+                f"session {self.head.session.name!r} was taken over by host {who} meanwhile",
+                host=who,
+            )
 
     def withdraw(self) -> None:
         """Give back what was not seen to be ours: if it is, by what the store has."""
         try:
-            ours = read_record(self._repository, record_name(self._repository, self.head)).nonce == self.head.nonce
+            ours = (
+                read_record(self._repository, record_name(self._repository, self.head)).nonce
+                == self.head.nonce
+            )
         except CriuctlError:
             return
         if ours:
             self.release_unless_kept()
 
     def release_unless_kept(self) -> None:
-        """Give the lease back after a failure; a store that does not let us leaves it to us to take over later.
+        """Give the lease back after a failure; a store that does not let us leaves it to us to take
+        over later.
 
         It is the failure that is told, and that decides what is done next, not that.
         """
@@ -99,9 +126,14 @@ class Claim:
                 self._repository.store.delete(record_name(self._repository, self.head))
             else:
                 held = self._taken.state == "held"
-                _follow(self._repository, self.head, self._taken if held else self._taken.with_use(epoch=self.head.epoch))
+                _follow(
+                    self._repository,
+                    self.head,
+                    self._taken if held else self._taken.with_use(epoch=self.head.epoch),
+                )
         except CriuctlError:
-            return  # taken over meanwhile, or still ours: either way nobody is shut out who may come in
+            # taken over meanwhile, or still ours: either way nobody is shut out who may come in
+            return
 
 
 def claim(
@@ -119,12 +151,14 @@ def claim(
     copy: bool = False,
     seen: Head | None = None,
 ) -> Claim:
-    """Make this host (`host` is its id) the session's home, with an epoch above `above`; `Conflict` says who holds it.
+    """Make this host (`host` is its id) the session's home, with an epoch above `above`; `Conflict`
+    says who holds it.
 
-    What `host` holds itself is taken over; with `take_over`, a person's decision, what any host holds; with `instead_of`,
-    a lease that has run out, that one and no other.  The new lease runs out after `ttl` milliseconds, unless it is renewed.
-    A `copy`, whose name is new, does without a lease where the store takes no more writes: a backup that is only read.
-    `seen` is the newest record as of just now, which then is not asked for again: if it is not any more, the put tells.
+    What `host` holds itself is taken over; with `take_over`, a person's decision, what any host
+    holds; with `instead_of`, a lease that has run out, that one and no other.  The new lease runs
+    out after `ttl` milliseconds, unless it is renewed.  A `copy`, whose name is new, does without a
+    lease where the store takes no more writes: a backup that is only read.  `seen` is the newest
+    record as of just now, which then is not asked for again: if it is not any more, the put tells.
 
     Older records are left to `Claim.clear`.
     """
@@ -135,19 +169,33 @@ def claim(
         seen = None
         if instead_of is not None and (current is None or not current.is_beat_of(instead_of)):
             who = current.host_name or current.host if current is not None else "nobody"
-            raise Conflict(f"the lease of session {session!r}, which had run out, has changed: {who} has it now", host=who)
+            raise Conflict(
+                (
+                    f"the lease of session {session!r}, which had run out, has changed: {who} has "
+                    "it "
+                    "now"
+                ),
+                host=who,
+            )
         forced = take_over or instead_of is not None
         if current is not None and current.state == "held" and current.host != host and not forced:
             raise Conflict(
-                f"session {session!r} is held by host {current.host_name or current.host} since {current.time}",
-                hint="End it there; restore a copy with --as NEW-NAME; or, if that host is lost for good, use --take-over.",
+                f"session {session!r} is held by host {current.host_name or current.host} since "
+                f"{current.time}",
+                hint=(
+                    "End it there; restore a copy with --as NEW-NAME; or, if that host is lost "
+                    "for good, use --take-over."
+                ),
                 host=current.host_name or current.host,
             )
         epoch = max(current.epoch if current else 0, above) + 1
-        head = _following(current, ref, host, host_name, incarnation, epoch, "held").with_use(ttl=ttl)
+        head = _following(current, ref, host, host_name, incarnation, epoch, "held").with_use(
+            ttl=ttl
+        )
         if not leased:
             return Claim(repository, head, leased=False)
-        # What is to stand again if this comes to nothing: who holds it, or who has given it back and whether it has ended.
+        # What is to stand again if this comes to nothing: who holds it, or who has given it back
+        # and whether it has ended.
         taken = current if current is not None and (current.host != host or current.ended) else None
         mine = Claim(repository, head, leased=True, taken=taken)
         try:
@@ -156,19 +204,25 @@ def claim(
             except (StoreDenied, StoreFull) as error:
                 if not copy:
                     raise
-                why = f"the store takes no lease for session {session!r}, so another host may use that name, too: {error.message}"
+                why = (
+                    f"the store takes no lease for session {session!r}, so another host may use "
+                    f"that name, too: {error.message}"
+                )
                 return Claim(repository, head, leased=False, refused=why)
             if won and _in_force(repository, head):
                 return mine
-        except BaseException:  # a signal, say: nobody else will know that there is something to give back
-            if current is None or (current.state, current.host) != ("held", host):  # else it is as it was
+        # a signal, say: nobody else will know that there is something to give back
+        except BaseException:
+            # else it is as it was
+            if current is None or (current.state, current.host) != ("held", host):
                 mine.withdraw()
             raise
     raise Conflict(f"session {session!r} is being claimed by many at once", hint="Try again.")
 
 
 def renew(repository: Repository, session: SessionRef, *, host: str, ttl: int) -> Head | None:
-    """One more beat of what `host` holds, to run out `ttl` milliseconds later (0: never); the lease as it is then.
+    """One more beat of what `host` holds, to run out `ttl` milliseconds later (0: never); the lease
+    as it is then.
 
     What another host holds, or nobody, is returned as it is; None where there is no lease.
     """
@@ -176,7 +230,11 @@ def renew(repository: Repository, session: SessionRef, *, host: str, ttl: int) -
         return None
     for _attempt in range(ATTEMPTS):
         current = read_head(repository, session.name)
-        if current is None or (current.state, current.host, current.session) != ("held", host, session):
+        if current is None or (current.state, current.host, current.session) != (
+            "held",
+            host,
+            session,
+        ):
             return current
         beat = {"beat": current.beat + 1, "beaten": now(), "ttl": ttl}
         head = current.with_use(**beat, nonce=os.urandom(16).hex(), sequence=current.sequence + 1)
@@ -187,10 +245,11 @@ def renew(repository: Repository, session: SessionRef, *, host: str, ttl: int) -
 
 
 def release(repository: Repository, session: str, *, host: str, seen: Head | None = None) -> bool:
-    """The session does not live on `host` any more (its tree was dumped and ended); False when it was not held by it.
+    """The session does not live on `host` any more (its tree was dumped and ended); False when it
+    was not held by it.
 
-    `seen` is the newest record as of just now, which then is not asked for again; but where a supervisor renews it, its next
-    numbers may be used, and cleared, by now.
+    `seen` is the newest record as of just now, which then is not asked for again; but where a
+    supervisor renews it, its next numbers may be used, and cleared, by now.
     """
     if not repository.capabilities.conditional_create:
         return False
@@ -201,10 +260,14 @@ def release(repository: Repository, session: str, *, host: str, seen: Head | Non
     return True
 
 
-def end(repository: Repository, session: SessionRef, incarnation: int, *, host: str, host_name: str = "") -> bool:
-    """The session has ended on `host`, and nobody waits for it; False where nothing need, or may, be said of that.
+def end(
+    repository: Repository, session: SessionRef, incarnation: int, *, host: str, host_name: str = ""
+) -> bool:
+    """The session has ended on `host`, and nobody waits for it; False where nothing need, or may,
+    be said of that.
 
-    Of one without a lease that is said only if there is a checkpoint, of which somebody might think that it is to come back.
+    Of one without a lease that is said only if there is a checkpoint, of which somebody might think
+    that it is to come back.
     """
     if not repository.capabilities.conditional_create:
         return False
@@ -222,21 +285,34 @@ def end(repository: Repository, session: SessionRef, incarnation: int, *, host: 
 
 
 def pass_on(
-    repository: Repository, session: SessionRef, *, from_host: str, to_host: str, to_name: str, incarnation: int
+    repository: Repository,
+    session: SessionRef,
+    *,
+    from_host: str,
+    to_host: str,
+    to_name: str,
+    incarnation: int,
 ) -> Head | None:
-    """Make `to_host` the home of what `from_host` (or nobody) holds, by the next epoch; None where the store gives no leases.
+    """Make `to_host` the home of what `from_host` (or nobody) holds, by the next epoch; None where
+    the store gives no leases.
 
-    `Conflict` when another host has it.  Asked again after a lost answer it finds its own record and returns that.
+    `Conflict` when another host has it.  Asked again after a lost answer it finds its own record
+    and returns that.
     """
     if not repository.capabilities.conditional_create:
         return None
     for _attempt in range(ATTEMPTS):
         current = read_head(repository, session.name)
         if current is not None and current.state == "held" and current.host != from_host:
-            if (current.host, current.session.id, current.incarnation) == (to_host, session.id, incarnation):
+            if (current.host, current.session.id, current.incarnation) == (
+                to_host,
+                session.id,
+                incarnation,
+            ):
                 return current
             raise Conflict(
-                f"session {session.name!r} is held by host {current.host_name or current.host} since {current.time}",
+                f"session {session.name!r} is held by host {current.host_name or current.host} "
+                f"since {current.time}",
                 host=current.host_name or current.host,
             )
         epoch = current.epoch + 1 if current else 1
@@ -258,12 +334,15 @@ def _following(
 ) -> Head:
     """A new record, to stand behind `current`."""
     number = current.sequence + 1 if current else 1
-    return Head(session, host, host_name, incarnation, epoch, state, os.urandom(16).hex(), now(), number)
+    return Head(
+        session, host, host_name, incarnation, epoch, state, os.urandom(16).hex(), now(), number
+    )
 
 
 def _in_force(repository: Repository, head: Head) -> bool:
-    """Whether what was just put counts: whoever slept since it read the record before may have found a number free that was
-    used, and cleared, long ago.  It is read, too: a store that lets two win has one record in the end.
+    """Whether what was just put counts: whoever slept since it read the record before may have
+    found a number free that was used, and cleared, long ago.  It is read, too: a store that lets
+    two win has one record in the end.
     """
     newest = read_head(repository, head.session.name)
     return newest is not None and (newest.host, newest.epoch) == (head.host, head.epoch)
@@ -274,10 +353,16 @@ def _release(repository: Repository, current: Head) -> None:
 
 
 def _follow(repository: Repository, mine: Head, what: Head) -> None:
-    """Put `what` as the record after `mine`, or after a later beat of it; `Conflict` when it is not ours any more."""
+    """Put `what` as the record after `mine`, or after a later beat of it; `Conflict` when it is not
+    ours any more.
+    """
     current: Head | None = mine
     for _attempt in range(ATTEMPTS):
-        if current is None or (current.host, current.epoch, current.state) != (mine.host, mine.epoch, mine.state):
+        if current is None or (current.host, current.epoch, current.state) != (
+            mine.host,
+            mine.epoch,
+            mine.state,
+        ):
             break
         head = what.with_use(nonce=os.urandom(16).hex(), sequence=current.sequence + 1)
         if put_record(repository, head):
@@ -287,4 +372,15 @@ def _follow(repository: Repository, mine: Head, what: Head) -> None:
     raise Conflict(f"session {mine.session.name!r} was claimed by somebody else meanwhile")
 
 
-__all__ = ["UNLEASED", "Claim", "Head", "claim", "end", "pass_on", "put_record", "read_head", "release", "renew"]
+__all__ = [
+    "UNLEASED",
+    "Claim",
+    "Head",
+    "claim",
+    "end",
+    "pass_on",
+    "put_record",
+    "read_head",
+    "release",
+    "renew",
+]

@@ -1,12 +1,14 @@
 """Which chunks checkpoints need, and which packs are needed for that.
 
-`Live` gathers the chunks of all manifests; asked again, it reads only the manifests that are new.  `Survey.take` then
-gives each of these chunks one *home*: an existing pack that holds it, the fullest one if there are several.  A pack that
-is nobody's home is not needed.  Packs in `doomed` are no homes; a chunk that has none but doomed ones is *homeless*.
+`Live` gathers the chunks of all manifests; asked again, it reads only the manifests that are new.
+`Survey.take` then gives each of these chunks one *home*: an existing pack that holds it, the
+fullest one if there are several.  A pack that is nobody's home is not needed.  Packs in `doomed`
+are no homes; a chunk that has none but doomed ones is *homeless*.
 
-What is in a pack is taken from the index, or from the pack itself where no segment tells of it; a pack that cannot
-be read is nobody's home and is left alone.  Memory: some 110 bytes for each chunk that is needed, and a few
-hundred for each pack; the index is read as a stream from this host's cache.
+What is in a pack is taken from the index, or from the pack itself where no segment tells of it; a
+pack that cannot be read is nobody's home and is left alone.  Memory: some 110 bytes for each chunk
+that is needed, and a few hundred for each pack; the index is read as a stream from this host's
+cache.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class Live:
     def look(self) -> None:
         """Add what the manifests need that came since the last look.
 
-        Any that cannot be read ends it, `Damaged` or `UnsupportedFormat`: nobody knows what it needs.
+        Any that cannot be read ends it, `Damaged` or `UnsupportedFormat`: nobody knows what it
+        needs.
         """
         names = [name for name in self._repository.catalog.names() if name not in self._read]
         with ThreadPoolExecutor(_FETCHERS, "criuctl-gc") as pool:
@@ -69,7 +72,9 @@ class Live:
                     if manifest is not None:
                         self._add(name, manifest)
                     self._read.add(name)
-                self._reporter.progress("checkpoints", start + len(batch), len(names), "checkpoints")
+                self._reporter.progress(
+                    "checkpoints", start + len(batch), len(names), "checkpoints"
+                )
 
     def _fetch(self, name: str) -> Manifest | None:
         try:
@@ -134,13 +139,23 @@ class Survey(Struct):
     """What `take` found."""
 
     packs: dict[bytes, Pack]
-    unreadable: set[bytes] = field(default_factory=set)  # packs that nobody tells of and that do not tell themselves
-    untold: set[bytes] = field(default_factory=set)  # packs of which no index segment tells, though they can be read
-    homeless: dict[bytes, int] = field(default_factory=dict)  # chunk -> plain size; it is in doomed packs only
+    # packs that nobody tells of and that do not tell themselves
+    unreadable: set[bytes] = field(default_factory=set)
+    # packs of which no index segment tells, though they can be read
+    untold: set[bytes] = field(default_factory=set)
+    # chunk -> plain size; it is in doomed packs only
+    homeless: dict[bytes, int] = field(default_factory=dict)
     lost: int = 0  # chunks that are in no pack
 
     @classmethod
-    def take(cls, repository: Repository, packs: dict[bytes, Pack], live: set[bytes], *, doomed: Collection[bytes]) -> Survey:
+    def take(
+        cls,
+        repository: Repository,
+        packs: dict[bytes, Pack],
+        live: set[bytes],
+        *,
+        doomed: Collection[bytes],
+    ) -> Survey:
         """Find a home for every chunk in `live` among `packs`."""
         survey = cls(packs)
         found = 0
@@ -167,7 +182,9 @@ class Survey(Struct):
 
     def mine(self, repository: Repository, pack: bytes, live: set[bytes]) -> dict[bytes, int]:
         """Chunk -> plain size of what is needed in one pack."""
-        index = read_index(repository.store, object_name(pack), self.packs[pack].size, repository.sealer)
+        index = read_index(
+            repository.store, object_name(pack), self.packs[pack].size, repository.sealer
+        )
         return {chunk: plain for chunk, _offset, _stored, plain in index if chunk in live}
 
     def _settle(self, rows: Iterator[Row], doomed: frozenset[bytes]) -> int:
@@ -189,12 +206,20 @@ class Survey(Struct):
         pack = self.packs[name]
         return not pack.bad, not pack.marked, pack.holds / pack.size, name
 
-    def _rows(self, db: sqlite3.Connection, live: set[bytes], own: dict[bytes, list[Row]]) -> Iterator[Row]:
+    def _rows(
+        self, db: sqlite3.Connection, live: set[bytes], own: dict[bytes, list[Row]]
+    ) -> Iterator[Row]:
         """Every place of every chunk that is needed, those of one chunk one after the other."""
-        numbers = {n: name for n, name, size in db.execute("SELECT n, name, size FROM packs") if self._there(name, size)}
+        numbers = {
+            n: name
+            for n, name, size in db.execute("SELECT n, name, size FROM packs")
+            if self._there(name, size)
+        }
         told: bytes | None = None
         seen: set[bytes] = set()
-        for chunk, number, stored, plain in db.execute("SELECT id, pack, stored, plain FROM chunks ORDER BY id, pack"):
+        for chunk, number, stored, plain in db.execute(
+            "SELECT id, pack, stored, plain FROM chunks ORDER BY id, pack"
+        ):
             pack = numbers.get(number)
             if pack is None or chunk not in live:
                 continue
@@ -211,9 +236,13 @@ class Survey(Struct):
         pack = self.packs.get(name)
         return pack is not None and pack.size == size
 
-    def _own_indexes(self, db: sqlite3.Connection, repository: Repository, live: set[bytes]) -> dict[bytes, list[Row]]:
+    def _own_indexes(
+        self, db: sqlite3.Connection, repository: Repository, live: set[bytes]
+    ) -> dict[bytes, list[Row]]:
         """What packs tell of themselves of which the index does not."""
-        told = db.execute("SELECT name, size, name IN (SELECT name FROM distrusted) FROM packs").fetchall()
+        told = db.execute(
+            "SELECT name, size, name IN (SELECT name FROM distrusted) FROM packs"
+        ).fetchall()
         known = {name for name, size, _bad in told if self._there(name, size)}
         for name, _size, bad in told:
             if name in self.packs:
@@ -223,7 +252,9 @@ class Survey(Struct):
             if name in known:
                 continue
             try:
-                index = read_index(repository.store, object_name(name), pack.size, repository.sealer)
+                index = read_index(
+                    repository.store, object_name(name), pack.size, repository.sealer
+                )
             except (DataError, ObjectMissing) as error:
                 if isinstance(error, UnsupportedFormat):
                     raise
@@ -238,4 +269,8 @@ class Survey(Struct):
 
 def packs_of(infos: Iterator[ObjectInfo]) -> dict[bytes, Pack]:
     """The packs of a listing."""
-    return {name: Pack(name, info.size, info.modified) for info in infos if (name := pack_of(info.name)) is not None}
+    return {
+        name: Pack(name, info.size, info.modified)
+        for info in infos
+        if (name := pack_of(info.name)) is not None
+    }

@@ -1,12 +1,13 @@
 """What a checkpoint is: the manifest and the records in it.
 
-A manifest names everything that a restore needs and everything that a person may ask about.  It is written
-once, last, by one atomic put, and never changed.  Its JSON is described by ``images/manifest.schema.json``.
-The records are plain data: who makes them and what is done with them is told in `criuctl.ops`.
+A manifest names everything that a restore needs and everything that a person may ask about.  It is
+written once, last, by one atomic put, and never changed.  Its JSON is described by
+``images/manifest.schema.json``.  The records are plain data: who makes them and what is done with
+them is told in `criuctl.ops`.
 
-Manifests are untrusted input: `Manifest.from_dict` checks types, ranges, names and paths, so that no name in
-one can lead a restore outside the folder that it writes to (paths of put-back files, which are absolute by
-nature, are checked to be plain and judged again where they are used).
+Manifests are untrusted input: `Manifest.from_dict` checks types, ranges, names and paths, so that
+no name in one can lead a restore outside the folder that it writes to (paths of put-back files,
+which are absolute by nature, are checked to be plain and judged again where they are used).
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from msgspec import field
 from msgspec.structs import replace
 
 from .chunks import StreamRef
-from .records import Record, check_owner_and_mode, check_path, check_pattern, check_range, check_text_of_kernel, damaged
+from .records import (
+    Record,
+    check_owner_and_mode,
+    check_path,
+    check_pattern,
+    check_range,
+    check_text_of_kernel,
+    damaged,
+)
 
 MANIFEST_VERSION = 1
 
@@ -77,7 +86,8 @@ class ProcessRecord(Record, frozen=True):
     ppid: int = 0
     pgid: int = 0
     sid: int = 0
-    start_time: int = 0  # clock ticks since boot; with `pid` and the host's boot_id the process's identity
+    # clock ticks since boot; with `pid` and the host's boot_id the process's identity
+    start_time: int = 0
     command: str = ""
     argv: tuple[str, ...] = ()
     exe: str = ""
@@ -87,8 +97,10 @@ class ProcessRecord(Record, frozen=True):
     state: str = ""
     threads: int = 1
     cgroups: dict[str, str] = field(default_factory=dict)  # hierarchy -> path
-    processors: dict[str, str] = field(default_factory=dict)  # thread, by its own number -> those it may run on: "0,3"
-    manners: dict[str, dict[str, int]] = field(default_factory=dict)  # thread, by its own number -> what is not as usual
+    # thread, by its own number -> those it may run on: "0,3"
+    processors: dict[str, str] = field(default_factory=dict)
+    # thread, by its own number -> what is not as usual
+    manners: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def check(self, where: str) -> None:
         for name in ("pid", "ns_pid", "ppid", "pgid", "sid"):
@@ -118,7 +130,8 @@ class MemoryImage(Record, frozen=True):
     pages: int
     entries: StreamRef  # packed <QII vaddr, pages, flags>
     data: StreamRef  # its present pages in order, at most 256 KiB of address space in a chunk
-    own: tuple[tuple[int, int], ...] = ()  # addresses (first, behind the last) of what it shares with no other task, where known
+    # addresses (first, behind the last) of what it shares with no other task, where known
+    own: tuple[tuple[int, int], ...] = ()
 
     def check(self, where: str) -> None:
         check_range(self.id, 0, (1 << 56) - 1, f"{where}.id")
@@ -131,7 +144,9 @@ class MemoryImage(Record, frozen=True):
 
 
 class FileRecord(Record, frozen=True):
-    """A file of the tree as it was at the freeze; with `data` its contents are in the checkpoint."""
+    """A file of the tree as it was at the freeze; with `data` its contents are in the
+    checkpoint.
+    """
 
     path: str
     kind: str  # written | read | mapped | carried
@@ -148,8 +163,11 @@ class FileRecord(Record, frozen=True):
     append: bool = False  # every writer only appends
     xattrs: dict[str, str] = field(default_factory=dict)  # name -> base64
     target: str = ""  # of a symbolic link
-    role: str = ""  # of one that is only read: script (an interpreter reads it) | data (mapped for itself, not as code)
-    database: str = ""  # what it belongs to: the data folder of a server, or the main file of SQLite
+    # of one that is only read: script (an interpreter reads it) | data (mapped for itself, not as
+    # code)
+    role: str = ""
+    # what it belongs to: the data folder of a server, or the main file of SQLite
+    database: str = ""
     mount: str = ""  # the mount point of its file system; "" for "/" and for file systems in memory
 
     def check(self, where: str) -> None:
@@ -179,7 +197,8 @@ class LinkRecord(Record, frozen=True):
     uid: int = 0
     gid: int = 0
     digest: str = ""  # BLAKE3 of `data`, hex; "" when not taken
-    handle: str = ""  # by which the kernel finds the file under any name: its kind, ":", hex; "" where it has none
+    # by which the kernel finds the file under any name: its kind, ":", hex; "" where it has none
+    handle: str = ""
 
     def check(self, where: str) -> None:
         check_path(self.path, f"{where}.path")
@@ -191,26 +210,33 @@ class LinkRecord(Record, frozen=True):
 
 
 class FifoRecord(Record, frozen=True):
-    """A named pipe with something in it that the tree had not read, and who else had it open at the freeze."""
+    """A named pipe with something in it that the tree had not read, and who else had it open at the
+    freeze.
+    """
 
     path: str
     inode: int = 0
     device: int = 0
-    outside: tuple[tuple[int, int], ...] = ()  # (PID, start time) of each process, as criuctl saw it
+    # (PID, start time) of each process, as criuctl saw it
+    outside: tuple[tuple[int, int], ...] = ()
 
     def check(self, where: str) -> None:
         check_path(self.path, f"{where}.path")
 
 
 class InodeRecord(Record, frozen=True):
-    """What the tree had at a path that others than root decide about, or the folder of such a socket or deleted file."""
+    """What the tree had at a path that others than root decide about, or the folder of such a
+    socket or deleted file.
+    """
 
     path: str
     device: int = 0
     inode: int = 0
     uid: int = 0
-    born: int = 0  # nanoseconds of unix time at which it was made; 0 where its file system does not tell
-    handle: str = ""  # as in `LinkRecord`: it holds the generation, so that no later inode has the same
+    # nanoseconds of unix time at which it was made; 0 where its file system does not tell
+    born: int = 0
+    # as in `LinkRecord`: it holds the generation, so that no later inode has the same
+    handle: str = ""
 
     def check(self, where: str) -> None:
         check_path(self.path, f"{where}.path")
@@ -230,7 +256,9 @@ class ExternalFile(Record, frozen=True):
 
 
 class TerminalRecord(Record, frozen=True):
-    """A terminal of the tree and what its line discipline held; PIDs and groups are the tree's own numbers."""
+    """A terminal of the tree and what its line discipline held; PIDs and groups are the tree's own
+    numbers.
+    """
 
     path: str  # "" if no descriptor of it was open
     rdev: int = 0
@@ -247,11 +275,13 @@ class TerminalRecord(Record, frozen=True):
     canonical: bool = True
     echo: bool = True
     stopped: bool = False  # output was stopped (^S)
-    queued: int = 0  # bytes of `input` that the line discipline had processed; the rest waited in front of it
+    # bytes of `input` that the line discipline had processed; the rest waited in front of it
+    queued: int = 0
     input: StreamRef | None = None  # what was typed and not yet read: as secret as memory
     master_holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor) of a master inside
     printed: StreamRef | None = None  # what such a master had not read yet
-    slave_gone: bool = False  # nobody has it open any more: who reads from the master is told its end
+    # nobody has it open any more: who reads from the master is told its end
+    slave_gone: bool = False
 
     def check(self, where: str) -> None:
         if self.path:
@@ -271,7 +301,8 @@ class TerminalRecord(Record, frozen=True):
 class HolderRecord(Record, frozen=True):
     """What a session's holder passed on: all that the next one needs to go on in its place."""
 
-    private: bool = False  # the tree had PID and mount namespaces of its own, which end with its root
+    # the tree had PID and mount namespaces of its own, which end with its root
+    private: bool = False
     created: float = 0.0  # unix seconds
     command: tuple[str, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
@@ -281,11 +312,13 @@ class HolderRecord(Record, frozen=True):
     base: int = 0  # offset of the first byte in `scrollback`
     input_offset: int = 0  # where the output stood when something was typed last
     scrollback: StreamRef | None = None
-    modes: dict[str, Any] = field(default_factory=dict)  # of the terminal, as the protocol of holders has them
+    # of the terminal, as the protocol of holders has them
+    modes: dict[str, Any] = field(default_factory=dict)
     roles: tuple[tuple[str, ...], ...] = ()  # (kind, name, role): the ceilings of operators
     events: int = 0  # sequence of the last event
     audit: int = 0  # sequence of the last entry in the audit log
-    paused: dict[str, Any] | None = None  # by whom it stood still, whether halted, and the tree's PIDs that were stopped for it
+    # by whom it stood still, whether halted, and the tree's PIDs that were stopped for it
+    paused: dict[str, Any] | None = None
 
     def check(self, where: str) -> None:
         for name in ("base", "input_offset", "events", "audit"):
@@ -318,15 +351,21 @@ class ConnectionRecord(Record, frozen=True):
     rqueue: int = 0
     wqueue: int = 0
     policy: str = ""
-    options: dict[str, Any] = field(default_factory=dict)  # socket options that differ from a new socket's
+    # socket options that differ from a new socket's
+    options: dict[str, Any] = field(default_factory=dict)
     tcp: dict[str, Any] = field(default_factory=dict)  # details of TCP_INFO
     host: str = ""  # the name under which a rule knows the peer
-    peer_process: str = ""  # unix and loopback: "PID (command)" behind the other end, where it is local
-    application: str = ""  # application protocol: postgresql, redis, journal, tcp, or the name of a hook
-    session: dict[str, Any] = field(default_factory=dict)  # what that protocol found the peer to hold for us
+    # unix and loopback: "PID (command)" behind the other end, where it is local
+    peer_process: str = ""
+    # application protocol: postgresql, redis, journal, tcp, or the name of a hook
+    application: str = ""
+    # what that protocol found the peer to hold for us
+    session: dict[str, Any] = field(default_factory=dict)
     reason: str = ""  # why the policy is another one than was wished
     ended: bool = False  # the dump ended it along with the tree, so it can only be made anew
-    queued: bool = False  # a TCP connection within the tree that its server has not accepted: nobody holds the other end yet
+    # a TCP connection within the tree that its server has not accepted: nobody holds the other end
+    # yet
+    queued: bool = False
 
     @property
     def datagrams(self) -> bool:
@@ -335,12 +374,16 @@ class ConnectionRecord(Record, frozen=True):
 
     @property
     def waits(self) -> bool:
-        """Whether it has no other end, but takes connections, or datagrams, from everybody, or may yet."""
+        """Whether it has no other end, but takes connections, or datagrams, from everybody, or may
+        yet.
+        """
         return self.state in ("listen", "bound", UNCONNECTED)
 
 
 class PredicateRecord(Record, frozen=True):
-    """What must be so where the checkpoint is restored, as it was at the dump: see `criuctl.files.predicates`."""
+    """What must be so where the checkpoint is restored, as it was at the dump: see
+    `criuctl.files.predicates`.
+    """
 
     kind: PredicateKind
     argument: str  # a path, a command, or a span of time
@@ -372,7 +415,9 @@ class GpuDevice(Record, frozen=True):
 
 
 class GpuProcess(Record, frozen=True):
-    """A process whose device memory the driver has moved into its ordinary memory; its own numbers."""
+    """A process whose device memory the driver has moved into its ordinary memory; its own
+    numbers.
+    """
 
     pid: int
     thread: int  # which gives the device back
@@ -400,7 +445,9 @@ class GpuDescriptor(Record, frozen=True):
 
 
 class GpuRecord(Record, frozen=True):
-    """What a restore must know of the tree's GPUs; a manifest that has it requires the feature `GPU`."""
+    """What a restore must know of the tree's GPUs; a manifest that has it requires the feature
+    `GPU`.
+    """
 
     driver: str  # version of NVIDIA's driver: "580.159.04"
     api: int  # version of its interface: 13000
@@ -483,10 +530,14 @@ class Manifest(Record, frozen=True):
                 raise damaged(f"{where}.{kind}", "names something twice")
 
     def with_gpu(self, record: GpuRecord | None, timings: dict[str, float]) -> Manifest:
-        """This manifest with what a restore must know of GPUs, and the feature that it requires then."""
+        """This manifest with what a restore must know of GPUs, and the feature that it requires
+        then.
+        """
         if record is None:
             return self
-        return replace(self, gpu=record, features=(*self.features, GPU), timings=self.timings | timings)
+        return replace(
+            self, gpu=record, features=(*self.features, GPU), timings=self.timings | timings
+        )
 
     def streams(self) -> list[StreamRef]:
         """Every stream that a restore may read, each once."""
@@ -495,7 +546,9 @@ class Manifest(Record, frozen=True):
             found += [image.entries, image.data]
         found += [f.data for f in self.files if f.data is not None]
         found += [link.data for link in self.links]
-        found += [stream for t in self.terminals for stream in (t.input, t.printed) if stream is not None]
+        found += [
+            stream for t in self.terminals for stream in (t.input, t.printed) if stream is not None
+        ]
         if self.holder is not None and self.holder.scrollback is not None:
             found.append(self.holder.scrollback)
         return found
@@ -545,5 +598,15 @@ class CheckpointSummary(Record, frozen=True):
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of the command line's contract."""
-        kept = ("id", "session", "number", "incarnation", "created", "host", "bytes", "labels", "pinned")
+        kept = (
+            "id",
+            "session",
+            "number",
+            "incarnation",
+            "created",
+            "host",
+            "bytes",
+            "labels",
+            "pinned",
+        )
         return {key: getattr(self, key) for key in kept}

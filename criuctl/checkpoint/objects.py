@@ -1,18 +1,21 @@
-"""The envelope of every object that is no pack: version before body, then a sealed head and a sealed body.
+"""The envelope of every object that is no pack: version before body, then a sealed head and a
+sealed body.
 
     8 s   magic, one per kind
-    u16   version            a reader refuses what is newer than it knows, before it looks at anything else
-    u16   bytes of the feature names that follow the header, space separated; a reader refuses unknown ones
-    u32   stored size of the head     u32  its plain size
+    u16   version            a reader refuses what is newer than it knows, before it looks at
+    anything else u16   bytes of the feature names that follow the header, space separated; a reader
+    refuses unknown ones u32   stored size of the head     u32  its plain size
     u32   stored size of the body     u32  its plain size
     ...   feature names, head, body
 
-Head and body are zstd frames sealed by `codec.Sealer` together with all that stands before the head and the
-object's name, so a header cannot be changed and an object cannot be passed off as another.  Neither is much larger than what it
-is stored in (`bounds`); a frame that is too small for that is followed by a frame that zstd skips.  The head is for
-what is read often (a list of checkpoints needs only that) and stands within the first few KiB.
+Head and body are zstd frames sealed by `codec.Sealer` together with all that stands before the head
+and the object's name, so a header cannot be changed and an object cannot be passed off as another.
+Neither is much larger than what it is stored in (`bounds`); a frame that is too small for that is
+followed by a frame that zstd skips.  The head is for what is read often (a list of checkpoints
+needs only that) and stands within the first few KiB.
 
-The feature ``writer:<32 hex>`` says by the keys of which write-only host's domain it is sealed (`domains`).
+The feature ``writer:<32 hex>`` says by the keys of which write-only host's domain it is sealed
+(`domains`).
 """
 
 from __future__ import annotations
@@ -32,13 +35,17 @@ MAX_HEAD = 1 << 20  # plain bytes of a head
 MAX_FEATURES = 1024  # bytes of all feature names
 FIRST_READ = 4096  # bytes within which a head nearly always ends
 _WRITER = "writer:"
-DECLARED = HEADER.size + len(_WRITER) + 2 * PACK_NAME_SIZE  # bytes that every object has, and within which its domain stands
+# bytes that every object has, and within which its domain stands
+DECLARED = HEADER.size + len(_WRITER) + 2 * PACK_NAME_SIZE
 _BOUND = OVERHEAD + 1024  # a zstd frame is no longer than its content and this
-_SKIPPED, _SKIPPABLE = struct.Struct("<II"), 0x184D2A50  # the header of a frame that zstd skips: its magic, bytes that follow
+# the header of a frame that zstd skips: its magic, bytes that follow
+_SKIPPED, _SKIPPABLE = struct.Struct("<II"), 0x184D2A50
 
 
 class Kind(Struct, frozen=True):
-    """A kind of object: its magic, the newest version this criuctl knows, and how large a body may be."""
+    """A kind of object: its magic, the newest version this criuctl knows, and how large a body may
+    be.
+    """
 
     word: str  # for messages
     magic: bytes
@@ -54,8 +61,15 @@ class Kind(Struct, frozen=True):
         return HEADER.size + MAX_FEATURES + MAX_HEAD + self.max_body + 2 * _BOUND
 
 
-INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20, free=1 << 20)  # ids of chunks cannot be compressed
-MANIFEST = Kind("manifest", b"CRIUCTLM", 1, 256 << 20, frozenset({"carried-binaries", "predicates", "nvidia-gpu", LAYERS}))
+# ids of chunks cannot be compressed
+INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20, free=1 << 20)
+MANIFEST = Kind(
+    "manifest",
+    b"CRIUCTLM",
+    1,
+    256 << 20,
+    frozenset({"carried-binaries", "predicates", "nvidia-gpu", LAYERS}),
+)
 LEASE = Kind("lease", b"CRIUCTLL", 1, 1 << 20)
 
 
@@ -71,20 +85,31 @@ class Layout(Struct, frozen=True):
     domain: bytes = b""  # of the write-only host's that it says it is of
 
 
-def encode(kind: Kind, name: str, head: bytes, body: bytes, sealer: Sealer, features: tuple[str, ...] = ()) -> bytes:
+def encode(
+    kind: Kind, name: str, head: bytes, body: bytes, sealer: Sealer, features: tuple[str, ...] = ()
+) -> bytes:
     """The object called `name` with this head and body."""
-    compress = Compressor(3)._compress  # frames always: their sizes are checked before they are opened
+    # frames always: their sizes are checked before they are opened
+    compress = Compressor(3)._compress
     if sealer.domain:
         features = (*features, _WRITER + sealer.domain.hex())
     words = " ".join(sorted(features)).encode("ascii")
     if len(words) > MAX_FEATURES or len(head) > MAX_HEAD or len(body) > kind.max_body:
         raise ValueError(f"{kind.word} is too large: head {len(head)}, body {len(body)} bytes")
     head_least = bounds.least_stored(len(head), bounds.FREE_HEAD)
-    body_least = bounds.least_stored(len(body), kind.free, 0 if kind is INDEX else jsontext.values(body))
+    body_least = bounds.least_stored(
+        len(body), kind.free, 0 if kind is INDEX else jsontext.values(body)
+    )
     parts = [_padded(compress(head), head_least), _padded(compress(body), body_least)]
     sizes = [len(part) + OVERHEAD for part in parts]
-    prefix = HEADER.pack(kind.magic, kind.version, len(words), sizes[0], len(head), sizes[1], len(body)) + words
-    sealed = [sealer.seal(part, _associated(prefix, name, which)) for part, which in zip(parts, (b"h", b"b"), strict=True)]
+    prefix = (
+        HEADER.pack(kind.magic, kind.version, len(words), sizes[0], len(head), sizes[1], len(body))
+        + words
+    )
+    sealed = [
+        sealer.seal(part, _associated(prefix, name, which))
+        for part, which in zip(parts, (b"h", b"b"), strict=True)
+    ]
     return b"".join((prefix, *sealed))
 
 
@@ -101,19 +126,30 @@ def layout(kind: Kind, name: str, start: bytes, size: int) -> Layout:
     """
     prefix, features, domain = declared(kind, name, start)
     head, head_size, body, body_size = HEADER.unpack_from(start)[3:]
-    if head_size > MAX_HEAD or body_size > kind.max_body or head > head_size + _BOUND or body > body_size + _BOUND:
+    if (
+        head_size > MAX_HEAD
+        or body_size > kind.max_body
+        or head > head_size + _BOUND
+        or body > body_size + _BOUND
+    ):
         raise broken(name, "the sizes in its header are not possible")
     if head_size > bounds.most(head, bounds.FREE_HEAD) or body_size > bounds.most(body, kind.free):
-        raise broken(name, "it would become much larger than anything that criuctl stores in so few bytes")
+        raise broken(
+            name, "it would become much larger than anything that criuctl stores in so few bytes"
+        )
     if len(prefix) + head + body != size:
         raise broken(name, f"it has {size} bytes where its header says {len(prefix) + head + body}")
     head_start, body_start = len(prefix), len(prefix) + head
     body_at = slice(body_start, body_start + body)
-    return Layout(prefix, slice(head_start, body_start), head_size, body_at, body_size, features, domain)
+    return Layout(
+        prefix, slice(head_start, body_start), head_size, body_at, body_size, features, domain
+    )
 
 
 def declared(kind: Kind, name: str, start: bytes) -> tuple[bytes, frozenset[str], bytes]:
-    """What stands before the head, the features that are required beside a domain's, and the domain; errors as `layout`."""
+    """What stands before the head, the features that are required beside a domain's, and the
+    domain; errors as `layout`.
+    """
     if len(start) < HEADER.size:
         raise broken(name, f"it is too short for a {kind.word}")
     magic, version, words = HEADER.unpack_from(start)[:3]
@@ -159,19 +195,31 @@ def _domain(name: str, words: set[str]) -> bytes:
 
 
 def open_head(name: str, found: Layout, data: bytes, sealer: Sealer) -> bytes:
-    """The head, from at least the first ``found.head.stop`` bytes of the object; `Damaged`, `Foreign`."""
+    """The head, from at least the first ``found.head.stop`` bytes of the object; `Damaged`,
+    `Foreign`.
+    """
     own = sealer.of(found.domain, name)
-    return _open(name, data[found.head], _associated(found.prefix, name, b"h"), found.head_size, own)
+    return _open(
+        name, data[found.head], _associated(found.prefix, name, b"h"), found.head_size, own
+    )
 
 
 def open_body(name: str, found: Layout, data: bytes, sealer: Sealer) -> bytes:
     """The body, from the whole object, whose head is checked too; `Damaged`, `Foreign`."""
     open_head(name, found, data, sealer)
     own = sealer.of(found.domain, name)
-    return _open(name, memoryview(data)[found.body], _associated(found.prefix, name, b"b"), found.body_size, own)
+    return _open(
+        name,
+        memoryview(data)[found.body],
+        _associated(found.prefix, name, b"b"),
+        found.body_size,
+        own,
+    )
 
 
-def _open(name: str, block: bytes | memoryview, associated: bytes, size: int, sealer: Sealer) -> bytes:
+def _open(
+    name: str, block: bytes | memoryview, associated: bytes, size: int, sealer: Sealer
+) -> bytes:
     try:
         frame = sealer.open(block, associated)
         return bytes(Decompressor()(1, frame, size))

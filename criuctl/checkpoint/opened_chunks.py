@@ -1,9 +1,10 @@
 """Chunks that were opened before anybody asked for them.
 
-While a session's memory is still on its way, there is time to fetch, open and verify what has come; when the session runs and
-waits for a page, there is none.  `Gathered` is told of packs as they arrive and keeps the plain content of their chunks in
-anonymous memory.  It takes no more than the host can spare (`room` is asked before each piece), and what it has not is read
-as always, so that whatever goes wrong here costs time only.
+While a session's memory is still on its way, there is time to fetch, open and verify what has come;
+when the session runs and waits for a page, there is none.  `Gathered` is told of packs as they
+arrive and keeps the plain content of their chunks in anonymous memory.  It takes no more than the
+host can spare (`room` is asked before each piece), and what it has not is read as always, so that
+whatever goes wrong here costs time only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class _Full(Exception):
 
 
 class Gathered:
-    """Plain chunks by id; packs are opened by a thread of its own, in the order they come.  To be closed."""
+    """Plain chunks by id; packs are opened by a thread of its own, in the order they come.  To be
+    closed.
+    """
 
     def __init__(self, reader: CheckpointReader, room: Callable[[int], bool]) -> None:
         """`room` is asked whether so many more bytes may be taken."""

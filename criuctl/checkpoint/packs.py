@@ -1,13 +1,15 @@
 """Packs: many sealed chunks in one object that describes itself.
 
     header   8 s magic, u16 version, u16 zero, u32 zero, 16 s the pack's random name
-    records  32 s chunk id, u32 plain size, u32 stored size, u32 number, u8 codec, 3 zero bytes; then the payload
-    index    sealed: 32 s chunk id, u32 offset of the record, u32 stored size, u32 plain size, for each record
-    footer   u32 stored size of the index, u32 number of records, u64 offset of the index, 8 s magic
+    records  32 s chunk id, u32 plain size, u32 stored size, u32 number, u8 codec, 3 zero bytes;
+    then the payload index    sealed: 32 s chunk id, u32 offset of the record, u32 stored size, u32
+    plain size, for each record footer   u32 stored size of the index, u32 number of records, u64
+    offset of the index, 8 s magic
 
 The sealed payload carries its record header as associated data.  A pack that was cut off lacks its
-footer; an index of a whole store can be made again from the packs alone (`read_index`).  A pack's name is
-random and never used twice, so no reader ever sees a changed one; whoever has the keys sees of which domain it is.
+footer; an index of a whole store can be made again from the packs alone (`read_index`).  A pack's
+name is random and never used twice, so no reader ever sees a changed one; whoever has the keys sees
+of which domain it is.
 
 `PackBuilder` fills a buffer that is reused from pack to pack: fresh memory is slow to touch.
 """
@@ -69,9 +71,15 @@ class PackIndex(Struct, frozen=True):
         return len(self.entries) // ENTRY.size
 
     def check(self, where: str) -> None:
-        """`Damaged` unless every record can be where it is said to be; `where` is the object that says so."""
+        """`Damaged` unless every record can be where it is said to be; `where` is the object that
+        says so.
+        """
         limit = self.size - FOOTER.size
-        if not HEADER.size <= self.size <= MAX_PACK or len(self.entries) % ENTRY.size or len(self) > MAX_RECORDS:
+        if (
+            not HEADER.size <= self.size <= MAX_PACK
+            or len(self.entries) % ENTRY.size
+            or len(self) > MAX_RECORDS
+        ):
             raise broken(where, f"it tells impossible sizes of pack {self.pack.hex()}")
         for _name, offset, stored, plain in self:
             sizes = 0 < plain <= MAX_CHUNK and stored <= plain + TAG_SIZE
@@ -80,11 +88,15 @@ class PackIndex(Struct, frozen=True):
 
 
 def check_writer(index: PackIndex, sealer: Sealer, where: str) -> None:
-    """`Damaged` unless pack and chunks are of the domain that `sealer` is of; the store's own keys may tell of anything.
+    """`Damaged` unless pack and chunks are of the domain that `sealer` is of; the store's own keys
+    may tell of anything.
 
-    Chunk ids stand in packs for all to see: no write-only host shall say of another's chunk that it is in a pack of its own.
+    Chunk ids stand in packs for all to see: no write-only host shall say of another's chunk that it
+    is in a pack of its own.
     """
-    if sealer.domain and not (sealer.owns(index.pack) and all(sealer.owns_chunk(chunk) for chunk, *_ in index)):
+    if sealer.domain and not (
+        sealer.owns(index.pack) and all(sealer.owns_chunk(chunk) for chunk, *_ in index)
+    ):
         raise broken(where, "it tells of packs or chunks that its writer has not made")
 
 
@@ -127,7 +139,9 @@ class PackBuilder:
         return RECORD.size + stored
 
     def finish(self) -> tuple[PackIndex, memoryview]:
-        """The pack as it is to be stored (in the builder's buffer) and its index; the builder is done."""
+        """The pack as it is to be stored (in the builder's buffer) and its index; the builder is
+        done.
+        """
         entries = b"".join(self._entries)
         footer = FOOTER.pack(len(entries) + TAG_SIZE, len(self._entries), self._end, END)
         sealed = self._seal.seal_index(entries, footer)
@@ -163,7 +177,9 @@ def damaged_chunk(place: Place, what: str) -> Damaged:
     )
 
 
-def open_record(place: Place, record: memoryview, sealer: Sealer, seal: PackSealer, decompress: Decompressor) -> Buffer:
+def open_record(
+    place: Place, record: memoryview, sealer: Sealer, seal: PackSealer, decompress: Decompressor
+) -> Buffer:
     """The verified plain content of the chunk whose record is `record`; `Damaged`.
 
     What is returned may be a view into `record`.
@@ -200,7 +216,11 @@ def read_index(store: Store, name: str, size: int, sealer: Sealer) -> PackIndex:
     stored, count, offset, end = FOOTER.unpack(footer)
     if end != END or inner != pack:
         raise broken(name, "it was cut off, or is another pack")
-    if offset < HEADER.size or offset + stored != size - FOOTER.size or stored != count * ENTRY.size + TAG_SIZE:
+    if (
+        offset < HEADER.size
+        or offset + stored != size - FOOTER.size
+        or stored != count * ENTRY.size + TAG_SIZE
+    ):
         raise broken(name, "the sizes in its footer are not possible")
     try:
         entries = own.pack(pack).open_index(store.get_range(name, offset, stored), footer)
@@ -212,4 +232,13 @@ def read_index(store: Store, name: str, size: int, sealer: Sealer) -> PackIndex:
     return found
 
 
-__all__ = ["PackBuilder", "PackIndex", "Place", "check_writer", "object_name", "open_record", "pack_of", "read_index"]
+__all__ = [
+    "PackBuilder",
+    "PackIndex",
+    "Place",
+    "check_writer",
+    "object_name",
+    "open_record",
+    "pack_of",
+    "read_index",
+]

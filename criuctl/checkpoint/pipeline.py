@@ -3,16 +3,17 @@
     producer -> hasher -> workers -> uploaders
                 (one)    (one per core)
 
-The producer hands over *windows*, parts of buffers, in batches.  The hasher names each window's chunk, appends it
-to its stream and drops the window if the chunk is known, to the store's index or from earlier in this very dump.
-What is new stays in its buffer until a worker has compressed and sealed it into a pack; full packs wait for
-an uploader.  So memory is bounded by two pools: buffers of plain windows, and buffers of packs.  Of windows of memory that
-were sent ahead the hasher knows the pages, and makes chunks of those that changed (`layers`).
+The producer hands over *windows*, parts of buffers, in batches.  The hasher names each window's
+chunk, appends it to its stream and drops the window if the chunk is known, to the store's index or
+from earlier in this very dump.  What is new stays in its buffer until a worker has compressed and
+sealed it into a pack; full packs wait for an uploader.  So memory is bounded by two pools: buffers
+of plain windows, and buffers of packs.  Of windows of memory that were sent ahead the hasher knows
+the pages, and makes chunks of those that changed (`layers`).
 
-Invariants: windows of one stream are hashed in the order they came; a chunk goes into one pack only; a pack is
-told of (`packs`) only after the store has it; the first error of any thread stops all of them, wakes whoever
-waits, and is raised by every later call.  After an error items still flow, but are dropped, so nobody
-waits for ever.
+Invariants: windows of one stream are hashed in the order they came; a chunk goes into one pack
+only; a pack is told of (`packs`) only after the store has it; the first error of any thread stops
+all of them, wakes whoever waits, and is raised by every later call.  After an error items still
+flow, but are dropped, so nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ from .streams import Stream, WriterStats
 _MIB = 1 << 20
 _PACK_BUDGET = 96 * _MIB  # for all packs being filled or uploaded
 _PACK_SIZES = (4 * _MIB + 64 * 1024, 16 * _MIB)  # smallest (it must hold the largest chunk), wanted
-_FIRST = 2 << 20  # bytes of the first pack: the store has something to do soon; each one may be twice as large as the one before
+# bytes of the first pack: the store has something to do soon; each one may be twice as large as the
+# one before
+_FIRST = 2 << 20
 _SOON = 2 << 20  # of each pack while somebody waits
 _WORK = 4  # windows that a worker takes at once
 
-Window = tuple[Stream, PageBuffer, int, int, At | None]  # where it lies, if it is memory that may come again
+# where it lies, if it is memory that may come again
+Window = tuple[Stream, PageBuffer, int, int, At | None]
 Work = list[tuple[bytes, PageBuffer, int, int]]
 
 
@@ -56,21 +60,28 @@ class Aborted(CriuctlError):
 class Pipeline:
     """The threads of one dump and what they share; `close` ends them whatever has happened."""
 
-    def __init__(self, store: Store, sealer: Sealer, index: Index, config: Config, reporter: Reporter) -> None:
+    def __init__(
+        self, store: Store, sealer: Sealer, index: Index, config: Config, reporter: Reporter
+    ) -> None:
         self.stats = WriterStats()
         self.packs: list[PackIndex] = []  # durable in the store
-        self.referenced: dict[bytes, int] = {}  # older packs that this dump relies on, and their sizes
+        # older packs that this dump relies on, and their sizes
+        self.referenced: dict[bytes, int] = {}
         self._store, self._sealer, self._index, self._reporter = store, sealer, index, reporter
         self.level = config.compression  # zstd; may be changed at any time
-        self._enough, self._growing = _FIRST, True  # bytes with which a pack goes out though more would fit
+        # bytes with which a pack goes out though more would fit
+        self._enough, self._growing = _FIRST, True
         self.workers = workers = config.workers or min(len(os.sched_getaffinity(0)), 16)
         uploads = max(config.uploads, 1)
         smallest, wanted = _PACK_SIZES
         slots = workers + uploads
         size = min(wanted, max(smallest, _PACK_BUDGET // slots))
-        self.buffers = BufferPool(max(config.buffers_mib * _MIB // BUFFER_SIZE, 6), BUFFER_SIZE, self.check, kept=1)
+        self.buffers = BufferPool(
+            max(config.buffers_mib * _MIB // BUFFER_SIZE, 6), BUFFER_SIZE, self.check, kept=1
+        )
         self._pack_buffers = BufferPool(slots, size, self.check, memory=store.memory)
-        self._open: list[tuple[PackBuilder, PageBuffer]] = []  # packs that no worker is filling just now
+        # packs that no worker is filling just now
+        self._open: list[tuple[PackBuilder, PageBuffer]] = []
         self._seen: set[bytes] = set()
         self._ahead: dict[bytes, int] = {}  # new chunks that no kept stream has, and their sizes
         self._compact: PageBuffer | None = None
@@ -91,7 +102,8 @@ class Pipeline:
         self._threads = [self._hasher, *self._workers, *self._uploaders]
         self._started = False
 
-    # -- for the producer ------------------------------------------------------------------------------
+    # -- for the producer
+    # ------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the threads, once."""
@@ -153,7 +165,8 @@ class Pipeline:
     def close(self, until: float | None = None) -> bool:
         """End and join all threads and give the memory back; what is not durable by now is dropped.
 
-        With `until`, a monotonic time, what has not ended by then is left to itself; whether all has ended.
+        With `until`, a monotonic time, what has not ended by then is left to itself; whether all
+        has ended.
         """
         self.fail(Aborted("the dump was given up"))
         ended = True
@@ -175,19 +188,28 @@ class Pipeline:
         return ended
 
     def leave_out_unused(self) -> list[PackIndex]:
-        """Packs of nothing but what was sent ahead and is in no kept stream; they are no longer told of."""
+        """Packs of nothing but what was sent ahead and is in no kept stream; they are no longer
+        told of.
+        """
         ahead = self._ahead
-        unused = [pack for pack in self.packs if ahead and all(chunk in ahead for chunk, *_ in pack)]
+        unused = [
+            pack for pack in self.packs if ahead and all(chunk in ahead for chunk, *_ in pack)
+        ]
         self.packs = [pack for pack in self.packs if pack not in unused]
         return unused
 
-    # -- threads ---------------------------------------------------------------------------------------
+    # -- threads
+    # ---------------------------------------------------------------------------------------
 
     def _thread(self, run: Callable[[], None], name: str) -> threading.Thread:
-        return threading.Thread(target=self._guard, args=(run,), name=f"criuctl-{name}", daemon=True)
+        return threading.Thread(
+            target=self._guard, args=(run,), name=f"criuctl-{name}", daemon=True
+        )
 
     def _guard(self, run: Callable[[], None]) -> None:
-        """Run one thread's loop until it ends by itself; its errors are the pipeline's, and what follows is dropped."""
+        """Run one thread's loop until it ends by itself; its errors are the pipeline's, and what
+        follows is dropped.
+        """
         while True:
             try:
                 run()
@@ -275,14 +297,16 @@ class Pipeline:
     def _layers_of(self, stream: Stream) -> Layers | None:
         """What knows the windows of this stream, if any were, or are, sent ahead."""
         if self._layers is None and not stream.kept:
-            self._layers = Layers(self._sealer.chunk_id, self._patch_buffer, self._patch, self.buffers.done)
+            self._layers = Layers(
+                self._sealer.chunk_id, self._patch_buffer, self._patch, self.buffers.done
+            )
         return self._layers if not stream.packed else None
 
     def _patch_buffer(self) -> PageBuffer:
         """Wait for a spare buffer.
 
-        Windows wait for us in no more buffers than `acquire` gave; none of the others is ours then, so the workers will
-        be through with them.
+        Windows wait for us in no more buffers than `acquire` gave; none of the others is ours then,
+        so the workers will be through with them.
         """
         self._end_compact()
         return self.buffers.acquire(spare=True)
@@ -301,7 +325,9 @@ class Pipeline:
             self._work.put(work[begin : begin + _WORK])
 
     def _compacted(self, work: Work, through: dict[PageBuffer, int]) -> Work:
-        """Move the few new windows of mostly known buffers together, so that those buffers become free."""
+        """Move the few new windows of mostly known buffers together, so that those buffers become
+        free.
+        """
         moved: Work = []
         for item in work:
             chunk, buffer, start, end = item
@@ -326,7 +352,8 @@ class Pipeline:
             self._compact = None
 
     def _compress(self) -> None:
-        level, compress = 0, None  # made with the first work: an error before it would come again for ever, see `_guard`
+        # made with the first work: an error before it would come again for ever, see `_guard`
+        level, compress = 0, None
         while (work := self._work.get()) is not None:
             if compress is None or level != self.level:
                 level = self.level

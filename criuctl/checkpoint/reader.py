@@ -1,20 +1,22 @@
 """Reading checkpoints: chunks out of packs, verified, to where they belong.
 
-`CheckpointReader.write_to` is the way of large things.  It finds every chunk once, sorts them by pack and offset, joins
-neighbours into *spans*, and lets a few threads do the same thing side by side: fetch a span into a buffer
-of their own, open and verify each record, write it to every place that wants it.  On a store that answers slowly
-the threads wait for different spans; on a fast one they share the processors.  Memory is bounded by the
-threads' buffers.
+`CheckpointReader.write_to` is the way of large things.  It finds every chunk once, sorts them by
+pack and offset, joins neighbours into *spans*, and lets a few threads do the same thing side by
+side: fetch a span into a buffer of their own, open and verify each record, write it to every place
+that wants it.  On a store that answers slowly the threads wait for different spans; on a fast one
+they share the processors.  Memory is bounded by the threads' buffers.
 
-A garbage collection may move chunks and delete the packs that they were in since their places were found, also long after
-it marked those packs; a chunk of a damaged pack may be sound in another one; and what this host remembers of the index may be
-damaged itself.  So where a pack fails, or a chunk is nowhere, and what is left turns out to be elsewhere, it is read there.
+A garbage collection may move chunks and delete the packs that they were in since their places were
+found, also long after it marked those packs; a chunk of a damaged pack may be sound in another one;
+and what this host remembers of the index may be damaged itself.  So where a pack fails, or a chunk
+is nowhere, and what is left turns out to be elsewhere, it is read there.
 
-A stream may be much longer than what is stored of it: the same chunk may stand in it again and again.  What is read at once is
-bounded by what is stored (`bounds`), everything else goes chunk by chunk.
+A stream may be much longer than what is stored of it: the same chunk may stand in it again and
+again.  What is read at once is bounded by what is stored (`bounds`), everything else goes chunk by
+chunk.
 
-Invariants: no byte is written that was not verified by its chunk's id; damage, or a chunk that is nowhere, raises,
-naming the object; the first error stops all threads.
+Invariants: no byte is written that was not verified by its chunk's id; damage, or a chunk that is
+nowhere, raises, naming the object; the first error stops all threads.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ _MAX_LIST = 1 << 30  # bytes of one stream's list of chunks
 
 ALIGNMENT = 4096  # bytes of a block, from which stores can read best
 
-Target = tuple[int, int, int, int]  # where to, offset there; the part of a chunk that belongs there: its first byte, bytes
+# where to, offset there; the part of a chunk that belongs there: its first byte, bytes
+Target = tuple[int, int, int, int]
 Sink = Callable[["Place", "Buffer"], None]
 
 
@@ -64,11 +67,17 @@ class Span(Struct, frozen=True):
 
 
 def plan_spans(places: Iterable[Place], limit: int) -> list[Span]:
-    """Join records that lie next to each other into spans of `limit` bytes at most, by pack and offset."""
+    """Join records that lie next to each other into spans of `limit` bytes at most, by pack and
+    offset.
+    """
     spans: list[Span] = []
     run: list[Place] = []
     for place in sorted(places, key=lambda p: (p.pack, p.offset)):
-        if run and (place.pack != run[0].pack or place.offset - run[-1].end > _GAP or place.end - run[0].offset > limit):
+        if run and (
+            place.pack != run[0].pack
+            or place.offset - run[-1].end > _GAP
+            or place.end - run[0].offset > limit
+        ):
             spans.append(Span(run[0].pack, run[0].offset, run[-1].end, tuple(run)))
             run = []
         run.append(place)
@@ -92,7 +101,9 @@ def _ahead(parts: Iterable[Extent]) -> Iterator[list[Extent]]:
 
 
 class Targets:
-    """Which parts of chunks belong where: in files, by their descriptors, or whatever else has a number and offsets."""
+    """Which parts of chunks belong where: in files, by their descriptors, or whatever else has a
+    number and offsets.
+    """
 
     def __init__(self) -> None:
         self.of: dict[bytes, list[Target]] = {}  # by chunk
@@ -104,40 +115,61 @@ class Targets:
         for chunk, size, skip, length in parts:
             self.of.setdefault(chunk, []).append((where, offset, skip, length))
             if self.sizes.setdefault(chunk, size) != size:
-                raise Damaged(f"chunk {chunk.hex()[:16]} is said to have two sizes", chunk=chunk.hex())
+                raise Damaged(
+                    f"chunk {chunk.hex()[:16]} is said to have two sizes", chunk=chunk.hex()
+                )
             offset += length
         self.ends[where] = max(self.ends.get(where, 0), offset)
 
 
 class CheckpointReader:
-    """Reads streams of a repository; made by `Repository.reader`.  Safe to use from several threads."""
+    """Reads streams of a repository; made by `Repository.reader`.  Safe to use from several
+    threads.
+    """
 
-    def __init__(self, store: Store, sealer: Sealer, index: Index, config: Config, reporter: Reporter) -> None:
+    def __init__(
+        self, store: Store, sealer: Sealer, index: Index, config: Config, reporter: Reporter
+    ) -> None:
         self._store, self._sealer, self._index, self._reporter = store, sealer, index, reporter
-        self._threads = (config.workers or min(len(os.sched_getaffinity(0)), 8)) + max(config.uploads, 1)
-        self._spare: list[memoryview] = []  # span buffers between two fetches: fresh memory is slow to touch
+        self._threads = (config.workers or min(len(os.sched_getaffinity(0)), 8)) + max(
+            config.uploads, 1
+        )
+        # span buffers between two fetches: fresh memory is slow to touch
+        self._spare: list[memoryview] = []
 
     def read(self, ref: StreamRef, free: int = bounds.FREE_CONTENT) -> bytes:
-        """The whole content of a small stream, or of one that is not larger than what it is stored in allows; `Damaged`."""
+        """The whole content of a small stream, or of one that is not larger than what it is stored
+        in allows; `Damaged`.
+        """
         self.check_size([ref], free)
         return b"".join(self.chunks(ref))
 
     def chunks(self, ref: StreamRef) -> Iterator[bytes]:
-        """The stream's content in order, chunk by chunk (of a layered one part by part), some MiB read ahead; `Damaged`."""
+        """The stream's content in order, chunk by chunk (of a layered one part by part), some MiB
+        read ahead; `Damaged`.
+        """
         for wanted in _ahead(self.layout(ref).walk()):
             got = self.some({part.chunk: part.size for part in wanted})
             for chunk, size, skip, length in wanted:
                 yield got[chunk] if length == size else got[chunk][skip : skip + length]
 
     def check_size(self, refs: Sequence[StreamRef], free: int = bounds.FREE_CONTENT) -> None:
-        """`Damaged` if these streams together are larger than what their chunks are stored in allows."""
+        """`Damaged` if these streams together are larger than what their chunks are stored in
+        allows.
+        """
         size = sum(ref.size for ref in refs)
         if size <= free:
             return
-        chunks = {part.chunk: part.size for ref in dict.fromkeys(refs) for part in self.layout(ref).walk()}
+        chunks = {
+            part.chunk: part.size for ref in dict.fromkeys(refs) for part in self.layout(ref).walk()
+        }
         stored = sum(place.stored for place in self._places(chunks, ()))
         if size > bounds.most(stored, free):
-            raise Damaged(f"{size} bytes are stored in {stored}, which is less than criuctl needs for any such content")
+            raise Damaged(
+                f"{size} bytes are stored in {stored}, which is less than criuctl needs for "
+                "any "
+                "such content"
+            )
 
     def entries(self, ref: StreamRef) -> ChunkList:
         """(id, plain bytes) of the chunks, in order, of a stream that is not layered; `Damaged`."""
@@ -175,9 +207,11 @@ class CheckpointReader:
     def write(self, targets: Targets) -> None:
         """Write all to where it belongs; each chunk is verified before a byte of it is written.
 
-        Zeros are left out where a file has no data yet, so that sparse files and memory stay sparse.
+        Zeros are left out where a file has no data yet, so that sparse files and memory stay
+        sparse.
 
-        Raises `Damaged` or `ObjectMissing` naming the object, store errors, and `OSError` from writing.
+        Raises `Damaged` or `ObjectMissing` naming the object, store errors, and `OSError` from
+        writing.
         """
         # Files without any data: zeros need not be written there.
         empty = {fd for fd in targets.ends if os.fstat(fd).st_blocks == 0}
@@ -197,9 +231,11 @@ class CheckpointReader:
     def verify(self, streams: Iterable[StreamRef]) -> int:
         """Read and check every chunk of these streams; returns their plain bytes.
 
-        A damaged pack, or an index segment that cannot be read, is an error here, though a restore may find its way without it.
+        A damaged pack, or an index segment that cannot be read, is an error here, though a restore
+        may find its way without it.
         """
-        self._index.sync()  # what this host remembers might do, and its segments in the store be damaged
+        # what this host remembers might do, and its segments in the store be damaged
+        self._index.sync()
         sizes: dict[bytes, int] = {}
         total = 0
         for stream in streams:
@@ -210,7 +246,9 @@ class CheckpointReader:
                 for _ in self.layout(stream).walk():
                     pass  # which checks them
         used: dict[bytes, int] = {}
-        self.fetch(sizes, lambda place, _content: used.update({place.pack: place.pack_size}), strict=True)
+        self.fetch(
+            sizes, lambda place, _content: used.update({place.pack: place.pack_size}), strict=True
+        )
         for pack in self._index.distrusted(used):
             with suppress(DataError, ObjectMissing):  # what is needed of it is sound
                 self.open_pack(object_name(pack), used[pack], lambda _place, _content: None)
@@ -220,15 +258,21 @@ class CheckpointReader:
         return total
 
     def open_pack(self, name: str, size: int, sink: Sink) -> None:
-        """Give the verified content of every chunk of one pack of `size` bytes to `sink`; `Damaged`, `ObjectMissing`."""
+        """Give the verified content of every chunk of one pack of `size` bytes to `sink`;
+        `Damaged`, `ObjectMissing`.
+        """
         inner = read_index(self._store, name, size, self._sealer)
-        places = (Place(chunk, inner.pack, offset, stored, plain) for chunk, offset, stored, plain in inner)
+        places = (
+            Place(chunk, inner.pack, offset, stored, plain)
+            for chunk, offset, stored, plain in inner
+        )
         spans = plan_spans(places, _SPAN)
         job = _Job(self._store, self._sealer, self._index, self._reporter, spans, sink, self._spare)
         job.run()
         job.finish()
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------------
 
     def _entries(self, ref: StreamRef) -> bytes:
         """The stream's packed list of chunks, checked."""
@@ -241,13 +285,17 @@ class CheckpointReader:
         return packed
 
     def _places(self, sizes: dict[bytes, int], failed: Collection[bytes]) -> list[Place]:
-        """Where these chunks are; the index is asked, then the store for newer segments, then the packs themselves."""
+        """Where these chunks are; the index is asked, then the store for newer segments, then the
+        packs themselves.
+        """
         wanted = list(sizes)
         found = self._index.find(wanted, distrusted=True, failed=failed)
         if len(found) < len(wanted):
             self._index.sync()
             found = self._index.find(wanted, distrusted=True, failed=failed)
-        fit = len(found) == len(wanted) and all(found[chunk].plain == size for chunk, size in sizes.items())
+        fit = len(found) == len(wanted) and all(
+            found[chunk].plain == size for chunk, size in sizes.items()
+        )
         if not fit and self._index.learn_anew():
             found = self._index.find(wanted, distrusted=True, failed=failed)
         if len(found) < len(wanted):
@@ -258,11 +306,15 @@ class CheckpointReader:
             if chunk not in found:
                 raise missing_chunk(chunk)
             if found[chunk].plain != size:
-                raise damaged_chunk(found[chunk], f"it has {found[chunk].plain} bytes where {size} are needed")
+                raise damaged_chunk(
+                    found[chunk], f"it has {found[chunk].plain} bytes where {size} are needed"
+                )
         return list(found.values())
 
     def _search_packs(self, wanted: set[bytes]) -> dict[bytes, Place]:
-        """Look for chunks in the packs that no index segment tells of: packs describe themselves."""
+        """Look for chunks in the packs that no index segment tells of: packs describe
+        themselves.
+        """
         known = self._index.pack_sizes()
         found: dict[bytes, Place] = {}
         for info in self._store.list("packs/"):
@@ -279,7 +331,8 @@ class CheckpointReader:
         return found
 
     def fetch(self, sizes: dict[bytes, int], sink: Sink, *, strict: bool = False) -> None:
-        """Give every chunk's verified content to `sink`, from several threads, in no order; each once.
+        """Give every chunk's verified content to `sink`, from several threads, in no order; each
+        once.
 
         With `strict` damage is an error also where what is needed is sound elsewhere.
         """
@@ -311,13 +364,19 @@ class CheckpointReader:
         *,
         strict: bool,
     ) -> bool:
-        """Whether what is left is, or may be, somewhere else than it was looked for: what failed is distrusted by now."""
+        """Whether what is left is, or may be, somewhere else than it was looked for: what failed is
+        distrusted by now.
+        """
         before = {place.chunk: place for place in places}
 
         def changed() -> bool:
             found = self._index.find(list(left), distrusted=True, failed=failed)
             new = [chunk for chunk in left if found.get(chunk) != before[chunk]]
-            return any(chunk in found and found[chunk].pack == before[chunk].pack for chunk in new) if strict else bool(new)
+            return (
+                any(chunk in found and found[chunk].pack == before[chunk].pack for chunk in new)
+                if strict
+                else bool(new)
+            )
 
         if isinstance(error, ObjectMissing):
             strict = False
@@ -336,7 +395,10 @@ class CheckpointReader:
         if threads == 1:
             job.run()
         else:
-            helpers = [threading.Thread(target=job.run, name=f"criuctl-read-{n}", daemon=True) for n in range(1, threads)]
+            helpers = [
+                threading.Thread(target=job.run, name=f"criuctl-read-{n}", daemon=True)
+                for n in range(1, threads)
+            ]
             try:
                 for helper in helpers:
                     helper.start()
@@ -362,7 +424,13 @@ class _Job:
         sink: Sink,
         spare: list[memoryview],
     ) -> None:
-        self._store, self._sealer, self._index, self._reporter, self._sink = store, sealer, index, reporter, sink
+        self._store, self._sealer, self._index, self._reporter, self._sink = (
+            store,
+            sealer,
+            index,
+            reporter,
+            sink,
+        )
         self._spans = iter(spans)
         self._spare = spare
         self._total = sum(place.plain for span in spans for place in span.places)

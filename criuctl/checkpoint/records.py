@@ -1,11 +1,11 @@
 """Records that come from outside: typed structs to and from JSON, with every value checked.
 
-A `Record` is a frozen `msgspec.Struct` whose field types are its schema: text, integers, flags, tuples, mappings,
-other records, and ``None`` where the type says so.  `Record.from_dict` takes a decoded JSON object that may
-be hostile and raises `Damaged` that names the field; no value gets in that its type does not allow, none
-is larger than a manifest can need.  Keys that this version does not know are kept in `Record.extra` and
-written back by `to_dict`, so ``from_dict(to_dict(x)) == x`` and an old criuctl does not drop what a newer one
-noted.
+A `Record` is a frozen `msgspec.Struct` whose field types are its schema: text, integers, flags,
+tuples, mappings, other records, and ``None`` where the type says so.  `Record.from_dict` takes a
+decoded JSON object that may be hostile and raises `Damaged` that names the field; no value gets in
+that its type does not allow, none is larger than a manifest can need.  Keys that this version does
+not know are kept in `Record.extra` and written back by `to_dict`, so ``from_dict(to_dict(x)) == x``
+and an old criuctl does not drop what a newer one noted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ Check = Callable[[Any, str], Any]
 
 def damaged(where: str, what: str) -> Damaged:
     """The error for a value that no criuctl has written."""
-    return Damaged(f"the manifest is not valid: {where} {what}", hint="The checkpoint is damaged or was not made by criuctl.")
+    return Damaged(
+        f"the manifest is not valid: {where} {what}",
+        hint="The checkpoint is damaged or was not made by criuctl.",
+    )
 
 
 def _text(value: Any, where: str) -> str:
@@ -79,7 +82,13 @@ def check_any(value: Any, where: str, depth: int = 0) -> Any:
 
 def _checker(kind: Any) -> Check:
     """The check for one field type."""
-    simple: dict[Any, Check] = {str: _text, int: _integer, float: _number, bool: _flag, Any: check_any}
+    simple: dict[Any, Check] = {
+        str: _text,
+        int: _integer,
+        float: _number,
+        bool: _flag,
+        Any: check_any,
+    }
     if kind in simple:
         return simple[kind]
     if isinstance(kind, type) and hasattr(kind, "from_dict"):
@@ -87,7 +96,9 @@ def _checker(kind: Any) -> Check:
         return found
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return lambda value, where: value if value in arguments and isinstance(value, str) else _reject(where, arguments)
+        return lambda value, where: (
+            value if value in arguments and isinstance(value, str) else _reject(where, arguments)
+        )
     if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
         inner = _checker(next(a for a in arguments if a is not type(None)))
         return lambda value, where: None if value is None else inner(value, where)
@@ -107,7 +118,11 @@ def _reject(where: str, allowed: tuple[Any, ...]) -> Any:
 
 def _sequence(check: Check, length: int | None) -> Check:
     def checked(value: Any, where: str) -> tuple[Any, ...]:
-        if not isinstance(value, list | tuple) or len(value) > MAX_ITEMS or length not in (None, len(value)):
+        if (
+            not isinstance(value, list | tuple)
+            or len(value) > MAX_ITEMS
+            or length not in (None, len(value))
+        ):
             raise damaged(where, "is not a list")
         return tuple([check(item, f"{where}[{n}]") for n, item in enumerate(value)])
 
@@ -127,7 +142,9 @@ def _mapping(check: Check) -> Check:
     def checked(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping) or len(value) > MAX_ITEMS:
             raise damaged(where, "is not a mapping")
-        return {_text(key, where): check(item, f"{where}.{key[:40]}") for key, item in value.items()}
+        return {
+            _text(key, where): check(item, f"{where}.{key[:40]}") for key, item in value.items()
+        }
 
     return checked
 
@@ -143,7 +160,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-_CHECKS: dict[type, dict[str, tuple[Check, bool]]] = {}  # by field, and whether the field has to be there
+# by field, and whether the field has to be there
+_CHECKS: dict[type, dict[str, tuple[Check, bool]]] = {}
 
 
 class Confidential(Struct, frozen=True):
@@ -175,14 +193,20 @@ class Record(Struct, frozen=True, kw_only=True):
             raise damaged(where, "is not a mapping")
         checks = _CHECKS.get(cls)
         if checks is None:
-            checks = _CHECKS[cls] = {f.name: (_checker(f.type), f.required) for f in fields(cls) if f.name != "extra"}
+            checks = _CHECKS[cls] = {
+                f.name: (_checker(f.type), f.required) for f in fields(cls) if f.name != "extra"
+            }
         known: dict[str, Any] = {}
         for name, (check, required) in checks.items():
             if name in value:
                 known[name] = check(value[name], f"{where}.{name}")
             elif required:
                 raise damaged(f"{where}.{name}", "is missing")
-        extra = {_text(k, where): check_any(v, f"{where}.{k[:40]}") for k, v in value.items() if k not in checks}
+        extra = {
+            _text(k, where): check_any(v, f"{where}.{k[:40]}")
+            for k, v in value.items()
+            if k not in checks
+        }
         made = cls(**known, extra=extra)
         made.check(where)
         return made
@@ -206,7 +230,13 @@ def check_range(value: int, low: int, high: int, where: str) -> None:
 def check_path(path: str, where: str) -> None:
     """`Damaged` unless `path` is absolute, plain and without a way up."""
     parts = path.split("/")
-    if not path.startswith("/") or not _of_the_kernel(path) or len(path) > 4096 or ".." in parts or "." in parts:
+    if (
+        not path.startswith("/")
+        or not _of_the_kernel(path)
+        or len(path) > 4096
+        or ".." in parts
+        or "." in parts
+    ):
         raise damaged(where, f"is {path[:80]!r}, not a plain absolute path")
 
 
@@ -225,6 +255,7 @@ def check_owner_and_mode(uid: int, gid: int, mode: int, where: str) -> None:
 
 def _of_the_kernel(text: str) -> bool:
     try:
-        return b"\0" not in text.encode("utf-8", "surrogateescape")  # in whatever locale somebody only looks at it
+        # in whatever locale somebody only looks at it
+        return b"\0" not in text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return False

@@ -1,9 +1,10 @@
 """Copying chunks into new packs, so that the packs they were in can go.
 
-Chunks are read and verified, compressed and sealed anew and put; then index segments tell of the new packs.  Nothing is
-removed here: a copy that is cut off anywhere leaves packs that nobody needs, and the next garbage collection finds them.
-What was sealed in a domain (`domains`) is sealed in it again, so that whoever stored it goes on knowing it.
-Memory is bounded: one pack's buffer and some MiB of plain content.
+Chunks are read and verified, compressed and sealed anew and put; then index segments tell of the
+new packs.  Nothing is removed here: a copy that is cut off anywhere leaves packs that nobody needs,
+and the next garbage collection finds them.  What was sealed in a domain (`domains`) is sealed in it
+again, so that whoever stored it goes on knowing it.  Memory is bounded: one pack's buffer and some
+MiB of plain content.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ _PACK = 16 << 20
 _AHEAD = 16 << 20  # plain bytes read at once
 
 
-def copy(repository: Repository, sizes: dict[bytes, int], reporter: Reporter) -> tuple[int, set[bytes]]:
-    """Copy these chunks (id -> plain size) into new packs; returns the bytes stored, and the chunks that cannot be read."""
+def copy(
+    repository: Repository, sizes: dict[bytes, int], reporter: Reporter
+) -> tuple[int, set[bytes]]:
+    """Copy these chunks (id -> plain size) into new packs; returns the bytes stored, and the chunks
+    that cannot be read.
+    """
     made: list[PackIndex] = []
     failed: set[bytes] = set()
     reader = repository.reader(reporter)
@@ -75,8 +80,12 @@ def _by_domain(repository: Repository, sizes: dict[bytes, int]) -> dict[bytes, i
     if not repository.sealer.divided:
         return sizes
     places = repository.index.find(list(sizes), distrusted=True)
-    domains = {chunk: repository.sealer.of_pack(place.pack).domain for chunk, place in places.items()}
-    return {chunk: sizes[chunk] for chunk in sorted(sizes, key=lambda chunk: domains.get(chunk, b""))}
+    domains = {
+        chunk: repository.sealer.of_pack(place.pack).domain for chunk, place in places.items()
+    }
+    return {
+        chunk: sizes[chunk] for chunk in sorted(sizes, key=lambda chunk: domains.get(chunk, b""))
+    }
 
 
 def _batches(sizes: dict[bytes, int]) -> list[dict[bytes, int]]:

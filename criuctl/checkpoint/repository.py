@@ -1,21 +1,23 @@
 """A store with checkpoints in it: making it, opening it, finding checkpoints.
 
-    config                                        what the store is: format, id, key slots, capabilities
-    keys/<20 digits>                              the same, newer: since keys were changed (`generations`)
-    packs/<2 hex>/<32 hex>                        sealed chunks (`packs`)
+    config                                        what the store is: format, id, key slots,
+    capabilities keys/<20 digits>                              the same, newer: since keys were
+    changed (`generations`) packs/<2 hex>/<32 hex>                        sealed chunks (`packs`)
     index/<32 hex>                                which chunk is in which pack (`index`)
     checkpoints/<token>/<20 digits>-<id>          manifests; the token stands for the session's name
-    pins/<32 hex>                                 pinned checkpoints, by id: a manifest itself never changes
-    writing/, gc/                                 what writers and garbage collections tell each other (`gclists`)
-    numbers/<token>/<20 digits>                   numbers of removed newest checkpoints, so that none is used twice
-    sessions/<token>/<20 digits>                  leases (`leases`)
-    writers/<32 hex>                              what opens what a write-only host has stored (`domains`)
+    pins/<32 hex>                                 pinned checkpoints, by id: a manifest itself never
+    changes writing/, gc/                                 what writers and garbage collections tell
+    each other (`gclists`) numbers/<token>/<20 digits>                   numbers of removed newest
+    checkpoints, so that none is used twice sessions/<token>/<20 digits>                  leases
+    (`leases`) writers/<32 hex>                              what opens what a write-only host has
+    stored (`domains`)
 
-RULE: a checkpoint exists if and only if its manifest does.  A manifest is put by one atomic put under a name
-that holds the checkpoint's random id, so nothing is ever overwritten, whatever the store promises.
+RULE: a checkpoint exists if and only if its manifest does.  A manifest is put by one atomic put
+under a name that holds the checkpoint's random id, so nothing is ever overwritten, whatever the
+store promises.
 
-Opening reads one object and one list, finds the key and proves it.  `list` reads the heads of manifests only, each once per
-host.  Everything found in a store is checked before it is believed.
+Opening reads one object and one list, finds the key and proves it.  `list` reads the heads of
+manifests only, each once per host.  Everything found in a store is checked before it is believed.
 """
 
 from __future__ import annotations
@@ -69,16 +71,20 @@ _PATIENT_MIB = 32  # of buffers for a producer that may wait
 class Repository:
     """The checkpoints of one store; made by `init` or `open`.  Safe to use from several threads."""
 
-    def __init__(self, store: Store, config: Config, about: StoreConfig, opened: keys.Opened | None) -> None:
+    def __init__(
+        self, store: Store, config: Config, about: StoreConfig, opened: keys.Opened | None
+    ) -> None:
         self.store = store
         self.config = config
         self.about = about
         self._opened = opened
-        self.features = objects.MANIFEST.features  # of manifests, that everybody knows who will read them
+        # of manifests, that everybody knows who will read them
+        self.features = objects.MANIFEST.features
         self.hangs = False  # the store does not answer, and what was asked of it is left to itself
         self._learned = float("-inf")  # when what a new checkpoint may rely on was learned
 
-    # -- making and opening ----------------------------------------------------------------------------
+    # -- making and opening
+    # ----------------------------------------------------------------------------
 
     @classmethod
     def init(
@@ -91,22 +97,31 @@ class Repository:
         recovery: bytes | None = None,
         config: Config,
     ) -> Repository:
-        """Make a store; `Conflict` if there is one already.  The key is made, and durable, before the store is.
+        """Make a store; `Conflict` if there is one already.  The key is made, and durable, before
+        the store is.
 
-        With `passphrase` the master key is sealed by it, else by `key_file`, which is made if it does not
-        exist (by default in ``config.key_dir``).  `recovery` is the secret of a recovery key that opens it, too.
+        With `passphrase` the master key is sealed by it, else by `key_file`, which is made if it
+        does not exist (by default in ``config.key_dir``).  `recovery` is the secret of a recovery
+        key that opens it, too.
         """
         about, opened = create(
-            store, encryption=encryption, key_file=key_file, passphrase=passphrase, recovery=recovery, config=config
+            store,
+            encryption=encryption,
+            key_file=key_file,
+            passphrase=passphrase,
+            recovery=recovery,
+            config=config,
         )
         return cls(store, config, about, opened)
 
     @classmethod
     def open(cls, store: Store, config: Config, *, create_local: bool = False) -> Repository:
-        """Open a store: `StoreNotInitialised`, `KeyMissing`, `WrongKey`, `UnsupportedFormat`, `Damaged`, store errors.
+        """Open a store: `StoreNotInitialised`, `KeyMissing`, `WrongKey`, `UnsupportedFormat`,
+        `Damaged`, store errors.
 
-        With `create_local` an absent or empty folder becomes a new store, not encrypted.  Another store than the one that this
-        host has pinned there is `StoreChanged`, a plain one in S3 that was never pinned `StoreNotTrusted` (`storepins`).
+        With `create_local` an absent or empty folder becomes a new store, not encrypted.  Another
+        store than the one that this host has pinned there is `StoreChanged`, a plain one in S3 that
+        was never pinned `StoreNotTrusted` (`storepins`).
         """
         about, opened = load(store, config, create_local=create_local)
         return cls(store, config, about, opened)
@@ -151,7 +166,12 @@ class Repository:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -160,15 +180,22 @@ class Repository:
             self.cache.close()
 
     def key_info(self) -> dict[str, Any]:
-        """What may be shown of the key: how the store is opened, by which slot, where the key file is."""
+        """What may be shown of the key: how the store is opened, by which slot, where the key file
+        is.
+        """
         opened = self._opened
         by = (opened.by or {}).get("fingerprint") if opened else None
         return {
             "kind": opened.slot if opened else "none",
             "file": str(opened.file) if opened and opened.file else None,
             "source": opened.source if opened else None,
-            "fingerprint": keys.fingerprint(opened.key.key) if opened and opened.slot == "file" else by,
-            "slots": [{"type": s.get("type"), "fingerprint": s.get("fingerprint")} for s in self.about.slots],
+            "fingerprint": keys.fingerprint(opened.key.key)
+            if opened and opened.slot == "file"
+            else by,
+            "slots": [
+                {"type": s.get("type"), "fingerprint": s.get("fingerprint")}
+                for s in self.about.slots
+            ],
         }
 
     @property
@@ -179,7 +206,10 @@ class Repository:
     def need_key(self, what: str) -> None:
         """`Conflict` on a write-only host, which cannot do `what`."""
         if self.write_only:
-            raise Conflict(f"this host is write-only, so it cannot {what}", hint="Do it on a host that has the store's key.")
+            raise Conflict(
+                f"this host is write-only, so it cannot {what}",
+                hint="Do it on a host that has the store's key.",
+            )
 
     @property
     def opened(self) -> keys.Opened | None:
@@ -193,7 +223,9 @@ class Repository:
         if self._opened is None:
             raise Conflict("the store is not encrypted, so it has no keys")
         self.need_key("change or list keys")
-        return Changer(self.store, self.sealer, self.id, conditional=self.capabilities.conditional_create)
+        return Changer(
+            self.store, self.sealer, self.id, conditional=self.capabilities.conditional_create
+        )
 
     def key_text(self) -> str:
         """The content of a key file that opens this store; `Conflict` if it has no key."""
@@ -203,19 +235,23 @@ class Repository:
         return self._opened.key.text()
 
     def export_key(self, path: Path) -> None:
-        """Write a key file that opens this store to the new file `path`, 0600; `Conflict` if it exists."""
+        """Write a key file that opens this store to the new file `path`, 0600; `Conflict` if it
+        exists.
+        """
         try:
             keys.write_secret(path, self.key_text())
         except FileExistsError:
             raise Conflict(f"{path} exists", hint="Name a new file.") from None
 
-    # -- working with it -------------------------------------------------------------------------------
+    # -- working with it
+    # -------------------------------------------------------------------------------
 
     def warn_unpinned(self, reporter: Reporter) -> None:
         """Warn if this host cannot record which store it expects here."""
         if self.about.unpinned:
             reporter.warning(
-                f"the store in {self.store.url} could not be pinned ({self.about.unpinned}): another one in its place would not"
+                f"the store in {self.store.url} could not be pinned ({self.about.unpinned}): "
+                "another one in its place would not"
                 " be noticed",
                 "Name a state_dir that may be written.",
             )
@@ -227,8 +263,8 @@ class Repository:
     def writer(self, reporter: Reporter, *, patient: bool = False) -> CheckpointWriter:
         """A writer of one checkpoint; use it as a context manager.
 
-        A `patient` producer may wait for the store, since it has nothing to do before all is durable: then a few
-        buffers will do, which are touched for the first time sooner than many.
+        A `patient` producer may wait for the store, since it has nothing to do before all is
+        durable: then a few buffers will do, which are touched for the first time sooner than many.
         """
         from .pipeline import Pipeline
         from .writer import CheckpointWriter
@@ -247,24 +283,29 @@ class Repository:
         return CheckpointReader(self.store, self.sealer, self.index, self.config, reporter)
 
     def verify(self, manifest: Manifest, reporter: Reporter) -> int:
-        """Read and check everything that a restore of the checkpoint would read; returns the plain bytes.
+        """Read and check everything that a restore of the checkpoint would read; returns the plain
+        bytes.
 
         Raises `Damaged` or `ObjectMissing` naming the object.
         """
         return self.reader(reporter).verify(manifest.streams())
 
-    # -- finding checkpoints ---------------------------------------------------------------------------
+    # -- finding checkpoints
+    # ---------------------------------------------------------------------------
 
     def resolve(self, ref: str) -> CheckpointSummary:
-        """The checkpoint that ``NAME`` (its newest), ``NAME@N`` or an id's beginning (4 digits or more) names.
+        """The checkpoint that ``NAME`` (its newest), ``NAME@N`` or an id's beginning (4 digits or
+        more) names.
 
-        A negative N counts from the end.  Raises `NoSuchCheckpoint`, `AmbiguousRef`, and `Damaged` or
-        `UnsupportedFormat` when it is there but cannot be read.
+        A negative N counts from the end.  Raises `NoSuchCheckpoint`, `AmbiguousRef`, and `Damaged`
+        or `UnsupportedFormat` when it is there but cannot be read.
         """
         return self.catalog.resolve(ref)
 
     def resolve_damaged(self, ref: str) -> CheckpointSummary:
-        """What the name of its manifest tells of a checkpoint that cannot be read; no session if `ref` does not name it."""
+        """What the name of its manifest tells of a checkpoint that cannot be read; no session if
+        `ref` does not name it.
+        """
         (name,) = self.catalog.locate(ref)
         token, number, checkpoint = parse_name(name)
         session = ref.rpartition("@")[0] or ref
@@ -272,24 +313,32 @@ class Repository:
         return CheckpointSummary(checkpoint, session, "", number, 0, "", "", object=name)
 
     def stored_by(self, checkpoint: str) -> dict[str, str] | None:
-        """Fingerprint and label of the write-only host that has stored the checkpoint, which was resolved or listed before.
+        """Fingerprint and label of the write-only host that has stored the checkpoint, which was
+        resolved or listed before.
 
-        None for one that a host with the store's key has stored.  Unlike the name of the host in the manifest this is proved.
+        None for one that a host with the store's key has stored.  Unlike the name of the host in
+        the manifest this is proved.
         """
         domain = self.catalog.domains.get(checkpoint)
         if domain is None:
             return None
         fingerprint = self.sealer.author(domain)
-        labels = [str(s.get("label", "")) for s in self.about.slots if s.get("fingerprint") == fingerprint]
+        labels = [
+            str(s.get("label", "")) for s in self.about.slots if s.get("fingerprint") == fingerprint
+        ]
         return {"fingerprint": fingerprint, "label": next(iter(labels), "")}
 
     def manifest(self, ref: str | CheckpointSummary) -> Manifest:
-        """The whole manifest; `AmbiguousRef`, `Damaged`, `UnsupportedFormat`, `NoSuchCheckpoint`."""
+        """The whole manifest; `AmbiguousRef`, `Damaged`, `UnsupportedFormat`,
+        `NoSuchCheckpoint`.
+        """
         if isinstance(ref, str):
             (name,) = self.catalog.locate(ref)
             made: Manifest
             made, pinned = side_by_side(
-                "criuctl-manifest", lambda: self.manifest_at(name), lambda: self.catalog.is_pinned(parse_name(name)[2])
+                "criuctl-manifest",
+                lambda: self.manifest_at(name),
+                lambda: self.catalog.is_pinned(parse_name(name)[2]),
             )
         else:
             made, pinned = self.manifest_at(ref.object), ref.pinned
@@ -306,7 +355,10 @@ class Repository:
         loaded = load_json(objects.open_body(name, outline, data, self.sealer), name, len(data))
         version = loaded.get("version")
         if isinstance(version, int) and version > MANIFEST_VERSION:
-            raise UnsupportedFormat(f"{name} has manifest version {version}; this criuctl reads up to {MANIFEST_VERSION}")
+            raise UnsupportedFormat(
+                f"{name} has manifest version {version}; this criuctl reads up to "
+                f"{MANIFEST_VERSION}"
+            )
         manifest = Manifest.from_dict(loaded)
         if (manifest.number, manifest.id) != (number, checkpoint):
             raise Damaged(f"{name} holds the manifest of another checkpoint", object=name)
@@ -315,7 +367,9 @@ class Repository:
         return manifest
 
     def newest_of(self, session: str) -> tuple[int, str] | None:
-        """Number and id of the newest checkpoint of that name, by the names of manifests alone; None for none."""
+        """Number and id of the newest checkpoint of that name, by the names of manifests alone;
+        None for none.
+        """
         names = self.catalog.names(session)
         return parse_name(next(reversed(names)))[1:] if names else None
 
@@ -324,22 +378,36 @@ class Repository:
         return self.catalog.next_number(self.sealer.token(manifest.session.name))
 
     def publish(self, manifest: Manifest, number: int | None = None) -> CheckpointSummary:
-        """Put the manifest under its session's next number: the commit point.  Everything it names must be durable."""
+        """Put the manifest under its session's next number: the commit point.  Everything it names
+        must be durable.
+        """
         token = self.sealer.token(manifest.session.name)
         numbered = manifest.with_use(number=number or self.next_number(manifest))
         name = manifest_name(token, numbered.number, numbered.id)
-        body = json.dumps(numbered.to_dict(), separators=(",", ":"), allow_nan=False).encode("ascii")
-        # What we could not read again must not be written: this raises before anything is committed.
+        body = json.dumps(numbered.to_dict(), separators=(",", ":"), allow_nan=False).encode(
+            "ascii"
+        )
+        # What we could not read again must not be written: this raises before anything is
+        # committed.
         Manifest.from_dict(json.loads(body))
         summary = CheckpointSummary.of(numbered, name)
-        head = json.dumps(summary.to_stored(), separators=(",", ":"), allow_nan=False).encode("ascii")
-        self._put_once(name, objects.encode(objects.MANIFEST, name, head, body, self.sealer, numbered.features))
+        head = json.dumps(summary.to_stored(), separators=(",", ":"), allow_nan=False).encode(
+            "ascii"
+        )
+        self._put_once(
+            name, objects.encode(objects.MANIFEST, name, head, body, self.sealer, numbered.features)
+        )
         return summary
 
     def remove(self, summary: CheckpointSummary) -> None:
-        """Remove a checkpoint; what its packs held is left to the garbage collection.  `Conflict` if it is pinned."""
+        """Remove a checkpoint; what its packs held is left to the garbage collection.  `Conflict`
+        if it is pinned.
+        """
         if summary.pinned or self.catalog.is_pinned(summary.id):
-            raise Conflict(f"{summary.session}@{summary.number} is pinned", hint="Unpin it first: `criuctl unpin`.")
+            raise Conflict(
+                f"{summary.session}@{summary.number} is pinned",
+                hint="Unpin it first: `criuctl unpin`.",
+            )
         token = parse_name(summary.object)[0]
         if self.catalog.next_number(token) == summary.number + 1:
             used = f"numbers/{token}/{summary.number:020d}"
@@ -351,7 +419,8 @@ class Repository:
                     self.store.put(used, b"")
         self.store.delete(summary.object)
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------------
 
     def _learn(self) -> None:
         """Learn what a new checkpoint may rely on."""
@@ -362,12 +431,16 @@ class Repository:
             self.index.inspect_packs()
 
         self.sealer.prepare()
-        _, avoided = side_by_side("criuctl-learn", read_index, lambda: gclists.avoided(self.store, self.sealer))
+        _, avoided = side_by_side(
+            "criuctl-learn", read_index, lambda: gclists.avoided(self.store, self.sealer)
+        )
         self.index.avoid(avoided)
         self._learned = time.monotonic()
 
     def _put_once(self, name: str, data: bytes) -> None:
-        """Put an object whose name nobody else can use; after a lost answer the store itself tells what happened."""
+        """Put an object whose name nobody else can use; after a lost answer the store itself tells
+        what happened.
+        """
         try:
             self.store.put(name, data, if_absent=self.capabilities.conditional_create)
         except ObjectExists:
@@ -382,26 +455,37 @@ class Repository:
             raise
 
     def _cache_path(self) -> Path | None:
-        """Where what this host remembers is kept: inside a local store if possible, so that it goes when the store goes."""
+        """Where what this host remembers is kept: inside a local store if possible, so that it goes
+        when the store goes.
+        """
         from ..store.local import LocalStore
 
         if self.capabilities.kind == "memory":
             return None
-        # Hosts that share a folder must not share a database: SQLite's locks do not reach across hosts.
-        # And one that knows other keys knows other packs.
-        writer = f"writer {self._opened.writer.id.hex()} " if self._opened and self._opened.writer else ""
+        # Hosts that share a folder must not share a database: SQLite's locks do not reach across
+        # hosts.  And one that knows other keys knows other packs.
+        writer = (
+            f"writer {self._opened.writer.id.hex()} "
+            if self._opened and self._opened.writer
+            else ""
+        )
         file = f"index-{self.sealer.token(f'{writer}host {_host()}')[:12]}.sqlite"
         if isinstance(self.store, LocalStore) and os.access(self.store.url, os.W_OK):
             return Path(self.store.url) / ".cache" / file
         return Path(self.config.cache_dir) / self.id / file
 
     def list(
-        self, session: str | None = None, *, unreadable: list[DataError] | None = None, hidden: list[DataError] | None = None
+        self,
+        session: str | None = None,
+        *,
+        unreadable: list[DataError] | None = None,
+        hidden: list[DataError] | None = None,
     ) -> list[CheckpointSummary]:
         """The checkpoints (of one session) by session and number.
 
-        A manifest that cannot be read (damaged, or of a newer criuctl) is no reason not to show the others: it is left
-        out and its error is appended to `unreadable`, or to `hidden` where a write-only host must not read it.
+        A manifest that cannot be read (damaged, or of a newer criuctl) is no reason not to show the
+        others: it is left out and its error is appended to `unreadable`, or to `hidden` where a
+        write-only host must not read it.
         """
         errors: list[DataError] = []
         found = self.catalog.summaries(self.catalog.names(session), errors)

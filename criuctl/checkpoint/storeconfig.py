@@ -1,10 +1,13 @@
 """What a store is, and who can open it: making its config, and finding the one that counts.
 
-The config is JSON in the clear (`configobject`), the object ``config``; since keys come and go it may also stand, newer, under
-``keys/`` (`generations`).  Opening reads the first, lists the second, and reads of them only what is newer.
+The config is JSON in the clear (`configobject`), the object ``config``; since keys come and go it
+may also stand, newer, under
+``keys/`` (`generations`).  Opening reads the first, lists the second, and reads of them only what
+is newer.
 
-A write-only host (`writers`) cannot check what the config says, since whoever can could also make one.  It takes the newest
-there is, which must have its slot.  So somebody who can put objects can keep it from writing, and learns nothing.
+A write-only host (`writers`) cannot check what the config says, since whoever can could also make
+one.  It takes the newest there is, which must have its slot.  So somebody who can put objects can
+keep it from writing, and learns nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ from .packs import pack_of
 from .records import Confidential
 from .storepins import Pin, Pinning
 
-_OURS = {".tmp", ".cache", "lost+found"}  # what a folder that only ever was a store may hold besides objects
+# what a folder that only ever was a store may hold besides objects
+_OURS = {".tmp", ".cache", "lost+found"}
 _GONE_HINT = """Put `config` back from a copy: a backup of the folder, an older version in the bucket.
 Without it nothing there can be read; then make a store elsewhere, or remove what is left."""
 _ATTEMPTS = 8  # to read generations while others replace them
@@ -60,7 +64,8 @@ class StoreConfig(Confidential, frozen=True):
     slots: tuple[dict[str, Any], ...] = ()
     version: int = VERSION
     generation: int = 0
-    pin: Pin | None = None  # what this host expects at the place; None where it cannot record that, or nothing is pinned
+    # what this host expects at the place; None where it cannot record that, or nothing is pinned
+    pin: Pin | None = None
     unpinned: str = ""  # why it cannot
 
 
@@ -80,11 +85,17 @@ def create(
     if _has_packs(store):
         if fetch(store) is not None:  # another criuctl was faster
             raise _exists(store)
-        raise Damaged(f"{store.url} is a criuctl store whose config is gone", object=NAME, hint=_GONE_HINT)
+        raise Damaged(
+            f"{store.url} is a criuctl store whose config is gone", object=NAME, hint=_GONE_HINT
+        )
     capabilities = store.probe()
     store_id = secrets.token_hex(16)
     master = secrets.token_bytes(KEY_SIZE)
-    sealer = StoreSealer(master, store, store_id, writers=False) if encryption else Sealer(master, encrypted=False)
+    sealer = (
+        StoreSealer(master, store, store_id, writers=False)
+        if encryption
+        else Sealer(master, encrypted=False)
+    )
     body: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -92,7 +103,10 @@ def create(
         "id": store_id,
         "created": now(),
         "encryption": "aes-256-gcm" if encryption else "none",
-        "capabilities": {"conditional_create": capabilities.conditional_create, "kind": capabilities.kind},
+        "capabilities": {
+            "conditional_create": capabilities.conditional_create,
+            "kind": capabilities.kind,
+        },
     }
     opened: keys.Opened | None = None
     made: Path | None = None
@@ -103,29 +117,42 @@ def create(
         if not passphrase:
             raise WrongKey("the passphrase is empty", hint="Give a passphrase of several words.")
         body["slots"] = [keys.passphrase_slot(master, passphrase, store_id)]
-        opened = keys.Opened(master, "passphrase", keys.KeyText(master, master=True), "passphrase", by=body["slots"][0])
+        opened = keys.Opened(
+            master,
+            "passphrase",
+            keys.KeyText(master, master=True),
+            "passphrase",
+            by=body["slots"][0],
+        )
     else:
         path = key_file or keys.key_path(config, store_id)
         made = None if os.path.lexists(path) else path
         key = keys.new_key_file(path)
         if key.master:
-            raise WrongKey(f"{path} holds the exported master key of a store", hint="Name a new file, or a key file.")
+            raise WrongKey(
+                f"{path} holds the exported master key of a store",
+                hint="Name a new file, or a key file.",
+            )
         body["slots"] = [keys.file_slot(master, key, store_id)]
         opened = keys.Opened(master, str(path), key, key.slot, path, body["slots"][0])
     if encryption and recovery is not None:
-        body["slots"].append(keys.file_slot(master, keys.KeyText(recovery, recovery=True), store_id))
+        body["slots"].append(
+            keys.file_slot(master, keys.KeyText(recovery, recovery=True), store_id)
+        )
     data = configobject.text(body, sealer)
     try:
         _put(store, data)
     except BaseException:
-        # After a lost answer the config may be there all the same: a key that may be needed is kept.
+        # After a lost answer the config may be there all the same: a key that may be needed is
+        # kept.
         if made is not None and _surely_absent(store, data):
             made.unlink(missing_ok=True)
         raise
     pinning.record(store_id, opened, encrypted=encryption, how="init")
     if pinning.unrecorded and pinning.remote and not encryption:  # no later command would use it
         raise PlatformError(
-            f"the store in {store.url} was made, but could not be pinned as a plain one: {pinning.unrecorded}",
+            f"the store in {store.url} was made, but could not be pinned as a plain one: "
+            f"{pinning.unrecorded}",
             hint="Name a state_dir that may be written (CRIUCTL_STATE_DIR), then: "
             f"`criuctl store trust --store {shlex.quote(store.url)} --no-encrypt`.",
         )
@@ -140,7 +167,8 @@ def load(
     find: keys.Finder = keys.find_master,
     pinning: Pinning | None = None,
 ) -> tuple[StoreConfig, keys.Opened | None]:
-    """Read the store's config, compare it with its pin, let `find` find its key, and prove it; see `Repository.open`.
+    """Read the store's config, compare it with its pin, let `find` find its key, and prove it; see
+    `Repository.open`.
 
     `pinning` is what counts as pinned, if not what this host knows.
     """
@@ -170,7 +198,9 @@ def _load(
     if first is None and problem is None and create_local and not sealed:
         if _empty_folder(store):
             try:
-                about, opened = create(store, encryption=False, key_file=None, passphrase=None, config=config)
+                about, opened = create(
+                    store, encryption=False, key_file=None, passphrase=None, config=config
+                )
                 pinning.pin = about.pin
                 return about, opened
             except Conflict:  # another criuctl was faster
@@ -186,7 +216,9 @@ def _load(
         names = generations.names(store)
         if first is None and not names:
             if problem is None and _has_packs(store):
-                raise StoreNotInitialised(f"the config of the criuctl store in {store.url} is gone", hint=_GONE_HINT)
+                raise StoreNotInitialised(
+                    f"the config of the criuctl store in {store.url} is gone", hint=_GONE_HINT
+                )
             if problem is None and pinning.pin is not None:
                 raise pinning.gone(store.url)
             raise problem or StoreNotInitialised(f"there is no criuctl store in {store.url}")
@@ -199,7 +231,8 @@ def _load(
     try:
         return _open(store, candidates, problem, config, find)
     except (DataError, KeyMissing):
-        # What was not read because `config` says the same may say something else if `config` is damaged.
+        # What was not read because `config` says the same may say something else if `config` is
+        # damaged.
         more, _gone = generations.read(store, [name for name in names if name not in newer])
         known = {candidate.data for candidate in candidates}
         if all(candidate.data in known for candidate in more):
@@ -208,7 +241,9 @@ def _load(
 
 
 def _expected(candidates: list[Candidate], pinning: Pinning, store: Store) -> list[Candidate]:
-    """Those of the pinned store, if one is pinned; what else anybody has put there is not looked at.  `StoreChanged`."""
+    """Those of the pinned store, if one is pinned; what else anybody has put there is not looked
+    at.  `StoreChanged`.
+    """
     if pinning.pin is None:
         return candidates
     expected = [candidate for candidate in candidates if candidate.body["id"] == pinning.pin.id]
@@ -226,10 +261,16 @@ def _config(store: Store) -> tuple[Candidate | None, Damaged | None]:
 
 
 def _newer(names: Mapping[str, int], first: Candidate | None) -> list[str]:
-    """The generations that may say something else than `first`: newer ones, and several of its own number."""
+    """The generations that may say something else than `first`: newer ones, and several of its own
+    number.
+    """
     known = first.generation if first is not None else -1
     several = list(names.values()).count(known) > 1
-    return [name for name, generation in names.items() if generation > known or (several and generation == known)]
+    return [
+        name
+        for name, generation in names.items()
+        if generation > known or (several and generation == known)
+    ]
 
 
 def _plain(first: Candidate) -> tuple[StoreConfig, None]:
@@ -240,21 +281,33 @@ def _plain(first: Candidate) -> tuple[StoreConfig, None]:
 
 
 def _open(
-    store: Store, candidates: list[Candidate], problem: Damaged | None, config: Config, find: keys.Finder
+    store: Store,
+    candidates: list[Candidate],
+    problem: Damaged | None,
+    config: Config,
+    find: keys.Finder,
 ) -> tuple[StoreConfig, keys.Opened]:
-    """The newest of the candidates that is valid, opened; what `find` cannot open tells nothing of what is valid."""
+    """The newest of the candidates that is valid, opened; what `find` cannot open tells nothing of
+    what is valid.
+    """
     groups: dict[tuple[int, str], list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault((candidate.generation, candidate.body["id"]), []).append(candidate)
     failed: DataError | KeyMissing | None = None
-    for (generation, store_id), group in sorted(groups.items(), key=lambda item: item[0], reverse=True):
+    for (generation, store_id), group in sorted(
+        groups.items(), key=lambda item: item[0], reverse=True
+    ):
         try:
             opened = find(generations.union(group), store_id, config)
         except (DataError, KeyMissing) as error:
             failed = failed or error
             continue
         if opened.writer is not None:
-            if any(candidate.generation > generation for candidate in candidates if candidate.body["id"] == store_id):
+            if any(
+                candidate.generation > generation
+                for candidate in candidates
+                if candidate.body["id"] == store_id
+            ):
                 continue  # a newer one does not have its slot any more
             theirs = WriterSealer(opened.writer, Path(opened.source).parent, store)
             return _understood(group[0].body, theirs, generations.union(group)), opened
@@ -262,7 +315,9 @@ def _open(
         current = Current.among((c for c in candidates if c.body["id"] == store_id), sealer)
         if current is None:
             if opened.slot == "master":
-                failed = failed or WrongKey(f"the master key in {opened.source} is not that of store {store_id[:12]}")
+                failed = failed or WrongKey(
+                    f"the master key in {opened.source} is not that of store {store_id[:12]}"
+                )
             else:
                 failed = failed or damaged("its checksum does not fit")
             continue
@@ -272,15 +327,22 @@ def _open(
             except (WrongKey, KeyMissing):
                 raise WrongKey(
                     f"the key from {opened.source} was removed from store {store_id[:12]}",
-                    hint="`criuctl key list` tells which keys open it, on a host that has one of them.",
+                    hint=(
+                        "`criuctl key list` tells which keys open it, on a host that has one of "
+                        "them."
+                    ),
                 ) from None
-        has = any(c.body.get(WRITERS) is True for c in current.texts) or any(s.get("type") == WRITER for s in current.slots)
+        has = any(c.body.get(WRITERS) is True for c in current.texts) or any(
+            s.get("type") == WRITER for s in current.slots
+        )
         own = StoreSealer(opened.master, store, store_id, writers=has)
         return _understood(current.body, own, current.slots), opened
     raise failed or problem or damaged("nothing in it can be read")
 
 
-def _understood(body: Mapping[str, Any], sealer: Sealer, slots: Iterable[dict[str, Any]] = ()) -> StoreConfig:
+def _understood(
+    body: Mapping[str, Any], sealer: Sealer, slots: Iterable[dict[str, Any]] = ()
+) -> StoreConfig:
     can = body.get("capabilities")
     if not isinstance(can, dict) or not isinstance(can.get("conditional_create"), bool):
         raise damaged("it does not say what the store can do")
@@ -334,4 +396,7 @@ def _has_packs(store: Store) -> bool:
 
 
 def _exists(store: Store) -> Conflict:
-    return Conflict(f"there is a criuctl store in {store.url} already", hint="It was left as it is: see `criuctl store info`.")
+    return Conflict(
+        f"there is a criuctl store in {store.url} already",
+        hint="It was left as it is: see `criuctl store info`.",
+    )

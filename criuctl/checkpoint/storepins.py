@@ -1,20 +1,29 @@
-"""Which store this host expects at a place: its id, whether it is encrypted, and which master key it has.
+"""Which store this host expects at a place: its id, whether it is encrypted, and which master key
+it has.
 
-Whoever can write to a folder or a bucket can replace the store in it.  So, as ssh does with the keys of hosts, a host records
-the store that it makes or meets first at a place (`Store.place`), and refuses another one there before it reads anything
-further or writes anything.  A pin is one small file in ``state_dir/stores``, named by a hash of the place.
+Whoever can write to a folder or a bucket can replace the store in it.  So, as ssh does with the
+keys of hosts, a host records the store that it makes or meets first at a place (`Store.place`), and
+refuses another one there before it reads anything further or writes anything.  A pin is one small
+file in ``state_dir/stores``, named by a hash of the place.
 
-- `store init` pins the store that it makes; any other command the store that it meets first; `store trust` the one there now.
-- Compared are the id and the encryption, both as soon as the config is read and before any key is looked for, and the
-  fingerprint of the master key once that is known.  Adding, removing and rotating keys changes none of them.
-- A store in S3 that is not encrypted is never pinned on first use: anybody on the way could have put it there.
-- Two first uses at the same time: the file is made by link(2), so one wins, and the other compares itself with that.
-- Where a plain store is gone, as that of a disk which is not mounted, a dump makes another plain one in its place; the former
-  is accepted when it is back.  In place of an encrypted store nothing is made unless `store init` is asked for.
-- A pin that cannot be written (a read-only state folder, a user who is not root) leaves the store as trusted as before there
-  were pins; the caller reports that.  A pin that is there and cannot be understood is an error, never "none".
+- `store init` pins the store that it makes; any other command the store that it meets first; `store
+  trust` the one there now.
+- Compared are the id and the encryption, both as soon as the config is read and before any key is
+  looked for, and the fingerprint of the master key once that is known.  Adding, removing and
+  rotating keys changes none of them.
+- A store in S3 that is not encrypted is never pinned on first use: anybody on the way could have
+  put it there.
+- Two first uses at the same time: the file is made by link(2), so one wins, and the other compares
+  itself with that.
+- Where a plain store is gone, as that of a disk which is not mounted, a dump makes another plain
+  one in its place; the former is accepted when it is back.  In place of an encrypted store nothing
+  is made unless `store init` is asked for.
+- A pin that cannot be written (a read-only state folder, a user who is not root) leaves the store
+  as trusted as before there were pins; the caller reports that.  A pin that is there and cannot be
+  understood is an error, never "none".
 
-A pin does not protect a store without encryption from forged contents: its config can be copied.  Only the key does that.
+A pin does not protect a store without encryption from forged contents: its config can be copied.
+Only the key does that.
 """
 
 from __future__ import annotations
@@ -50,10 +59,12 @@ class Pin(Struct, frozen=True, forbid_unknown_fields=False):
     place: str
     id: str
     encrypted: bool
-    key: str = ""  # fingerprint of the master key; "" while only a write-only host has opened the store
+    # fingerprint of the master key; "" while only a write-only host has opened the store
+    key: str = ""
     how: How = "first-use"
     since: str = ""
-    former: tuple[str, ...] = ()  # ids of plain stores that were pinned here before a plain one was made in their place
+    # ids of plain stores that were pinned here before a plain one was made in their place
+    former: tuple[str, ...] = ()
 
     def told(self) -> str:
         """For a message."""
@@ -84,10 +95,13 @@ class Pinning:
         """Whether the store is reached over a network."""
         return self.place.startswith("s3:")
 
-    # -- comparing -------------------------------------------------------------------------------------
+    # -- comparing
+    # -------------------------------------------------------------------------------------
 
     def check_config(self, body: dict[str, Any], url: str) -> None:
-        """`StoreChanged` unless this config is that of the pinned store, as far as anybody can tell without a key."""
+        """`StoreChanged` unless this config is that of the pinned store, as far as anybody can tell
+        without a key.
+        """
         if self.pin is None:
             return
         encrypted = body["encryption"] != "none"
@@ -96,22 +110,30 @@ class Pinning:
         if (body["id"], encrypted) != (self.pin.id, self.pin.encrypted):
             found = f"store {body['id'][:12]}, {'encrypted' if encrypted else 'not encrypted'}"
             if body["id"] == self.pin.id:
-                found = f"a config of that store which says that it is {'encrypted' if encrypted else 'not encrypted'}"
+                found = (
+                    "a config of that store which says that it is "
+                    f"{'encrypted' if encrypted else 'not encrypted'}"
+                )
             raise self._changed(found, url, plain=not encrypted)
 
     def check_key(self, opened: keys.Opened | None, url: str) -> None:
         """`StoreChanged` unless the key that opened the store is that of the pinned one."""
         if self.pin is not None and (key := _fingerprint(opened)) and self.pin.key not in ("", key):
-            raise self._changed(f"store {self.pin.id[:12]} with another master key", url, plain=False)
+            raise self._changed(
+                f"store {self.pin.id[:12]} with another master key", url, plain=False
+            )
 
     def _changed(self, found: str, url: str, *, plain: bool) -> StoreChanged:
         assert self.pin is not None
         return StoreChanged(
-            f"{url} is not the store that it was: this host has pinned {self.pin.told()}, since {self.pin.since},"
+            f"{url} is not the store that it was: this host has pinned {self.pin.told()}, since "
+            f"{self.pin.since},"
             f" and finds {found}; nothing was read or written",
-            hint="Another user may have replaced it: find out before anything is restored from it or stored in it."
+            hint="Another user may have replaced it: find out before anything is restored from it "
+            "or stored in it."
             " If it was replaced on purpose,"
-            f" `criuctl store trust --store {quoted(url)}{' --no-encrypt' if plain else ''}` pins the one there now.",
+            f" `criuctl store trust --store {quoted(url)}{' --no-encrypt' if plain else ''}` "
+            "pins the one there now.",
             store=url,
             pinned={"id": self.pin.id, "encrypted": self.pin.encrypted, "since": self.pin.since},
         )
@@ -120,34 +142,44 @@ class Pinning:
         """The error for a place at which there is no store any more."""
         assert self.pin is not None
         return StoreNotInitialised(
-            f"the store in {url} is gone: this host has pinned {self.pin.told()}, since {self.pin.since}",
-            hint=f"Mount what holds it. `criuctl store init --store {quoted(url)}` makes a new one.",
+            f"the store in {url} is gone: this host has pinned {self.pin.told()}, since "
+            f"{self.pin.since}",
+            hint=f"Mount what holds it. `criuctl store init --store {quoted(url)}` makes a new "
+            "one.",
         )
 
     def check_plain(self, store_id: str, config: Config, url: str) -> None:
-        """`Conflict` for a store without encryption that this host has no reason to expect: it is not pinned."""
+        """`Conflict` for a store without encryption that this host has no reason to expect: it is
+        not pinned.
+        """
         if self.pin is not None:
             return
         keys.refuse_downgrade(store_id, config)
         if self.place and (source := keys.passphrase_source(config)):
             raise StoreNotTrusted(
-                f"{url} is not encrypted, this host meets it for the first time, and has a passphrase ({source})",
+                f"{url} is not encrypted, this host meets it for the first time, and has a "
+                f"passphrase ({source})",
                 hint="Another user may have replaced the store. If it is meant to be plain: "
                 f"`criuctl store trust --store {quoted(url)} --no-encrypt`.",
                 store=url,
             )
         if self.remote:
             raise StoreNotTrusted(
-                f"{url} is not encrypted, and this host has neither made it so nor been told that it is",
-                hint="If it is meant to be plain, so that every user of the bucket can read or forge checkpoints: "
+                f"{url} is not encrypted, and this host has neither made it so nor been told "
+                "that it is",
+                hint="If it is meant to be plain, so that every user of the bucket can read or "
+                "forge checkpoints: "
                 f"`criuctl store trust --store {quoted(url)} --no-encrypt`.",
                 store=url,
             )
 
-    # -- recording -------------------------------------------------------------------------------------
+    # -- recording
+    # -------------------------------------------------------------------------------------
 
     def met(self, store_id: str, opened: keys.Opened | None, *, encrypted: bool, url: str) -> None:
-        """Record what was met and proved, unless it is recorded already; `StoreChanged` if another was recorded meanwhile."""
+        """Record what was met and proved, unless it is recorded already; `StoreChanged` if another
+        was recorded meanwhile.
+        """
         key = _fingerprint(opened)
         if self.pin is not None:
             if key and not self.pin.key:
@@ -161,18 +193,26 @@ class Pinning:
             self.pin = mine
         except FileExistsError:
             self.pin = _read(self.path, self.place)
-            self.check_config({"id": store_id, "encryption": "aes-256-gcm" if encrypted else "none"}, url)
+            self.check_config(
+                {"id": store_id, "encryption": "aes-256-gcm" if encrypted else "none"}, url
+            )
             self.check_key(opened, url)
         except OSError as error:
             self._not_written(error)
 
-    def record(self, store_id: str, opened: keys.Opened | None, *, encrypted: bool, how: How) -> None:
+    def record(
+        self, store_id: str, opened: keys.Opened | None, *, encrypted: bool, how: How
+    ) -> None:
         """Expect this store from now on, whatever was expected before."""
         if not self.place:
             return
         was = self.pin
         plain = was is not None and not was.encrypted and not encrypted
-        former = (*was.former, was.id)[-_FORMER:] if was is not None and plain and was.id != store_id else ()
+        former = (
+            (*was.former, was.id)[-_FORMER:]
+            if was is not None and plain and was.id != store_id
+            else ()
+        )
         pin = Pin(self.place, store_id, encrypted, _fingerprint(opened), how, now(), former)
         try:
             _write(self.path, pin, replace=True)
@@ -207,13 +247,16 @@ class Trusting(Pinning):
     def check_config(self, body: dict[str, Any], url: str) -> None:
         if not body["id"].startswith(self._wanted):
             raise StoreChanged(
-                f"{url} is store {body['id']}, not {self._wanted}", hint="Nothing was changed: see who put it there.", store=url
+                f"{url} is store {body['id']}, not {self._wanted}",
+                hint="Nothing was changed: see who put it there.",
+                store=url,
             )
 
     def check_plain(self, store_id: str, config: Config, url: str) -> None:
         if not self._plain:
             raise StoreNotTrusted(
-                f"{url} is not encrypted: every user who can read or write it can read or forge checkpoints",
+                f"{url} is not encrypted: every user who can read or write it can read or forge "
+                "checkpoints",
                 hint="If it is meant to be so, say --no-encrypt.",
                 store=url,
             )
@@ -247,17 +290,25 @@ def _read(path: Path, place: str) -> Pin | None:
     except (ValueError, ValidationError, RecursionError):
         raise Damaged(
             f"{path}, which says what store this host expects at {place}, cannot be understood",
-            hint="Bring it back from a backup; or run `criuctl store trust`, if it is certain that the store is the right one.",
+            hint=(
+                "Bring it back from a backup; or run `criuctl store trust`, if it is certain that "
+                "the store is the right one."
+            ),
         ) from None
 
 
 def _write(path: Path, pin: Pin, *, replace: bool) -> None:
-    """Write the file, whole and durable; `FileExistsError` if there is one that shall not be replaced."""
-    make_private(path.parent.parent)  # the state folder itself: what is made on the way is open to all
+    """Write the file, whole and durable; `FileExistsError` if there is one that shall not be
+    replaced.
+    """
+    # the state folder itself: what is made on the way is open to all
+    make_private(path.parent.parent)
     make_private(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
-        with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w") as file:
+        with open(
+            os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w"
+        ) as file:
             json.dump(asdict(pin), file, indent=1)
             file.flush()
             os.fsync(file.fileno())

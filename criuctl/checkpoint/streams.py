@@ -13,8 +13,10 @@ class Stream(Struct):
     packed: bytearray = field(default_factory=bytearray)  # `chunks.ENTRY` records
     size: int = 0  # bytes hashed
     tail: bytearray = field(default_factory=bytearray)  # small things that do not fill a chunk yet
-    made: Composition | None = None  # instead of `packed` and `size`, when it is memory of which some was sent ahead
-    kept: bool = True  # False: its chunks are sent ahead, but it is nobody's content and is not remembered
+    # instead of `packed` and `size`, when it is memory of which some was sent ahead
+    made: Composition | None = None
+    # False: its chunks are sent ahead, but it is nobody's content and is not remembered
+    kept: bool = True
 
 
 class WriterStats(Struct):

@@ -1,12 +1,13 @@
 """Writing one checkpoint: streams in, packs, then the manifest.
 
-A `CheckpointWriter` is a context manager.  `commit` is the commit point: everything before it can be given up,
-and leaving the context without it does so: threads are joined, memory is given back, and packs that nobody can know
-of yet are deleted as far as the store lets us.
+A `CheckpointWriter` is a context manager.  `commit` is the commit point: everything before it can
+be given up, and leaving the context without it does so: threads are joined, memory is given back,
+and packs that nobody can know of yet are deleted as far as the store lets us.
 
-Writing order, which every reader may rely on: packs, index segments, manifest.  Once a segment is published
-other writers may rely on its packs, so from then on nothing is deleted any more, whatever fails.  An `Intent` in the
-store stands around the commit, so that garbage collections on other hosts know of it.
+Writing order, which every reader may rely on: packs, index segments, manifest.  Once a segment is
+published other writers may rely on its packs, so from then on nothing is deleted any more, whatever
+fails.  An `Intent` in the store stands around the commit, so that garbage collections on other
+hosts know of it.
 """
 
 from __future__ import annotations
@@ -55,12 +56,14 @@ class FileDigest(Struct, frozen=True):
 class CheckpointWriter:
     """Takes the content of one checkpoint; made by `Repository.writer`.
 
-    `acquire`, `window` and `release` are the fast way in: content is written into buffers of the pool and never
-    copied again unless that frees memory.  All methods may be called from any thread; the windows of one stream
-    keep the order of the calls.
+    `acquire`, `window` and `release` are the fast way in: content is written into buffers of the
+    pool and never copied again unless that frees memory.  All methods may be called from any
+    thread; the windows of one stream keep the order of the calls.
     """
 
-    def __init__(self, repository: Repository, pipeline: Pipeline, reporter: Reporter, *, layers: bool = True) -> None:
+    def __init__(
+        self, repository: Repository, pipeline: Pipeline, reporter: Reporter, *, layers: bool = True
+    ) -> None:
         """Without `layers` everything is stored in whole windows."""
         self._repository = repository
         self._layers = layers
@@ -91,13 +94,19 @@ class CheckpointWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
         """End all threads; without a `commit`, give the checkpoint up.  May be called again.
 
-        After `give_up` what hangs in the store is left to itself, and what is in the store to the garbage collection.
+        After `give_up` what hangs in the store is left to itself, and what is in the store to the
+        garbage collection.
         """
         until = time.monotonic() + _LAST if self._given_up else None
         ended = self._pipeline.close(until)
@@ -125,24 +134,36 @@ class CheckpointWriter:
         self._pending.clear()
 
     def give_up(self, error: CriuctlError) -> None:
-        """Nobody waits for the store any more: every call under way, and every later one, raises `error`; from any thread."""
+        """Nobody waits for the store any more: every call under way, and every later one, raises
+        `error`; from any thread.
+        """
         self._given_up = True
         self._pipeline.fail(error)
 
-    # -- content ---------------------------------------------------------------------------------------
+    # -- content
+    # ---------------------------------------------------------------------------------------
 
     def acquire(self) -> PageBuffer:
-        """A free buffer of `BUFFER_SIZE` bytes; waits while all are in use.  Raises what went wrong in any thread."""
+        """A free buffer of `BUFFER_SIZE` bytes; waits while all are in use.  Raises what went wrong
+        in any thread.
+        """
         self._submit()
         return self._pipeline.buffers.acquire()
 
-    def window(self, key: Hashable, buffer: PageBuffer, start: int, end: int, at: int | None = None) -> None:
-        """``buffer.view[start:end]`` is the next chunk of the stream `key`; it must not change until it is released.
+    def window(
+        self, key: Hashable, buffer: PageBuffer, start: int, end: int, at: int | None = None
+    ) -> None:
+        """``buffer.view[start:end]`` is the next chunk of the stream `key`; it must not change
+        until it is released.
 
-        With `at`, it is pages of the memory `key`, the first of them at that address: if they were sent `ahead`, those that
-        have not changed since are not stored again.
+        With `at`, it is pages of the memory `key`, the first of them at that address: if they were
+        sent `ahead`, those that have not changed since are not stored again.
         """
-        if not 0 <= start < end <= len(buffer.view) or end - start > MAX_CHUNK or (at is not None and (end - start) % PAGE):
+        if (
+            not 0 <= start < end <= len(buffer.view)
+            or end - start > MAX_CHUNK
+            or (at is not None and (end - start) % PAGE)
+        ):
             raise ValueError(f"no window: {start}..{end}")
         with self._lock:
             stream = self._streams.get(key)
@@ -150,20 +171,33 @@ class CheckpointWriter:
                 stream = self._streams[key] = Stream()
             if stream.tail:
                 self._end_tail(stream)
-            self._window(stream, buffer, start, end, (key, at) if at is not None and self._layers else None)
+            self._window(
+                stream, buffer, start, end, (key, at) if at is not None and self._layers else None
+            )
 
-    def ahead(self, buffer: PageBuffer, start: int, end: int, key: Hashable = None, at: int | None = None) -> None:
-        """``buffer.view[start:end]`` will probably be a chunk of a stream: store it now, if the store does not have it.
+    def ahead(
+        self, buffer: PageBuffer, start: int, end: int, key: Hashable = None, at: int | None = None
+    ) -> None:
+        """``buffer.view[start:end]`` will probably be a chunk of a stream: store it now, if the
+        store does not have it.
 
         It belongs to no stream.  Once a `window` has the same content it is known; what none has is
-        `WriterStats.bytes_unused`, and left to the garbage collection.  With `at`, as for `window`: of what was sent ahead
-        before, only the pages that have changed are stored.
+        `WriterStats.bytes_unused`, and left to the garbage collection.  With `at`, as for `window`:
+        of what was sent ahead before, only the pages that have changed are stored.
         """
         with self._lock:
-            self._window(self._ahead, buffer, start, end, (key, at) if at is not None and self._layers else None)
+            self._window(
+                self._ahead,
+                buffer,
+                start,
+                end,
+                (key, at) if at is not None and self._layers else None,
+            )
 
     def release(self, buffer: PageBuffer) -> None:
-        """Nothing more is written into `buffer`; it is used again when its last window is through."""
+        """Nothing more is written into `buffer`; it is used again when its last window is
+        through.
+        """
         self._submit()
         self._pipeline.buffers.done(buffer)
 
@@ -184,8 +218,9 @@ class CheckpointWriter:
     def add_file(self, key: Hashable, fd: int, size: int) -> FileDigest:
         """Append the first `size` bytes of an open regular file to the stream `key`.
 
-        Holes are not read.  A file that is shorter by now ends early: `FileDigest.size` tells, and `changed`.
-        Raises `OSError` for what cannot be read.  The descriptor's own file offset is left as it is.
+        Holes are not read.  A file that is shorter by now ends early: `FileDigest.size` tells, and
+        `changed`.  Raises `OSError` for what cannot be read.  The descriptor's own file offset is
+        left as it is.
         """
         from blake3 import blake3
 
@@ -230,23 +265,34 @@ class CheckpointWriter:
         self._submit()
 
     def adapt(self, before: WriterStats) -> int:
-        """Fit the compression of what comes to the store, by what it came to since `before`; the zstd level.
+        """Fit the compression of what comes to the store, by what it came to since `before`; the
+        zstd level.
 
         A level that the configuration sets to another value than the default is a wish, and stays.
         """
         pipeline, now = self._pipeline, self.stats
         packing, sending = now.packing - before.packing, now.sending - before.sending
         plain, stored = now.bytes_new - before.bytes_new, now.bytes_stored - before.bytes_stored
-        if self._repository.config.compression == Config().compression and plain >= _MEASURABLE and packing > 0 and sending > 0:
+        if (
+            self._repository.config.compression == Config().compression
+            and plain >= _MEASURABLE
+            and packing > 0
+            and sending > 0
+        ):
             workers = min(pipeline.workers, len(os.sched_getaffinity(0)))
-            pipeline.level = fitting(pipeline.level, workers * plain / packing, stored / plain, stored / sending)
+            pipeline.level = fitting(
+                pipeline.level, workers * plain / packing, stored / plain, stored / sending
+            )
         return pipeline.level
 
     def hurry(self) -> None:
-        """From now on somebody waits: what is new is on its way soon, in smaller packs, beside what is still being read."""
+        """From now on somebody waits: what is new is on its way soon, in smaller packs, beside what
+        is still being read.
+        """
         self._pipeline.hurry()
 
-    # -- barriers --------------------------------------------------------------------------------------
+    # -- barriers
+    # --------------------------------------------------------------------------------------
 
     def hashed(self) -> None:
         """Wait until every window so far is hashed and, if the store knows it, dropped.
@@ -275,7 +321,8 @@ class CheckpointWriter:
     def keep(self, keys: Collection[Hashable]) -> None:
         """Give up all other streams: they are to be written anew.
 
-        What comes again is known.  What does not was stored for nothing, and is left to the garbage collection.
+        What comes again is known.  What does not was stored for nothing, and is left to the garbage
+        collection.
         """
         self.hashed()
         with self._lock:
@@ -286,15 +333,19 @@ class CheckpointWriter:
         self.hashed()
         self._pipeline.flush()
 
-    def commit(self, manifest: Manifest, allowed: Callable[[], object] | None = None) -> CheckpointSummary:
-        """Make everything durable, then publish `manifest` under the session's next number: THE commit point.
+    def commit(
+        self, manifest: Manifest, allowed: Callable[[], object] | None = None
+    ) -> CheckpointSummary:
+        """Make everything durable, then publish `manifest` under the session's next number: THE
+        commit point.
 
         `allowed` is asked just before that, beside the packs, and raises if it must not be.
 
-        Raises `Damaged` when a pack of the checkpoint is gone, as when it shares one with older checkpoints (the next
-        dump stores it again), `Conflict` when a garbage collection is deleting one, and every error of the store; then
-        there is no checkpoint, but after `StoreUnreachable`, which leaves it open.  So does an interrupt: what the store is asked
-        for is asked by a thread, so that the caller can be interrupted wherever the store hangs.
+        Raises `Damaged` when a pack of the checkpoint is gone, as when it shares one with older
+        checkpoints (the next dump stores it again), `Conflict` when a garbage collection is
+        deleting one, and every error of the store; then there is no checkpoint, but after
+        `StoreUnreachable`, which leaves it open.  So does an interrupt: what the store is asked for
+        is asked by a thread, so that the caller can be interrupted wherever the store hangs.
         """
         self.flush()
         work = Later(lambda: self._commit(manifest, allowed))
@@ -312,30 +363,42 @@ class CheckpointWriter:
                 self._pipeline.fail(error)
             raise
 
-    def _commit(self, manifest: Manifest, allowed: Callable[[], object] | None) -> CheckpointSummary:
+    def _commit(
+        self, manifest: Manifest, allowed: Callable[[], object] | None
+    ) -> CheckpointSummary:
         self._unused += self._pipeline.leave_out_unused()
         self._reporter.step("index")
         index = self._repository.index
-        packs = {**self._pipeline.referenced, **{pack.pack: pack.size for pack in self._pipeline.packs}}
+        packs = {
+            **self._pipeline.referenced,
+            **{pack.pack: pack.size for pack in self._pipeline.packs},
+        }
         self._intent = intent = Intent(self._repository.store, self._repository.sealer, packs)
         intent.begin()
         threads = max(self._repository.config.uploads, _CHECKERS)
         missing, number, _ = side_by_side(
             "criuctl-commit",
-            lambda: index.check_packs(packs, threads, listings=self._repository.capabilities.conditional_create),
+            lambda: index.check_packs(
+                packs, threads, listings=self._repository.capabilities.conditional_create
+            ),
             lambda: self._repository.next_number(manifest),
             allowed or (lambda: None),
         )
         if missing:
             raise Damaged(
-                f"packs of this checkpoint, or of older ones, are missing or cut off in the store: {', '.join(missing[:4])}",
-                hint="Dump again: what they held is stored anew. `criuctl verify --all` tells which checkpoints are hurt.",
+                "packs of this checkpoint, or of older ones, are missing or cut off in the "
+                f"store: {', '.join(missing[:4])}",
+                hint=(
+                    "Dump again: what they held is stored anew. `criuctl verify --all` tells "
+                    "which checkpoints are hurt."
+                ),
                 object=missing[0],
             )
         try:
             index.publish(self._pipeline.packs, self._published)
         except BaseException as error:
-            # The segment may be there, and others may see it, also when a signal has ended the wait for the store's answer.
+            # The segment may be there, and others may see it, also when a signal has ended the wait
+            # for the store's answer.
             if isinstance(error, StoreUnreachable) or not isinstance(error, CriuctlError):
                 self._published.append("perhaps")
             raise
@@ -362,9 +425,12 @@ class CheckpointWriter:
         else:
             self._told = told
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------------
 
-    def _window(self, stream: Stream, buffer: PageBuffer, start: int, end: int, at: At | None = None) -> None:
+    def _window(
+        self, stream: Stream, buffer: PageBuffer, start: int, end: int, at: At | None = None
+    ) -> None:
         self._pipeline.buffers.add(buffer)
         self._pending.append((stream, buffer, start, end, at))
         if len(self._pending) >= _BATCH:
@@ -400,7 +466,11 @@ class CheckpointWriter:
         if made is None:
             return self._sequence(bytes(stream.packed), stream.size)
         pages = self._sequence(*made.packed())
-        return StreamRef(made.size, pages=pages, runs=self._small_stream(made.packed_runs())) if made.layered else pages
+        return (
+            StreamRef(made.size, pages=pages, runs=self._small_stream(made.packed_runs()))
+            if made.layered
+            else pages
+        )
 
     def _sequence(self, packed: bytes, size: int) -> StreamRef:
         if len(packed) <= INLINE_CHUNKS * ENTRY.size:
@@ -415,7 +485,9 @@ class CheckpointWriter:
 
 
 def _hole(fd: int, offset: int, size: int) -> int:
-    """How many bytes from `offset` on are whole pieces in a hole of the file, which has `size` bytes; 0 for data."""
+    """How many bytes from `offset` on are whole pieces in a hole of the file, which has `size`
+    bytes; 0 for data.
+    """
     position = os.lseek(fd, 0, os.SEEK_CUR)
     try:
         data = os.lseek(fd, offset, os.SEEK_DATA)

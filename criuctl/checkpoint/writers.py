@@ -1,23 +1,29 @@
-"""Write-only hosts: what they are given, and how what they wrote is opened by whoever has the store's key.
+"""Write-only hosts: what they are given, and how what they wrote is opened by whoever has the
+store's key.
 
-A host that may be broken into need not be able to read what others have stored.  Who has the store's key makes it a
-*writer key*, a file with
+A host that may be broken into need not be able to read what others have stored.  Who has the
+store's key makes it a *writer key*, a file with
 
     the public half of the store's key pair    to seal for the store what only the store's key opens
     an id and a secret of its own              which prove that somebody enrolled it
-    the names key and the lists key            to name sessions, and to read what garbage collections say
+    the names key and the lists key            to name sessions, and to read what garbage
+    collections say
 
-and notes it in a slot of the store's config, of the type ``writer``, that opens nothing.  All of it follows from the master key
-(the secret from the id), so nothing else is stored, and what a removed writer has written stays readable.
+and notes it in a slot of the store's config, of the type ``writer``, that opens nothing.  All of it
+follows from the master key (the secret from the id), so nothing else is stored, and what a removed
+writer has written stays readable.
 
-What such a host writes is sealed by keys of a *domain* that it has made itself (`domains`).  The domain's master key is in
+What such a host writes is sealed by keys of a *domain* that it has made itself (`domains`).  The
+domain's master key is in
 
-    writers/<32 hex, the domain's id>   8 s magic, u16 version, u16 zero, u32 zero, 16 s the writer's id,
+    writers/<32 hex, the domain's id>   8 s magic, u16 version, u16 zero, u32 zero, 16 s the
+    writer's id,
                                         32 s ephemeral public key, 48 s sealed master key
 
-sealed by AES-256-GCM with a key that is derived from the X25519 secret of the ephemeral and the store's key pair, both public
-keys, the writer's secret, and the ids of store, writer and domain.  A public key alone would let anybody who can put
-objects add checkpoints that are restored, and run, elsewhere: the writer's secret is what they lack.
+sealed by AES-256-GCM with a key that is derived from the X25519 secret of the ephemeral and the
+store's key pair, both public keys, the writer's secret, and the ids of store, writer and domain.  A
+public key alone would let anybody who can put objects add checkpoints that are restored, and run,
+elsewhere: the writer's secret is what they lack.
 """
 
 from __future__ import annotations
@@ -74,7 +80,10 @@ class WriterKey(Confidential, frozen=True):
         except (IndexError, binascii.Error):
             content = b""
         if lines[0] != LINE or len(content) != 2 * ID_SIZE + 4 * KEY_SIZE or any(lines[2:]):
-            raise WrongKey(f"{where} is a damaged key file of a write-only host", hint="Bring a copy of it back.")
+            raise WrongKey(
+                f"{where} is a damaged key file of a write-only host",
+                hint="Bring a copy of it back.",
+            )
         parts = []
         for size in (ID_SIZE, KEY_SIZE, ID_SIZE, KEY_SIZE, KEY_SIZE, KEY_SIZE):
             parts.append(content[:size])
@@ -126,7 +135,9 @@ def domain_of(name: str) -> bytes | None:
 
 
 def wrap(key: WriterKey, domain: bytes, master: bytes) -> bytes:
-    """The object that lets whoever has the store's key open the domain with this id and master key."""
+    """The object that lets whoever has the store's key open the domain with this id and master
+    key.
+    """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -139,7 +150,9 @@ def wrap(key: WriterKey, domain: bytes, master: bytes) -> bytes:
 
 
 def unwrap(master: bytes, store_id: str, name: str, data: bytes) -> bytes:
-    """The master key of the domain whose object `name` holds `data`; `Damaged` when no enrolled writer has made it."""
+    """The master key of the domain whose object `name` holds `data`; `Damaged` when no enrolled
+    writer has made it.
+    """
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -161,7 +174,9 @@ def unwrap(master: bytes, store_id: str, name: str, data: bytes) -> bytes:
     try:
         shared = pair.exchange(X25519PublicKey.from_public_bytes(shown))
         public = pair.public_key().public_bytes_raw()
-        using = _wrapping(shared, shown, public, _secret(master, writer), bytes.fromhex(store_id), writer, domain)
+        using = _wrapping(
+            shared, shown, public, _secret(master, writer), bytes.fromhex(store_id), writer, domain
+        )
         return AESGCM(using).decrypt(bytes(12), sealed, data[:-_SEALED])
     except (ValueError, InvalidTag):
         raise _broken(name) from None
@@ -189,8 +204,14 @@ def _wrapping(*parts: bytes) -> bytes:
 
 def lost(name: str) -> Damaged:
     """The error for the object of a domain that is not there."""
-    return Damaged(f"{name} is missing, which opens what a write-only host has stored", hint=_AGAIN, object=name)
+    return Damaged(
+        f"{name} is missing, which opens what a write-only host has stored",
+        hint=_AGAIN,
+        object=name,
+    )
 
 
 def _broken(name: str) -> Damaged:
-    return Damaged(f"{name} is damaged, or no host that was enrolled has written it", hint=_AGAIN, object=name)
+    return Damaged(
+        f"{name} is damaged, or no host that was enrolled has written it", hint=_AGAIN, object=name
+    )

@@ -1,8 +1,9 @@
 """What one invocation was asked globally, and the one way by which its result leaves.
 
-`App` is filled by the global options (see `pages`) and given to every command by click's context.  A command
-asks it for the configuration and for a reporter, and hands it the result; whether that becomes JSON, a table
-on a terminal or plain text is decided here.  Results go to standard output and nothing else does.
+`App` is filled by the global options (see `pages`) and given to every command by click's context.
+A command asks it for the configuration and for a reporter, and hands it the result; whether that
+becomes JSON, a table on a terminal or plain text is decided here.  Results go to standard output
+and nothing else does.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ DEGRADED = 11  # done, but something that policy calls optional failed
 
 
 def _settled(config: Config) -> Config:
-    """With a store that is the same one for who reads its name elsewhere later: a hook, the recovery after a boot."""
+    """With a store that is the same one for who reads its name elsewhere later: a hook, the
+    recovery after a boot.
+    """
     if config.store.startswith("/"):
         return config
     from ..store import from_anywhere
 
-    with suppress(UsageError, FileNotFoundError):  # what is wrong with it is told by the command that opens it
+    # what is wrong with it is told by the command that opens it
+    with suppress(UsageError, FileNotFoundError):
         return config.with_options(store=from_anywhere(config.store))
     return config
 
@@ -45,7 +49,8 @@ class App:
         self.quiet = False
         self.store: str | None = None
         self.config_file: str | None = None
-        self.answered = False  # the one JSON value is on standard output: what goes wrong from then on is told elsewhere
+        # the one JSON value is on standard output: what goes wrong from then on is told elsewhere
+        self.answered = False
         self._config: Config | None = None
 
     @property
@@ -58,16 +63,20 @@ class App:
         return self._config
 
     def store_coming(self) -> AbstractContextManager[None]:
-        """For a command that loads much of its own before it opens the store: an S3 client is loaded beside that."""
+        """For a command that loads much of its own before it opens the store: an S3 client is
+        loaded beside that.
+        """
         from ..store import coming
 
         return coming(self.config.store, self.config)
 
     @contextmanager
     def reporting(self, *, bars: bool = True) -> Iterator[Reporter]:
-        """A reporter for one operation; its progress bars are off the terminal when the block is left.
+        """A reporter for one operation; its progress bars are off the terminal when the block is
+        left.
 
-        Operations on several things at once have no `bars`: one terminal has not room for all of theirs.
+        Operations on several things at once have no `bars`: one terminal has not room for all of
+        theirs.
         """
         from .output import make_reporter
 
@@ -77,10 +86,19 @@ class App:
         finally:
             reporter.close()
 
-    def emit(self, value: Any, human: Callable[[], str], brief: Callable[[], str] | None = None, *, raw: bool = False) -> None:
-        """Print a result: `value` as JSON under --json, else the text of `brief` under -q, else of `human`.
+    def emit(
+        self,
+        value: Any,
+        human: Callable[[], str],
+        brief: Callable[[], str] | None = None,
+        *,
+        raw: bool = False,
+    ) -> None:
+        """Print a result: `value` as JSON under --json, else the text of `brief` under -q, else of
+        `human`.
 
-        Empty text prints nothing.  Control characters are escaped unless the text is `raw`, as what a session has printed.
+        Empty text prints nothing.  Control characters are escaped unless the text is `raw`, as what
+        a session has printed.
         """
         if self.json:
             import json
@@ -101,7 +119,9 @@ class App:
         empty: str,
         brief: Callable[[], str] | None = None,
     ) -> None:
-        """Print a list: a table for people (with `empty` said on standard error if there are no rows)."""
+        """Print a list: a table for people (with `empty` said on standard error if there are no
+        rows).
+        """
         if self.json or (self.quiet and brief is not None):
             self.emit(value, lambda: "", brief)
             return

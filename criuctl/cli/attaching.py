@@ -1,4 +1,6 @@
-"""Attaching as `run`, `attach` and `restore --attach` do it: the terminal is ours until the session or the user ends that."""
+"""Attaching as `run`, `attach` and `restore --attach` do it: the terminal is ours until the session
+or the user ends that.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def attach_to(
 ) -> int:
     """Be attached to session `name`; the session's exit code, or 0 after the detach key.
 
-    `start` shows the log from that offset instead of the screen of now; `quiet` says nothing when the session ends.
+    `start` shows the log from that offset instead of the screen of now; `quiet` says nothing when
+    the session ends.
     """
     key = app.config.detach_key
     with contextlib.ExitStack() as stack:
@@ -50,11 +53,22 @@ def attach_to(
                 say(f"criuctl: moved to {gone.details['home']}")
                 connect, patience = follow(gone.details["moved_to"]), 3600.0
                 session = connect(None)
-        attachment = Attachment(name, connect, key, read_only=read_only, take=take, start=start, patience=patience, follow=follow)
+        attachment = Attachment(
+            name,
+            connect,
+            key,
+            read_only=read_only,
+            take=take,
+            start=start,
+            patience=patience,
+            follow=follow,
+        )
         try:
             ended = attachment.run(session)
         except NotShown as error:
-            raise ResultLost(f"what the session shows could not be written: {error.strerror}") from error
+            raise ResultLost(
+                f"what the session shows could not be written: {error.strerror}"
+            ) from error
         finally:
             with contextlib.suppress(OSError):
                 attachment.session.leave()

@@ -1,7 +1,7 @@
 """Completion of session names and checkpoint references at the shell's prompt.
 
-Quick or nothing: a store that does not answer within a second completes nothing, and no completion ever
-prints an error: the user is in the middle of typing a line.
+Quick or nothing: a store that does not answer within a second completes nothing, and no completion
+ever prints an error: the user is in the middle of typing a line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def _app(ctx: click.Context) -> App:
     return ctx.find_object(App) or App()
 
 
-def checkpoint_ref(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def checkpoint_ref(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """Sessions' names; their numbered checkpoints once a name is there; ids once they are begun."""
 
     def ask() -> list[CompletionItem]:
@@ -54,18 +56,26 @@ def checkpoint_ref(ctx: click.Context, _param: click.Parameter, incomplete: str)
                 items[summary["session"]] = "newest checkpoint of this session"
                 if len(incomplete) >= 2:
                     items[summary["id"]] = numbered
-        return [CompletionItem(value, help=text) for value, text in items.items() if value.startswith(incomplete)]
+        return [
+            CompletionItem(value, help=text)
+            for value, text in items.items()
+            if value.startswith(incomplete)
+        ]
 
     return _in_time(ask)
 
 
-def session_name(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def session_name(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """Names of the sessions that have a checkpoint in the store."""
 
     def ask() -> list[CompletionItem]:
         from ..ops.inspect import list_checkpoints
 
-        names = dict.fromkeys(found.to_dict()["session"] for found in list_checkpoints(_app(ctx).config).checkpoints)
+        names = dict.fromkeys(
+            found.to_dict()["session"] for found in list_checkpoints(_app(ctx).config).checkpoints
+        )
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
     return _in_time(ask)
@@ -78,19 +88,29 @@ def store_key(ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
         from ..ops.store_keys import key_list
 
         found = key_list(_app(ctx).config)[0]
-        return [CompletionItem(name, help=k.kind) for k in found if (name := k.label or k.fingerprint).startswith(incomplete)]
+        return [
+            CompletionItem(name, help=k.kind)
+            for k in found
+            if (name := k.label or k.fingerprint).startswith(incomplete)
+        ]
 
     return _in_time(ask)
 
 
-def running_session(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def running_session(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """Names of the sessions that run on this host."""
 
     def ask() -> list[CompletionItem]:
         from ..host.registry import Registry
 
         records = Registry(_app(ctx).config).all()
-        return [CompletionItem(r.name, help=f"PID {r.pid}") for r in records if r.name.startswith(incomplete) and r.alive()]
+        return [
+            CompletionItem(r.name, help=f"PID {r.pid}")
+            for r in records
+            if r.name.startswith(incomplete) and r.alive()
+        ]
 
     return _in_time(ask)
 
@@ -102,12 +122,18 @@ def session(ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
         from ..ops.sessions import sessions
 
         known = sessions(_app(ctx).config)
-        return [CompletionItem(s["session"], help=s["state"]) for s in known if s["session"].startswith(incomplete)]
+        return [
+            CompletionItem(s["session"], help=s["state"])
+            for s in known
+            if s["session"].startswith(incomplete)
+        ]
 
     return _in_time(ask)
 
 
-def process_id(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def process_id(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """The PIDs of this host, once the first digit is typed."""
     if not incomplete.isdigit():
         return []
@@ -116,7 +142,9 @@ def process_id(_ctx: click.Context, _param: click.Parameter, incomplete: str) ->
         import os
 
         items = []
-        for pid in sorted((p for p in os.listdir("/proc") if p.isdigit() and p.startswith(incomplete)), key=int):
+        for pid in sorted(
+            (p for p in os.listdir("/proc") if p.isdigit() and p.startswith(incomplete)), key=int
+        ):
             try:
                 with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as comm:
                     items.append(CompletionItem(pid, help=comm.read().strip()))
@@ -128,11 +156,17 @@ def process_id(_ctx: click.Context, _param: click.Parameter, incomplete: str) ->
 
 
 def target(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """A PID once digits are typed, else the name of a session that runs here, or of a configured tree."""
+    """A PID once digits are typed, else the name of a session that runs here, or of a configured
+    tree.
+    """
     if incomplete.isdigit():
         return process_id(ctx, param, incomplete)
     found = running_session(ctx, param, incomplete)
     known = {item.value for item in found}
     return found + _in_time(
-        lambda: [CompletionItem(n) for n in _app(ctx).config.trees if n.startswith(incomplete) and n not in known]
+        lambda: [
+            CompletionItem(n)
+            for n in _app(ctx).config.trees
+            if n.startswith(incomplete) and n not in known
+        ]
     )

@@ -1,7 +1,8 @@
-"""What becomes of several things at once: a line for each as soon as it is known, or one element of a JSON array.
+"""What becomes of several things at once: a line for each as soon as it is known, or one element of
+a JSON array.
 
-Under --json every element stands on a line of its own, behind the ``[`` or the ``,``: whoever reads along takes lines, whoever
-waits for the end has one JSON value.
+Under --json every element stands on a line of its own, behind the ``[`` or the ``,``: whoever reads
+along takes lines, whoever waits for the end has one JSON value.
 """
 
 from __future__ import annotations
@@ -43,12 +44,19 @@ def tell_failure(name: str, error: CriuctlError) -> None:
 
 
 def tell_each(
-    app: App, outcomes: Iterable[T], told: Callable[[T], int], body: Callable[[T], Any], *, to_the_end: bool = False
+    app: App,
+    outcomes: Iterable[T],
+    told: Callable[[T], int],
+    body: Callable[[T], Any],
+    *,
+    to_the_end: bool = False,
 ) -> list[int]:
-    """Tell of each outcome: `told` prints it for people and gives its exit code, `body` is its JSON.  The exit codes.
+    """Tell of each outcome: `told` prints it for people and gives its exit code, `body` is its
+    JSON.  The exit codes.
 
-    What ends it before its time, a signal say, is the last element once there are others.  When nobody listens any more, that
-    does, too, unless all is to be done `to_the_end`: then it is one more exit code.
+    What ends it before its time, a signal say, is the last element once there are others.  When
+    nobody listens any more, that does, too, unless all is to be done `to_the_end`: then it is one
+    more exit code.
     """
     array = JsonArray()
     codes: list[int] = []
@@ -75,7 +83,16 @@ def tell_each(
             raise
         number = int(getattr(interrupt, "number", signal.SIGINT))
         message = f"stopped by {signal.Signals(number).name}"
-        array.add({"error": {"code": "interrupted", "exit_code": 128 + number, "message": message, "hint": ""}})
+        array.add(
+            {
+                "error": {
+                    "code": "interrupted",
+                    "exit_code": 128 + number,
+                    "message": message,
+                    "hint": "",
+                }
+            }
+        )
         codes.append(128 + number)
     except Exception:
         if array.begun:
@@ -90,7 +107,9 @@ def tell_each(
 
 
 def insistent(told: Callable[[T], int], codes: list[int]) -> Callable[[T], int]:
-    """`told`, which goes on when nobody listens any more; the exit code that tells of that is added to `codes`."""
+    """`told`, which goes on when nobody listens any more; the exit code that tells of that is added
+    to `codes`.
+    """
 
     def insists(outcome: T) -> int:
         try:
@@ -103,7 +122,9 @@ def insistent(told: Callable[[T], int], codes: list[int]) -> Callable[[T], int]:
 
 
 def _unheard(error: BrokenPipeError | ResultLost) -> int:
-    """Standard output takes nothing any more, and leads nowhere from here on; the exit code that tells."""
+    """Standard output takes nothing any more, and leads nowhere from here on; the exit code that
+    tells.
+    """
     discard(1)
     if isinstance(error, BrokenPipeError):
         return 128 + signal.SIGPIPE

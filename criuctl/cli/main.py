@@ -1,13 +1,15 @@
 """The program: the table of commands, the signals, and the one error boundary.
 
-Everything below raises; only this module decides what a person reads and which exit code a script sees:
+Everything below raises; only this module decides what a person reads and which exit code a script
+sees:
 
-- a `CriuctlError`: its message and hint on standard error (or ``{"error": ...}`` on standard output under
-  --json), the exit code of its class;
+- a `CriuctlError`: its message and hint on standard error (or ``{"error": ...}`` on standard output
+  under --json), the exit code of its class;
 - a usage error of click: the same, exit 2;
-- SIGINT, SIGTERM, SIGHUP: the first one becomes an exception in the main thread, *once*, so that the
-  operation under way cleans up (a tree is thawed, a half-restored one removed); what comes after it is
-  told but changes nothing, for an interrupted clean-up is what must not happen.  Exit 128+N;
+- SIGINT, SIGTERM, SIGHUP: the first one becomes an exception in the main thread, *once*, so that
+  the operation under way cleans up (a tree is thawed, a half-restored one removed); what comes
+  after it is told but changes nothing, for an interrupted clean-up is what must not happen.  Exit
+  128+N;
 - a reader of standard output that went away: nothing is said, exit 141, as of SIGPIPE;
 - a file of criuctl's own that this host does not let it read or write: as a `PlatformError`;
 - anything else is a bug: one line of apology, the traceback under -v, exit 1.
@@ -31,7 +33,15 @@ from ..errors import NO_MEMORY, NO_THREADS, CriuctlError, UsageError, of_the_hos
 from ..redact import redacted
 from .app import App
 from .pages import Entry, LazyGroup
-from .streams import ResultLost, discard, fill_standard_streams, jsonable, reader_gone, tell, write_result
+from .streams import (
+    ResultLost,
+    discard,
+    fill_standard_streams,
+    jsonable,
+    reader_gone,
+    tell,
+    write_result,
+)
 from .text import printable
 
 PROGRAM = "criuctl"
@@ -40,52 +50,128 @@ COMPLETE_VARIABLE = "_CRIUCTL_COMPLETE"
 _HERE = "criuctl.cli.commands"
 COMMANDS: dict[str, Entry] = {
     "run": Entry(f"{_HERE}.run:run", "Start a command as a session.", "Sessions"),
-    "attach": Entry(f"{_HERE}.attach:attach", "Show a session on this terminal, and type into it.", "Sessions"),
+    "attach": Entry(
+        f"{_HERE}.attach:attach", "Show a session on this terminal, and type into it.", "Sessions"
+    ),
     "ls": Entry(f"{_HERE}.ls:ls", "List the sessions of this host.", "Sessions"),
     "status": Entry(f"{_HERE}.status:status", "Tell all about a session.", "Sessions"),
     "send": Entry(f"{_HERE}.send:send", "Type into a session.", "Sessions"),
-    "capture": Entry(f"{_HERE}.capture:capture", "Print what a session shows, or what it printed.", "Sessions"),
-    "wait": Entry(f"{_HERE}.wait:wait", "Wait for a session's end, silence, prompt, or for a text.", "Sessions"),
+    "capture": Entry(
+        f"{_HERE}.capture:capture", "Print what a session shows, or what it printed.", "Sessions"
+    ),
+    "wait": Entry(
+        f"{_HERE}.wait:wait",
+        "Wait for a session's end, silence, prompt, or for a text.",
+        "Sessions",
+    ),
     "exec": Entry(f"{_HERE}.exec:exec_", "Run a command in a session's live shell.", "Sessions"),
     "pause": Entry(f"{_HERE}.pause:pause", "Freeze a session.", "Sessions"),
     "resume": Entry(f"{_HERE}.resume:resume", "Let a paused or halted session go on.", "Sessions"),
-    "halt": Entry(f"{_HERE}.halt:halt", "Stop an agent: freeze now, drop what it typed.", "Sessions"),
+    "halt": Entry(
+        f"{_HERE}.halt:halt", "Stop an agent: freeze now, drop what it typed.", "Sessions"
+    ),
     "signal": Entry(f"{_HERE}.signal:signal_", "Send a signal to a session.", "Sessions"),
     "kill": Entry(f"{_HERE}.kill:kill", "End every process of a session.", "Sessions"),
-    "forget": Entry(f"{_HERE}.forget:forget", "Remove what is kept of sessions that have ended.", "Sessions"),
-    "fence": Entry(f"{_HERE}.fence:fence", "Stop sessions that another host has taken over.", "Sessions"),
-    "log": Entry(f"{_HERE}.log:log", "Who did what to a session; export as a recording.", "Sessions"),
-    "ui": Entry(f"{_HERE}.ui:ui", "Serve a page for the browser: sessions, checkpoints, terminals.", "Sessions"),
-    "check": Entry(f"{_HERE}.check:check", "Tell whether a process tree can be dumped.", "Checkpoints"),
-    "connections": Entry(f"{_HERE}.connections:connections", "List a process tree's connections.", "Checkpoints"),
-    "dump": Entry(f"{_HERE}.dump:dump", "Store a live process tree as a checkpoint.", "Checkpoints"),
+    "forget": Entry(
+        f"{_HERE}.forget:forget", "Remove what is kept of sessions that have ended.", "Sessions"
+    ),
+    "fence": Entry(
+        f"{_HERE}.fence:fence", "Stop sessions that another host has taken over.", "Sessions"
+    ),
+    "log": Entry(
+        f"{_HERE}.log:log", "Who did what to a session; export as a recording.", "Sessions"
+    ),
+    "ui": Entry(
+        f"{_HERE}.ui:ui",
+        "Serve a page for the browser: sessions, checkpoints, terminals.",
+        "Sessions",
+    ),
+    "check": Entry(
+        f"{_HERE}.check:check", "Tell whether a process tree can be dumped.", "Checkpoints"
+    ),
+    "connections": Entry(
+        f"{_HERE}.connections:connections", "List a process tree's connections.", "Checkpoints"
+    ),
+    "dump": Entry(
+        f"{_HERE}.dump:dump", "Store a live process tree as a checkpoint.", "Checkpoints"
+    ),
     "restore": Entry(f"{_HERE}.restore:restore", "Bring a checkpoint back to life.", "Checkpoints"),
-    "snapshot": Entry(f"{_HERE}.snapshot:snapshot", "Dump several trees and leave them running.", "Checkpoints"),
-    "schedule": Entry(f"{_HERE}.schedule:schedule", "Take snapshots regularly, by systemd or cron.", "Checkpoints"),
-    "supervise": Entry(f"{_HERE}.supervise:supervise", "Keep a session alive, here or on another host.", "Checkpoints"),
-    "maintenance": Entry(f"{_HERE}.maintenance:maintenance", "Store all before a reboot, and bring it back.", "Checkpoints"),
-    "recover": Entry(f"{_HERE}.recover:recover", "Bring back, at a boot, what ran before it.", "Checkpoints"),
-    "migrate": Entry(f"{_HERE}.migrate:migrate", "Move a running tree to another host.", "Checkpoints"),
-    "receive": Entry(f"{_HERE}.receive:receive", "What migrate starts on the other host.", "Checkpoints"),
+    "snapshot": Entry(
+        f"{_HERE}.snapshot:snapshot", "Dump several trees and leave them running.", "Checkpoints"
+    ),
+    "schedule": Entry(
+        f"{_HERE}.schedule:schedule", "Take snapshots regularly, by systemd or cron.", "Checkpoints"
+    ),
+    "supervise": Entry(
+        f"{_HERE}.supervise:supervise",
+        "Keep a session alive, here or on another host.",
+        "Checkpoints",
+    ),
+    "maintenance": Entry(
+        f"{_HERE}.maintenance:maintenance",
+        "Store all before a reboot, and bring it back.",
+        "Checkpoints",
+    ),
+    "recover": Entry(
+        f"{_HERE}.recover:recover", "Bring back, at a boot, what ran before it.", "Checkpoints"
+    ),
+    "migrate": Entry(
+        f"{_HERE}.migrate:migrate", "Move a running tree to another host.", "Checkpoints"
+    ),
+    "receive": Entry(
+        f"{_HERE}.receive:receive", "What migrate starts on the other host.", "Checkpoints"
+    ),
     "list": Entry(f"{_HERE}.list:list_", "List the checkpoints of a store.", "Looking and keeping"),
     "show": Entry(f"{_HERE}.show:show", "Show what a checkpoint holds.", "Looking and keeping"),
-    "verify": Entry(f"{_HERE}.verify:verify", "Read a checkpoint in full and check every byte.", "Looking and keeping"),
-    "diff": Entry(f"{_HERE}.diff:diff", "Tell what differs between two checkpoints.", "Looking and keeping"),
-    "export": Entry(f"{_HERE}.export:export", "Write a checkpoint to a file.", "Looking and keeping"),
-    "import": Entry(f"{_HERE}.import_:import_", "Read an exported checkpoint into a store.", "Looking and keeping"),
+    "verify": Entry(
+        f"{_HERE}.verify:verify",
+        "Read a checkpoint in full and check every byte.",
+        "Looking and keeping",
+    ),
+    "diff": Entry(
+        f"{_HERE}.diff:diff", "Tell what differs between two checkpoints.", "Looking and keeping"
+    ),
+    "export": Entry(
+        f"{_HERE}.export:export", "Write a checkpoint to a file.", "Looking and keeping"
+    ),
+    "import": Entry(
+        f"{_HERE}.import_:import_",
+        "Read an exported checkpoint into a store.",
+        "Looking and keeping",
+    ),
     "rm": Entry(f"{_HERE}.rm:rm", "Remove checkpoints from a store.", "Looking and keeping"),
     "pin": Entry(f"{_HERE}.pin:pin", "Keep checkpoints from being removed.", "Looking and keeping"),
-    "unpin": Entry(f"{_HERE}.pin:unpin", "Let pinned checkpoints be removed again.", "Looking and keeping"),
-    "prune": Entry(f"{_HERE}.prune:prune", "Remove old checkpoints by rule.", "Looking and keeping"),
+    "unpin": Entry(
+        f"{_HERE}.pin:unpin", "Let pinned checkpoints be removed again.", "Looking and keeping"
+    ),
+    "prune": Entry(
+        f"{_HERE}.prune:prune", "Remove old checkpoints by rule.", "Looking and keeping"
+    ),
     "gc": Entry(f"{_HERE}.gc:gc", "Free what no checkpoint needs any more.", "Looking and keeping"),
-    "events": Entry(f"{_HERE}.events:events", "Tell what was done on this host, and how it ended.", "Looking and keeping"),
-    "metrics": Entry(f"{_HERE}.metrics:metrics", "Print, write or serve metrics for Prometheus.", "Looking and keeping"),
+    "events": Entry(
+        f"{_HERE}.events:events",
+        "Tell what was done on this host, and how it ended.",
+        "Looking and keeping",
+    ),
+    "metrics": Entry(
+        f"{_HERE}.metrics:metrics",
+        "Print, write or serve metrics for Prometheus.",
+        "Looking and keeping",
+    ),
     "hooks": Entry(f"{_HERE}.hooks:hooks", "List hooks, and try one by hand.", "Setting up"),
-    "store": Entry(f"{_HERE}.store:store", "Make and describe stores and their keys.", "Setting up"),
+    "store": Entry(
+        f"{_HERE}.store:store", "Make and describe stores and their keys.", "Setting up"
+    ),
     "key": Entry(f"{_HERE}.key:key", "Say who may open an encrypted store.", "Setting up"),
-    "doctor": Entry(f"{_HERE}.doctor:doctor", "Check this host, its CRIU and the store.", "Setting up"),
-    "version": Entry(f"{_HERE}.version:version", "Print the versions of all that takes part.", "Setting up"),
-    "completion": Entry(f"{_HERE}.completion:completion", "Print a shell's completion script.", "Setting up"),
+    "doctor": Entry(
+        f"{_HERE}.doctor:doctor", "Check this host, its CRIU and the store.", "Setting up"
+    ),
+    "version": Entry(
+        f"{_HERE}.version:version", "Print the versions of all that takes part.", "Setting up"
+    ),
+    "completion": Entry(
+        f"{_HERE}.completion:completion", "Print a shell's completion script.", "Setting up"
+    ),
     "help": Entry(f"{_HERE}.help:help_", "Show the manual page of a command.", "Setting up"),
 }
 
@@ -101,18 +187,20 @@ cli = LazyGroup(
     entries=COMMANDS,
     summary="keep live Linux executions: sessions, dump, store, verify, restore",
     help="""\
-    A session is a command with a terminal of its own that belongs to no login: it is started by run, left and come back to
-    by attach, driven by send, capture, wait and exec, and can be dumped and restored with its terminal.
+    A session is a command with a terminal of its own that belongs to no login: it is started by
+    run, left and come back to by attach, driven by send, capture, wait and exec, and can be
+    dumped and restored with its terminal.
 
-    A dump freezes a process tree, stores a complete image of it (a checkpoint) in a store, and ends the tree or lets
-    it run on. A restore brings a checkpoint back: same memory, descriptors, pipes, sockets and process IDs. Stores
-    are folders and S3 buckets; what is in them is compressed, deduplicated, checksummed and, if you like, encrypted.
+    A dump freezes a process tree, stores a complete image of it (a checkpoint) in a store, and
+    ends the tree or lets it run on. A restore brings a checkpoint back: same memory, descriptors,
+    pipes, sockets and process IDs. Stores are folders and S3 buckets; what is in them is
+    compressed, deduplicated, checksummed and, if you like, encrypted.
 
-    No failure of a dump loses the tree: it goes on running, or a complete checkpoint exists. A restore that fails
-    leaves nothing behind.
+    No failure of a dump loses the tree: it goes on running, or a complete checkpoint exists. A
+    restore that fails leaves nothing behind.
 
-    Each command has a manual page: criuctl COMMAND --help. When something has gone wrong: criuctl help store-lost, key-lost,
-    fenced-host, restore-refused or disk-full.""",
+    Each command has a manual page: criuctl COMMAND --help. When something has gone wrong: criuctl
+    help store-lost, key-lost, fenced-host, restore-refused or disk-full.""",
     params=[
         click.Option(
             ["--version"],
@@ -124,12 +212,18 @@ cli = LazyGroup(
         )
     ],
     examples=[
-        ("A shell to leave and to come back to:", "criuctl run --name work -- bash\ncriuctl attach work"),
+        (
+            "A shell to leave and to come back to:",
+            "criuctl run --name work -- bash\ncriuctl attach work",
+        ),
         (
             "Store process 4711 and all its descendants, then bring them back:",
             "criuctl dump 4711 --name web\ncriuctl restore web",
         ),
-        ("The same through S3, the tree running on:", "criuctl dump 4711 --leave-running --store s3://backups/trees"),
+        (
+            "The same through S3, the tree running on:",
+            "criuctl dump 4711 --leave-running --store s3://backups/trees",
+        ),
     ],
     exits=range(3, 14),
 )
@@ -145,9 +239,11 @@ class Signalled(KeyboardInterrupt):
 
 @contextmanager
 def signals_as_exception() -> Iterator[None]:
-    """While inside, the first SIGINT, SIGTERM or SIGHUP raises `Signalled`; later ones only say why not.
+    """While inside, the first SIGINT, SIGTERM or SIGHUP raises `Signalled`; later ones only say why
+    not.
 
-    A signal that whoever started criuctl has set to be ignored (nohup, a shell's background job) stays so.
+    A signal that whoever started criuctl has set to be ignored (nohup, a shell's background job)
+    stays so.
     """
     raised = False
 
@@ -174,17 +270,19 @@ def signals_as_exception() -> Iterator[None]:
 def program(at_end: Callable[[], None] | None = None) -> NoReturn:
     """What ``criuctl`` on the PATH calls: `main`, `at_end`, then the end of the process.
 
-    Taking the interpreter down object by object would take a tenth of a second with boto3 loaded, to no purpose: what must
-    be undone has been, and threads have been joined, when `main` returns.
+    Taking the interpreter down object by object would take a tenth of a second with boto3 loaded,
+    to no purpose: what must be undone has been, and threads have been joined, when `main` returns.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it, and lets its children do so, lets them not wait for theirs
+    # who ignores it, and lets its children do so, lets them not wait for theirs
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = main()
     if at_end is not None:
         at_end()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except (OSError, AttributeError):  # a closed stream: Python itself knows best what to say and which code that is
+    # a closed stream: Python itself knows best what to say and which code that is
+    except (OSError, AttributeError):
         sys.exit(code)
     os._exit(code)
 
@@ -198,7 +296,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     fill_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Paths and commands are bytes to the kernel; one that is no valid text must not fail a listing.
+            # Paths and commands are bytes to the kernel; one that is no valid text must not fail a
+            # listing.
             stream.reconfigure(errors="backslashreplace")
     app = App()
     try:
@@ -222,7 +321,10 @@ def _run(args: list[str], app: App) -> int:
     except click.ClickException as error:
         return _fail(UsageError(error.format_message()), app)
     except click.Abort as error:  # a prompt was left, by a signal or at the end of input
-        return _interrupted(error.__context__ if isinstance(error.__context__, Signalled) else KeyboardInterrupt(), app)
+        return _interrupted(
+            error.__context__ if isinstance(error.__context__, Signalled) else KeyboardInterrupt(),
+            app,
+        )
     except CriuctlError as error:
         return _fail(error, app)
     except BrokenPipeError as error:
@@ -288,7 +390,8 @@ def _print_error(body: dict[str, Any]) -> None:
 
 
 def _fail(error: CriuctlError, app: App) -> int:
-    if _in_json(app) and not isinstance(error, ResultLost):  # which says that standard output takes nothing
+    # which says that standard output takes nothing
+    if _in_json(app) and not isinstance(error, ResultLost):
         _print_error(error.to_dict())
     elif obstacles := [f for f in error.details.get("findings", ()) if f["level"] == "error"]:
         from .commands.check import findings_lines
@@ -321,7 +424,10 @@ def _tell_traceback(error: BaseException) -> None:
 
 def _bug(error: BaseException, app: App) -> int:
     message = redacted(f"this is a bug in criuctl, sorry: {type(error).__name__}: {error}")
-    hint = "Run it again with -v and report the traceback together with the output of `criuctl version`."
+    hint = (
+        "Run it again with -v and report the traceback together with the output of `criuctl "
+        "version`."
+    )
     if _in_json(app):
         _print_error({"code": "bug", "exit_code": 1, "message": message, "hint": hint})
     else:
@@ -335,7 +441,14 @@ def _interrupted(interrupt: KeyboardInterrupt, app: App) -> int:
     number = interrupt.number if isinstance(interrupt, Signalled) else int(signal.SIGINT)
     name = signal.Signals(number).name
     if _in_json(app):
-        _print_error({"code": "interrupted", "exit_code": 128 + number, "message": f"stopped by {name}", "hint": ""})
+        _print_error(
+            {
+                "code": "interrupted",
+                "exit_code": 128 + number,
+                "message": f"stopped by {name}",
+                "hint": "",
+            }
+        )
     else:
         _say(f"stopped by {name}")
     if app.verbose > 1:

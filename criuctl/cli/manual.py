@@ -1,7 +1,8 @@
 """Manual pages for `man`: what ``--help`` says, in roff, for every command and every runbook.
 
-The same code writes both: `criuctl.cli.pages` hands the parts of a page to a formatter, and `RoffFormatter` is one that puts them
-down in the macros of man(7).  A command's page is ``criuctl-store-init.1``, a runbook's ``criuctl-store-lost.7``.
+The same code writes both: `criuctl.cli.pages` hands the parts of a page to a formatter, and
+`RoffFormatter` is one that puts them down in the macros of man(7).  A command's page is
+``criuctl-store-init.1``, a runbook's ``criuctl-store-lost.7``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from .pages import LazyGroup, ManFormatter, PageContext
 
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 _COMMAND = re.compile(r"(`[^`\n]+`)")
-_ESCAPES = {"\\": "\\e", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"}  # what roff would make typographic
+# what roff would make typographic
+_ESCAPES = {"\\": "\\e", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"}
 _HEADING = re.compile(r"(#+) +(.*)")
 
 
@@ -47,7 +49,8 @@ def inline(text: str) -> str:
             parts[n] = f"\\fB{_literal(part[1:-1])}\\fR"
         else:
             parts[n] = _OPTION.sub(
-                lambda match: match[0].replace("-", "\\-"), _plain(part) if n == 0 else part.replace("\\", "\\e")
+                lambda match: match[0].replace("-", "\\-"),
+                _plain(part) if n == 0 else part.replace("\\", "\\e"),
             )
     return "".join(parts)
 
@@ -86,9 +89,13 @@ class RoffFormatter(ManFormatter):
             self.buffer.append(".PP\n")
         self.buffer.extend(f"{line}\n" for line in lines)
 
-    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
         for term, text in rows:
-            self.buffer.append(f".TP\n\\fB{_literal(term.strip())}\\fR\n{inline(' '.join(text.split()))}\n")
+            self.buffer.append(
+                f".TP\n\\fB{_literal(term.strip())}\\fR\n{inline(' '.join(text.split()))}\n"
+            )
 
     def write_example(self, what: str, lines: Sequence[str]) -> None:
         """A few command lines, and what they do."""
@@ -133,7 +140,9 @@ def command_pages(root: click.Command, program: str) -> Iterator[tuple[str, str]
         name = page_name(ctx.command_path)
         yield f"{name}.1", _title(name, 1) + ctx.command.get_help(ctx) + "\n"
         for word in ctx.command.list_commands(ctx) if isinstance(ctx.command, LazyGroup) else ():
-            found = ctx.command.get_command(ctx, word) if isinstance(ctx.command, LazyGroup) else None
+            found = (
+                ctx.command.get_command(ctx, word) if isinstance(ctx.command, LazyGroup) else None
+            )
             if found is not None:
                 todo.append(RoffContext(found, info_name=word, parent=ctx))
 
@@ -145,13 +154,17 @@ def runbook_pages(program: str) -> Iterator[tuple[str, str]]:
         formatter = RoffFormatter()
         summary, _, rest = topics.text(topic).partition("\n")
         with formatter.section("Name"):
-            formatter.write_text(f"{name} - {summary.lstrip('# ')[:1].lower()}{summary.lstrip('# ')[1:]}")
+            formatter.write_text(
+                f"{name} - {summary.lstrip('# ')[:1].lower()}{summary.lstrip('# ')[1:]}"
+            )
         formatter.write_markdown(rest)
         yield f"{name}.7", _title(name, 7) + formatter.getvalue()
 
 
 def write_pages(root: click.Command, program: str, folder: Path) -> list[Path]:
-    """Write all pages below `folder`, to ``man1`` and ``man7``; ours that are there of an earlier version go."""
+    """Write all pages below `folder`, to ``man1`` and ``man7``; ours that are there of an earlier
+    version go.
+    """
     pages = [*command_pages(root, program), *runbook_pages(program)]
     made = []
     for section in ("1", "7"):

@@ -15,7 +15,8 @@ def connection_lines(told: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for c in told:
         warnings = c.get("details", {}).get("warnings")
-        more = [f"warning: {text}" for text in warnings] if isinstance(warnings, list) else []  # a hook may say anything
+        # a hook may say anything
+        more = [f"warning: {text}" for text in warnings] if isinstance(warnings, list) else []
         more += [f"hint: {c['hint']}"] if c.get("hint") else []
         groups.setdefault((c["peer"], c[key], c["application"], c["reason"], *more), []).append(c)
     lines = []
@@ -23,7 +24,10 @@ def connection_lines(told: Sequence[Mapping[str, Any]], key: str) -> list[str]:
         first = alike[0]
         who = f"PID {first['pid']} fd {first['fd']}: {printable(first['local'] or '(no name)')}"
         if len(alike) > _ALIKE:
-            who = f"{len(alike)} connections of PIDs {', '.join(str(p) for p in sorted({c['pid'] for c in alike})[:4])}"
+            who = (
+                f"{len(alike)} connections of PIDs "
+                f"{', '.join(str(p) for p in sorted({c['pid'] for c in alike})[:4])}"
+            )
         how = f" ({printable(application)})" if application else ""
         tries = max(c.get("attempts", 0) for c in alike)
         how += f" after {tries} tries" if word == "failed" and tries > 1 else ""
@@ -32,7 +36,10 @@ def connection_lines(told: Sequence[Mapping[str, Any]], key: str) -> list[str]:
         lines += (
             [who + line]
             if len(alike) > _ALIKE
-            else [f"PID {c['pid']} fd {c['fd']}: {printable(c['local'] or '(no name)')}{line}" for c in alike]
+            else [
+                f"PID {c['pid']} fd {c['fd']}: {printable(c['local'] or '(no name)')}{line}"
+                for c in alike
+            ]
         )
         lines += [f"  {printable(text)}" for text in more]
     return lines

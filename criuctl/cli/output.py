@@ -7,9 +7,9 @@ The same events become, by choice of the reporter:
 - plain lines when standard error is no terminal: warnings, and steps under -v,
 - progress bars on a terminal, one per name that the operation reports, gone when it ends.
 
-A reporter never fails its operation: when nobody reads standard error any more, the words are dropped.
-Bars are drawn by one thread from numbers that the operation's threads merely leave behind, so telling
-costs an operation (a frozen tree waits for it) next to nothing.
+A reporter never fails its operation: when nobody reads standard error any more, the words are
+dropped.  Bars are drawn by one thread from numbers that the operation's threads merely leave
+behind, so telling costs an operation (a frozen tree waits for it) next to nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _REDRAW = 0.1  # seconds between two drawings of the bars
-_TITLES = {"pages": "memory read", "upload": "stored"}  # of what operations report, where their own word is terse
+# of what operations report, where their own word is terse
+_TITLES = {"pages": "memory read", "upload": "stored"}
 _JSON_PROGRESS = 0.5  # seconds between two progress lines of one name
 
 
@@ -59,7 +60,9 @@ class LineReporter(Reporter):
 
     def step(self, name: str, **facts: Any) -> None:
         if self._verbose:
-            self._line(f"{time.monotonic() - self._started:8.3f} s  {printable(name)}{_facts(facts)}")
+            self._line(
+                f"{time.monotonic() - self._started:8.3f} s  {printable(name)}{_facts(facts)}"
+            )
         super().step(name, **facts)
 
     def warning(self, text: str, hint: str = "") -> None:
@@ -105,8 +108,8 @@ class JsonReporter(Reporter):
 class BarReporter(LineReporter):
     """Bars on a terminal: the current step, and one bar per name with its amount and rate.
 
-    Threads of the operation only store numbers; `_draw` runs in a thread of its own, which also imports rich,
-    so that the import (some 70 ms) overlaps with the preflight.
+    Threads of the operation only store numbers; `_draw` runs in a thread of its own, which also
+    imports rich, so that the import (some 70 ms) overlaps with the preflight.
     """
 
     def __init__(self, verbose: int = 0) -> None:
@@ -157,7 +160,9 @@ class BarReporter(LineReporter):
         from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn
 
         class Bar(BarColumn):
-            """Nothing for what has no known end: a pulsing bar says little and takes long to draw."""
+            """Nothing for what has no known end: a pulsing bar says little and takes long to
+            draw.
+            """
 
             def render(self, task: Task) -> Any:
                 return "" if task.total is None else super().render(task)
@@ -202,7 +207,9 @@ class BarReporter(LineReporter):
             live.update(tasks[""], description=self._step)
         for name, (done, total, unit) in list(self._amounts.items()):
             if name not in tasks:
-                tasks[name] = live.add_task(_TITLES.get(name, printable(name)), total=total, amount="")
+                tasks[name] = live.add_task(
+                    _TITLES.get(name, printable(name)), total=total, amount=""
+                )
             amount = _amount(done, total, unit)
             speed = live.tasks[live.task_ids.index(tasks[name])].speed
             if speed and unit == "bytes":
@@ -225,7 +232,9 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
 
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        shown.add_column(column.heading.upper(), justify="right" if column.right else "left", overflow="fold")
+        shown.add_column(
+            column.heading.upper(), justify="right" if column.right else "left", overflow="fold"
+        )
     for row in rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))
     Console().print(shown)

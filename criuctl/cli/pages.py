@@ -1,9 +1,10 @@
 """How commands are declared: loaded when invoked, with help that reads like a manual page.
 
-A `Page` is a click command whose ``--help`` has the sections of a manual page: NAME, SYNOPSIS, DESCRIPTION,
-ARGUMENTS, OPTIONS, GLOBAL OPTIONS, EXAMPLES, EXIT STATUS, SEE ALSO.  A `LazyGroup` knows its commands from a
-static table of `Entry`: where each lives and its one-sentence summary.  So the group's own help, the
-completion of command names, and an unknown command's message need no import of any command.
+A `Page` is a click command whose ``--help`` has the sections of a manual page: NAME, SYNOPSIS,
+DESCRIPTION, ARGUMENTS, OPTIONS, GLOBAL OPTIONS, EXAMPLES, EXIT STATUS, SEE ALSO.  A `LazyGroup`
+knows its commands from a static table of `Entry`: where each lives and its one-sentence summary.
+So the group's own help, the completion of command names, and an unknown command's message need no
+import of any command.
 
 The global options stand on the group and on every command (``criuctl --json list`` and
 ``criuctl list --json`` are the same); all of them write into the invocation's `App`.
@@ -28,7 +29,9 @@ Example = tuple[str, str]
 
 
 class Entry(NamedTuple):
-    """One line of a group's table: ``module:attribute``, summary, and the heading it stands under."""
+    """One line of a group's table: ``module:attribute``, summary, and the heading it stands
+    under.
+    """
 
     where: str
     summary: str
@@ -54,7 +57,8 @@ class PageContext(click.Context):
     formatter_class = ManFormatter
 
 
-# -- global options ---------------------------------------------------------------------------------
+# -- global options
+# ---------------------------------------------------------------------------------
 
 
 class Seconds(click.FloatRange):
@@ -76,7 +80,8 @@ class GlobalOption(click.Option):
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     app = ctx.ensure_object(App)
-    if value == "" and not ctx.resilient_parsing:  # a variable that is not set, say: the default would be another store
+    # a variable that is not set, say: the default would be another store
+    if value == "" and not ctx.resilient_parsing:
         raise click.BadParameter("it is empty", ctx=ctx, param=param)
     if not value or param.name is None:
         return
@@ -86,12 +91,16 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         setattr(app, param.name, value)
 
 
-def _complete_store(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _complete_store(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="dir")]
 
 
 def global_options() -> list[click.Parameter]:
-    """The options that every command takes, new objects each time (click ties them to one command)."""
+    """The options that every command takes, new objects each time (click ties them to one
+    command).
+    """
     declared: list[tuple[list[str], dict[str, Any]]] = [
         (
             ["--store"],
@@ -107,24 +116,41 @@ def global_options() -> list[click.Parameter]:
             {
                 "metavar": "FILE",
                 "type": click.Path(dir_okay=False),
-                "help": "Read this configuration file too, after /etc/criuctl/config.yaml and ~/.config/criuctl/config.yaml."
+                "help": "Read this configuration file too, after /etc/criuctl/config.yaml and "
+                "~/.config/criuctl/config.yaml."
                 " One that another user could have written is refused.",
             },
         ),
-        (["--json"], {"is_flag": True, "help": "Print the result as JSON on standard output, and nothing else there."}),
+        (
+            ["--json"],
+            {
+                "is_flag": True,
+                "help": "Print the result as JSON on standard output, and nothing else there.",
+            },
+        ),
         (
             ["-v", "--verbose"],
-            {"count": True, "help": "Tell each step on standard error; with -vv also where an error came from."},
+            {
+                "count": True,
+                "help": "Tell each step on standard error; with -vv also where an error came from.",
+            },
         ),
         (
             ["-q", "--quiet"],
-            {"is_flag": True, "help": "Tell errors only, and of the result only the essential: an id, a PID."},
+            {
+                "is_flag": True,
+                "help": "Tell errors only, and of the result only the essential: an id, a PID.",
+            },
         ),
     ]
-    return [GlobalOption(decls, expose_value=False, callback=_remember, **attrs) for decls, attrs in declared]
+    return [
+        GlobalOption(decls, expose_value=False, callback=_remember, **attrs)
+        for decls, attrs in declared
+    ]
 
 
-# -- pages --------------------------------------------------------------------------------------------
+# -- pages
+# --------------------------------------------------------------------------------------------
 
 
 def _write_page(
@@ -137,12 +163,18 @@ def _write_page(
     with formatter.section("Name"):
         formatter.write_text(f"{ctx.command_path} - {summary[:1].lower()}{summary[1:].rstrip('.')}")
     with formatter.section("Synopsis"):
-        formatter.write_usage(ctx.command_path, " ".join(command.collect_usage_pieces(ctx)), prefix="  ")
+        formatter.write_usage(
+            ctx.command_path, " ".join(command.collect_usage_pieces(ctx)), prefix="  "
+        )
     if command.help:
         with formatter.section("Description"):
             formatter.write_text(inspect.cleandoc(command.help))
     rest()
-    own = [p for p in command.get_params(ctx) if isinstance(p, click.Option) and not isinstance(p, GlobalOption)]
+    own = [
+        p
+        for p in command.get_params(ctx)
+        if isinstance(p, click.Option) and not isinstance(p, GlobalOption)
+    ]
     shared = [p for p in command.get_params(ctx) if isinstance(p, GlobalOption)]
     for heading, options in (("Options", own), ("Global options", shared)):
         records = [record for p in options if (record := p.get_help_record(ctx)) is not None]
@@ -152,7 +184,10 @@ def _write_page(
 
 
 def _write_tail(
-    formatter: click.HelpFormatter, examples: Sequence[Example], exits: Iterable[int], see_also: Sequence[str]
+    formatter: click.HelpFormatter,
+    examples: Sequence[Example],
+    exits: Iterable[int],
+    see_also: Sequence[str],
 ) -> None:
     if not isinstance(formatter, ManFormatter):
         raise TypeError("a page is written by a ManFormatter")
@@ -163,7 +198,9 @@ def _write_tail(
                     formatter.write_paragraph()
                 formatter.write_example(what, line.splitlines())
     with formatter.section("Exit status"):
-        formatter.write_dl([(str(code), EXIT_CODES[code]) for code in exits] + [("128+N", "ended by signal N")])
+        formatter.write_dl(
+            [(str(code), EXIT_CODES[code]) for code in exits] + [("128+N", "ended by signal N")]
+        )
     if see_also:
         with formatter.section("See also"):
             formatter.write_text(", ".join(see_also))
@@ -188,8 +225,8 @@ class Helped(click.Command):
 class Page(Helped):
     """A command with a manual page.
 
-    `examples` are pairs of what they do and the command line, `exits` the exit codes it can end with beside
-    0, 1, 2 and 13, `see_also` the names of related commands.
+    `examples` are pairs of what they do and the command line, `exits` the exit codes it can end
+    with beside 0, 1, 2 and 13, `see_also` the names of related commands.
     """
 
     context_class = PageContext
@@ -210,14 +247,22 @@ class Page(Helped):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         def arguments() -> None:
-            records = [p.get_help_record(ctx) for p in self.get_params(ctx) if isinstance(p, click.Argument)]
+            records = [
+                p.get_help_record(ctx)
+                for p in self.get_params(ctx)
+                if isinstance(p, click.Argument)
+            ]
             if records:
                 with formatter.section("Arguments"):
-                    formatter.write_dl([(name.strip("[]."), text) for name, text in records if text], col_max=24)
+                    formatter.write_dl(
+                        [(name.strip("[]."), text) for name, text in records if text], col_max=24
+                    )
 
         parent = ctx.parent.command if ctx.parent is not None else None
         entry = parent.entries.get(ctx.info_name or "") if isinstance(parent, LazyGroup) else None
-        _write_page(self, entry.summary if entry else self.get_short_help_str(), ctx, formatter, arguments)
+        _write_page(
+            self, entry.summary if entry else self.get_short_help_str(), ctx, formatter, arguments
+        )
         _write_tail(formatter, self.examples, self.exits, self.see_also)
 
 
@@ -234,7 +279,8 @@ def page(
     )
 
 
-# -- groups -------------------------------------------------------------------------------------------
+# -- groups
+# -------------------------------------------------------------------------------------------
 
 
 class LazyGroup(Helped, click.Group):
@@ -275,14 +321,24 @@ class LazyGroup(Helped, click.Group):
         command.name = cmd_name
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         # click would look for similar names among commands already loaded, of which there are none.
-        if args[0] not in self.entries and not args[0].startswith("-") and not ctx.resilient_parsing:
+        if (
+            args[0] not in self.entries
+            and not args[0].startswith("-")
+            and not ctx.resilient_parsing
+        ):
             raise click.NoSuchCommand(args[0], possibilities=list(self.entries), ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        names = [CompletionItem(name, help=entry.summary) for name, entry in self.entries.items() if name.startswith(incomplete)]
+        names = [
+            CompletionItem(name, help=entry.summary)
+            for name, entry in self.entries.items()
+            if name.startswith(incomplete)
+        ]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -291,7 +347,11 @@ class LazyGroup(Helped, click.Group):
             width = max(len(name) for name in self.entries)
             for heading in headings:
                 with formatter.section(heading):
-                    rows = [(n.ljust(width), e.summary) for n, e in self.entries.items() if e.heading == heading]
+                    rows = [
+                        (n.ljust(width), e.summary)
+                        for n, e in self.entries.items()
+                        if e.heading == heading
+                    ]
                     formatter.write_dl(rows)
 
         _write_page(self, self.summary, ctx, formatter, commands)

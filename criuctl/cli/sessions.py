@@ -16,7 +16,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def name_argument(function: F) -> F:
     """The argument NAME: a session of this host."""
-    return click.argument("name", shell_complete=complete.session, help="The session's name.")(function)
+    return click.argument("name", shell_complete=complete.session, help="The session's name.")(
+        function
+    )
 
 
 def take_option(function: F) -> F:
@@ -24,7 +26,10 @@ def take_option(function: F) -> F:
     return click.option(
         "--take",
         is_flag=True,
-        help="Take the write lease from whoever holds it.  [default: end with 9 when somebody else writes]",
+        help=(
+            "Take the write lease from whoever holds it.  [default: end with 9 when somebody else "
+            "writes]"
+        ),
     )(function)
 
 
@@ -43,7 +48,9 @@ def timeout_option(what: str, default: float | None, most: float = 31536000) -> 
 def command_argument(*, required: bool, help: str) -> Callable[[F], F]:
     """The argument ``-- CMD...``."""
     metavar = "-- CMD..." if required else "[-- CMD...]"
-    return click.argument("command", nargs=-1, required=required, type=click.UNPROCESSED, metavar=metavar, help=help)
+    return click.argument(
+        "command", nargs=-1, required=required, type=click.UNPROCESSED, metavar=metavar, help=help
+    )
 
 
 def state_words(body: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """The two streams: results on standard output, all else on standard error.
 
-What goes wrong with a stream is never mistaken for the operation's failure.  A closed standard error is
-ignored.  A closed reader of standard output raises BrokenPipeError, which `main` ends quietly.  A result that
-cannot be written for another reason is an error of its own, `ResultLost`.
+What goes wrong with a stream is never mistaken for the operation's failure.  A closed standard
+error is ignored.  A closed reader of standard output raises BrokenPipeError, which `main` ends
+quietly.  A result that cannot be written for another reason is an error of its own, `ResultLost`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ class ResultLost(CriuctlError):
 def write_result(text: str) -> None:
     """Print `text` and a newline on standard output, now.
 
-    Raises BrokenPipeError when the reader has gone, `ResultLost` on any other failure (a full disk behind
+    Raises BrokenPipeError when the reader has gone, `ResultLost` on any other failure (a full disk
+    behind
     ``>`` above all).
     """
     _write(lambda stream: stream.write(text + "\n"))
 
 
 def unheard(write: Callable[[], object]) -> bool:
-    """`write` the result of what is done for good; whether nobody takes it, which is told, and is no failure of what was done."""
+    """`write` the result of what is done for good; whether nobody takes it, which is told, and is
+    no failure of what was done.
+    """
     try:
         write()
         return False
@@ -65,7 +68,9 @@ def _write(write: Callable[[TextIO], object]) -> None:
 
 
 def tell(line: str) -> None:
-    """Print one line, without credentials, on standard error; if nobody can read it, go on without."""
+    """Print one line, without credentials, on standard error; if nobody can read it, go on
+    without.
+    """
     stream = sys.stderr
     if stream is None:
         return
@@ -77,8 +82,8 @@ def tell(line: str) -> None:
 
 
 def discard(descriptor: int) -> None:
-    """Send what is still in the buffer of a broken stream nowhere, or the interpreter's own flush at exit
-    would fail once more and change the exit code."""
+    """Send what is still in the buffer of a broken stream nowhere, or the interpreter's own flush
+    at exit would fail once more and change the exit code."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, descriptor)
@@ -87,12 +92,15 @@ def discard(descriptor: int) -> None:
 
 
 def fill_standard_streams() -> None:
-    """What is closed among 0, 1 and 2 leads nowhere; else the next file would get its number, and be written messages into."""
+    """What is closed among 0, 1 and 2 leads nowhere; else the next file would get its number, and
+    be written messages into.
+    """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # which is given the lowest number that is free: this one
+            # which is given the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)
 
 
 def reader_gone() -> bool:

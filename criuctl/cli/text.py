@@ -1,7 +1,8 @@
 """Words and numbers for people: sizes, ages, tables and trees as text.
 
-Whatever comes out of a checkpoint or a process (commands, paths, labels) may hold control characters, and
-a store may hold checkpoints of somebody else: `printable` goes over all of it before a terminal sees it.
+Whatever comes out of a checkpoint or a process (commands, paths, labels) may hold control
+characters, and a store may hold checkpoints of somebody else: `printable` goes over all of it
+before a terminal sees it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ def printable(value: object) -> str:
     text = str(value)
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
+        for c in text
+    )
 
 
 def harmless(text: str) -> str:
-    """`text` of several lines, none of which commands the terminal: `printable` but for its line ends and tabs."""
+    """`text` of several lines, none of which commands the terminal: `printable` but for its line
+    ends and tabs.
+    """
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(c if c in "\n\t" else printable(c) for c in text)
@@ -94,11 +100,17 @@ class Column(NamedTuple):
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
     """Columns two spaces apart under upper-case headings; nothing is cut off."""
-    lines = [[c.heading.upper() for c in columns], *([printable(cell) for cell in row] for row in rows)]
+    lines = [
+        [c.heading.upper() for c in columns],
+        *([printable(cell) for cell in row] for row in rows),
+    ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     out = []
     for line in lines:
-        cells = [cell.rjust(w) if c.right else cell.ljust(w) for cell, w, c in zip(line, widths, columns, strict=True)]
+        cells = [
+            cell.rjust(w) if c.right else cell.ljust(w)
+            for cell, w, c in zip(line, widths, columns, strict=True)
+        ]
         out.append("  ".join(cells).rstrip())
     return "\n".join(out)
 
@@ -113,8 +125,8 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
 def process_tree(processes: Sequence[Mapping[str, Any]]) -> str:
     """The processes drawn like ``pstree -p -a``: children indented under their parents.
 
-    Processes whose parent is not among them are roots.  Records come from a manifest, so a loop of parents
-    must not hang the drawing: whatever no root reaches is drawn as a root of its own.
+    Processes whose parent is not among them are roots.  Records come from a manifest, so a loop of
+    parents must not hang the drawing: whatever no root reaches is drawn as a root of its own.
     """
     by_pid = {p["pid"]: p for p in processes}
     children: dict[int, list[Mapping[str, Any]]] = {}
@@ -146,7 +158,9 @@ def process_tree(processes: Sequence[Mapping[str, Any]]) -> str:
             kids = children.get(p["pid"], [])
             for i, kid in reversed(list(enumerate(kids))):
                 last = i == len(kids) - 1
-                stack.append((kid, below + ("`- " if last else "|- "), below + ("   " if last else "|  ")))
+                stack.append(
+                    (kid, below + ("`- " if last else "|- "), below + ("   " if last else "|  "))
+                )
 
     for root in roots:
         draw(root)

@@ -1,8 +1,10 @@
-"""Runbooks: what to do when something has gone wrong at a site, as sequences of commands that were tried.
+"""Runbooks: what to do when something has gone wrong at a site, as sequences of commands that were
+tried.
 
-They are Markdown files in ``runbooks/``, as people read them: ``criuctl help store-lost`` prints one, `criuctl.cli.manual` makes
-a manual page of it.  Lines fenced as ``sh`` are run by the tests, in this order; those fenced as ``text`` need what a test
-has not: another host, a person, a disk that is full.
+They are Markdown files in ``runbooks/``, as people read them: ``criuctl help store-lost`` prints
+one, `criuctl.cli.manual` makes a manual page of it.  Lines fenced as ``sh`` are run by the tests,
+in this order; those fenced as ``text`` need what a test has not: another host, a person, a disk
+that is full.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from pathlib import Path
 
 def names() -> list[str]:
     """The runbooks there are."""
-    return sorted(file.name.removesuffix(".md") for file in _folder().iterdir() if file.name.endswith(".md"))
+    return sorted(
+        file.name.removesuffix(".md") for file in _folder().iterdir() if file.name.endswith(".md")
+    )
 
 
 def text(name: str) -> str:
@@ -27,7 +31,9 @@ def summary(name: str) -> str:
 
 
 def blocks(written: str) -> Iterator[tuple[str, list[str]]]:
-    """Its parts: ``lines`` (to be typed), ``item`` (of a list) and ``text`` (paragraphs, and headings with their #)."""
+    """Its parts: ``lines`` (to be typed), ``item`` (of a list) and ``text`` (paragraphs, and
+    headings with their #).
+    """
     found: list[str] = []
     kind, fenced = "text", False
     for line in [*written.splitlines(), ""]:

@@ -1,13 +1,14 @@
 """Telling peers that a connection is over when the tree that held it has been dumped and ended.
 
-CRIU leaves the sockets of a tree that it ends in repair mode, in which they vanish without a word: a server would keep
-the session, with its locks and its place among the permitted connections, until it has something to say.  So a dump that
-ends the tree holds a duplicate of each connection that is not to be kept, and closes it in order once the
-tree is gone, the checkpoint is complete and the firewall lock is taken down.
+CRIU leaves the sockets of a tree that it ends in repair mode, in which they vanish without a word:
+a server would keep the session, with its locks and its place among the permitted connections, until
+it has something to say.  So a dump that ends the tree holds a duplicate of each connection that is
+not to be kept, and closes it in order once the tree is gone, the checkpoint is complete and the
+firewall lock is taken down.
 
-Accepted connections are reset instead: an orderly end would leave their port taken for a while, and the restored
-listener wants it.  A duplicate changes nothing while the tree lives: when the dump fails it is simply closed, and the
-connection stays with the tree.
+Accepted connections are reset instead: an orderly end would leave their port taken for a while, and
+the restored listener wants it.  A duplicate changes nothing while the tree lives: when the dump
+fails it is simply closed, and the connection stays with the tree.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Farewell:
         self._held: list[tuple[socket.socket, bool]] = []  # and whether it is to be reset
 
     def hold(self, connections: Iterable[Connection]) -> None:
-        """Borrow every TCP connection that is not to be kept, and note it; one that cannot be reached ends without a word.
+        """Borrow every TCP connection that is not to be kept, and note it; one that cannot be
+        reached ends without a word.
 
         So do those for which there is no room: the dump needs descriptors too.
         """
@@ -44,7 +46,12 @@ class Farewell:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         try:
             for c in connections:
-                if c.record.protocol != "tcp" or c.record.policy == "keep" or c.held.waiting or c.record.queued:
+                if (
+                    c.record.protocol != "tcp"
+                    or c.record.policy == "keep"
+                    or c.held.waiting
+                    or c.record.queued
+                ):
                     continue
                 c.record = replace(c.record, ended=True)
                 if len(self._held) + len(pidfds) >= most:
@@ -66,8 +73,11 @@ class Farewell:
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
                 unsent = struct.unpack("i", ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
-                # What the peer has not taken must not reach it now: the restored program may say it again.
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT if unsent or reset else _NO_WAIT)
+                # What the peer has not taken must not reach it now: the restored program may say it
+                # again.
+                sock.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, _ABORT if unsent or reset else _NO_WAIT
+                )
             except OSError:
                 pass  # it is closed already: the peer was faster
         self.drop()

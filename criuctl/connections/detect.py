@@ -1,8 +1,9 @@
 """Which application protocol a connection speaks, when no rule says so.
 
-`by_appearance` goes by what the record holds: the well-known port or path, or the program behind the peer.
-`probe` asks a peer that gives nothing away over a new connection of our own, never over the program's.  It is used before
-the freeze, only where the answer matters, and every peer is asked once.
+`by_appearance` goes by what the record holds: the well-known port or path, or the program behind
+the peer.  `probe` asks a peer that gives nothing away over a new connection of our own, never over
+the program's.  It is used before the freeze, only where the answer matters, and every peer is asked
+once.
 """
 
 from __future__ import annotations
@@ -60,12 +61,16 @@ def probe(peers: Mapping[str, Dial], seconds: float = PROBE_SECONDS) -> dict[str
     """Peer -> its application protocol, "" for none that we know; many are asked at once."""
     if not peers:
         return {}
-    found = in_parallel(lambda dial: _ask(dial, seconds), peers.values(), _MOST_PROBES, "criuctl-probe")
+    found = in_parallel(
+        lambda dial: _ask(dial, seconds), peers.values(), _MOST_PROBES, "criuctl-probe"
+    )
     return dict(zip(peers, found, strict=True))
 
 
 def _ask(dial: Dial, seconds: float) -> str:
-    """PostgreSQL answers its question with one byte at once; Redis takes that for half a line, so it is asked on its own."""
+    """PostgreSQL answers its question with one byte at once; Redis takes that for half a line, so
+    it is asked on its own.
+    """
     deadline = time.monotonic() + seconds
     with ExitStack() as stack:
         try:
@@ -104,7 +109,9 @@ def _opened(dial: Dial, deadline: float) -> socket.socket:
 
 
 def _first_of(asked: list[socket.socket], deadline: float) -> tuple[socket.socket, bytes] | None:
-    """Which of them said something first, and what; None when the time is over or all have hung up."""
+    """Which of them said something first, and what; None when the time is over or all have hung
+    up.
+    """
     waiting = list(asked)
     while waiting:
         ready, _, _ = select.select(waiting, [], [], max(0.0, deadline - time.monotonic()))

@@ -1,7 +1,9 @@
-"""Waiting until connections are idle: nothing queued on either side, and no byte moved between two looks.
+"""Waiting until connections are idle: nothing queued on either side, and no byte moved between two
+looks.
 
-Done before the freeze, while the program runs and can finish what it is about.  Nobody can see from outside whether a peer
-is still thinking about a request; a connection on which nothing happens for `PAUSE` passes for idle.
+Done before the freeze, while the program runs and can finish what it is about.  Nobody can see from
+outside whether a peer is still thinking about a request; a connection on which nothing happens for
+`PAUSE` passes for idle.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ Key = tuple[int, int]
 """(PID, descriptor), which name a connection."""
 
 
-def wait_idle(look: Callable[[], Mapping[Key, ConnectionRecord]], deadlines: Mapping[Key, float]) -> list[ConnectionRecord]:
-    """Wait for the connections in `deadlines` (of `time.monotonic`); those that did not become idle in time.
+def wait_idle(
+    look: Callable[[], Mapping[Key, ConnectionRecord]], deadlines: Mapping[Key, float]
+) -> list[ConnectionRecord]:
+    """Wait for the connections in `deadlines` (of `time.monotonic`); those that did not become idle
+    in time.
 
     `look` tells how things are.  A connection that is gone is idle.
     """
@@ -49,4 +54,9 @@ def wait_idle(look: Callable[[], Mapping[Key, ConnectionRecord]], deadlines: Map
 
 def _traffic(record: ConnectionRecord) -> tuple[Any, ...]:
     # A unix socket has no counters; its queues are all there is to see.
-    return (record.inode, record.rqueue, record.wqueue, *(record.tcp.get(name) for name in _COUNTERS))
+    return (
+        record.inode,
+        record.rqueue,
+        record.wqueue,
+        *(record.tcp.get(name) for name in _COUNTERS),
+    )

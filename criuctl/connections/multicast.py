@@ -1,7 +1,8 @@
 """The multicast groups that a socket is in: which they are, and joining them again.
 
-No system call tells the groups of a socket.  But ``/proc`` tells the groups of each interface, whoever has joined them, and a
-socket that is asked for its filter of one group on one interface answers whether it is in it.
+No system call tells the groups of a socket.  But ``/proc`` tells the groups of each interface,
+whoever has joined them, and a socket that is asked for its filter of one group on one interface
+answers whether it is in it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _SIOCGIFNAME, _SIOCGIFINDEX = 0x8910, 0x8933
 _MCAST_MSFILTER = 48
 _EXCLUDE = 0  # MCAST_EXCLUDE: from all but those sources; with none it is what a plain join is
 _LEVELS = {socket.AF_INET: socket.IPPROTO_IP, socket.AF_INET6: socket.IPPROTO_IPV6}
-_FILTER = struct.Struct("=I4x128sII")  # struct group_filter: interface, group, mode, number of sources; their addresses follow
+# struct group_filter: interface, group, mode, number of sources; their addresses follow
+_FILTER = struct.Struct("=I4x128sII")
 _REQUEST = struct.Struct("=I4x128s")  # struct group_req: interface, group
 _MCAST_JOIN_GROUP = 42
 _ADDRESS, _SOURCES = 128, 64
@@ -41,15 +43,28 @@ def groups(pid: int) -> list[Group]:
         for line in read_lines(pid, "net/igmp")[1:]:
             words = line.split()
             if not line[:1].isspace():
-                index, name = int(words[0]), words[1].removesuffix(":")  # a long name meets the colon behind it
+                # a long name meets the colon behind it
+                index, name = int(words[0]), words[1].removesuffix(":")
             else:
                 found.append(
-                    (socket.AF_INET, socket.inet_ntop(socket.AF_INET, struct.pack("=I", int(words[0], 16))), index, name)
+                    (
+                        socket.AF_INET,
+                        socket.inet_ntop(socket.AF_INET, struct.pack("=I", int(words[0], 16))),
+                        index,
+                        name,
+                    )
                 )
     with suppress(OSError, NoSuchProcess):
         for line in read_lines(pid, "net/igmp6"):
             words = line.split()
-            found.append((socket.AF_INET6, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[2])), int(words[0]), words[1]))
+            found.append(
+                (
+                    socket.AF_INET6,
+                    socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[2])),
+                    int(words[0]),
+                    words[1],
+                )
+            )
     return [g for g in found if g[1] not in _EVERYBODY and not g[1].startswith(_SOLICITED)]
 
 
@@ -59,21 +74,33 @@ def joined(sock: socket.socket, among: Sequence[Group]) -> list[list[Any]]:
     for family, group, index, name in among:
         if family != sock.family:
             continue
-        asked = bytearray(_FILTER.pack(index, _packed(family, group), 0, _SOURCES)) + bytes(_SOURCES * _ADDRESS)
+        asked = bytearray(_FILTER.pack(index, _packed(family, group), 0, _SOURCES)) + bytes(
+            _SOURCES * _ADDRESS
+        )
         try:
             getsockopt_of(sock.fileno(), _LEVELS[sock.family], _MCAST_MSFILTER, asked)
         except OSError:
             continue  # EADDRNOTAVAIL: it is not
         _index, _group, mode, number = _FILTER.unpack_from(asked)
         starts = [_FILTER.size + n * _ADDRESS for n in range(min(number, _SOURCES))]
-        found.append([group, name, mode, [_address(family, asked[start : start + _ADDRESS]) for start in starts]])
+        found.append(
+            [
+                group,
+                name,
+                mode,
+                [_address(family, asked[start : start + _ADDRESS]) for start in starts],
+            ]
+        )
     return found
 
 
 def join(sock: socket.socket, wanted: Any) -> list[str]:
-    """Join recorded groups; returns those that could not be, as text.  What it is in already stays as it is."""
+    """Join recorded groups; returns those that could not be, as text.  What it is in already stays
+    as it is.
+    """
     refused = []
-    for entry in wanted if isinstance(wanted, list) else [wanted]:  # of a manifest, which may hold anything
+    # of a manifest, which may hold anything
+    for entry in wanted if isinstance(wanted, list) else [wanted]:
         try:
             group, name, mode, sources = entry
             level = _LEVELS[socket.AddressFamily(sock.family)]
@@ -86,28 +113,50 @@ def join(sock: socket.socket, wanted: Any) -> list[str]:
                     raise
             if sources or mode != _EXCLUDE:
                 listed = b"".join(_packed(sock.family, source) for source in sources)
-                sock.setsockopt(level, _MCAST_MSFILTER, _FILTER.pack(index, packed, mode, len(sources)) + listed)
+                sock.setsockopt(
+                    level, _MCAST_MSFILTER, _FILTER.pack(index, packed, mode, len(sources)) + listed
+                )
         except (KeyError, TypeError, ValueError, AttributeError, OSError, struct.error):
-            refused.append(f"multicast group {entry[0]} on {entry[1]}" if isinstance(entry, list) and len(entry) > 1 else "?")
+            refused.append(
+                f"multicast group {entry[0]} on {entry[1]}"
+                if isinstance(entry, list) and len(entry) > 1
+                else "?"
+            )
     return refused
 
 
 def device_number(sock: socket.socket, name: str) -> int:
     """The number of an interface in the net namespace of the socket; 0 for none."""
     return (
-        int(struct.unpack_from("16si", fcntl.ioctl(sock, _SIOCGIFINDEX, struct.pack("16s16x", name.encode())))[1]) if name else 0
+        int(
+            struct.unpack_from(
+                "16si", fcntl.ioctl(sock, _SIOCGIFINDEX, struct.pack("16s16x", name.encode()))
+            )[1]
+        )
+        if name
+        else 0
     )
 
 
 def device_name(sock: socket.socket, number: int) -> str:
     """The name of it; "" for none."""
-    return fcntl.ioctl(sock, _SIOCGIFNAME, struct.pack("16si12x", b"", number))[:16].rstrip(b"\0").decode() if number else ""
+    return (
+        fcntl.ioctl(sock, _SIOCGIFNAME, struct.pack("16si12x", b"", number))[:16]
+        .rstrip(b"\0")
+        .decode()
+        if number
+        else ""
+    )
 
 
 def _packed(family: int, host: str) -> bytes:
     """A struct sockaddr_storage."""
     raw = socket.inet_pton(family, host)
-    head = struct.pack("=HH4s", family, 0, raw) if family == socket.AF_INET else struct.pack("=HHI16sI", family, 0, 0, raw, 0)
+    head = (
+        struct.pack("=HH4s", family, 0, raw)
+        if family == socket.AF_INET
+        else struct.pack("=HHI16sI", family, 0, 0, raw, 0)
+    )
     return head.ljust(_ADDRESS, b"\0")
 
 

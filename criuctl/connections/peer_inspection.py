@@ -1,12 +1,15 @@
-"""Asking the peers of frozen connections, many at a time, what they hold; nothing that goes wrong here harms a dump.
+"""Asking the peers of frozen connections, many at a time, what they hold; nothing that goes wrong
+here harms a dump.
 
-Each question is asked over the program's own connection, by the application protocol, in a thread of its own, on a
-duplicate of the socket.  When the time is over whatever still asks is cut off: its duplicate is turned into
+Each question is asked over the program's own connection, by the application protocol, in a thread
+of its own, on a duplicate of the socket.  When the time is over whatever still asks is cut off: its
+duplicate is turned into
 ``/dev/null`` under its hands, so that no late word of ours can reach the connection.
 
-What a question leaves behind matters as much as its answer.  If something was sent and its answer may yet come, the
-program would take that answer for its own; such a connection is shut down, which the program is told of by the kernel like
-of any end.  A protocol that raises `CannotRebuild` or `PeerAway` vouches that it has cleaned up itself.
+What a question leaves behind matters as much as its answer.  If something was sent and its answer
+may yet come, the program would take that answer for its own; such a connection is shut down, which
+the program is told of by the kernel like of any end.  A protocol that raises `CannotRebuild` or
+`PeerAway` vouches that it has cleaned up itself.
 """
 
 from __future__ import annotations
@@ -32,8 +35,10 @@ from ..errors import CriuctlError
 from .protocols.base import ApplicationProtocol, Settings
 
 SECONDS = 3.0  # for the questions of one dump: the tree is frozen meanwhile
-SECONDS_EACH = 0.02  # more for every question: a hundred sessions lost would be worse than a second longer frozen
-GRACE = 2.5  # seconds more for the answer to a question that was already asked: leaving it unread would be worse
+# more for every question: a hundred sessions lost would be worse than a second longer frozen
+SECONDS_EACH = 0.02
+# seconds more for the answer to a question that was already asked: leaving it unread would be worse
+GRACE = 2.5
 _WORKERS = 64
 _BYTES_SENT = struct.Struct("=200xQ")  # of struct tcp_info, Linux 4.19
 
@@ -52,7 +57,8 @@ class Answer(Struct):
 
     session: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
-    shut: bool = False  # the connection had to be ended: a late answer would have reached the program
+    # the connection had to be ended: a late answer would have reached the program
+    shut: bool = False
 
 
 class _Task(Struct):
@@ -64,15 +70,21 @@ class _Task(Struct):
     over: bool = False
 
 
-def ask_all(questions: Sequence[Question], seconds: float | None = None, grace: float = GRACE) -> list[Answer]:
+def ask_all(
+    questions: Sequence[Question], seconds: float | None = None, grace: float = GRACE
+) -> list[Answer]:
     """An answer to each question, in their order, after `seconds` and `grace` at most."""
-    deadline = time.monotonic() + (SECONDS + SECONDS_EACH * len(questions) if seconds is None else seconds)
+    deadline = time.monotonic() + (
+        SECONDS + SECONDS_EACH * len(questions) if seconds is None else seconds
+    )
     tasks = [_Task(question) for question in questions]
     waiting: queue.SimpleQueue[_Task] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
     workers = [
-        threading.Thread(target=_work, args=(waiting, deadline), name="criuctl-inspect", daemon=True)
+        threading.Thread(
+            target=_work, args=(waiting, deadline), name="criuctl-inspect", daemon=True
+        )
         for _ in range(min(_WORKERS, len(tasks)))
     ]
     try:

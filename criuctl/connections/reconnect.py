@@ -1,17 +1,18 @@
 """The hand-back engine: many connections at a time are connected again, each within its deadline.
 
-The tree is held meanwhile, so a try changes nothing that it could see: the socket is borrowed for the try,
-connected, given to its application protocol, and let go.  Between tries nothing is borrowed and no thread waits:
-a connection whose peer is away goes back into a queue that is ordered by time (exponential backoff with jitter),
-so that a hundred dead peers do not keep a living one waiting.  What cannot be connected in time, or not at all, is
-hung up here as well.
+The tree is held meanwhile, so a try changes nothing that it could see: the socket is borrowed for
+the try, connected, given to its application protocol, and let go.  Between tries nothing is
+borrowed and no thread waits: a connection whose peer is away goes back into a queue that is ordered
+by time (exponential backoff with jitter), so that a hundred dead peers do not keep a living one
+waiting.  What cannot be connected in time, or not at all, is hung up here as well.
 
-A unix stream can be connected only once in its life.  So before the first of those to one server, its protocol is
-rehearsed on a socket of our own, until that does not end in `PeerAway`: a server that takes connections but says that it
-is still starting up does not cost the program its socket.
+A unix stream can be connected only once in its life.  So before the first of those to one server,
+its protocol is rehearsed on a socket of our own, until that does not end in `PeerAway`: a server
+that takes connections but says that it is still starting up does not cost the program its socket.
 
-No thread outlives `Engine.run`, however it ends: what is still under way is woken (`dialling.connect` watches a
-descriptor, everything else finds its socket shut down) and what nevertheless hangs, is a daemon thread on a dead socket.
+No thread outlives `Engine.run`, however it ends: what is still under way is woken
+(`dialling.connect` watches a descriptor, everything else finds its socket shut down) and what
+nevertheless hangs, is a daemon thread on a dead socket.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ from .protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settin
 from .rules import endpoint
 
 _WORKERS = 256  # tries at a time; each holds a descriptor or two
-_TRY = 10.0  # seconds for one try, so that a peer that takes connections and says nothing is tried again
-_DIAL = 4.0  # seconds of them until it is connected, so that hosts that are off do not occupy all workers
+# seconds for one try, so that a peer that takes connections and says nothing is tried again
+_TRY = 10.0
+# seconds of them until it is connected, so that hosts that are off do not occupy all workers
+_DIAL = 4.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _GRACE = 2.0  # seconds that a try may take to notice that it is over
 _NAMES_KEPT = 5.0  # seconds for which an address of a name is not asked for again
@@ -49,7 +52,16 @@ _SHORTAGE = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})  # of ours
 _AWAY = _SHORTAGE | {
     getattr(errno, name)
     for name in (
-        *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "ETIMEDOUT", "EHOSTUNREACH", "EHOSTDOWN", "ENETUNREACH", "ENETDOWN"),
+        *(
+            "ECONNREFUSED",
+            "ECONNRESET",
+            "ECONNABORTED",
+            "ETIMEDOUT",
+            "EHOSTUNREACH",
+            "EHOSTDOWN",
+            "ENETUNREACH",
+            "ENETDOWN",
+        ),
         *("ENETRESET", "EADDRNOTAVAIL", "EAGAIN", "EINTR", "ENOENT", "ENOBUFS", "EPIPE"),
     )
 }
@@ -62,7 +74,8 @@ class Job(Struct, frozen=True):
     protocol: ApplicationProtocol | None  # None: connecting is all there is to do
     settings: Settings
     seconds: float  # until it must be back
-    borrow: Callable[[], socket.socket]  # the program's socket, restored unconnected; the caller closes it
+    # the program's socket, restored unconnected; the caller closes it
+    borrow: Callable[[], socket.socket]
     pid: int = 0  # a process that holds it, as we see it: paths are resolved as it would
     user: Credentials | None = None  # that it will have: it is to be allowed no more than that
 
@@ -91,7 +104,9 @@ class _State(Struct):
     result: Result | None = None
 
     def failed(self, reason: str, hint: str = "") -> None:
-        """Why the try under way was no success; one that the deadline cut off knows less than the one before it."""
+        """Why the try under way was no success; one that the deadline cut off knows less than the
+        one before it.
+        """
         if self.attempts == 1 or time.monotonic() < self.deadline:
             self.last, self.hint = reason, hint
 
@@ -101,7 +116,9 @@ class Engine:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.began = time.monotonic()
-        self.states = [_State(job, number, self.began + job.seconds) for number, job in enumerate(jobs)]
+        self.states = [
+            _State(job, number, self.began + job.seconds) for number, job in enumerate(jobs)
+        ]
         self._changed = threading.Condition()
         self._due = [(self.began, number) for number in range(len(self.states))]  # a heap
         self._open = len(self.states)  # without a result
@@ -120,7 +137,9 @@ class Engine:
         workers: list[threading.Thread] = []
         try:
             for number in range(count):
-                worker = threading.Thread(target=self._work, name=f"criuctl-reconnect-{number}", daemon=True)
+                worker = threading.Thread(
+                    target=self._work, name=f"criuctl-reconnect-{number}", daemon=True
+                )
                 try:
                     worker.start()
                 except RuntimeError:  # no more threads for us here: fewer do it too
@@ -196,7 +215,11 @@ class Engine:
                     return None
                 except (PeerAway, OSError) as error:
                     state.failed(_told(error), getattr(error, "hint", ""))
-                    pause = self._pause(state) if isinstance(error, PeerAway) or error.errno in _AWAY else None
+                    pause = (
+                        self._pause(state)
+                        if isinstance(error, PeerAway) or error.errno in _AWAY
+                        else None
+                    )
                     if pause is not None and not _spent(sock):
                         connecting.disconnect(sock)
                         return pause
@@ -204,7 +227,8 @@ class Engine:
                     state.failed(error.message, error.hint)
                 except connecting.Cancelled:
                     return None
-                except Exception as error:  # a protocol's bug costs its own connection, not the restore
+                # a protocol's bug costs its own connection, not the restore
+                except Exception as error:
                     state.last = f"{type(error).__name__}: {error}"
                 connecting.hang_up(sock)
                 with self._changed:
@@ -219,17 +243,23 @@ class Engine:
         return None
 
     def _go_on(self) -> None:
-        """`Cancelled` once it is over: nothing may be done to a program that runs, however late a thread comes to it."""
+        """`Cancelled` once it is over: nothing may be done to a program that runs, however late a
+        thread comes to it.
+        """
         if self._stopped:
             raise connecting.Cancelled
 
     def _result(self, state: _State, reason: str, facts: dict[str, Any] | None = None) -> Result:
         seconds = round(time.monotonic() - self.began, 3)
-        return Result(not reason, reason, state.attempts, seconds, facts or {}, state.hint if reason else "")
+        return Result(
+            not reason, reason, state.attempts, seconds, facts or {}, state.hint if reason else ""
+        )
 
     def _pause(self, state: _State) -> float | None:
         left = state.deadline - time.monotonic()
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(state.attempts - 1, 10)) * self._random.uniform(0.75, 1.25)
+        pause = min(
+            _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(state.attempts - 1, 10)
+        ) * self._random.uniform(0.75, 1.25)
         return min(pause, max(0.0, left - 0.05)) if left > 0.1 else None
 
     def _connect(self, job: Job, sock: socket.socket, deadline: float) -> dict[str, Any]:
@@ -238,27 +268,37 @@ class Engine:
             self._dial(job, sock, deadline)
         if job.protocol is None:
             return {}
-        facts = job.protocol.reconnect(sock, job.record, replace(job.settings, process=job.pid), deadline)
+        facts = job.protocol.reconnect(
+            sock, job.record, replace(job.settings, process=job.pid), deadline
+        )
         return facts if isinstance(facts, dict) else {}
 
     def _rehearse(self, state: _State, sock: socket.socket, deadline: float) -> None:
-        """Find out on a socket of ours that the server is ready; raises what is worth another try."""
+        """Find out on a socket of ours that the server is ready; raises what is worth another
+        try.
+        """
         job = state.job
         if sock.family != socket.AF_UNIX or sock.type == socket.SOCK_DGRAM or job.protocol is None:
             return
-        if getattr(job.protocol, "connects", False) or (job.protocol.name == "tcp" and not job.settings.options):
+        if getattr(job.protocol, "connects", False) or (
+            job.protocol.name == "tcp" and not job.settings.options
+        ):
             return
         if not self._rehearsal.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise PeerAway(f"{job.record.peer} does not answer")
         try:
             if job.record.peer in self._rehearsed:
                 return
-            with sockdiag.socket_beside(sock) as own:  # an abstract name is another server's in another net namespace
+            # an abstract name is another server's in another net namespace
+            with sockdiag.socket_beside(sock) as own:
                 with self._changed:
                     state.borrowed = own
                 self._dial(job, own, deadline)
-                with contextlib.suppress(CannotRebuild):  # that is for the program's own socket to find out
-                    job.protocol.reconnect(own, job.record, replace(job.settings, process=job.pid), deadline)
+                # that is for the program's own socket to find out
+                with contextlib.suppress(CannotRebuild):
+                    job.protocol.reconnect(
+                        own, job.record, replace(job.settings, process=job.pid), deadline
+                    )
                 _leave(own)
             self._rehearsed.add(job.record.peer)
         finally:
@@ -271,7 +311,8 @@ class Engine:
         if sock.family == socket.AF_UNIX:
             name = connecting.spelled(record.peer)
             self._go_on()
-            # Whoever listens there is told who connects (SO_PEERCRED), and whether one may is for the kernel to say.
+            # Whoever listens there is told who connects (SO_PEERCRED), and whether one may is for
+            # the kernel to say.
             if name is not None:
                 with acting_as(job.user):
                     connecting.connect(sock, name, deadline, self._cancel)
@@ -290,7 +331,9 @@ class Engine:
                 # The last address may take all the time that is left, the others their share of it.
                 self._go_on()
                 share = (deadline - time.monotonic()) / (len(addresses) - number + 1)
-                connecting.connect(sock, address, time.monotonic() + min(share, _DIAL), self._cancel)
+                connecting.connect(
+                    sock, address, time.monotonic() + min(share, _DIAL), self._cancel
+                )
                 return
             except OSError:
                 if number == len(addresses):
@@ -298,7 +341,9 @@ class Engine:
                 connecting.disconnect(sock)
 
     def _addresses(self, host: str, port: int, family: int) -> list[connecting.Address]:
-        """The peer's addresses, asked of the host's resolver anew, but not by every connection for itself."""
+        """The peer's addresses, asked of the host's resolver anew, but not by every connection for
+        itself.
+        """
         key = (host, port, family)
         known = self._names.get(key)
         if known is None or time.monotonic() - known[0] > _NAMES_KEPT:
@@ -322,12 +367,16 @@ def _spent(sock: socket.socket) -> bool:
 
 
 def _leave(own: socket.socket) -> None:
-    """End our connection and wait until the server has: what it held there is free again for the program."""
+    """End our connection and wait until the server has: what it held there is free again for the
+    program.
+    """
     own.shutdown(socket.SHUT_WR)
     poller = select.poll()
     poller.register(own, select.POLLIN)
     until = time.monotonic() + 1
-    while poller.poll(max(0.0, until - time.monotonic()) * 1000) and own.recv(1 << 16, socket.MSG_DONTWAIT):
+    while poller.poll(max(0.0, until - time.monotonic()) * 1000) and own.recv(
+        1 << 16, socket.MSG_DONTWAIT
+    ):
         pass
 
 

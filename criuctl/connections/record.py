@@ -1,9 +1,11 @@
-"""What a tree holds of connections, written down: one record for each socket that has, or waits for, another end.
+"""What a tree holds of connections, written down: one record for each socket that has, or waits
+for, another end.
 
-Taken twice: while the tree runs, to decide what can be decided early, and when it is frozen, for the manifest.  On the frozen
-tree every moment counts: one pass over the kernel's tables, one borrowed duplicate for each external socket (its
-options and TCP_INFO), and the search for the process behind a local peer, which looks at every descriptor of the host,
-only for peers that the first look has not met.
+Taken twice: while the tree runs, to decide what can be decided early, and when it is frozen, for
+the manifest.  On the frozen tree every moment counts: one pass over the kernel's tables, one
+borrowed duplicate for each external socket (its options and TCP_INFO), and the search for the
+process behind a local peer, which looks at every descriptor of the host, only for peers that the
+first look has not met.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from ..report import Finding
 from . import multicast, sockopts
 
 _FAMILIES = frozenset({"inet", "inet6", "unix"})
-_TCP_INFO = struct.Struct("=8B24I4Q6I")  # as far as data_segs_out; Linux 4.6 and later have all of it
+# as far as data_segs_out; Linux 4.6 and later have all of it
+_TCP_INFO = struct.Struct("=8B24I4Q6I")
 _TCP_OPTIONS = {1: "timestamps", 2: "sack", 4: "wscale", 8: "ecn"}
 _NEVER = 0xFFFFFFFF
 UNTAKEN = ("tcp-not-accepted", "datagrams-lost")  # findings of `untaken`
@@ -43,11 +46,16 @@ class Connection(Struct):
 
 
 class Look(Struct):
-    """Everything that one look at a tree has found; the next look takes over what cannot have changed."""
+    """Everything that one look at a tree has found; the next look takes over what cannot have
+    changed.
+    """
 
     connections: list[Connection]
-    owners: dict[int, str] = field(default_factory=dict)  # inode of a peer -> "PID (command)"; "" for nobody that we see
-    tcp: bool = True  # it holds TCP connections, or may: a descriptor that is on its way over a unix socket is not seen
+    # inode of a peer -> "PID (command)"; "" for nobody that we see
+    owners: dict[int, str] = field(default_factory=dict)
+    # it holds TCP connections, or may: a descriptor that is on its way over a unix socket is not
+    # seen
+    tcp: bool = True
 
     @property
     def external(self) -> list[Connection]:
@@ -56,46 +64,87 @@ class Look(Struct):
 
     def unix_keys(self) -> list[str]:
         """CRIU's names of the unix sockets of which it is to save only our half."""
-        return [f"unix[{c.record.inode}]" for c in self.external if c.record.family == "unix" and not c.held.waiting]
+        return [
+            f"unix[{c.record.inode}]"
+            for c in self.external
+            if c.record.family == "unix" and not c.held.waiting
+        ]
 
 
 def look(
-    tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]], *, before: Look | None = None, details: bool = True
+    tree: Sequence[Process],
+    opened: Mapping[int, Sequence[Descriptor]],
+    *,
+    before: Look | None = None,
+    details: bool = True,
 ) -> Look:
-    """Every listening, bound or connected internet socket of the tree, and every unix socket with another end outside.
+    """Every listening, bound or connected internet socket of the tree, and every unix socket with
+    another end outside.
 
-    The PIDs of records are the tree's own.  With `details`, options, and TCP_INFO of the external ones, are read; then
-    other internet sockets are recorded as well, if they have options that CRIU does not save, or are bound.
+    The PIDs of records are the tree's own.  With `details`, options, and TCP_INFO of the external
+    ones, are read; then other internet sockets are recorded as well, if they have options that CRIU
+    does not save, or are bound.
     """
     inner = {p.pid: p.ns_pid for p in tree}
     every = tree_sockets(opened)
     found = [s for s in every if _wanted(s)]
     sent = _sent(opened)  # who had the other end may have sent it into the tree meanwhile
-    owners = _owners(filter(_external, found), set(inner), before.owners if before is not None and not sent else {})
+    owners = _owners(
+        filter(_external, found),
+        set(inner),
+        before.owners if before is not None and not sent else {},
+    )
     if sent:
         found = [s for s in (_queued(s, owners) for s in found) if _wanted(s)]
-    listening: set[int | str] = {s.socket.local.port if s.socket.local else s.socket.name for s in every if s.socket.listening}
+    listening: set[int | str] = {
+        s.socket.local.port if s.socket.local else s.socket.name
+        for s in every
+        if s.socket.listening
+    }
     with _Borrower() as borrower:
         made = []
         for s in found:
             external = _external(s) or unaccepted(s)
-            extra = borrower.details(s, external) if details and (external or s.socket.family != "unix") else {}
+            extra = (
+                borrower.details(s, external)
+                if details and (external or s.socket.family != "unix")
+                else {}
+            )
             if _unconnected(s) and not (extra.get("options") or _has_address(s)):
                 continue
-            record = _record(s, external, inner, listening, owners.get(s.peer_inode, "") if external else "", extra)
+            record = _record(
+                s,
+                external,
+                inner,
+                listening,
+                owners.get(s.peer_inode, "") if external else "",
+                extra,
+            )
             made.append(Connection(record, s))
     return Look(made, owners, any(map(_maybe_tcp, every)))
 
 
 def _sent(opened: Mapping[int, Sequence[Descriptor]]) -> bool:
     """Whether descriptors were sent to a unix socket of the tree and wait there to be received."""
-    lines = (line for list_of in opened.values() for d in list_of if d.kind == "socket" for line in d.extra)
+    lines = (
+        line
+        for list_of in opened.values()
+        for d in list_of
+        if d.kind == "socket"
+        for line in d.extra
+    )
     return any(line.startswith("scm_fds:") and int(line.split()[1]) for line in lines)
 
 
 def _queued(s: TreeSocket, owners: Mapping[int, str]) -> TreeSocket:
-    """The socket; with its other end inside if that is among the descriptors that were sent, as nobody holds it."""
-    return s._replace(where=Peer.INSIDE) if _external(s) and s.peer_inode and not owners[s.peer_inode] else s
+    """The socket; with its other end inside if that is among the descriptors that were sent, as
+    nobody holds it.
+    """
+    return (
+        s._replace(where=Peer.INSIDE)
+        if _external(s) and s.peer_inode and not owners[s.peer_inode]
+        else s
+    )
 
 
 def _wanted(s: TreeSocket) -> bool:
@@ -106,9 +155,11 @@ def _wanted(s: TreeSocket) -> bool:
 
 
 def _maybe_tcp(s: TreeSocket) -> bool:
-    """Whether it is a TCP connection, or was one, or has messages waiting, which may carry the descriptor of one.
+    """Whether it is a TCP connection, or was one, or has messages waiting, which may carry the
+    descriptor of one.
 
-    What a connection that is over has queued is saved as of any other, and the kernel tells only its holder that it had a peer.
+    What a connection that is over has queued is saved as of any other, and the kernel tells only
+    its holder that it had a peer.
     """
     kernel = s.socket
     if kernel.family == "unix":
@@ -119,13 +170,22 @@ def _maybe_tcp(s: TreeSocket) -> bool:
 def _bound(s: TreeSocket) -> bool:
     """Whether it is a datagram socket that takes from everybody: a server's."""
     kernel = s.socket
-    return kernel.type == "dgram" and not kernel.connected and kernel.local is not None and kernel.local.port != 0
+    return (
+        kernel.type == "dgram"
+        and not kernel.connected
+        and kernel.local is not None
+        and kernel.local.port != 0
+    )
 
 
 def _unconnected(s: TreeSocket) -> bool:
-    """Whether it is an internet socket that has no other end, and that nothing can reach: new, raw, or of an ended connection."""
+    """Whether it is an internet socket that has no other end, and that nothing can reach: new, raw,
+    or of an ended connection.
+    """
     kernel = s.socket
-    return kernel.family in ("inet", "inet6") and not (kernel.connected or kernel.listening or _bound(s))
+    return kernel.family in ("inet", "inet6") and not (
+        kernel.connected or kernel.listening or _bound(s)
+    )
 
 
 def _has_address(s: TreeSocket) -> bool:
@@ -140,32 +200,62 @@ def _external(s: TreeSocket) -> bool:
 
 
 def unaccepted(s: TreeSocket) -> bool:
-    """Whether it is a TCP connection within the tree whose other end waits to be accepted: CRIU saves nothing of that."""
+    """Whether it is a TCP connection within the tree whose other end waits to be accepted: CRIU
+    saves nothing of that.
+    """
     return s.where is Peer.QUEUED and s.socket.family != "unix" and s.socket.state in _UNACCEPTED
 
 
 def untaken(held: Iterable[TreeSocket]) -> Iterator[Finding]:
-    """What waits for programs of a tree, and CRIU does not save; it comes and goes from one moment to the next."""
+    """What waits for programs of a tree, and CRIU does not save; it comes and goes from one moment
+    to the next.
+    """
     sockets = list(held)
-    own = Counter((s.net_namespace, s.socket.peer.port) for s in sockets if unaccepted(s) and s.socket.peer)
+    own = Counter(
+        (s.net_namespace, s.socket.peer.port) for s in sockets if unaccepted(s) and s.socket.peer
+    )
     for s in sockets:
         kernel = s.socket
         if kernel.protocol == "tcp" and kernel.listening and kernel.local:
             waiting = kernel.rqueue - own[s.net_namespace, kernel.local.port]
             if waiting > 0:
-                text = f"{waiting} connection(s) to {kernel.local} wait to be accepted; they are lost, clients have to come again"
-                yield Finding("warning", UNTAKEN[0], text, "Dump again when the program has accepted them.", s.pid, s.fd)
+                text = (
+                    f"{waiting} connection(s) to {kernel.local} wait to be accepted; they are "
+                    "lost, clients have to come again"
+                )
+                yield Finding(
+                    "warning",
+                    UNTAKEN[0],
+                    text,
+                    "Dump again when the program has accepted them.",
+                    s.pid,
+                    s.fd,
+                )
         elif kernel.family in ("inet", "inet6") and kernel.type == "dgram" and kernel.rqueue:
-            text = f"{kernel.rqueue} bytes of datagrams that {kernel.local} has received but not read are lost"
-            yield Finding("warning", UNTAKEN[1], text, "UDP may lose datagrams at any time; programs expect it.", s.pid, s.fd)
+            text = (
+                f"{kernel.rqueue} bytes of datagrams that {kernel.local} has received but not "
+                "read are lost"
+            )
+            yield Finding(
+                "warning",
+                UNTAKEN[1],
+                text,
+                "UDP may lose datagrams at any time; programs expect it.",
+                s.pid,
+                s.fd,
+            )
 
 
 def orphaned(s: TreeSocket) -> bool:
-    """Whether the other end was in this host's kernel and is closed: what it sent is queued here, nobody is there to lose."""
+    """Whether the other end was in this host's kernel and is closed: what it sent is queued here,
+    nobody is there to lose.
+    """
     return s.loopback and s.socket.state == "close-wait" and not s.peer_inode
 
 
-def _owners(outside: Iterable[TreeSocket], inside: set[int], known: Mapping[int, str]) -> dict[int, str]:
+def _owners(
+    outside: Iterable[TreeSocket], inside: set[int], known: Mapping[int, str]
+) -> dict[int, str]:
     """Who holds the other ends that are on this host."""
     wanted = {s.peer_inode for s in outside if s.peer_inode}
     owners = {inode: known[inode] for inode in wanted if inode in known}
@@ -184,7 +274,12 @@ def _owners(outside: Iterable[TreeSocket], inside: set[int], known: Mapping[int,
 
 
 def _record(
-    s: TreeSocket, external: bool, inner: Mapping[int, int], listening: Set[int | str], owner: str, details: Mapping[str, Any]
+    s: TreeSocket,
+    external: bool,
+    inner: Mapping[int, int],
+    listening: Set[int | str],
+    owner: str,
+    details: Mapping[str, Any],
 ) -> ConnectionRecord:
     kernel = s.socket
     state = kernel.state
@@ -214,8 +309,9 @@ def _record(
 def _direction(s: TreeSocket, listening: Set[int | str]) -> str:
     """Who called whom; "" for a pair that was made connected, and for what is not connected.
 
-    No kernel keeps this.  An accepted TCP connection has a port on which the tree listens; one whose listener is closed by now
-    passes for initiated.  An accepted unix socket bears its listener's name, and its client seldom has one.
+    No kernel keeps this.  An accepted TCP connection has a port on which the tree listens; one
+    whose listener is closed by now passes for initiated.  An accepted unix socket bears its
+    listener's name, and its client seldom has one.
     """
     kernel = s.socket
     if not kernel.connected:
@@ -232,7 +328,9 @@ def _direction(s: TreeSocket, listening: Set[int | str]) -> str:
 
 
 class _Borrower:
-    """Duplicates of the tree's sockets, one at a time, as is the pidfd: a tree may have more processes than we descriptors."""
+    """Duplicates of the tree's sockets, one at a time, as is the pidfd: a tree may have more
+    processes than we descriptors.
+    """
 
     def __init__(self) -> None:
         self._pid, self._pidfd = 0, -1
@@ -250,7 +348,8 @@ class _Borrower:
         self._pid = 0
 
     def details(self, s: TreeSocket, external: bool) -> dict[str, Any]:
-        """The record's fields that only the socket itself can tell; nothing of a socket that is gone.
+        """The record's fields that only the socket itself can tell; nothing of a socket that is
+        gone.
 
         Of one that CRIU will restore for certain, only what it does not restore.
         """
@@ -261,7 +360,10 @@ class _Borrower:
                 self._pid = s.pid
             with borrow_socket(self._pidfd, s.fd) as borrowed:
                 tcp = tcp_info(borrowed) if s.socket.protocol == "tcp" and external else {}
-                return {"options": sockopts.changed(borrowed, self._groups_of(s), unsaved=not external), "tcp": tcp}
+                return {
+                    "options": sockopts.changed(borrowed, self._groups_of(s), unsaved=not external),
+                    "tcp": tcp,
+                }
         except OSError:
             return {}
 
@@ -274,7 +376,9 @@ class _Borrower:
 
 
 def tcp_info(sock: socket.socket) -> dict[str, Any]:
-    """What of TCP_INFO tells people, and `drain`, how a connection is doing; {} where there is none."""
+    """What of TCP_INFO tells people, and `drain`, how a connection is doing; {} where there is
+    none.
+    """
     try:
         raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     except OSError:

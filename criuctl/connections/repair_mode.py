@@ -1,12 +1,15 @@
-"""TCP connections of a tree whose CRIU was killed are taken out of repair mode, in which every call of the program on them fails.
+"""TCP connections of a tree whose CRIU was killed are taken out of repair mode, in which every call
+of the program on them fails.
 
-CRIU puts the connections into repair mode while it looks at them, and takes them out again before it lets the tree go on.  When
-it is killed meanwhile the kernel lets the tree go on at once, and the connections stay as they are, for good.  So a thread waits
-for CRIU's end for as long as it may not end the tree, and mends them without waiting for whatever else the dump is busy with: a
-program that waits for events notices nothing; one that waits in a call, which is entered again first, gets EPERM from it.
+CRIU puts the connections into repair mode while it looks at them, and takes them out again before
+it lets the tree go on.  When it is killed meanwhile the kernel lets the tree go on at once, and the
+connections stay as they are, for good.  So a thread waits for CRIU's end for as long as it may not
+end the tree, and mends them without waiting for whatever else the dump is busy with: a program that
+waits for events notices nothing; one that waits in a call, which is entered again first, gets EPERM
+from it.
 
-Of a CRIU that ends as it should nothing is left to mend.  The thread is gone before CRIU may end the tree: the connections of a
-tree that has ended must not say a word.
+Of a CRIU that ends as it should nothing is left to mend.  The thread is gone before CRIU may end
+the tree: the connections of a tree that has ended must not say a word.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ class Mendable(NamedTuple):
 
 
 class RepairMode:
-    """The connections of one dump that CRIU may leave in repair mode; `mended` is how many it has."""
+    """The connections of one dump that CRIU may leave in repair mode; `mended` is how many it
+    has.
+    """
 
     def __init__(self) -> None:
         self.known: list[Mendable] = []
@@ -44,10 +49,12 @@ class RepairMode:
         self._wake = -1
 
     def watch(self, conversation: int, criu: int, connections: Iterable[Connection]) -> None:
-        """The tree is frozen, and CRIU, spoken to over that socket, is about to look at its connections.
+        """The tree is frozen, and CRIU, spoken to over that socket, is about to look at its
+        connections.
 
-        `criu` is its PID or its parent's.  Where its parent ends first, CRIU has ended when it has hung up as well; when we hang
-        up on it, it lets go of the tree by itself, and has ended when there is no such process any more.
+        `criu` is its PID or its parent's.  Where its parent ends first, CRIU has ended when it has
+        hung up as well; when we hang up on it, it lets go of the tree by itself, and has ended when
+        there is no such process any more.
         """
         self.rest()
         self.known = []
@@ -55,7 +62,9 @@ class RepairMode:
             if c.held.socket.protocol == "tcp" and c.held.socket.connected:
                 one = Mendable(c.held.pid, c.held.fd, c.held.socket.inode, 0)
                 with suppress(OSError), _borrowed(one) as sock:
-                    self.known.append(one._replace(reused=sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)))
+                    self.known.append(
+                        one._replace(reused=sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))
+                    )
         if not self.known:
             return
         fds = os.eventfd(0, os.EFD_CLOEXEC), os.dup(conversation), os.pidfd_open(criu)

@@ -1,13 +1,15 @@
-"""Which connection gets which policy: the rules of the configuration, and the one place that decides.
+"""Which connection gets which policy: the rules of the configuration, and the one place that
+decides.
 
-``connection_rules`` is a list; the first rule whose every ``match`` key fits a connection is the rule for it.  Rules are
-read here and nowhere else, and deciding is pure: a record, the rules, and what the command line says.  The same
-function serves the dump, where the record has no policy yet, and the restore, where the record says what the dump
-decided.  In order of precedence: the command line; the first matching rule; at a restore, the dump's decision; the
-default policy.  Not everything that is wished for exists: `decide` says what is done instead, and why.
+``connection_rules`` is a list; the first rule whose every ``match`` key fits a connection is the
+rule for it.  Rules are read here and nowhere else, and deciding is pure: a record, the rules, and
+what the command line says.  The same function serves the dump, where the record has no policy yet,
+and the restore, where the record says what the dump decided.  In order of precedence: the command
+line; the first matching rule; at a restore, the dump's decision; the default policy.  Not
+everything that is wished for exists: `decide` says what is done instead, and why.
 
-What a rule says of secrets (where to find one) is never written to a manifest: a restore takes it from its own
-host's configuration.  Whose connections may have one is said in `lending`.
+What a rule says of secrets (where to find one) is never written to a manifest: a restore takes it
+from its own host's configuration.  Whose connections may have one is said in `lending`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,16 @@ JOURNAL = "journal"  # the application protocol of what services print
 _JOURNAL_DEADLINE = 5.0  # where journald runs, it is there at once
 _QUEUED_DEADLINE = 2.0  # the server's queue has room at once, or not before it runs
 _SYN = 1  # bytes that are acknowledged before anything was sent
-_RULE_KEYS = ("match", "policy", "application", "secret", "options", "on_failure", "deadline", "drain")
+_RULE_KEYS = (
+    "match",
+    "policy",
+    "application",
+    "secret",
+    "options",
+    "on_failure",
+    "deadline",
+    "drain",
+)
 _MATCH_KEYS = ("peer", "local", "port", "host", "protocol", "process", "user", "direction", "path")
 _SECRET_KEYS = ("env", "file", "command")
 _MOST_SECONDS = 86400.0
@@ -55,14 +66,18 @@ class Match(Struct, frozen=True):
     hosts: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()  # tcp, udp, unix, or an application protocol
     processes: tuple[str, ...] = ()  # globs of the command of a process that holds it
-    users: tuple[int, ...] = ()  # of every process that holds it; -1 for a name that nobody has here
+    # of every process that holds it; -1 for a name that nobody has here
+    users: tuple[int, ...] = ()
     directions: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()  # globs of the unix path: the peer's, of accepted connections our own
+    # globs of the unix path: the peer's, of accepted connections our own
+    paths: tuple[str, ...] = ()
 
     @property
     def pinned(self) -> bool:
         """Whether it names the peer, and not any."""
-        anywhere = any(not network.prefixlen for network in self.peers) or any(glob[0] in "*?[" for glob in self.paths)
+        anywhere = any(not network.prefixlen for network in self.peers) or any(
+            glob[0] in "*?[" for glob in self.paths
+        )
         return bool(self.peers or self.hosts or self.paths) and not anywhere
 
 
@@ -105,18 +120,22 @@ class Decision(Struct, frozen=True):
     """What is to become of one connection."""
 
     policy: str  # keep | reconnect | hangup | refuse
-    application: str = ""  # with policy reconnect: postgresql, redis, journal, tcp, or the name of a hook; "" is not known yet
+    # with policy reconnect: postgresql, redis, journal, tcp, or the name of a hook; "" is not known
+    # yet
+    application: str = ""
     settings: Settings = field(default_factory=Settings)
     on_failure: str = "hangup"  # hangup | refuse: what a reconnect that cannot be done becomes
     deadline: float = DEADLINE  # seconds a reconnect may take
     drain: float = 0.0  # seconds a dump may wait for it to become idle
     reason: str = ""  # why the policy is not the one that was asked for
-    rule: str = ""  # the rule that says so; "" for the command line, the dump's decision or the default
+    # the rule that says so; "" for the command line, the dump's decision or the default
+    rule: str = ""
     host: str = ""  # the name by which that rule knows the peer
     terms: Terms | None = None  # of the rule's secret
 
 
-# -- deciding -----------------------------------------------------------------------------------------------------
+# -- deciding
+# -----------------------------------------------------------------------------------------------------
 
 
 def decide(
@@ -130,9 +149,9 @@ def decide(
 ) -> Decision:
     """The policy for an external connection, and everything a reconnect needs to know.
 
-    `wish` is the command line's policy for all.  `commands` are the commands of the tree's processes by the PIDs that
-    the record uses, `owners` what the kernel says of them; `addresses` are those of `Rules.hosts`, at a dump (later
-    `record.host` is looked at).
+    `wish` is the command line's policy for all.  `commands` are the commands of the tree's
+    processes by the PIDs that the record uses, `owners` what the kernel says of them; `addresses`
+    are those of `Rules.hosts`, at a dump (later `record.host` is looked at).
     """
     if record.queued:
         return _not_accepted(record)
@@ -140,7 +159,8 @@ def decide(
     rule, host = find(record, rules, commands or {}, addresses or {}, owners)
     policy = wish or (rule.policy if rule else "") or record.policy or _default(record, rules)
     deadline = _JOURNAL_DEADLINE if record.application == JOURNAL else DEADLINE
-    # A rule that matches by the address speaks of that address, whatever name the record has for it.
+    # A rule that matches by the address speaks of that address, whatever name the record has for
+    # it.
     named = host or ("" if rule is not None and rule.match.peers else record.host)
     decided = Decision(policy, record.application, deadline=deadline, host=named)
     if rule is not None:
@@ -166,7 +186,11 @@ def unless_lent(decided: Decision, holders: Sequence[Owner]) -> Decision:
     if decided.terms is None or secret_scope.may_have(decided.terms, holders):
         return decided
     decided = replace(decided, settings=secret_scope.without_secret(decided.settings))
-    return _instead(decided, secret_scope.refusal(decided.rule, holders)) if decided.policy == "reconnect" else decided
+    return (
+        _instead(decided, secret_scope.refusal(decided.rule, holders))
+        if decided.policy == "reconnect"
+        else decided
+    )
 
 
 def owners_of(record: ConnectionRecord, owners: Mapping[int, Owner]) -> list[Owner]:
@@ -176,21 +200,26 @@ def owners_of(record: ConnectionRecord, owners: Mapping[int, Owner]) -> list[Own
 
 
 def _not_accepted(record: ConnectionRecord) -> Decision:
-    """Within the tree, so no policy is asked: its server does not know it, and gets another like it if nothing is lost by that.
+    """Within the tree, so no policy is asked: its server does not know it, and gets another like it
+    if nothing is lost by that.
 
     What was sent is in the queue of the server's end, which nobody can read before it is accepted.
     """
     sent = record.wqueue or record.state != "established" or record.tcp.get("bytes_acked", 0) > _SYN
     if sent:
-        return Decision("hangup", reason="its server had not accepted it, and what was sent on it is lost")
+        return Decision(
+            "hangup", reason="its server had not accepted it, and what was sent on it is lost"
+        )
     return Decision("reconnect", deadline=_QUEUED_DEADLINE, reason="its server had not accepted it")
 
 
 def _default(record: ConnectionRecord, rules: Rules) -> str:
-    # Nothing of a datagram socket lives in another kernel: connected to the same address it is what it was.
+    # Nothing of a datagram socket lives in another kernel: connected to the same address it is what
+    # it was.
     if record.datagrams:
         return "keep"
-    # Nor of a service's to the journal; without it, it ends as soon as it prints something, or nobody reads that.
+    # Nor of a service's to the journal; without it, it ends as soon as it prints something, or
+    # nobody reads that.
     return "reconnect" if record.application == JOURNAL else rules.default
 
 
@@ -201,14 +230,25 @@ def _possible(record: ConnectionRecord, decided: Decision, *, asked: bool) -> De
     if decided.policy == "keep" and record.application == JOURNAL:
         decided = replace(decided, policy="reconnect")
     if decided.policy == "keep" and record.family == "unix":
-        return _instead(decided, "the other half of a unix connection cannot be kept: it is closed when the tree ends")
+        return _instead(
+            decided,
+            "the other half of a unix connection cannot be kept: it is closed when the tree ends",
+        )
     if decided.policy != "reconnect":
         # What the dump found out about a wish that it could not grant is still the reason.
-        return replace(decided, reason=record.reason) if decided.policy == record.policy else decided
+        return (
+            replace(decided, reason=record.reason) if decided.policy == record.policy else decided
+        )
     if record.state and record.state not in _ALIVE:
-        return replace(decided, policy="hangup", reason=f"one side has closed it already ({record.state})")
+        return replace(
+            decided, policy="hangup", reason=f"one side has closed it already ({record.state})"
+        )
     if record.direction == "accepted":
-        return replace(decided, policy="hangup", reason="it was accepted: only the client outside can connect again")
+        return replace(
+            decided,
+            policy="hangup",
+            reason="it was accepted: only the client outside can connect again",
+        )
     if record.family == "unix" and not record.peer:
         return _instead(decided, "the peer has no name to connect to")
     if record.reason and not asked:
@@ -248,7 +288,10 @@ def endpoint(address: str) -> tuple[str, int]:
 
 
 def _matches(
-    match: Match, record: ConnectionRecord, commands: Mapping[int, str], addresses: Mapping[str, Collection[str]]
+    match: Match,
+    record: ConnectionRecord,
+    commands: Mapping[int, str],
+    addresses: Mapping[str, Collection[str]],
 ) -> str | None:
     """The host name that matched ("" where none is asked for); None if the record is not meant."""
     accepted = record.direction == "accepted"
@@ -271,19 +314,31 @@ def _matches(
         if not unix or not any(fnmatchcase(path, glob) for glob in match.paths):
             return None
     if match.processes:
-        held_by = {commands.get(pid, "") for pid, _fd in record.holders or ((record.pid, record.fd),)}
+        held_by = {
+            commands.get(pid, "") for pid, _fd in record.holders or ((record.pid, record.fd),)
+        }
         if not any(fnmatchcase(command, glob) for command in held_by for glob in match.processes):
             return None
     if not match.hosts:
         return ""
-    return next((name for name in match.hosts if record.host == name or peer_host in addresses.get(name, ())), None)
+    return next(
+        (
+            name
+            for name in match.hosts
+            if record.host == name or peer_host in addresses.get(name, ())
+        ),
+        None,
+    )
 
 
 def _speaks(record: ConnectionRecord, protocols: Iterable[str]) -> bool:
     from .detect import by_appearance
 
     transport = "unix" if record.family == "unix" else record.protocol
-    return any(p == transport if p in TRANSPORTS else p == (record.application or by_appearance(record)) for p in protocols)
+    return any(
+        p == transport if p in TRANSPORTS else p == (record.application or by_appearance(record))
+        for p in protocols
+    )
 
 
 def _within(host: str, networks: Sequence[Network]) -> bool:
@@ -294,12 +349,15 @@ def _within(host: str, networks: Sequence[Network]) -> bool:
     return any(address in network for network in networks)
 
 
-# -- reading ------------------------------------------------------------------------------------------------------
+# -- reading
+# ------------------------------------------------------------------------------------------------------
 
 
 def parse(config: Config) -> Rules:
     """The rules of the configuration; `ConfigError` names file, rule and key."""
-    return Rules(tuple(_rule(raw, where) for where, raw in config.connection_rules), config.connections)
+    return Rules(
+        tuple(_rule(raw, where) for where, raw in config.connection_rules), config.connections
+    )
 
 
 def _rule(raw: Mapping[str, Any], where: str) -> Rule:
@@ -312,7 +370,9 @@ def _rule(raw: Mapping[str, Any], where: str) -> Rule:
         raise ConfigError(f"{where}: options must be a mapping")
     application = raw.get("application", "")
     if not isinstance(application, str):
-        raise ConfigError(f"{where}: application must be the name of a protocol or a hook, not {application!r}")
+        raise ConfigError(
+            f"{where}: application must be the name of a protocol or a hook, not {application!r}"
+        )
     return Rule(
         where=where,
         match=_match(match, f"{where}.match"),
@@ -347,7 +407,9 @@ def _match(raw: Mapping[str, Any], where: str) -> Match:
 def _known(raw: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in raw:
         if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}", hint=f"Known keys: {', '.join(known)}.")
+            raise ConfigError(
+                f"{where}: unknown key {key!r}", hint=f"Known keys: {', '.join(known)}."
+            )
 
 
 def _items(raw: Mapping[str, Any], key: str) -> list[Any]:
@@ -367,32 +429,44 @@ def _network(text: str, where: str) -> Network:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
         hint = "For a host name, use the key host."
-        raise ConfigError(f"{where} must be an address or a network such as 10.0.0.0/8, not {text!r}", hint=hint) from None
+        raise ConfigError(
+            f"{where} must be an address or a network such as 10.0.0.0/8, not {text!r}", hint=hint
+        ) from None
 
 
 def _ports(item: Any, where: str) -> tuple[int, int]:
     text = str(item) if isinstance(item, int) and not isinstance(item, bool) else item
     if isinstance(text, str):
         low, dash, high = text.partition("-")
-        if low.isascii() and low.isdigit() and (high.isascii() and high.isdigit() if dash else True):
+        if (
+            low.isascii()
+            and low.isdigit()
+            and (high.isascii() and high.isdigit() if dash else True)
+        ):
             first, last = int(low), int(high) if dash else int(low)
             if 0 < first <= last < 65536:
                 return first, last
-    raise ConfigError(f'{where} must be a port, a range such as "8000-8099", or a list of them, not {item!r}')
+    raise ConfigError(
+        f'{where} must be a port, a range such as "8000-8099", or a list of them, not {item!r}'
+    )
 
 
 def _user(item: Any, where: str) -> int:
     if isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 1 << 32:
         return item
     if not isinstance(item, str) or not item:
-        raise ConfigError(f"{where} must be a user's name or number, or a list of them, not {item!r}")
+        raise ConfigError(
+            f"{where} must be a user's name or number, or a list of them, not {item!r}"
+        )
     try:
         return pwd.getpwnam(item).pw_uid
     except KeyError:
         return UNKNOWN_USER  # a configuration may be that of several hosts; `doctor` tells
 
 
-def _choice(raw: Mapping[str, Any], key: str, choices: Sequence[str], default: str, where: str) -> str:
+def _choice(
+    raw: Mapping[str, Any], key: str, choices: Sequence[str], default: str, where: str
+) -> str:
     value = raw.get(key, default)
     if key in raw and value not in choices:
         raise ConfigError(f"{where}: {key} must be one of {', '.join(choices)}, not {value!r}")
@@ -401,22 +475,40 @@ def _choice(raw: Mapping[str, Any], key: str, choices: Sequence[str], default: s
 
 def _seconds(raw: Mapping[str, Any], key: str, default: float, where: str) -> float:
     value = raw.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_SECONDS:
-        raise ConfigError(f"{where}: {key} must be a number of seconds from 0 to {_MOST_SECONDS:.0f}, not {value!r}")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value <= _MOST_SECONDS
+    ):
+        raise ConfigError(
+            f"{where}: {key} must be a number of seconds from 0 to {_MOST_SECONDS:.0f}, not "
+            f"{value!r}"
+        )
     return float(value)
 
 
 def _secret(raw: Any, where: str) -> dict[str, Any]:
-    """A reference to a secret.  What is not one may be a secret itself, so its value is never repeated."""
+    """A reference to a secret.  What is not one may be a secret itself, so its value is never
+    repeated.
+    """
     if raw == {}:
         return {}
-    hint = "Say where the secret is found: {env: NAME}, {file: PATH} or {command: [PROGRAM, ARGUMENT, ...]}."
+    hint = (
+        "Say where the secret is found: {env: NAME}, {file: PATH} or {command: [PROGRAM, "
+        "ARGUMENT, ...]}."
+    )
     if not isinstance(raw, Mapping) or len(raw) != 1 or next(iter(raw)) not in _SECRET_KEYS:
-        raise ConfigError(f"{where} must be a mapping with one of the keys {', '.join(_SECRET_KEYS)}", hint=hint)
+        raise ConfigError(
+            f"{where} must be a mapping with one of the keys {', '.join(_SECRET_KEYS)}", hint=hint
+        )
     ((kind, value),) = raw.items()
     if kind == "command":
         words = value.split() if isinstance(value, str) else value
-        if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        if (
+            not isinstance(words, list)
+            or not words
+            or not all(isinstance(word, str) for word in words)
+        ):
             raise ConfigError(f"{where}.command must be a list of texts", hint=hint)
         return {"command": words}
     if not isinstance(value, str) or not value:

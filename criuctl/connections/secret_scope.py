@@ -1,16 +1,20 @@
 """To whose connections the secret of a rule is lent.
 
-A rule with a ``secret`` has criuctl, which is root, log in at a peer and hand the connection to a program.  What a process says
-of itself is no reason for that: any user may call a process ``worker1``, and connect it to a server of his own, which is
-then told the password.  So a secret is lent where one of these holds for every process that has the socket:
+A rule with a ``secret`` has criuctl, which is root, log in at a peer and hand the connection to a
+program.  What a process says of itself is no reason for that: any user may call a process
+``worker1``, and connect it to a server of his own, which is then told the password.  So a secret is
+lent where one of these holds for every process that has the socket:
 
-- the rule's ``match`` has ``user``, and all its user IDs are among those: these users may know the secret;
+- the rule's ``match`` has ``user``, and all its user IDs are among those: these users may know the
+  secret;
 - all its user IDs are 0;
-- the rule's ``match`` names the peer (``peer``, ``host`` or ``path``), and the process is in criuctl's own user namespace:
-  else it may be root of a network or mount namespace where that address or path is a server of its own.
+- the rule's ``match`` names the peer (``peer``, ``host`` or ``path``), and the process is in
+  criuctl's own user namespace: else it may be root of a network or mount namespace where that
+  address or path is a server of its own.
 
-The last is for configurations that know their servers: a process of any user that connects there is logged in.  `doctor`
-asks to name the users.  At a restore it is decided by what CRIU will make of the processes, and not by what a manifest says.
+The last is for configurations that know their servers: a process of any user that connects there is
+logged in.  `doctor` asks to name the users.  At a restore it is decided by what CRIU will make of
+the processes, and not by what a manifest says.
 """
 
 from __future__ import annotations
@@ -48,13 +52,17 @@ class Terms(Struct, frozen=True):
 
 
 def of_tree(tree: Sequence[Process]) -> dict[int, Owner]:
-    """Of the processes of a live tree, by the PIDs that its records use; those that have just ended are left out."""
+    """Of the processes of a live tree, by the PIDs that its records use; those that have just ended
+    are left out.
+    """
     ours = namespaces("self").get("user")
     found = {}
     for process in tree:
         if not process.zombie:
             with suppress(NoSuchProcess):
-                found[process.ns_pid] = Owner(frozenset(process.uids), namespaces(process.pid).get("user") != ours)
+                found[process.ns_pid] = Owner(
+                    frozenset(process.uids), namespaces(process.pid).get("user") != ours
+                )
     return found
 
 
@@ -65,7 +73,9 @@ def has_secret(settings: Settings) -> bool:
 
 def without_secret(settings: Settings) -> Settings:
     """What a rule says, but for where its secrets are."""
-    return replace(settings, secret={}, options={k: v for k, v in settings.options.items() if k != _ASKING})
+    return replace(
+        settings, secret={}, options={k: v for k, v in settings.options.items() if k != _ASKING}
+    )
 
 
 def may_have(terms: Terms, owners: Iterable[Owner]) -> bool:
@@ -84,5 +94,6 @@ def refusal(rule: str, owners: Iterable[Owner]) -> str:
     whose = f"of user {', '.join(map(str, uids))}" if uids else "of a user that is not known"
     return (
         f"{rule} has a secret, which is not lent to a process {whose}: let its match name the user"
-        " (user: NAME), or the peer of a process in this host's own user namespace (peer, host or path)"
+        " (user: NAME), or the peer of a process in this host's own user namespace (peer, host or "
+        "path)"
     )

@@ -1,12 +1,14 @@
 """Secrets by reference: a rule says where one is found, never what it is.
 
     secret: {env: PGPASSWORD}               # of criuctl's own environment
-    secret: {file: /etc/criuctl/db.secret}  # mode 0600 or stricter, owned by us or root; its first line
+    secret: {file: /etc/criuctl/db.secret}  # mode 0600 or stricter, owned by us or root; its first
+    line
     secret: {command: [pass, show, db]}     # prints it; gets an allow-listed environment
 
-They are read when they are needed, at the restore again, so a credential that was changed meanwhile is the fresh one.
-Many connections with one rule ask at the same time: what a command printed serves all of them for some seconds.
-No value read here goes into an error text: not what a file holds, not what a command printed.
+They are read when they are needed, at the restore again, so a credential that was changed meanwhile
+is the fresh one.  Many connections with one rule ask at the same time: what a command printed
+serves all of them for some seconds.  No value read here goes into an error text: not what a file
+holds, not what a command printed.
 """
 
 from __future__ import annotations
@@ -45,20 +47,31 @@ def check(reference: Mapping[str, Any], where: str) -> None:
             hint="Secrets themselves are never written into the configuration.",
         )
     kind, value = next(iter(reference.items()))
-    words = isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value)
+    words = (
+        isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value)
+    )
     if not (words if kind == "command" else isinstance(value, str) and value):
-        raise ConfigError(f"{where}: {kind} must be {'a list of words' if kind == 'command' else 'text'}")
+        raise ConfigError(
+            f"{where}: {kind} must be {'a list of words' if kind == 'command' else 'text'}"
+        )
 
 
-def resolve(reference: Mapping[str, Any], *, timeout: float = 10.0, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The secret, or None for an empty reference; `SecretUnavailable` says which reference failed and why."""
+def resolve(
+    reference: Mapping[str, Any], *, timeout: float = 10.0, environ: Mapping[str, str] = os.environ
+) -> str | None:
+    """The secret, or None for an empty reference; `SecretUnavailable` says which reference failed
+    and why.
+    """
     if not reference:
         return None
     check(reference, "secret")
     kind, value = next(iter(reference.items()))
     if kind == "env":
         if value not in environ:
-            raise SecretUnavailable(f"the environment variable {value} is not set", hint=f"Run criuctl with {value} set.")
+            raise SecretUnavailable(
+                f"the environment variable {value} is not set",
+                hint=f"Run criuctl with {value} set.",
+            )
         return _text(os.fsencode(environ[value]), f"the environment variable {value}")
     return _of_file(value) if kind == "file" else _of_command(tuple(value), timeout)
 
@@ -67,18 +80,23 @@ def _of_file(path: str) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise SecretUnavailable(f"the secret file {path} cannot be opened: {error.strerror}") from error
+        raise SecretUnavailable(
+            f"the secret file {path} cannot be opened: {error.strerror}"
+        ) from error
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise SecretUnavailable(f"the secret file {path} is not a regular file")
         if status.st_mode & 0o077:
             raise SecretUnavailable(
-                f"the secret file {path} may be read by others (mode {stat.S_IMODE(status.st_mode):04o})",
+                f"the secret file {path} may be read by others (mode "
+                f"{stat.S_IMODE(status.st_mode):04o})",
                 hint=f"chmod 0600 {quoted(path)}",
             )
         if status.st_uid not in (0, os.geteuid()):
-            raise SecretUnavailable(f"the secret file {path} belongs to uid {status.st_uid}, neither to us nor to root")
+            raise SecretUnavailable(
+                f"the secret file {path} belongs to uid {status.st_uid}, neither to us nor to root"
+            )
         return _first_line(os.read(descriptor, _LARGEST), f"the secret file {path}")
     finally:
         os.close(descriptor)

@@ -1,8 +1,9 @@
 """Socket options that a socket may lose when it is restored, by their names.
 
-A connection that is made anew is a fresh socket; others lose only what CRIU does not save (those not in `SAVED`).  Only what
-differs from a new socket of the same kind is recorded: the rest is the kernel's default on any host.  Values
-are whole numbers, text (a device, a congestion control) or lists of numbers (linger, times as seconds and microseconds).
+A connection that is made anew is a fresh socket; others lose only what CRIU does not save (those
+not in `SAVED`).  Only what differs from a new socket of the same kind is recorded: the rest is the
+kernel's default on any host.  Values are whole numbers, text (a device, a congestion control) or
+lists of numbers (linger, times as seconds and microseconds).
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ from . import multicast
 
 Kind = Literal["int", "linger", "time", "text", "device"]
 
-_SOL, _TCP, _IP, _IPV6 = socket.SOL_SOCKET, socket.IPPROTO_TCP, socket.IPPROTO_IP, socket.IPPROTO_IPV6
+_SOL, _TCP, _IP, _IPV6 = (
+    socket.SOL_SOCKET,
+    socket.IPPROTO_TCP,
+    socket.IPPROTO_IP,
+    socket.IPPROTO_IPV6,
+)
 _UDP = socket.IPPROTO_UDP
 _ANY, _INET, _INET6, _STREAM = "any", "inet", "inet6", "tcp"
 _INTERNET = "ip"  # IPv4 and IPv6, which speaks IPv4 with peers that have only that
-_ALONE, _NEW = "tcp-alone", "tcp-new"  # of a connection it is no setting any more; nor of a listener
+# of a connection it is no setting any more; nor of a listener
+_ALONE, _NEW = "tcp-alone", "tcp-new"
 _DGRAM, _RAW, _PACKETS = "udp", "raw", "packets"  # packets: either of them
 _GROUPS = "MCAST_JOIN_GROUP"
 
@@ -151,7 +158,8 @@ SAVED = frozenset(_EARLY) - {"SO_DEBUG"} | {
     "IPV6_V6ONLY",
 }
 """What CRIU restores itself, where it restores the socket as it was."""
-_SAVED_OF_IPV4 = frozenset({"IP_TOS", "IP_TTL", "IP_PKTINFO"})  # and not of a socket of IPv6, which has them as well
+# and not of a socket of IPv6, which has them as well
+_SAVED_OF_IPV4 = frozenset({"IP_TOS", "IP_TTL", "IP_PKTINFO"})
 
 _SIZES: dict[Kind, int] = {"linger": 8, "time": 16, "text": 64}
 
@@ -205,21 +213,31 @@ def _fresh(family: int, kind: int, protocol: int) -> Mapping[str, Any]:
         return _all(new)
 
 
-def changed(sock: socket.socket, groups: Sequence[multicast.Group] = (), *, unsaved: bool = False) -> dict[str, Any]:
-    """The options of `sock` that differ from those of a new socket of ours, and which of these multicast groups it is in.
+def changed(
+    sock: socket.socket, groups: Sequence[multicast.Group] = (), *, unsaved: bool = False
+) -> dict[str, Any]:
+    """The options of `sock` that differ from those of a new socket of ours, and which of these
+    multicast groups it is in.
 
     With `unsaved` only those that CRIU does not restore.
     """
-    fresh = _fresh(sock.family, sock.type, sock.proto if sock.type == socket.SOCK_RAW else 0)  # a raw one has no default
+    # a raw one has no default
+    fresh = _fresh(sock.family, sock.type, sock.proto if sock.type == socket.SOCK_RAW else 0)
     saved = SAVED if sock.family != socket.AF_INET6 else SAVED - _SAVED_OF_IPV4
-    found = {name: value for name, value in _all(sock, saved if unsaved else frozenset()).items() if fresh.get(name) != value}
+    found = {
+        name: value
+        for name, value in _all(sock, saved if unsaved else frozenset()).items()
+        if fresh.get(name) != value
+    }
     if groups and sock.type == socket.SOCK_DGRAM and (joined := multicast.joined(sock, groups)):
         found[_GROUPS] = joined
     return found
 
 
 def apply(sock: socket.socket, options: Mapping[str, Any]) -> list[str]:
-    """Set recorded options on `sock`, where they are others; returns the names of those that it did not take."""
+    """Set recorded options on `sock`, where they are others; returns the names of those that it did
+    not take.
+    """
     refused = []
     for name, value in options.items():
         if name == _GROUPS:
@@ -236,8 +254,18 @@ def apply(sock: socket.socket, options: Mapping[str, Any]) -> list[str]:
             elif kind == "device":
                 sock.setsockopt(level, option, multicast.device_number(sock, value))
             else:
-                sock.setsockopt(level, option, struct.pack("ii" if kind == "linger" else "qq", *value))
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError, struct.error):
+                sock.setsockopt(
+                    level, option, struct.pack("ii" if kind == "linger" else "qq", *value)
+                )
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            AttributeError,
+            OSError,
+            struct.error,
+        ):
             # Of a manifest, which may hold anything.
             refused.append(name)
     return refused

@@ -1,9 +1,11 @@
-"""The connections of a tree on the way into a checkpoint: looked at, decided, waited for, asked about.
+"""The connections of a tree on the way into a checkpoint: looked at, decided, waited for, asked
+about.
 
-Two moments.  `Survey.ahead`, while the tree runs: names are resolved, peers that give nothing away are probed (over
-connections of our own), refused connections stop the dump, busy ones are waited for.  `Survey.frozen`: the record that the
-manifest gets, every decision made again on what is there now, and the sessions of connections that are to be
-reconnected learned from their peers.  The first is optional: `criuctl connections` stops half way through it.
+Two moments.  `Survey.ahead`, while the tree runs: names are resolved, peers that give nothing away
+are probed (over connections of our own), refused connections stop the dump, busy ones are waited
+for.  `Survey.frozen`: the record that the manifest gets, every decision made again on what is there
+now, and the sessions of connections that are to be reconnected learned from their peers.  The first
+is optional: `criuctl connections` stops half way through it.
 """
 
 from __future__ import annotations
@@ -34,22 +36,28 @@ from .rules import TRANSPORTS, Decision, Rules, decide, endpoint, parse
 from .secret_scope import Owner, of_tree
 
 _RESOLVE_SECONDS = 2.0  # for all host names together
-_ACCEPT_SECONDS, _ACCEPT_PAUSE = 1.0, 0.02  # for which a dump waits for servers of the tree; between two looks
+# for which a dump waits for servers of the tree; between two looks
+_ACCEPT_SECONDS, _ACCEPT_PAUSE = 1.0, 0.02
 _FREEZES = 5  # that a dump may try in order to meet drained connections idle
 _PROBE_TCP_ONLY = "tcp"  # what a peer speaks whom nobody understands
 
-Seen = tuple[list[Process], dict[int, list[Descriptor]]]  # a tree, and what each of its living processes has open
+# a tree, and what each of its living processes has open
+Seen = tuple[list[Process], dict[int, list[Descriptor]]]
 
 
 class FreezeAgain(CriuctlError):
-    """The frozen tree was not what its dump was prepared for: nothing has been taken of it, and it is to be frozen once more."""
+    """The frozen tree was not what its dump was prepared for: nothing has been taken of it, and it
+    is to be frozen once more.
+    """
 
     exit_code = 5
     code = "freeze-again"
 
 
 class NotIdle(FreezeAgain):
-    """A connection that was to be waited for was busy at the very moment of the freeze; there is time to try again."""
+    """A connection that was to be waited for was busy at the very moment of the freeze; there is
+    time to try again.
+    """
 
     code = "not-idle"
 
@@ -67,7 +75,9 @@ class Survey:
         ending: bool = False,
         rules: Rules | None = None,
     ) -> None:
-        """`wish` is the command line's policy, `ending` whether the dump ends the tree, and its connections with it."""
+        """`wish` is the command line's policy, `ending` whether the dump ends the tree, and its
+        connections with it.
+        """
         self.config = config
         self.rules = rules if rules is not None else parse(config)
         self.reporter = reporter
@@ -75,11 +85,13 @@ class Survey:
         self.drain = drain
         self.ending = ending
         self.shield = True  # whether CRIU has TCP connections to lock in the firewall, or may have
-        self.unasked: list[Connection] = []  # made by the tree, to be hung up with no rule or option that says so
+        # made by the tree, to be hung up with no rule or option that says so
+        self.unasked: list[Connection] = []
         self._addresses: dict[str, frozenset[str]] = {}
         self._spoken: dict[str, str] = {}  # peer -> application protocol, as probed
         self._before: Look | None = None
-        self._owned: tuple[Sequence[Process], dict[int, Owner]] | None = None  # of the tree that was looked at last
+        # of the tree that was looked at last
+        self._owned: tuple[Sequence[Process], dict[int, Owner]] | None = None
         self._busy: dict[Key, float] = {}  # seconds to wait for each
         self._until: dict[Key, float] = {}  # when its time is over, of `time.monotonic`
         self._freezes = 0
@@ -88,7 +100,9 @@ class Survey:
     # -- before the freeze
 
     def look(self, root: int, *, details: bool = True) -> list[Connection]:
-        """What the running tree holds, each external connection with the decision for it; probes what has to be known."""
+        """What the running tree holds, each external connection with the decision for it; probes
+        what has to be known.
+        """
         tree, found = self._seen(root, details=details)
         self._resolve()
         self._probe(found, tree)
@@ -97,7 +111,8 @@ class Survey:
         return [Connection(record, c.held) for (record, _decision), c in decided]
 
     def ahead(self, root: int, seen: Seen | None = None) -> None:
-        """Everything that can be found out before the freeze.  `Vetoed` for a connection that may not be given up.
+        """Everything that can be found out before the freeze.  `Vetoed` for a connection that may
+        not be given up.
 
         `seen` is the tree, if somebody has just looked at it.
         """
@@ -132,17 +147,28 @@ class Survey:
 
         for name in sorted(names - {hook.name for hook in executables(self.config, RECONNECT)}):
             text = f"there is no reconnect hook {name!r} here, which a connection rule names"
-            self.reporter.warning(text, "It is needed where the tree is restored; `criuctl hooks list` shows those of this host.")
+            self.reporter.warning(
+                text,
+                (
+                    "It is needed where the tree is restored; `criuctl hooks list` shows those of "
+                    "this host."
+                ),
+            )
 
     def wait(self, root: int) -> None:
-        """Wait for the connections that are to be idle, just before the freeze; again after `NotIdle`."""
+        """Wait for the connections that are to be idle, just before the freeze; again after
+        `NotIdle`.
+        """
         while self._before is not None and self._unaccepted(self._before):
             time.sleep(_ACCEPT_PAUSE)
             self._seen(root, details=False)
         if self._busy:
             began = time.monotonic()
-            self._until = self._until or {key: began + seconds for key, seconds in self._busy.items()}
-            waiting = {key: until for key, until in self._until.items() if until > began}  # who is late was told
+            self._until = self._until or {
+                key: began + seconds for key, seconds in self._busy.items()
+            }
+            # who is late was told
+            waiting = {key: until for key, until in self._until.items() if until > began}
             if waiting:
                 self._wait(root, waiting)
 
@@ -153,7 +179,9 @@ class Survey:
         self._accepted_until = self._accepted_until or time.monotonic() + _ACCEPT_SECONDS
         return time.monotonic() < self._accepted_until
 
-    def _seen(self, root: int, *, details: bool, seen: Seen | None = None) -> tuple[list[Process], Look]:
+    def _seen(
+        self, root: int, *, details: bool, seen: Seen | None = None
+    ) -> tuple[list[Process], Look]:
         tree, opened = seen or _read(root)
         self._before = look(tree, opened, before=self._before, details=details)
         return tree, self._before
@@ -166,8 +194,13 @@ class Survey:
             return {(c.held.pid, c.held.fd): c.record for c in found.external}
 
         for record in wait_idle(now, deadlines):
-            text = f"PID {record.pid} fd {record.fd}: the connection to {record.peer or 'its peer'} did not become idle in time"
-            self.reporter.warning(text, "What is under way on it is cut off, unless the connection is kept.")
+            text = (
+                f"PID {record.pid} fd {record.fd}: the connection to {record.peer or 'its peer'} "
+                "did not become idle in time"
+            )
+            self.reporter.warning(
+                text, "What is under way on it is cut off, unless the connection is kept."
+            )
 
     def _resolve(self) -> None:
         """The addresses of every host name in the rules, asked all at once and once only."""
@@ -194,14 +227,20 @@ class Survey:
         for name in names:
             if name not in found:
                 self.reporter.warning(
-                    f"the host name {name!r} of connection_rules cannot be resolved; rules with it do not match"
+                    f"the host name {name!r} of connection_rules cannot be resolved; rules with "
+                    "it do not match"
                 )
 
     def _probe(self, found: Look, tree: Sequence[Process]) -> None:
         """Ask the peers of which it matters what they speak."""
         peers: dict[str, detect.Dial] = {}
         for c in found.external:
-            if c.record.type != "stream" or c.record.direction != "initiated" or c.held.waiting or c.record.queued:
+            if (
+                c.record.type != "stream"
+                or c.record.direction != "initiated"
+                or c.held.waiting
+                or c.record.queued
+            ):
                 continue
             _record, decision = self._decided(c, tree)
             unknown = not decision.application and c.record.peer not in self._spoken
@@ -217,11 +256,15 @@ class Survey:
     # -- when the tree is frozen
 
     def frozen(self, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> Look:
-        """The connections of the frozen tree as the manifest gets them.  `Vetoed`, as in `ahead`; `FreezeAgain`."""
+        """The connections of the frozen tree as the manifest gets them.  `Vetoed`, as in `ahead`;
+        `FreezeAgain`.
+        """
         found = look(tree, opened, before=self._before)
         if found.tcp and not self.shield:
             self.shield = True
-            raise FreezeAgain("a TCP connection has been made since the first look, which is to be locked")
+            raise FreezeAgain(
+                "a TCP connection has been made since the first look, which is to be locked"
+            )
         if self._unaccepted(found):
             self._before = found
             raise NotIdle("a connection within the tree waits to be accepted")
@@ -229,9 +272,14 @@ class Survey:
         decided = [self._decided(c, tree) for c in found.connections]
         for record, _decision in decided:
             refuse(record)
-        before = {(c.held.pid, c.held.fd): record.policy for c, (record, _d) in zip(found.connections, decided, strict=True)}
+        before = {
+            (c.held.pid, c.held.fd): record.policy
+            for c, (record, _d) in zip(found.connections, decided, strict=True)
+        }
         answers = self._inspect(found.connections, decided)
-        for number, ((record, decision), c) in enumerate(zip(decided, found.connections, strict=True)):
+        for number, ((record, decision), c) in enumerate(
+            zip(decided, found.connections, strict=True)
+        ):
             answer = answers.get(number)
             if answer is not None:
                 record = self._answered(record, decision, answer)
@@ -245,33 +293,50 @@ class Survey:
         return found
 
     def _meet_idle(self, c: Connection, wished: str) -> None:
-        """`NotIdle` if a connection is busy, or its session such that it cannot be rebuilt now, and may be waited for."""
+        """`NotIdle` if a connection is busy, or its session such that it cannot be rebuilt now, and
+        may be waited for.
+        """
         if time.monotonic() >= self._until.get((c.held.pid, c.held.fd), 0.0):
             return
         if c.record.rqueue or c.record.wqueue or c.record.policy != wished:
-            raise NotIdle(f"PID {c.record.pid} fd {c.record.fd}: the connection to {c.record.peer} is busy: {c.record.reason}")
+            raise NotIdle(
+                f"PID {c.record.pid} fd {c.record.fd}: the connection to {c.record.peer} is "
+                "busy: "
+                f"{c.record.reason}"
+            )
 
     def _inspect(
-        self, connections: Sequence[Connection], decided: Sequence[tuple[ConnectionRecord, Decision]]
+        self,
+        connections: Sequence[Connection],
+        decided: Sequence[tuple[ConnectionRecord, Decision]],
     ) -> dict[int, Answer]:
         """An answer for each connection that is to be reconnected by a protocol of ours.
 
-        One that ends with the tree is asked too, if it is plain what it speaks: a restore may then still be told to
-        reconnect it.  One of a tree that goes on is not spoken to without a wish.
+        One that ends with the tree is asked too, if it is plain what it speaks: a restore may then
+        still be told to reconnect it.  One of a tree that goes on is not spoken to without a wish.
         """
         answers: dict[int, Answer] = {}
         asked: list[int] = []
         questions: list[Question] = []
         for number, (record, decision) in enumerate(decided):
-            wanted = decision.policy == "reconnect" or (self.ending and decision.policy == "hangup" and _asks(record))
-            protocol = find(decision.application or record.application) if record.external and wanted else None
+            wanted = decision.policy == "reconnect" or (
+                self.ending and decision.policy == "hangup" and _asks(record)
+            )
+            protocol = (
+                find(decision.application or record.application)
+                if record.external and wanted
+                else None
+            )
             if protocol is None:
                 continue
             if connections[number].held.waiting:
                 answers[number] = Answer(reason="the peer has not accepted it yet")
             elif (record.rqueue or record.wqueue) and not getattr(protocol, "any_time", False):
                 answers[number] = Answer(
-                    reason=f"it is not idle: {record.rqueue} bytes are not read, {record.wqueue} bytes not acknowledged"
+                    reason=(
+                        f"it is not idle: {record.rqueue} bytes are not read, {record.wqueue} "
+                        "bytes not acknowledged"
+                    )
                 )
             else:
                 held = connections[number].held
@@ -289,13 +354,24 @@ class Survey:
             answers.update(zip(asked, ask_all(questions), strict=True))
         return answers
 
-    def _answered(self, record: ConnectionRecord, decision: Decision, answer: Answer) -> ConnectionRecord:
+    def _answered(
+        self, record: ConnectionRecord, decision: Decision, answer: Answer
+    ) -> ConnectionRecord:
         if answer.shut:
-            text = f"PID {record.pid} fd {record.fd}: the peer {record.peer} did not answer, so the connection was ended"
-            self.reporter.warning(text, "A late answer to criuctl's question would have reached the program.")
+            text = (
+                f"PID {record.pid} fd {record.fd}: the peer {record.peer} did not answer, so the "
+                "connection was ended"
+            )
+            self.reporter.warning(
+                text, "A late answer to criuctl's question would have reached the program."
+            )
         if answer.reason:
             wished = decision.policy == "reconnect"
-            return replace(record, policy=decision.on_failure, reason=answer.reason) if wished else record
+            return (
+                replace(record, policy=decision.on_failure, reason=answer.reason)
+                if wished
+                else record
+            )
         session = dict(answer.session)
         for text in session.pop("warnings", ()):  # for whoever dumps, not for the restore
             self.reporter.warning(f"PID {record.pid} fd {record.fd}: {text}")
@@ -304,7 +380,9 @@ class Survey:
     # -- deciding
 
     def _decided(self, c: Connection, tree: Sequence[Process]) -> tuple[ConnectionRecord, Decision]:
-        """The record with its policy, and all that was decided; listening and internal sockets have no policy."""
+        """The record with its policy, and all that was decided; listening and internal sockets have
+        no policy.
+        """
         record = c.record
         if not record.external:
             return record, Decision("")
@@ -313,11 +391,24 @@ class Survey:
         commands = {p.ns_pid: p.command for p in tree}
         record = replace(record, application=application, policy="", reason="")
         owners = self._owners_of(tree)
-        decision = decide(record, self.rules, self.wish, commands=commands, addresses=self._addresses, owners=owners)
+        decision = decide(
+            record,
+            self.rules,
+            self.wish,
+            commands=commands,
+            addresses=self._addresses,
+            owners=owners,
+        )
         if decision.policy == "reconnect" and not decision.application:
-            decision = replace(decision, application=_PROBE_TCP_ONLY if record.peer in self._spoken else "")
+            decision = replace(
+                decision, application=_PROBE_TCP_ONLY if record.peer in self._spoken else ""
+            )
         made = replace(
-            record, policy=decision.policy, application=decision.application, host=decision.host, reason=decision.reason
+            record,
+            policy=decision.policy,
+            application=decision.application,
+            host=decision.host,
+            reason=decision.reason,
         )
         return made, decision
 
@@ -342,7 +433,11 @@ def _read(root: int) -> Seen:
 
 def _asks(record: ConnectionRecord) -> bool:
     """Whether a reconnect of this connection would need to know what the session holds."""
-    return record.direction == "initiated" and record.state == "established" and record.application not in ("", _PROBE_TCP_ONLY)
+    return (
+        record.direction == "initiated"
+        and record.state == "established"
+        and record.application not in ("", _PROBE_TCP_ONLY)
+    )
 
 
 def refuse(record: ConnectionRecord) -> None:
@@ -351,7 +446,8 @@ def refuse(record: ConnectionRecord) -> None:
         return
     why = f": {record.reason}" if record.reason else ""
     raise Vetoed(
-        f"PID {record.pid} fd {record.fd}: the connection {record.local or record.family} -> {record.peer or '(unnamed)'}"
+        f"PID {record.pid} fd {record.fd}: the connection {record.local or record.family} -> "
+        f"{record.peer or '(unnamed)'}"
         f" may not be given up{why}",
         hint="Wait until it is closed, or dump with --connections hangup or keep.",
         pid=record.pid,
@@ -376,7 +472,11 @@ def _dial(c: Connection) -> detect.Dial | None:
     if record.family == "unix":
         if not record.peer:
             return None
-        path = "\0" + record.peer[1:] if record.peer.startswith("@") else f"/proc/{pid}/root{record.peer}"
+        path = (
+            "\0" + record.peer[1:]
+            if record.peer.startswith("@")
+            else f"/proc/{pid}/root{record.peer}"
+        )
         return (lambda: namespace_socket(pid, socket.AF_UNIX, socket.SOCK_STREAM)), path
     host, port = endpoint(record.peer)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,9 +1,10 @@
 """Tar archives that anybody may have made, read once from beginning to end in little memory.
 
-A program that reads such archives for a user keeps whole extended headers, whatever their size, and lets a compressor choose
-how much memory its inverse needs.  Here all that is kept comes out of one `Allowance`: a fixed part and a multiple of the
-file's own size, so that a small file cannot cost much.  Only regular files are given out: what a link, a device, a sparse file
-or a member of an unknown kind holds is passed over, and nothing is ever written anywhere.
+A program that reads such archives for a user keeps whole extended headers, whatever their size, and
+lets a compressor choose how much memory its inverse needs.  Here all that is kept comes out of one
+`Allowance`: a fixed part and a multiple of the file's own size, so that a small file cannot cost
+much.  Only regular files are given out: what a link, a device, a sparse file or a member of an
+unknown kind holds is passed over, and nothing is ever written anywhere.
 """
 
 from __future__ import annotations
@@ -23,16 +24,24 @@ from ..errors import Damaged
 
 RATIO = 64  # bytes that are kept for each byte of the file
 FREE = 4 << 20  # bytes that are kept of any file
-_MAX_HEADER = 1 << 20  # bytes of one extended header; a file has 64 KiB of extended attributes, and a name of 4 KiB
+# bytes of one extended header; a file has 64 KiB of extended attributes, and a name of 4 KiB
+_MAX_HEADER = 1 << 20
 _FREE_MEMBERS = 1 << 17
 _BYTES_EACH = 8  # of the file, for each member beyond those
-_WINDOW = 128 << 20  # bytes that a decompressor may keep: zstd's own limit, and more than xz -9 needs
+# bytes that a decompressor may keep: zstd's own limit, and more than xz -9 needs
+_WINDOW = 128 << 20
 _MAX_SIZE = 1 << 60  # bytes of a member, whatever its header says
 _BLOCK = 512
 _PIECE = 1 << 20
 _MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _LONG_NAME, _EXTENDED = tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE
-_HEADERS = (_LONG_NAME, tarfile.GNUTYPE_LONGLINK, _EXTENDED, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_HEADERS = (
+    _LONG_NAME,
+    tarfile.GNUTYPE_LONGLINK,
+    _EXTENDED,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
@@ -48,8 +57,12 @@ class Allowance:
         self._left -= size
         if self._left < 0:
             raise Damaged(
-                f"{self.where} would become much larger than it is: {what} does not fit into {RATIO} times its size any more",
-                hint="No checkpoint is so regular. If it is known to be sound, unpack it and show the folder.",
+                f"{self.where} would become much larger than it is: {what} does not fit into "
+                f"{RATIO} times its size any more",
+                hint=(
+                    "No checkpoint is so regular. If it is known to be sound, unpack it and show "
+                    "the folder."
+                ),
             )
 
 
@@ -120,14 +133,17 @@ def _unpacked(raw: io.BufferedReader) -> tuple[IO[bytes], bool]:
         import zstandard
 
         decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-        return io.BufferedReader(decompressor.stream_reader(raw, read_across_frames=True), _PIECE), True
+        return io.BufferedReader(
+            decompressor.stream_reader(raw, read_across_frames=True), _PIECE
+        ), True
     return raw, False
 
 
 def members(raw: io.BufferedReader, allowance: Allowance) -> Iterator[Member]:
     """The regular files of an archive, one after the other.
 
-    `Damaged` for what must not be so large; `tarfile.TarError`, `EOFError`, and what decompressors raise, for what is none.
+    `Damaged` for what must not be so large; `tarfile.TarError`, `EOFError`, and what decompressors
+    raise, for what is none.
     """
     size = os.fstat(raw.fileno()).st_size
     most = _FREE_MEMBERS + size // _BYTES_EACH
@@ -147,7 +163,9 @@ def members(raw: io.BufferedReader, allowance: Allowance) -> Iterator[Member]:
         held = length if length >= 0 else about.size
         held = held if about.type not in (tarfile.DIRTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE) else 0
         if not 0 <= held <= _MAX_SIZE or (not packed and held > size):
-            raise EOFError("a member is longer than what is left" if held > 0 else "a member has no size")
+            raise EOFError(
+                "a member is longer than what is left" if held > 0 else "a member has no size"
+            )
         part = _Part(stream, held)
         if about.type in _REGULAR:
             yield Member(name or about.name, held, cast("IO[bytes]", part))
@@ -157,7 +175,9 @@ def members(raw: io.BufferedReader, allowance: Allowance) -> Iterator[Member]:
         raise tarfile.ReadError("it is empty")
 
 
-def _extended(about: tarfile.TarInfo, stream: IO[bytes], allowance: Allowance, name: str, length: int) -> tuple[str, int]:
+def _extended(
+    about: tarfile.TarInfo, stream: IO[bytes], allowance: Allowance, name: str, length: int
+) -> tuple[str, int]:
     """Name and size of the next member, as far as a header that stands before it says so."""
     if not 0 <= about.size <= _MAX_HEADER:
         raise Damaged(f"{allowance.where} has a header of {about.size} bytes")
@@ -180,11 +200,17 @@ def _extended(about: tarfile.TarInfo, stream: IO[bytes], allowance: Allowance, n
 
 
 def _records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of each record of an extended header: ``LENGTH KEY=VALUE`` and the end of a line."""
+    """Key and value of each record of an extended header: ``LENGTH KEY=VALUE`` and the end of a
+    line.
+    """
     at = 0
     while at < len(content):
         digits = content[at : at + 20].partition(b" ")[0]
-        if not digits.isdigit() or not (end := at + int(digits)) <= len(content) or content[end - 1 : end] != b"\n":
+        if (
+            not digits.isdigit()
+            or not (end := at + int(digits)) <= len(content)
+            or content[end - 1 : end] != b"\n"
+        ):
             raise tarfile.ReadError("invalid record")
         key, _equals, value = content[at + len(digits) + 1 : end - 1].partition(b"=")
         yield key, value

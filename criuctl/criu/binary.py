@@ -1,11 +1,13 @@
 """Which CRIU is used, and how it is started.
 
-Order: the configuration (a binary, or a prefix folder), the record that ``scripts/setup`` left in its
-prefix, then ``criu`` on the PATH.  A record is JSON: ``{"argv": [...], "version": "4.2.1"}``; its argv goes
-through the prefix's own loader, so that a newer suite's CRIU runs on an older userland.
+Order: the configuration (a binary, or a prefix folder), the record that ``scripts/setup`` left in
+its prefix, then ``criu`` on the PATH.  A record is JSON: ``{"argv": [...], "version": "4.2.1"}``;
+its argv goes through the prefix's own loader, so that a newer suite's CRIU runs on an older
+userland.
 
-CRIU is started without the host's CRIU configuration files (``/etc/criu/default.conf`` and friends), which
-would silently change what a dump means; `criuctl doctor` reports when such a file exists.
+CRIU is started without the host's CRIU configuration files (``/etc/criu/default.conf`` and
+friends), which would silently change what a dump means; `criuctl doctor` reports when such a file
+exists.
 """
 
 from __future__ import annotations
@@ -29,17 +31,25 @@ from . import features, hang_detection
 from .rpc import Swrk
 
 MINIMUM = (4, 2)
-"""Oldest CRIU that is known to dump TCP sockets on current kernels (source: facts about 4.1.1 on 6.16)."""
+"""Oldest CRIU that is known to dump TCP sockets on current kernels (source: facts about 4.1.1 on
+6.16).
+"""
 
-SETUP_PREFIXES = (Path(sys.prefix).parent, Path("/opt/criuctl"))  # our own environment lies in the prefix
-# CRIU needs more descriptors than any process of the tree, and asks how many it may have when it starts.  It raises the limit
-# by itself only with CAP_SYS_RESOURCE; the usual 1024 is too few for many a server.
+# our own environment lies in the prefix
+SETUP_PREFIXES = (Path(sys.prefix).parent, Path("/opt/criuctl"))
+# CRIU needs more descriptors than any process of the tree, and asks how many it may have when it
+# starts.  It raises the limit by itself only with CAP_SYS_RESOURCE; the usual 1024 is too few for
+# many a server.
 _ALL_DESCRIPTORS = 'ulimit -Sn "$(ulimit -Hn)"; exec "$@"'
-# One that is ended while it dumps leaves the tree's processes and connections as they are just then.  What stops a unit sends
-# SIGTERM to all of its processes, a memory limit may kill any, `ulimit -f` and our own death send signals that we have not got:
-# CRIU sees a call fail, or our end, and lets go of the tree in order.
+# One that is ended while it dumps leaves the tree's processes and connections as they are just
+# then.  What stops a unit sends SIGTERM to all of its processes, a memory limit may kill any,
+# `ulimit -f` and our own death send signals that we have not got: CRIU sees a call fail, or our
+# end, and lets go of the tree in order.
 _IGNORED = "HUP INT QUIT USR1 USR2 PIPE TERM XCPU XFSZ"
-_TO_THE_END = f'trap "" {_IGNORED}; {{ echo -1000 >/proc/self/oom_score_adj; }} 2>/dev/null; {_ALL_DESCRIPTORS}'
+_TO_THE_END = (
+    f'trap "" {_IGNORED}; {{ echo -1000 >/proc/self/oom_score_adj; }} 2>/dev/null; '
+    f"{_ALL_DESCRIPTORS}"
+)
 HOST_CONFIGS = ("/etc/criu/default.conf", "~/.criu/default.conf")
 
 
@@ -64,14 +74,22 @@ class CriuBinary(Struct, frozen=True):
 
         `to_the_end`: no signal ends it that can be ignored.
         `start` starts it as somebody else's child, who then is the parent of what it restores.
-        On leaving, our end is closed and CRIU is waited for: it ends by itself, having rolled back what it
-        had not finished; if it hangs and is expendable, it is ended with all that it has made.
+        On leaving, our end is closed and CRIU is waited for: it ends by itself, having rolled back
+        what it had not finished; if it hangs and is expendable, it is ended with all that it has
+        made.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
                 shell = ["sh", "-c", _TO_THE_END if to_the_end else _ALL_DESCRIPTORS, "sh"]
-                argv = [*shell, *enter, *self.argv, "--no-default-config", "swrk", str(theirs.fileno())]
+                argv = [
+                    *shell,
+                    *enter,
+                    *self.argv,
+                    "--no-default-config",
+                    "swrk",
+                    str(theirs.fileno()),
+                ]
                 # A session of its own: a ^C at the terminal is ours to handle, never CRIU's.
                 wait: Callable[[float | None], object]
                 with features.lent(self.argv) as features_fds:
@@ -87,10 +105,17 @@ class CriuBinary(Struct, frozen=True):
                 yield swrk
             finally:
                 with contextlib.suppress(OSError):  # CRIU was faster
-                    ours.shutdown(socket.SHUT_RDWR)  # others may have it, too: see `Dumper.conversation`
+                    # others may have it, too: see `Dumper.conversation`
+                    ours.shutdown(socket.SHUT_RDWR)
                 ours.close()
                 try:
-                    wait(None if not swrk.expendable else 0.0 if swrk.hangs else hang_detection.ROLLBACK)
+                    wait(
+                        None
+                        if not swrk.expendable
+                        else 0.0
+                        if swrk.hangs
+                        else hang_detection.ROLLBACK
+                    )
                 except TimedOut:
                     hang_detection.end(pid)  # which is it still: nobody has been told of its end
                     wait(None)
@@ -101,7 +126,11 @@ class CriuBinary(Struct, frozen=True):
         """CRIU's version as it tells it itself."""
         with self.swrk() as swrk:
             answer = swrk.call("VERSION").version
-        return (answer.major_number, answer.minor_number, answer.sublevel if answer.HasField("sublevel") else 0)
+        return (
+            answer.major_number,
+            answer.minor_number,
+            answer.sublevel if answer.HasField("sublevel") else 0,
+        )
 
 
 def find(config: Config) -> CriuBinary:
@@ -112,7 +141,8 @@ def find(config: Config) -> CriuBinary:
             return _from_record(path / "criu.json", named=True)
         if not os.access(path, os.X_OK):
             raise PlatformError(
-                f"{path} is not an executable CRIU", hint="Set `criu` in the configuration to a binary or to a prefix folder."
+                f"{path} is not an executable CRIU",
+                hint="Set `criu` in the configuration to a binary or to a prefix folder.",
             )
         return CriuBinary((str(path),), origin="config")
     for prefix in SETUP_PREFIXES:
@@ -121,14 +151,16 @@ def find(config: Config) -> CriuBinary:
     found = shutil.which("criu") or shutil.which("criu", path="/usr/local/sbin:/usr/sbin:/sbin")
     if found is None:
         raise PlatformError(
-            "CRIU was not found on this host", hint="Run scripts/setup, which finds or installs one that works here."
+            "CRIU was not found on this host",
+            hint="Run scripts/setup, which finds or installs one that works here.",
         )
     return CriuBinary((found,), origin="PATH")
 
 
 def _from_record(record: Path, *, named: bool) -> CriuBinary:
-    """The CRIU of a record.  `named`: by the operator, or it belongs to this criuctl's own installation, with which whoever could
-    change the record could change criuctl itself; any other one nobody but root, or we, may have been able to change."""
+    """The CRIU of a record.  `named`: by the operator, or it belongs to this criuctl's own
+    installation, with which whoever could change the record could change criuctl itself; any other
+    one nobody but root, or we, may have been able to change."""
     try:
         if named:
             text = record.read_bytes()
@@ -142,10 +174,19 @@ def _from_record(record: Path, *, named: bool) -> CriuBinary:
                 with opened_own(word):
                     pass
     except UntrustedPath as error:
-        hint = f"{error.hint}, or set `criu` in the configuration." if error.hint else "Set `criu` in the configuration."
-        raise PlatformError(f"the CRIU of {record} is not used: {error.message}", hint=hint) from error
+        hint = (
+            f"{error.hint}, or set `criu` in the configuration."
+            if error.hint
+            else "Set `criu` in the configuration."
+        )
+        raise PlatformError(
+            f"the CRIU of {record} is not used: {error.message}", hint=hint
+        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PlatformError(f"{record} is not a record of an installed CRIU: {error}", hint="Run scripts/setup again.") from error
+        raise PlatformError(
+            f"{record} is not a record of an installed CRIU: {error}",
+            hint="Run scripts/setup again.",
+        ) from error
     return CriuBinary(tuple(argv), origin=str(record), recorded_version=version)
 
 

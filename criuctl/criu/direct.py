@@ -1,20 +1,24 @@
 """Which memory is put straight into the restored processes, past CRIU and its images.
 
-CRIU reads the memory of a process out of a file, in one thread, when all else of the process is there.  The file has to be
-filled first: all memory is touched twice, and a first touch is the slowest part of a copy.  So plain memory is left out of
-CRIU's page maps, and written from several threads through ``/proc/PID/mem`` when the processes are in place and nothing of
-them has run, out of the buffers in which chunks are opened.
+CRIU reads the memory of a process out of a file, in one thread, when all else of the process is
+there.  The file has to be filled first: all memory is touched twice, and a first touch is the
+slowest part of a copy.  So plain memory is left out of CRIU's page maps, and written from several
+threads through ``/proc/PID/mem`` when the processes are in place and nothing of them has run, out
+of the buffers in which chunks are opened.
 
 What goes that way:
 
-- pages that CRIU itself would let follow later (``PE_LAZY``: private, anonymous, not locked, not in use as the stack),
+- pages that CRIU itself would let follow later (``PE_LAZY``: private, anonymous, not locked, not in
+  use as the stack),
 - in writable mappings: no right to write elsewhere is needed,
-- that no parent or child of the same program has at the same place, or of which no page was theirs as well when they were
-  dumped; of the rest CRIU finds out what they share (see `criuctl.criu.unshared`),
+- that no parent or child of the same program has at the same place, or of which no page was theirs
+  as well when they were dumped; of the rest CRIU finds out what they share (see
+  `criuctl.criu.unshared`),
 - in runs of 256 KiB at least.
 
-What the kernel writes into a process before it runs must not be overwritten: the pages of restartable sequences (rseq), in
-which it tells each thread its processor, are left to CRIU, which loads them before it registers them.
+What the kernel writes into a process before it runs must not be overwritten: the pages of
+restartable sequences (rseq), in which it tells each thread its processor, are left to CRIU, which
+loads them before it registers them.
 """
 
 from __future__ import annotations
@@ -67,9 +71,13 @@ def plain(vma: Any) -> bool:
 
 
 def divide(
-    folder: int, tree: Sequence[Task], entries: Mapping[int, Sequence[PagemapEntry]], known: Mapping[int, Sequence[Range]]
+    folder: int,
+    tree: Sequence[Task],
+    entries: Mapping[int, Sequence[PagemapEntry]],
+    known: Mapping[int, Sequence[Range]],
 ) -> dict[int, list[tuple[PagemapEntry, bool]]]:
-    """The runs of each task in order, cut where that is needed, and whether each is put into the process directly.
+    """The runs of each task in order, cut where that is needed, and whether each is put into the
+    process directly.
 
     `known` are the ascending parts of its memory that a task is known to share with nobody.
     """
@@ -82,7 +90,9 @@ def divide(
         for vma in task.memory.vmas:
             if plain(vma):
                 area = vma.start, vma.end
-                areas += _within(known.get(task.pid, ()), *area) if area in family[task.pid] else [area]
+                areas += (
+                    _within(known.get(task.pid, ()), *area) if area in family[task.pid] else [area]
+                )
         cut = list(_cut(entries[task.pid], _joined(areas)))
         if any(direct for _run, direct in cut):
             kept = _kernels(folder, task)
@@ -152,8 +162,12 @@ def _joined(areas: Iterable[Range]) -> list[Range]:
     return joined
 
 
-def _cut(entries: Iterable[PagemapEntry], areas: Sequence[Range]) -> Iterator[tuple[PagemapEntry, bool]]:
-    """The runs cut at the borders of `areas`, where what lies in one is large enough to be put in directly."""
+def _cut(
+    entries: Iterable[PagemapEntry], areas: Sequence[Range]
+) -> Iterator[tuple[PagemapEntry, bool]]:
+    """The runs cut at the borders of `areas`, where what lies in one is large enough to be put in
+    directly.
+    """
     at = 0
     for entry in entries:
         start, end = entry.vaddr, entry.vaddr + entry.pages * PAGE

@@ -1,18 +1,20 @@
 """Driving CRIU through one dump or one restore.
 
-The driver knows CRIU's order of events and its failure behaviour, and nothing of stores: memory goes to a
-`PageSink`, everything else is left in the images folder, and the caller acts at the three moments that
-matter, by callbacks.
+The driver knows CRIU's order of events and its failure behaviour, and nothing of stores: memory
+goes to a `PageSink`, everything else is left in the images folder, and the caller acts at the three
+moments that matter, by callbacks.
 
-Dump: ``pre-dump`` (the tree still runs) -> ``query-ext-files`` (frozen) -> pages stream -> ``post-dump``
-(frozen, all images written).  **The commit callback runs inside post-dump**: when it raises, CRIU is told
-no and lets the tree go on as if nothing had happened; when it returns, CRIU ends the tree (or thaws it).
+Dump: ``pre-dump`` (the tree still runs) -> ``query-ext-files`` (frozen) -> pages stream ->
+``post-dump`` (frozen, all images written).  **The commit callback runs inside post-dump**: when it
+raises, CRIU is told no and lets the tree go on as if nothing had happened; when it returns, CRIU
+ends the tree (or thaws it).
 
-Restore: ``post-restore`` comes when every descriptor is in place and nothing has executed.  When the
-callback there raises, CRIU kills what it restored.  Later notifications cannot veto any more.  ``pre-resume`` is the last: CRIU
-has done all its work, and would let go of one thread after the other.  One of them that is gone by then, because another one that
-runs already has killed it, or ended their process, is a failure to CRIU, which then kills all the others.  So CRIU itself is
-ended there, and the kernel lets go of all its tracees at once.
+Restore: ``post-restore`` comes when every descriptor is in place and nothing has executed.  When
+the callback there raises, CRIU kills what it restored.  Later notifications cannot veto any more.
+``pre-resume`` is the last: CRIU has done all its work, and would let go of one thread after the
+other.  One of them that is gone by then, because another one that runs already has killed it, or
+ended their process, is a failure to CRIU, which then kills all the others.  So CRIU itself is ended
+there, and the kernel lets go of all its tracees at once.
 """
 
 from __future__ import annotations
@@ -31,18 +33,28 @@ from msgspec import Struct
 from ..errors import CriuctlError
 from ..proc.command import Starter
 from .binary import CriuBinary
-from .options import CONFIG_NAME, LOG_NAME, DumpOptions, RestoreOptions, config_text, dump_options, restore_options
+from .options import (
+    CONFIG_NAME,
+    LOG_NAME,
+    DumpOptions,
+    RestoreOptions,
+    config_text,
+    dump_options,
+    restore_options,
+)
 from .pages import B, PageGuard, PageImage, PageReceiver, PageSink, socket_pair
 from .rpc import CriuGone, CriuRefused, Swrk, end_tracer
 
-_LOG_START, _LOG_END = 1 << 20, 15 << 20  # bytes of log that are read back: who runs is told first, why it failed last
+# bytes of log that are read back: who runs is told first, why it failed last
+_LOG_START, _LOG_END = 1 << 20, 15 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
 class CriuFailed(CriuctlError):
     """CRIU could not do it; `log` is what it wrote, for a diagnosis.
 
-    `undone`: it has said so itself, so that all is as it was before, and nothing of it is under way any more.
+    `undone`: it has said so itself, so that all is as it was before, and nothing of it is under way
+    any more.
     """
 
     code = "criu-failed"
@@ -63,8 +75,10 @@ class Frozen(Struct, frozen=True):
 class DumpSteps(Struct, frozen=True):
     """What the caller does at the moments of a dump; what raises, vetoes."""
 
-    frozen: Callable[[], Frozen]  # every task is stopped; CRIU has not looked at sockets yet, nor locked connections
-    commit: Callable[[list[PageImage]], None]  # all pages and images are there, the tree is still frozen
+    # every task is stopped; CRIU has not looked at sockets yet, nor locked connections
+    frozen: Callable[[], Frozen]
+    # all pages and images are there, the tree is still frozen
+    commit: Callable[[list[PageImage]], None]
     begins: Callable[[], None] = lambda: None  # CRIU is about to stop the first task
 
 
@@ -74,7 +88,9 @@ def folder_path(folder: int) -> str:
 
 
 def read_log(folder: int) -> str:
-    """CRIU's log so far, or "" when there is none; of one of many processes, which is long, its beginning and its end."""
+    """CRIU's log so far, or "" when there is none; of one of many processes, which is long, its
+    beginning and its end.
+    """
     try:
         fd = os.open(LOG_NAME, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
@@ -93,25 +109,30 @@ def run_id(folder: int) -> str | None:
 
     CRIU makes up an id when it starts and another one when it takes a request; the last one counts.
     """
-    found = re.findall(r"^\([0-9.]+\) CRIU run id = ([0-9a-f-]{36})", read_log(folder), re.MULTILINE)
+    found = re.findall(
+        r"^\([0-9.]+\) CRIU run id = ([0-9a-f-]{36})", read_log(folder), re.MULTILINE
+    )
     return found[-1] if found else None
 
 
 def empty(folder: int) -> None:
-    """Remove the images and the log of a run that came to nothing, before another one that will not have all of these images."""
+    """Remove the images and the log of a run that came to nothing, before another one that will not
+    have all of these images.
+    """
     for name in os.listdir(folder):
         os.unlink(name, dir_fd=folder)
 
 
 class Dumper:
-    """CRIU for one dump, `close` it.  It may be asked early: it gets ready beside us, which may take a tenth of a second, and
-    waits in pre-dump with the tree untouched."""
+    """CRIU for one dump, `close` it.  It may be asked early: it gets ready beside us, which may
+    take a tenth of a second, and waits in pre-dump with the tree untouched."""
 
     def __init__(self, criu: CriuBinary, folder: int, enter: Sequence[str] = ()) -> None:
         """Images go to `folder`; `enter` puts CRIU into other namespaces."""
         self._criu, self._folder, self._enter = criu, folder, enter
         self._asked: DumpOptions | None = None
-        self._pages: socket.socket | None = None  # where its pages will come; until a receiver has it
+        # where its pages will come; until a receiver has it
+        self._pages: socket.socket | None = None
         self._receiver: PageReceiver[Any] | None = None
         self._swrk: Swrk | None = None
         self._running = ExitStack()
@@ -127,14 +148,18 @@ class Dumper:
                 with open(os.open(CONFIG_NAME, _NEW, 0o600, dir_fd=self._folder), "w") as file:
                     file.write(config_text(options))
             with theirs:  # CRIU holds its own copy; the stream must end when CRIU does
-                self._swrk = swrk = stack.enter_context(self._criu.swrk(enter=self._enter, pass_fds=fds, to_the_end=True))
+                self._swrk = swrk = stack.enter_context(
+                    self._criu.swrk(enter=self._enter, pass_fds=fds, to_the_end=True)
+                )
                 swrk.ask("DUMP", dump_options(folder_path(self._folder), theirs.fileno(), options))
             self._running = stack.pop_all()
         self._asked = options
 
     @property
     def conversation(self) -> int:
-        """Our end of what CRIU is spoken to over.  While others have it open too, CRIU waits for an answer if we are killed."""
+        """Our end of what CRIU is spoken to over.  While others have it open too, CRIU waits for an
+        answer if we are killed.
+        """
         assert self._swrk is not None
         return self._swrk.sock.fileno()
 
@@ -145,7 +170,9 @@ class Dumper:
         return self._swrk.pid
 
     def close(self) -> None:
-        """Let go of a CRIU that waits; what it had begun, which is nothing or rolled back by now, ends with it."""
+        """Let go of a CRIU that waits; what it had begun, which is nothing or rolled back by now,
+        ends with it.
+        """
         self._asked = None
         self._running.close()
         if self._pages is not None:
@@ -153,7 +180,9 @@ class Dumper:
             self._pages = None
 
     def break_off(self) -> None:
-        """No more pages are taken, and CRIU's next question is answered with no; one that is being answered is not."""
+        """No more pages are taken, and CRIU's next question is answered with no; one that is being
+        answered is not.
+        """
         if self._swrk is not None:
             self._swrk.refuse()
         if self._receiver is not None:
@@ -165,15 +194,18 @@ class Dumper:
         return self._swrk is not None and self._swrk.asks
 
     def veto(self) -> None:
-        """Let CRIU roll back now, if it waits for a step of `dump`, though that step is not done; from another thread."""
+        """Let CRIU roll back now, if it waits for a step of `dump`, though that step is not done;
+        from another thread.
+        """
         if self._swrk is not None:
             self._swrk.veto()
 
     def dump(self, options: DumpOptions, sink: PageSink[B], steps: DumpSteps) -> None:
         """Dump a tree: pages into `sink`, metadata images into the folder.
 
-        A CRIU that was asked early does it, if it was asked for the same.  Raises what a callback or the sink raised, else
-        `CriuFailed`.  In every case but success the tree runs on when this returns, because CRIU has ended by then.
+        A CRIU that was asked early does it, if it was asked for the same.  Raises what a callback
+        or the sink raised, else `CriuFailed`.  In every case but success the tree runs on when this
+        returns, because CRIU has ended by then.
         """
         receiver: PageReceiver[B] | None = None
         committed = threading.Event()
@@ -228,13 +260,15 @@ def restore(
     about_to_run: Callable[[], int | None] | None = None,
     broken_off: Callable[[], None] | None = None,
 ) -> None:
-    """Restore a tree from `folder`; `placed` is called with the root's PID before anything executes.
+    """Restore a tree from `folder`; `placed` is called with the root's PID before anything
+    executes.
 
-    `start` starts CRIU as somebody else's child: the tree's root is that one's too.  `about_to_fork` is told CRIU's
-    PID, or that of its parent, when it is about to make the tree; `about_to_run` when every task stands before its first
-    instruction, in CRIU's hands: they run when it is left.  It returns the PID of their tracer, 0 if unknown, or None if it has
-    ended CRIU itself.
-    Raises what `placed` or `about_to_run` raised, else `CriuFailed`; nothing of the tree is left then.  `broken_off` is told
+    `start` starts CRIU as somebody else's child: the tree's root is that one's too.
+    `about_to_fork` is told CRIU's PID, or that of its parent, when it is about to make the tree;
+    `about_to_run` when every task stands before its first instruction, in CRIU's hands: they run
+    when it is left.  It returns the PID of their tracer, 0 if unknown, or None if it has ended CRIU
+    itself.  Raises what `placed` or `about_to_run` raised, else `CriuFailed`; nothing of the tree
+    is left then.  `broken_off` is told
     first: a CRIU that is past post-restore would let it run, so it is to be killed before that.
     """
 
@@ -246,10 +280,17 @@ def restore(
         return True
 
     try:
-        with criu.swrk(enter=enter, pass_fds=[folder, *pass_fds, *options.inherit.values()], start=start) as swrk:
+        with criu.swrk(
+            enter=enter, pass_fds=[folder, *pass_fds, *options.inherit.values()], start=start
+        ) as swrk:
             swrk.expendable = True
             try:
-                swrk.call("RESTORE", restore_options(folder_path(folder), options), notify, until="pre-resume")
+                swrk.call(
+                    "RESTORE",
+                    restore_options(folder_path(folder), options),
+                    notify,
+                    until="pre-resume",
+                )
                 tracer = about_to_run() if about_to_run is not None else 0
             except BaseException:
                 if broken_off is not None:

@@ -1,13 +1,15 @@
 """What CRIU has found out about this kernel, kept where CRIU itself does not keep it.
 
-CRIU tries the kernel's features out whenever it starts, for some 30 ms in which it mounts file systems in ``/tmp`` and starts
-iptables.  It keeps what it found for the rest of the boot in ``/run/criu.kdat``, but only if ``/run`` is a tmpfs (criu/kerndat.c,
-``kerndat_save_cache``), which it is not in most containers.  There, one CRIU is once started under a tmpfs of its own at
-``/run``, and what it has written is kept in `FOLDER`, by boot, CRIU and capabilities.
+CRIU tries the kernel's features out whenever it starts, for some 30 ms in which it mounts file
+systems in ``/tmp`` and starts iptables.  It keeps what it found for the rest of the boot in
+``/run/criu.kdat``, but only if ``/run`` is a tmpfs (criu/kerndat.c, ``kerndat_save_cache``), which
+it is not in most containers.  There, one CRIU is once started under a tmpfs of its own at ``/run``,
+and what it has written is kept in `FOLDER`, by boot, CRIU and capabilities.
 
-``/run/criu.kdat`` then becomes a link to ``/proc/self/fd/N/criu.kdat``, which leads a CRIU there that got this folder from us as
-its descriptor N, and nobody else anywhere: a CRIU that others start does not find it, nor does one after a reboot, nor one
-that lives in another mount namespace.  Without it CRIU tries for itself, so nothing here fails.
+``/run/criu.kdat`` then becomes a link to ``/proc/self/fd/N/criu.kdat``, which leads a CRIU there
+that got this folder from us as its descriptor N, and nobody else anywhere: a CRIU that others start
+does not find it, nor does one after a reboot, nor one that lives in another mount namespace.
+Without it CRIU tries for itself, so nothing here fails.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from ..proc.procfs import read_lines
 
 FOLDER = Path("/run/criuctl/features")
 _CACHE = Path("/run/criu.kdat")
-# The descriptor, or the next that is free: nobody else's, so that the link need not change, and one that also a session's
-# holder with a low limit, which starts CRIU for it, can have.
+# The descriptor, or the next that is free: nobody else's, so that the link need not change, and one
+# that also a session's holder with a low limit, which starts CRIU for it, can have.
 _NUMBER = 200
 _TIMEOUT = 20.0
 _KEPT = 8  # CRIUs, and sets of capabilities
@@ -55,7 +57,9 @@ def lent(argv: Sequence[str]) -> Iterator[list[int]]:
 
 
 def known(argv: Sequence[str], root: str = "/") -> bool:
-    """Whether that CRIU will have to try nothing out; `root` is the root folder where it will run, as a path of ours."""
+    """Whether that CRIU will have to try nothing out; `root` is the root folder where it will run,
+    as a path of ours.
+    """
     there = Path(f"{root}{_CACHE}")
     if _kept_by_criu(there):
         return True
@@ -78,7 +82,9 @@ def _lend(argv: Sequence[str]) -> int | None:
     kept = FOLDER / _name(argv)
     if not kept.exists():
         run = os.stat(_CACHE.parent).st_dev
-        if _kept_by_criu(_CACHE) or any(mount.kind == "tmpfs" and mount.device == run for mount in read_mounts()):
+        if _kept_by_criu(_CACHE) or any(
+            mount.kind == "tmpfs" and mount.device == run for mount in read_mounts()
+        ):
             return None
         _keep(kept, argv)
     if not (kept / _CACHE.name).exists():
@@ -112,15 +118,22 @@ def _boot() -> str:
 
 def _found_out(argv: Sequence[str]) -> bytes:
     """What a CRIU of its own writes; nothing if it cannot be started so."""
-    tried = command.run(["unshare", "--mount", "--", "sh", "-c", _FIND_OUT, "sh", _CACHE, *argv], timeout=_TIMEOUT, check=False)
+    tried = command.run(
+        ["unshare", "--mount", "--", "sh", "-c", _FIND_OUT, "sh", _CACHE, *argv],
+        timeout=_TIMEOUT,
+        check=False,
+    )
     return tried.stdout if tried.returncode == 0 else b""
 
 
 def _keep(kept: Path, argv: Sequence[str]) -> None:
-    """Whole or not at all; an empty folder says that there is nothing to be had.  Those of another boot go, and the oldest."""
+    """Whole or not at all; an empty folder says that there is nothing to be had.  Those of another
+    boot go, and the oldest.
+    """
     FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = FOLDER / f"{kept.name}.{os.getpid()}"
-    fresh.mkdir(mode=0o700, exist_ok=True)  # before CRIU is asked: not again and again where nothing can be kept
+    # before CRIU is asked: not again and again where nothing can be kept
+    fresh.mkdir(mode=0o700, exist_ok=True)
     try:
         if found := _found_out(argv):
             (fresh / _CACHE.name).write_bytes(found)

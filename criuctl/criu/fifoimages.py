@@ -1,8 +1,9 @@
 """Named pipes (FIFOs) in CRIU's images: what was queued in each, and where CRIU opens it.
 
-CRIU saves the queue of a named pipe that the tree could read from (``fifo-data.img``: entries, each followed by its bytes), and
-writes it back, with its size, into whatever is open under that path at the restore.  Entries are told apart by the lower half of
-the inode's number; of all files of files.img with that number the first one's path is where CRIU writes.
+CRIU saves the queue of a named pipe that the tree could read from (``fifo-data.img``: entries, each
+followed by its bytes), and writes it back, with its size, into whatever is open under that path at
+the restore.  Entries are told apart by the lower half of the inode's number; of all files of
+files.img with that number the first one's path is where CRIU writes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from . import schema
 from .images import ImageSet, magics, path_of, read
 
 _IMAGE, _KIND = "fifo-data.img", "FIFO_DATA"
-_LINKED = 0  # RemapType: a name of the file that was deleted, in place of which there is another one
+# RemapType: a name of the file that was deleted, in place of which there is another one
+_LINKED = 0
 _NUMBERS = (1 << 32) - 1
 
 
@@ -29,7 +31,8 @@ class SavedQueue(Struct, frozen=True):
     number: int  # CRIU's pipe_id
     data: bytes
     size: int  # bytes that had room in it
-    paths: tuple[str, ...]  # under which the tree had it open, the one where CRIU writes first; none if it is made anew
+    # under which the tree had it open, the one where CRIU writes first; none if it is made anew
+    paths: tuple[str, ...]
     holders: tuple[tuple[int, int], ...]  # (PID, descriptor)
     own_name: bool  # its path can be changed in the images
 
@@ -45,7 +48,11 @@ def saved_queues(images: ImageSet) -> list[SavedQueue]:
         return []
     files = images.files()
     regular = {e.id: e.reg for e in files if e.HasField("reg")}
-    remaps = read(images.folder, "remap-fpath.img", "REMAP_FPATH") if images.size("remap-fpath.img") else []
+    remaps = (
+        read(images.folder, "remap-fpath.img", "REMAP_FPATH")
+        if images.size("remap-fpath.img")
+        else []
+    )
     moved = {e.orig_id: e.remap_id if e.remap_type == _LINKED else None for e in remaps}
     held = images.holders()
     found = []
@@ -55,21 +62,33 @@ def saved_queues(images: ImageSet) -> list[SavedQueue]:
         opened = [regular.get(moved.get(number, number)) for number in ids]
         known = [reg for reg in opened if reg is not None]
         holders = [holder for e in same for holder in held.get(e.id, ())]
-        own_name = len(known) == len(ids) and not any(n in moved for n in ids) and all(isinstance(r.name, str) for r in known)
+        own_name = (
+            len(known) == len(ids)
+            and not any(n in moved for n in ids)
+            and all(isinstance(r.name, str) for r in known)
+        )
         paths = dict.fromkeys(map(path_of, known)) if opened and opened[0] is not None else ()
-        found.append(SavedQueue(entry.pipe_id, data, entry.size, tuple(paths), tuple(holders), own_name))
+        found.append(
+            SavedQueue(entry.pipe_id, data, entry.size, tuple(paths), tuple(holders), own_name)
+        )
     return found
 
 
-def drop_queues(images: ImageSet, numbers: Container[int], sizes: Mapping[int, int] | None = None) -> None:
-    """Have CRIU open these named pipes as they are, with what is in them, and give others of these `sizes`."""
+def drop_queues(
+    images: ImageSet, numbers: Container[int], sizes: Mapping[int, int] | None = None
+) -> None:
+    """Have CRIU open these named pipes as they are, with what is in them, and give others of these
+    `sizes`.
+    """
     parts = [magics(_KIND)]
     for entry, data in _entries(images):
         if entry.pipe_id not in numbers:
             entry.size = (sizes or {}).get(entry.pipe_id, entry.size)
             body = entry.SerializeToString()
             parts += [struct.pack("<I", len(body)), body, data]
-    with os.fdopen(os.open(_IMAGE, os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, dir_fd=images.folder), "wb") as file:
+    with os.fdopen(
+        os.open(_IMAGE, os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, dir_fd=images.folder), "wb"
+    ) as file:
         file.write(b"".join(parts))
 
 
@@ -102,7 +121,10 @@ def _entries(images: ImageSet) -> list[tuple[Any, bytes]]:
 
 def taken_for_one(one: str, other: str, number: int) -> tuple[str, str]:
     """What is told of two FIFOs of the same number, and what to do."""
-    text = f"the named pipes {one} and {other} have inodes of the same number, {number}; CRIU takes them for one, and "
+    text = (
+        f"the named pipes {one} and {other} have inodes of the same number, {number}; CRIU takes "
+        "them for one, and "
+    )
     return (
         f"{text}loses what is unread in one of them",
         f"Have the program read it, or make {other} anew (`mkfifo`) and open it again.",

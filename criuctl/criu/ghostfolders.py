@@ -1,4 +1,5 @@
-"""Deleted folders in CRIU's images, arranged so that CRIU can make all of them, and remove them again.
+"""Deleted folders in CRIU's images, arranged so that CRIU can make all of them, and remove them
+again.
 
 A deleted file or folder that was open is a *ghost*: CRIU makes it before it opens anything, and
 removes it when all processes have it.  It does both in the order of ``remap-fpath.img``, which is
@@ -53,7 +54,8 @@ def arrange(images: ImageSet, *, own_mounts: bool) -> list[str]:
         path = path_of(reg) if own_mounts else _past_files(path_of(reg))
         if stat.S_ISDIR(heads[ghost.remap_id].mode):
             path = folders.setdefault(ghost.remap_id, _free(path, folders.values()))
-        if path != path_of(reg) and isinstance(reg.name, str):  # other names have no place in images
+        # other names have no place in images
+        if path != path_of(reg) and isinstance(reg.name, str):
             reg.name = _as(path, reg.name)
     if not own_mounts:
         origins = {folders[g.remap_id]: g for g in ghosts if g.remap_id in folders}
@@ -102,7 +104,9 @@ def _free(path: str, taken: Iterable[str]) -> str:
 
 
 def _between(origins: Mapping[str, Any]) -> dict[str, Any]:
-    """The folders on the way to these that are neither there nor among them -> the ghost of one below."""
+    """The folders on the way to these that are neither there nor among them -> the ghost of one
+    below.
+    """
     found: dict[str, Any] = {}
     for path, ghost in origins.items():
         while not os.path.lexists(path := os.path.dirname(path)):

@@ -50,7 +50,9 @@ def drop_remaps(images: ImageSet, ids: Container[int]) -> None:
 
 
 def add_ghosts(images: ImageSet, groups: Sequence[Collection[int]]) -> list[int]:
-    """Have CRIU take these files of files.img for deleted ones, each group for one; the number of each one's ghost."""
+    """Have CRIU take these files of files.img for deleted ones, each group for one; the number of
+    each one's ghost.
+    """
     if not groups:
         return []
     entries = read(images.folder, _IMAGE, _KIND) if images.size(_IMAGE) else []
@@ -64,16 +66,26 @@ def add_ghosts(images: ImageSet, groups: Sequence[Collection[int]]) -> list[int]
 
 
 def is_nameless(images: ImageSet, remap: Remap) -> bool:
-    """Whether it is one of `write_ghost`, which has no inode of the dump, and is to have no name either."""
+    """Whether it is one of `write_ghost`, which has no inode of the dump, and is to have no name
+    either.
+    """
     if not remap.ghost:
         return False
     with Ghost(images, remap.target) as ghost:
         entry = ghost.entry
-    return not entry.ino and stat.S_ISREG(entry.mode) and not entry.mode & (stat.S_ISUID | stat.S_ISGID)
+    return (
+        not entry.ino
+        and stat.S_ISREG(entry.mode)
+        and not entry.mode & (stat.S_ISUID | stat.S_ISGID)
+    )
 
 
-def write_ghost(images: ImageSet, number: int, *, uid: int, gid: int, mode: int, mtime_ns: int) -> tuple[int, int]:
-    """Begin the image of a regular file: a descriptor, and the offset to which its contents are to be written."""
+def write_ghost(
+    images: ImageSet, number: int, *, uid: int, gid: int, mode: int, mtime_ns: int
+) -> tuple[int, int]:
+    """Begin the image of a regular file: a descriptor, and the offset to which its contents are to
+    be written.
+    """
     head = schema.message("GHOST_FILE")(uid=uid, gid=gid, mode=mode, dev=0, ino=0)
     for time in (head.atim, head.mtim):
         time.tv_sec, time.tv_usec = mtime_ns // 10**9, mtime_ns % 10**9 // 1000

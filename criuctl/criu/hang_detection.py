@@ -1,6 +1,8 @@
-"""A CRIU that does nothing any more while it restores: noticed, and ended with all that it has made.
+"""A CRIU that does nothing any more while it restores: noticed, and ended with all that it has
+made.
 
-Nothing of the tree has run by then, so nothing is lost; a CRIU that dumps is never ended from here (see `rpc`).
+Nothing of the tree has run by then, so nothing is lost; a CRIU that dumps is never ended from here
+(see `rpc`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Watch:
 
 
 def end(criu: int) -> None:
-    """SIGKILL the CRIU that is, or is below, this process, and what it has made, until there is nothing more."""
+    """SIGKILL the CRIU that is, or is below, this process, and what it has made, until there is
+    nothing more.
+    """
     for _ in range(_ROUNDS):
         left = [pid for pid in _made_by(criu) if _ticks(pid) >= 0]
         for pid in left:
@@ -52,12 +56,18 @@ def end(criu: int) -> None:
 
 
 def _made_by(pid: int) -> list[int]:
-    """CRIU, what is below it, and the root that it makes as its own sibling: that is CRIU's program still."""
+    """CRIU, what is below it, and the root that it makes as its own sibling: that is CRIU's program
+    still.
+    """
     try:
         own = [process.pid for process in read_tree(pid)]
         parent, born = read_process(pid).ppid, ProcessIdentity.of(pid).start_time
         programs = {program for known in own if (program := _program(known))}
-        beside = [c for c in children(parent) if c not in own and _program(c) in programs and _born(c) >= born]
+        beside = [
+            c
+            for c in children(parent)
+            if c not in own and _program(c) in programs and _born(c) >= born
+        ]
         return own + [process.pid for sibling in beside for process in read_tree(sibling)]
     except CriuctlError:
         return []  # it has ended

@@ -1,7 +1,9 @@
-"""What CRIU's metadata images tell of descriptors and mappings, as plain records for people to look at and compare.
+"""What CRIU's metadata images tell of descriptors and mappings, as plain records for people to look
+at and compare.
 
-Images come from whoever has them, by name (`Images`): out of a store, nothing has to be written anywhere.  PIDs are the
-tree's own, as in the images.  What an image does not tell (it is of another CRIU, or absent) is left out.
+Images come from whoever has them, by name (`Images`): out of a store, nothing has to be written
+anywhere.  PIDs are the tree's own, as in the images.  What an image does not tell (it is of another
+CRIU, or absent) is left out.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ def _processes(get: Images) -> list[Any]:
 
 
 def _held(get: Images) -> Iterator[tuple[int, list[Any]]]:
-    """PID -> its descriptors' entries.  Processes may share them, so they can be many more than the images have; `Damaged`."""
+    """PID -> its descriptors' entries.  Processes may share them, so they can be many more than the
+    images have; `Damaged`.
+    """
     sizes: dict[int, int] = {}
     count = 0
     for pid in pids(get):
@@ -109,7 +113,10 @@ def _held(get: Images) -> Iterator[tuple[int, list[Any]]]:
             sizes[ids.files_id] = len(get(name) or b"")
             count += len(entries)
             if count > _FREE_DESCRIPTORS + sum(sizes.values()) // _DESCRIPTOR:
-                raise Damaged(f"the processes share more than {_FREE_DESCRIPTORS} descriptors, which no images of CRIU's do")
+                raise Damaged(
+                    f"the processes share more than {_FREE_DESCRIPTORS} descriptors, which no "
+                    "images of CRIU's do"
+                )
             yield pid, entries
 
 
@@ -130,24 +137,42 @@ def descriptors(get: Images) -> dict[int, dict[int, OpenFile]]:
 
 def areas(get: Images) -> dict[int, list[Area]]:
     """PID -> its mappings by address."""
-    paths = {entry.id: _path(entry) for entry in _read(get, "files.img", "FILES") if entry.HasField("reg")}
+    paths = {
+        entry.id: _path(entry)
+        for entry in _read(get, "files.img", "FILES")
+        if entry.HasField("reg")
+    }
     found: dict[int, list[Area]] = {}
     for pid in pids(get):
         for memory in _read(get, f"mm-{pid}.img", "MM"):
             stack = memory.mm_start_stack
-            listed = [Area(vma.start, vma.end, _area_name(vma, paths, stack)) for vma in memory.vmas if vma.start < vma.end]
+            listed = [
+                Area(vma.start, vma.end, _area_name(vma, paths, stack))
+                for vma in memory.vmas
+                if vma.start < vma.end
+            ]
             found[pid] = sorted(listed, key=lambda area: area.start)
     return found
 
 
 def environments(get: Images) -> dict[int, tuple[int, int]]:
-    """PID -> where in its memory the environment is that it was started with: ``start <= address < end``."""
-    return {pid: (m.mm_env_start, m.mm_env_end) for pid in pids(get) for m in _read(get, f"mm-{pid}.img", "MM")}
+    """PID -> where in its memory the environment is that it was started with: ``start <= address <
+    end``.
+    """
+    return {
+        pid: (m.mm_env_start, m.mm_env_end)
+        for pid in pids(get)
+        for m in _read(get, f"mm-{pid}.img", "MM")
+    }
 
 
 def tasks(get: Images) -> list[Task]:
     """The processes, the root first."""
-    files = {entry.id: _path(entry) for entry in _read(get, "files.img", "FILES") if entry.HasField("reg")}
+    files = {
+        entry.id: _path(entry)
+        for entry in _read(get, "files.img", "FILES")
+        if entry.HasField("reg")
+    }
     return [_task(get, entry, files) for entry in _processes(get)]
 
 
@@ -155,7 +180,9 @@ def _task(get: Images, entry: Any, files: dict[int, str]) -> Task:
     core = next(iter(_read(get, f"core-{entry.pid}.img", "CORE")), None)
     memory = next(iter(_read(get, f"mm-{entry.pid}.img", "MM")), None)
     places = next(iter(_read(get, f"fs-{entry.pid}.img", "FS")), None)
-    has_creds = core is not None and core.HasField("thread_core") and core.thread_core.HasField("creds")
+    has_creds = (
+        core is not None and core.HasField("thread_core") and core.thread_core.HasField("creds")
+    )
     return Task(
         pid=entry.pid,
         ppid=entry.ppid,
@@ -185,10 +212,16 @@ def sockets(get: Images) -> list[Socket]:
         found.append(
             Socket(
                 holders=tuple(held.get(entry.id, ())),
-                family={socket.AF_INET: "inet", socket.AF_INET6: "inet6"}.get(s.family, str(s.family)),
+                family={socket.AF_INET: "inet", socket.AF_INET6: "inet6"}.get(
+                    s.family, str(s.family)
+                ),
                 type={1: "stream", 2: "dgram"}.get(s.type, str(s.type)),
                 protocol=_PROTOCOLS.get(s.proto, str(s.proto)),
-                state=_TCP_STATES.get(s.state, str(s.state)) if s.type == 1 else "established" if s.dst_port else "bound",
+                state=_TCP_STATES.get(s.state, str(s.state))
+                if s.type == 1
+                else "established"
+                if s.dst_port
+                else "bound",
                 local=_endpoint(s.family, s.src_addr, s.src_port),
                 peer=_endpoint(s.family, s.dst_addr, s.dst_port) if s.dst_port else "",
             )
@@ -197,10 +230,19 @@ def sockets(get: Images) -> list[Socket]:
 
 
 def page_runs(get: Images, name: str) -> list[tuple[int, int, int]]:
-    """(address, pages, flags) of each run in the pagemap image `name`; pages of older images are not counted."""
+    """(address, pages, flags) of each run in the pagemap image `name`; pages of older images are
+    not counted.
+    """
     data = get(name)
     runs = [] if data is None else images.parse(data, name, "PAGEMAP", first="PAGEMAP_HEAD")[1:]
-    found = [(run.vaddr, run.nr_pages or run.compat_nr_pages, run.flags if run.HasField("flags") else _PRESENT) for run in runs]
+    found = [
+        (
+            run.vaddr,
+            run.nr_pages or run.compat_nr_pages,
+            run.flags if run.HasField("flags") else _PRESENT,
+        )
+        for run in runs
+    ]
     return [run for run in found if run[2] & _PRESENT]
 
 
@@ -214,7 +256,11 @@ def _open_file(holder: Any, entry: Any) -> OpenFile:
     kind = kinds[holder.type].name.lower() if holder.type in kinds else str(holder.type)
     body = None if entry is None else next(_bodies(entry), None)
     flags = getattr(body, "flags", None)
-    mode = "" if flags is None else _WAYS.get(flags & os.O_ACCMODE, "") + ("a" if flags & os.O_APPEND else "")
+    mode = (
+        ""
+        if flags is None
+        else _WAYS.get(flags & os.O_ACCMODE, "") + ("a" if flags & os.O_APPEND else "")
+    )
     what = "" if entry is None else _what(entry)
     return OpenFile(kind, what, mode, getattr(body, "pos", None))
 
@@ -236,7 +282,11 @@ def _what(entry: Any) -> str:
         return f"{protocol} {local} -> {peer}" if entry.isk.dst_port else f"{protocol} {local}"
     if entry.HasField("usk"):
         name = bytes(entry.usk.name).rstrip(b"\0")
-        return ("@" + name[1:].decode(errors="replace")) if name.startswith(b"\0") else name.decode(errors="replace")
+        return (
+            ("@" + name[1:].decode(errors="replace"))
+            if name.startswith(b"\0")
+            else name.decode(errors="replace")
+        )
     if entry.HasField("efd"):
         return f"counter {entry.efd.counter}"
     return ""

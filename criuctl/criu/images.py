@@ -1,28 +1,34 @@
 """Reading and editing CRIU's metadata images in a folder, with pycriu's message classes.
 
 An image file is two 32-bit magics, then entries of a 32-bit size and a protobuf message (CRIU's
-``images/*.proto``).  Only images without extra payload behind their messages are read or edited here;
-everything else is carried as it is.  All access is by folder descriptor, because the folder has no path.
+``images/*.proto``).  Only images without extra payload behind their messages are read or edited
+here; everything else is carried as it is.  All access is by folder descriptor, because the folder
+has no path.
 
-Unix sockets with an outside peer are dumped as ``external unix[INODE]`` of our own half (CRIU's sk-unix.c).  What the
-images hold then, all of it in files.img, entries with ``usk``:
+Unix sockets with an outside peer are dumped as ``external unix[INODE]`` of our own half (CRIU's
+sk-unix.c).  What the images hold then, all of it in files.img, entries with ``usk``:
 
-- Ours as it was: state 1, ``peer`` the inode of the other half.  The other half is an entry with uflags 1 (USK_EXTERN),
-  type datagram, state 10, which no process holds; CRIU would connect ours to its name, which it refuses for a stream.
-- A client that waits in an outside listener's queue: state 1, ``peer`` the inode of that listener, of which there is *no*
+- Ours as it was: state 1, ``peer`` the inode of the other half.  The other half is an entry with
+  uflags 1 (USK_EXTERN), type datagram, state 10, which no process holds; CRIU would connect ours to
+  its name, which it refuses for a stream.
+- A client that waits in an outside listener's queue: state 1, ``peer`` the inode of that listener,
+  of which there is *no*
   entry: a restore ends with "Peer unresolved".  (With data in its queue, CRIU refuses the dump.)
 - A datagram socket whose peer has a name needs nothing: CRIU connects it to that name again.
 
 What a restore makes of them (`ImageSet.give_up`):
 
-- To be connected again, a stream or seqpacket socket becomes state 7 with ``peer`` 0 and no shutdown flags: a socket that
-  was never connected.  What it had not read is of an old session: it goes out of sk-queues.img.
-- To be hung up, it stays state 1, with ``peer`` 0 and both shutdown flags: CRIU makes a pair of sockets for such a one,
-  fills its queue from the other end and closes that.  The program reads what it had not read, then EOF.
+- To be connected again, a stream or seqpacket socket becomes state 7 with ``peer`` 0 and no
+  shutdown flags: a socket that was never connected.  What it had not read is of an old session: it
+  goes out of sk-queues.img.
+- To be hung up, it stays state 1, with ``peer`` 0 and both shutdown flags: CRIU makes a pair of
+  sockets for such a one, fills its queue from the other end and closes that.  The program reads
+  what it had not read, then EOF.
 - A datagram socket gets ``peer`` 0; whatever becomes of it is done when it is there.
 
-The ``name``, ``name_dir`` and ``file_perms`` of a stream must go in both cases: CRIU *unlinks* the path that any socket of
-the images is bound to (an accepted one bears its listener's), and with state 7 would bind it.
+The ``name``, ``name_dir`` and ``file_perms`` of a stream must go in both cases: CRIU *unlinks* the
+path that any socket of the images is bound to (an accepted one bears its listener's), and with
+state 7 would bind it.
 """
 
 from __future__ import annotations
@@ -48,7 +54,8 @@ _REMAP_LINKED, REMAP_GHOST = 0, 1  # RemapType
 _OWN_GHOSTS = 1 << 31  # numbers from here on CRIU does not come to
 _DEAD, _STOPPED = 2, 3  # a task's state
 REGULAR = 1  # of CRIU's FD_TYPES
-_SLAVES = range(0, 2001, 2)  # tty_info_id of /dev/pts/N is N << 1, beyond are consoles (criu/tty.c, MAX_PTY_INDEX)
+# tty_info_id of /dev/pts/N is N << 1, beyond are consoles (criu/tty.c, MAX_PTY_INDEX)
+_SLAVES = range(0, 2001, 2)
 
 
 def valid_name(name: str) -> bool:
@@ -66,7 +73,9 @@ def magics(kind: str) -> bytes:
 
 
 def text(value: str | bytes) -> str:
-    """A name of the kernel's that an image has as text.  It may be of any bytes, and is told as bytes where they are no UTF-8."""
+    """A name of the kernel's that an image has as text.  It may be of any bytes, and is told as
+    bytes where they are no UTF-8.
+    """
     return value if isinstance(value, str) else os.fsdecode(value)
 
 
@@ -82,7 +91,9 @@ def read(folder: int, name: str, kind: str) -> list[Any]:
 
 
 def parse(data: bytes, name: str, kind: str, first: str = "") -> list[Any]:
-    """The messages in the content of image `name`; the first one is of the kind `first`, if that is given."""
+    """The messages in the content of image `name`; the first one is of the kind `first`, if that is
+    given.
+    """
     head = magics(kind)
     if not data.startswith(head):
         raise Damaged(f"image {name} is not a CRIU image of kind {kind}")
@@ -99,7 +110,8 @@ def parse(data: bytes, name: str, kind: str, first: str = "") -> list[Any]:
         message = schema.message(first)() if first and not messages else cls()
         try:
             message.ParseFromString(data[position : position + size])
-        except Exception as error:  # protobuf's DecodeError, whose module differs between its versions
+        # protobuf's DecodeError, whose module differs between its versions
+        except Exception as error:
             raise Damaged(f"image {name} cannot be parsed: {error}") from error
         messages.append(message)
         position += size
@@ -199,10 +211,16 @@ class ImageSet:
     def stopped(self) -> set[int]:
         """PIDs of the processes that a signal had stopped, as the tree itself sees them."""
         cores = {pid: read(self.folder, f"core-{pid}.img", "CORE")[0] for pid in self.pids()}
-        return {pid for pid, core in cores.items() if core.HasField("tc") and core.tc.task_state == _STOPPED}
+        return {
+            pid
+            for pid, core in cores.items()
+            if core.HasField("tc") and core.tc.task_state == _STOPPED
+        }
 
     def exit_codes(self) -> dict[int, int]:
-        """PIDs of those that have ended by themselves and were not waited for -> their exit codes."""
+        """PIDs of those that have ended by themselves and were not waited for -> their exit
+        codes.
+        """
         codes, names = {}, set(os.listdir(self.folder))
         for pid in self.pids():
             if f"ids-{pid}.img" in names:
@@ -213,7 +231,9 @@ class ImageSet:
         return codes
 
     def reserved_ids(self) -> set[int]:
-        """Every number that must be free for a restore with the same PIDs: processes, threads, groups, sessions."""
+        """Every number that must be free for a restore with the same PIDs: processes, threads,
+        groups, sessions.
+        """
         numbers: set[int] = set()
         for entry in read(self.folder, "pstree.img", "PSTREE"):
             numbers.update((entry.pid, entry.pgid, entry.sid, *entry.threads))
@@ -222,7 +242,11 @@ class ImageSet:
 
     def files(self) -> list[Any]:
         """The entries of files.img."""
-        return read(self.folder, "files.img", "FILES") if "files.img" in os.listdir(self.folder) else []
+        return (
+            read(self.folder, "files.img", "FILES")
+            if "files.img" in os.listdir(self.folder)
+            else []
+        )
 
     def edit_files(self, edit: Callable[[Any], None]) -> None:
         """Rewrite files.img with `edit` applied to each entry."""
@@ -290,16 +314,25 @@ class ImageSet:
         ends = {(s.local, s.peer) for s in sockets}
         return [s for s in sockets if (s.peer, s.local) not in ends]
 
-    def give_up(self, endings: Mapping[tuple[int, int], bool], no_interfaces: Container[str] = ()) -> None:
-        """Take the peers from these sockets, named by any (PID, descriptor) that holds them, and interfaces that are not here.
+    def give_up(
+        self, endings: Mapping[tuple[int, int], bool], no_interfaces: Container[str] = ()
+    ) -> None:
+        """Take the peers from these sockets, named by any (PID, descriptor) that holds them, and
+        interfaces that are not here.
 
-        They come back with the same descriptors, options and epoll entries.  True: it is over, and a unix stream reads
-        its end; False, and every internet socket: unconnected, for somebody to connect it again or hang it up.
+        They come back with the same descriptors, options and epoll entries.  True: it is over, and
+        a unix stream reads its end; False, and every internet socket: unconnected, for somebody to
+        connect it again or hang it up.
         """
         if not endings:
             return
         held = self.holders()
-        ends = {file_id: endings[holder] for file_id in held for holder in held[file_id] if holder in endings}
+        ends = {
+            file_id: endings[holder]
+            for file_id in held
+            for holder in held[file_id]
+            if holder in endings
+        }
 
         def edit(entry: Any) -> None:
             if entry.id not in ends:
@@ -314,13 +347,23 @@ class ImageSet:
                 _give_up_unix(entry.usk, ends[entry.id])
 
         self.edit_files(edit)
-        self._drop_packets({entry.id for entry in self.files() if entry.HasField("usk") and ends.get(entry.id) is False})
+        self._drop_packets(
+            {
+                entry.id
+                for entry in self.files()
+                if entry.HasField("usk") and ends.get(entry.id) is False
+            }
+        )
 
     def _drop_packets(self, sockets: set[int]) -> None:
-        """Take what is queued for these sockets out of sk-queues.img: a packet with descriptors must have a sender."""
+        """Take what is queued for these sockets out of sk-queues.img: a packet with descriptors
+        must have a sender.
+        """
         if not sockets or "sk-queues.img" not in os.listdir(self.folder):
             return
-        with open(os.open("sk-queues.img", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.folder), "rb") as file:
+        with open(
+            os.open("sk-queues.img", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.folder), "rb"
+        ) as file:
             data = file.read()
         head = magics("SK_QUEUES")
         if not data.startswith(head):
@@ -356,19 +399,31 @@ class ImageSet:
         remapped = self.remapped()
 
         def edit(entry: Any) -> None:
-            if entry.HasField("reg") and entry.id not in remapped and (path := own.get(path_of(entry.reg))) is not None:
+            if (
+                entry.HasField("reg")
+                and entry.id not in remapped
+                and (path := own.get(path_of(entry.reg))) is not None
+            ):
                 entry.reg.name = path
 
         if own:
             self.edit_files(edit)
 
     def forget_modes(self) -> None:
-        """Take CRIU's check of the mode off what is still of the same kind: a change of rights is nothing to who has it open."""
+        """Take CRIU's check of the mode off what is still of the same kind: a change of rights is
+        nothing to who has it open.
+        """
 
         files = self.files()
         # Those of /dev/pts are made anew; what has that name now is another one.
-        slaves = {e.tty.regf_id for e in files if e.HasField("tty") and e.tty.tty_info_id in _SLAVES}
-        modes = [e.reg for e in files if e.HasField("reg") and e.reg.HasField("mode") and e.id not in slaves]
+        slaves = {
+            e.tty.regf_id for e in files if e.HasField("tty") and e.tty.tty_info_id in _SLAVES
+        }
+        modes = [
+            e.reg
+            for e in files
+            if e.HasField("reg") and e.reg.HasField("mode") and e.id not in slaves
+        ]
         changed = {reg.name for reg in modes if _other_mode(reg)}
 
         def edit(entry: Any) -> None:
@@ -385,14 +440,22 @@ class ImageSet:
         return {e.orig_id for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH")}
 
     def link_remaps(self) -> dict[str, int]:
-        """Path -> mount id of each helper link that CRIU made for a deleted name of a file with other names."""
+        """Path -> mount id of each helper link that CRIU made for a deleted name of a file with
+        other names.
+        """
         return {path: found[0][1].reg.mnt_id for path, found in sorted(self.linked().items())}
 
     def linked(self) -> dict[str, list[tuple[int, Any]]]:
-        """The same -> each one's file id, and the entry in files.img of what was opened by the deleted name."""
+        """The same -> each one's file id, and the entry in files.img of what was opened by the
+        deleted name.
+        """
         if "remap-fpath.img" not in os.listdir(self.folder):
             return {}
-        remaps = [e for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH") if e.remap_type == _REMAP_LINKED]
+        remaps = [
+            e
+            for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH")
+            if e.remap_type == _REMAP_LINKED
+        ]
         files = {e.id: e for e in self.files() if e.HasField("reg")} if remaps else {}
         found: dict[str, list[tuple[int, Any]]] = {}
         for remap in remaps:
@@ -402,24 +465,37 @@ class ImageSet:
         return found
 
     def number_ghosts(self, name: str) -> list[str]:
-        """Number deleted files after this name, so that restores that go on beside it have others; CRIU numbers them from 1.
+        """Number deleted files after this name, so that restores that go on beside it have others;
+        CRIU numbers them from 1.
 
-        Returns the paths at which CRIU has them for a moment while it restores, until all who had them open have.
+        Returns the paths at which CRIU has them for a moment while it restores, until all who had
+        them open have.
         """
         if "remap-fpath.img" not in os.listdir(self.folder):
             return []
         remaps = list(read(self.folder, "remap-fpath.img", "REMAP_FPATH"))
         ghosts = {e.orig_id: e for e in remaps if e.remap_type == REMAP_GHOST}
         first = _OWN_GHOSTS | zlib.crc32(os.fsencode(name)) & (_OWN_GHOSTS >> 1) - 1
-        own = {old: first + n for n, old in enumerate(sorted({e.remap_id for e in ghosts.values()}))}
+        own = {
+            old: first + n for n, old in enumerate(sorted({e.remap_id for e in ghosts.values()}))
+        }
         for old, new in own.items():
-            os.rename(f"ghost-file-{old:x}.img", f"ghost-file-{new:x}.img", src_dir_fd=self.folder, dst_dir_fd=self.folder)
+            os.rename(
+                f"ghost-file-{old:x}.img",
+                f"ghost-file-{new:x}.img",
+                src_dir_fd=self.folder,
+                dst_dir_fd=self.folder,
+            )
         for entry in ghosts.values():
             entry.remap_id = own[entry.remap_id]
         if ghosts:
             write(self.folder, "remap-fpath.img", "REMAP_FPATH", remaps)
-        regular = [e for e in self.files() if e.id in ghosts and e.HasField("reg")] if ghosts else []
-        return [_ghost_place(f"{path_of(e.reg)}.cr.{ghosts[e.id].remap_id:x}.ghost") for e in regular]
+        regular = (
+            [e for e in self.files() if e.id in ghosts and e.HasField("reg")] if ghosts else []
+        )
+        return [
+            _ghost_place(f"{path_of(e.reg)}.cr.{ghosts[e.id].remap_id:x}.ghost") for e in regular
+        ]
 
     def frozen_us(self) -> int | None:
         """How long the tree was frozen, in microseconds, by CRIU's own statistics."""

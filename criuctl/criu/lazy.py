@@ -1,14 +1,14 @@
 """Post-copy: the tree runs at once, and its pages follow when they are touched.
 
-``criu lazy-pages`` handles the page faults of the restored tree (userfaultfd) and, in the background, moves all
-other pages.  It asks its page server for runs of pages (GET over a socket pair) and is answered by `LazyPages`,
-a thread of criuctl's, from a `PageSource`.  Pages that CRIU did not mark LAZY at the dump are in the pages
-images as always.
+``criu lazy-pages`` handles the page faults of the restored tree (userfaultfd) and, in the
+background, moves all other pages.  It asks its page server for runs of pages (GET over a socket
+pair) and is answered by `LazyPages`, a thread of criuctl's, from a `PageSource`.  Pages that CRIU
+did not mark LAZY at the dump are in the pages images as always.
 
-The tree depends on criuctl until the last page has arrived: `finish` waits for that.  A page that never comes would
-be read as zeros, so whoever fails on the way, the tree is ended before it can go on with those: by the caller
-when `finish` raises, by a small process beside it (`criuctl.proc.deathwatch`) when criuctl is killed.  The
-checkpoint is still there.
+The tree depends on criuctl until the last page has arrived: `finish` waits for that.  A page that
+never comes would be read as zeros, so whoever fails on the way, the tree is ended before it can go
+on with those: by the caller when `finish` raises, by a small process beside it
+(`criuctl.proc.deathwatch`) when criuctl is killed.  The checkpoint is still there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,18 @@ from ..proc.tree import ProcessIdentity
 from . import features
 from .binary import CriuBinary
 from .driver import folder_path
-from .pages import ADD_F, CLOSE, FORCE_CLOSE, GET, HEADER, PAGE, PE_LAZY, PE_PRESENT, PagemapEntry, socket_pair
+from .pages import (
+    ADD_F,
+    CLOSE,
+    FORCE_CLOSE,
+    GET,
+    HEADER,
+    PAGE,
+    PE_LAZY,
+    PE_PRESENT,
+    PagemapEntry,
+    socket_pair,
+)
 
 _SOCKET_NAME = "lazy-pages.socket"  # CRIU's name, in its work folder
 _START_TIMEOUT = 10.0  # seconds for the daemon to listen
@@ -68,19 +79,25 @@ class LazyImage:
         """As many of `pages` pages at `vaddr` as lie in one run: (count, their content)."""
         at = bisect.bisect_right(self._starts, vaddr) - 1
         if at < 0:
-            raise RestoreFailed(f"CRIU asked for a page at {vaddr:#x}, which the checkpoint does not have")
+            raise RestoreFailed(
+                f"CRIU asked for a page at {vaddr:#x}, which the checkpoint does not have"
+            )
         entry = self.entries[at]
         skipped = (vaddr - entry.vaddr) // PAGE
         count = min(pages, entry.pages - skipped)
         if count <= 0:
-            raise RestoreFailed(f"CRIU asked for a page at {vaddr:#x}, which the checkpoint does not have")
+            raise RestoreFailed(
+                f"CRIU asked for a page at {vaddr:#x}, which the checkpoint does not have"
+            )
         return count, self.source.read(self._first[at] + skipped, count)
 
     def write_rest(self, fd: int) -> None:
         """Write the pages that are not left to page faults to the pages image `fd`."""
         with os.fdopen(os.dup(fd), "wb") as out:
             kept = [
-                (first, entry.pages) for entry, first in zip(self.entries, self._first, strict=True) if not entry.flags & PE_LAZY
+                (first, entry.pages)
+                for entry, first in zip(self.entries, self._first, strict=True)
+                if not entry.flags & PE_LAZY
             ]
             for piece in self.source.read_all(kept):
                 out.write(piece)
@@ -89,7 +106,9 @@ class LazyImage:
 class LazyPages:
     """``criu lazy-pages`` and its page server, around one restore."""
 
-    def __init__(self, criu: CriuBinary, folder: int, images: dict[int, LazyImage], enter: Sequence[str]) -> None:
+    def __init__(
+        self, criu: CriuBinary, folder: int, images: dict[int, LazyImage], enter: Sequence[str]
+    ) -> None:
         self._images = images
         self._folder = folder
         self._error: BaseException | None = None
@@ -97,7 +116,16 @@ class LazyPages:
         self._watcher: Child | None = None
         self._daemon: Child | None = None
         self._sock, self._theirs = socket_pair()
-        arguments = ["--no-default-config", "lazy-pages", "-D", folder_path(folder), "--page-server", "-v1", "-o", "lazy.log"]
+        arguments = [
+            "--no-default-config",
+            "lazy-pages",
+            "-D",
+            folder_path(folder),
+            "--page-server",
+            "-v1",
+            "-o",
+            "lazy.log",
+        ]
         self._criu = criu.argv
         self._argv = [*enter, *criu.argv, *arguments, "--ps-socket", str(self._theirs.fileno())]
         self._thread = threading.Thread(target=self._run, name="criuctl-lazy", daemon=True)
@@ -113,14 +141,22 @@ class LazyPages:
             deadline = time.monotonic() + _START_TIMEOUT
             while _SOCKET_NAME not in os.listdir(self._folder):
                 if self._daemon.poll() is not None or time.monotonic() > deadline:
-                    raise RestoreFailed("CRIU's lazy-pages daemon does not start", hint="Restore without --lazy.")
+                    raise RestoreFailed(
+                        "CRIU's lazy-pages daemon does not start", hint="Restore without --lazy."
+                    )
                 time.sleep(0.002)
-        except BaseException:  # a signal, too: the daemon waits for a tree and does not notice that we are gone
+        # a signal, too: the daemon waits for a tree and does not notice that we are gone
+        except BaseException:
             self.stop()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is not None:
             self.stop()
 
@@ -147,13 +183,18 @@ class LazyPages:
         assert self._watch is not None
         self._watch.settimeout(_START_TIMEOUT)
         if self._watch.recv(16) != b"watching\n":
-            raise RestoreFailed("the process that watches over a lazy restore does not start", hint="Restore without --lazy.")
+            raise RestoreFailed(
+                "the process that watches over a lazy restore does not start",
+                hint="Restore without --lazy.",
+            )
 
     def about_to_run(self) -> None:
         """The tree is about to run; it depends on criuctl."""
 
     def finish(self) -> None:
-        """Wait until every page has arrived; raises what went wrong: the tree must not go on then."""
+        """Wait until every page has arrived; raises what went wrong: the tree must not go on
+        then.
+        """
         assert self._daemon is not None
         code = self._daemon.wait()
         self._thread.join()
@@ -190,7 +231,8 @@ class LazyPages:
     def _run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # whatever it is (memory that ran out, say), `finish` raises it: the daemon would wait
+        # whatever it is (memory that ran out, say), `finish` raises it: the daemon would wait
+        except BaseException as error:
             self._error = error
             with suppress(OSError):  # the daemon was faster
                 self._sock.shutdown(socket.SHUT_RDWR)

@@ -1,15 +1,19 @@
-"""The memory that CRIU would send of a tree, read while the tree runs and cut as `criu.pages` cuts what CRIU sends.
+"""The memory that CRIU would send of a tree, read while the tree runs and cut as `criu.pages` cuts
+what CRIU sends.
 
-Only then does the frozen pass find the same windows.  So the rules here are CRIU's own: of each private mapping the
-pages that are in memory or swapped out, not a file's own, not of zeros (``should_dump_page`` in its ``criu/mem.c``);
-the vDSO and rings of asynchronous I/O whole; what the kernel lends (vvar, uprobes, devices) not at all; shared memory
-and memfds by their objects, the parts that were ever written (``criu/shmem.c``).  Windows are cut out of addresses, or
-out of the object, by the same rule (`criu.pages.parted`).
+Only then does the frozen pass find the same windows.  So the rules here are CRIU's own: of each
+private mapping the pages that are in memory or swapped out, not a file's own, not of zeros
+(``should_dump_page`` in its ``criu/mem.c``); the vDSO and rings of asynchronous I/O whole; what the
+kernel lends (vvar, uprobes, devices) not at all; shared memory and memfds by their objects, the
+parts that were ever written (``criu/shmem.c``).  Windows are cut out of addresses, or out of the
+object, by the same rule (`criu.pages.parted`).
 
-Where a rule is missed nothing breaks: what CRIU never sends is never referred to, and what was not sent
-ahead is sent by the frozen pass.  So whatever cannot be read, or is gone, is left out in silence.  One rule is missed
-knowingly: MAP_DROPPABLE memory, which CRIU skips (newer C libraries keep the state of their random numbers in a few
-pages of it), shows in ``smaps`` alone, which walks all page tables.  It costs one window of a process.
+Where a rule is missed nothing breaks: what CRIU never sends is never referred to, and what was not
+sent ahead is sent by the frozen pass.  So whatever cannot be read, or is gone, is left out in
+silence.  One rule is missed
+knowingly: MAP_DROPPABLE memory, which CRIU skips (newer C libraries keep the state of their random
+numbers in a few pages of it), shows in ``smaps`` alone, which walks all page tables.  It costs one
+window of a process.
 
 Each object of shared memory is read once; so are the page frames that processes share since a fork.
 """
@@ -44,7 +48,9 @@ class AheadSink(Protocol[B]):
         """A free buffer; blocks while none is free."""
 
     def ahead(self, buffer: B, start: int, end: int, key: ImageKey, at: int) -> None:
-        """``buffer.view[start:end]`` is a window that CRIU will probably send, as one of `key` whose first page is at `at`."""
+        """``buffer.view[start:end]`` is a window that CRIU will probably send, as one of `key`
+        whose first page is at `at`.
+        """
 
     def release(self, buffer: B) -> None:
         """Nothing more is written into `buffer`."""
@@ -84,11 +90,13 @@ def cut(runs: Iterable[Run]) -> Iterator[Cut]:
 class Walk(Generic[B]):
     """One walk over the memory of a tree; `bytes` were read.
 
-    `dirty_only` leaves out the windows of private memory that were not written to since the walk before.  `going` is
-    asked now and then; when it says no, the walk ends.
+    `dirty_only` leaves out the windows of private memory that were not written to since the walk
+    before.  `going` is asked now and then; when it says no, the walk ends.
     """
 
-    def __init__(self, sink: AheadSink[B], *, dirty_only: bool, track: bool, going: Callable[[], bool]) -> None:
+    def __init__(
+        self, sink: AheadSink[B], *, dirty_only: bool, track: bool, going: Callable[[], bool]
+    ) -> None:
         self.bytes = 0
         self._sink = sink
         self._dirty_only = dirty_only
@@ -109,11 +117,16 @@ class Walk(Generic[B]):
 
     def _process(self, pid: int, key: ImageKey) -> None:
         found = mappings(pid)
-        private = [m for m in found if not m.shared and m.path not in _LENT and m.path not in _WHOLE]
+        private = [
+            m for m in found if not m.shared and m.path not in _LENT and m.path not in _WHOLE
+        ]
         with TaskMemory(pid) as memory:
             if self._track and not self._dirty_only:
                 memory.clear_dirty()
-            runs = _with_whole(memory.runs([(m.start, m.end) for m in private]), [m for m in found if m.path in _WHOLE])
+            runs = _with_whole(
+                memory.runs([(m.start, m.end) for m in private]),
+                [m for m in found if m.path in _WHOLE],
+            )
             windows = list(cut(runs))
             if self._track and self._dirty_only:
                 # What is written to between the look and this is missed until the tree is frozen.
@@ -130,7 +143,9 @@ class Walk(Generic[B]):
         fresh = []
         width = WINDOW // PAGE * ENTRY_SIZE
         for first, last in _stretches(windows):
-            frames = memory.frames(windows[first].number * WINDOW, (windows[last].number + 1) * WINDOW)
+            frames = memory.frames(
+                windows[first].number * WINDOW, (windows[last].number + 1) * WINDOW
+            )
             for window in windows[first : last + 1]:
                 at = (window.number - windows[first].number) * width
                 window.mark = hash((window.pieces[0][0], window.size, frames[at : at + width]))
@@ -152,7 +167,9 @@ class Walk(Generic[B]):
                 self.bytes += got
                 place = 0
                 while at < end and place + windows[at].size <= got:
-                    self._sink.ahead(buffer, place, place + windows[at].size, key, windows[at].pieces[0][0])
+                    self._sink.ahead(
+                        buffer, place, place + windows[at].size, key, windows[at].pieces[0][0]
+                    )
                     if self._frames is not None:
                         self._frames.add(windows[at].mark)
                     place += windows[at].size
@@ -166,7 +183,11 @@ class Walk(Generic[B]):
         """Read the objects of shared memory that this process maps or has open."""
         device = _shmem_device()
         base = f"/proc/{pid}"
-        paths = {m.inode: (f"{base}/map_files/{m.start:x}-{m.end:x}", m.path) for m in found if m.device == device}
+        paths = {
+            m.inode: (f"{base}/map_files/{m.start:x}-{m.end:x}", m.path)
+            for m in found
+            if m.device == device
+        }
         for d in descriptors(pid):
             if d.kind == "memfd" and d.device == device:
                 paths[d.inode] = (f"{base}/fd/{d.fd}", d.target)
@@ -235,7 +256,9 @@ def _joined(windows: Sequence[Cut]) -> list[tuple[int, int]]:
 
 
 def _shmem_device() -> int:
-    """The device of the kernel's own tmpfs: memfds, shared anonymous memory, System V shared memory."""
+    """The device of the kernel's own tmpfs: memfds, shared anonymous memory, System V shared
+    memory.
+    """
     fd = os.memfd_create("criuctl", os.MFD_CLOEXEC)
     try:
         return os.fstat(fd).st_dev

@@ -1,8 +1,9 @@
 """Which mount namespace the files and the processes of a set of images belong to.
 
-CRIU numbers the mount namespaces that it saves.  ``mountpoints-N.img`` has the mounts of number N, by the ids that
-they had at the dump; each file of files.img has the id of its mount, and ``ids-PID.img`` has the number of the
-namespace that the process lives in.  The path of a file is one of its mount's namespace, not of its process's.
+CRIU numbers the mount namespaces that it saves.  ``mountpoints-N.img`` has the mounts of number N,
+by the ids that they had at the dump; each file of files.img has the id of its mount, and
+``ids-PID.img`` has the number of the namespace that the process lives in.  The path of a file is
+one of its mount's namespace, not of its process's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class MountSpaces(Struct, frozen=True):
     by_task: Mapping[int, int]  # the tree's own PID -> namespace
 
     def of(self, mount: int, pid: int) -> int:
-        """The namespace in which a path on this mount is looked up; that of `pid` for a mount that is in none."""
+        """The namespace in which a path on this mount is looked up; that of `pid` for a mount that
+        is in none.
+        """
         return self.by_mount.get(mount, self.by_task.get(pid, 0))
 
 

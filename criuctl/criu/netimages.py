@@ -5,8 +5,8 @@ itself, when it dumped, in the inventory (``root_ids``); sockets have the number
 process whose number is that of the inventory comes into the namespace that CRIU is in.
 
 Routes are what ``ip route save`` wrote: its magic, then rtnetlink messages.  The flags of a route
-say also what state its device is in (RTNH_F_DEAD, RTNH_F_LINKDOWN, ...), with which the kernel takes
-no route.
+say also what state its device is in (RTNH_F_DEAD, RTNH_F_LINKDOWN, ...), with which the kernel
+takes no route.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 from ..errors import Damaged
 from .images import ImageSet, read, write
 
-_SOCKETS = ("isk", "usk", "psk", "nlsk", "tunf")  # what has a net namespace, of an entry of files.img
+# what has a net namespace, of an entry of files.img
+_SOCKETS = ("isk", "usk", "psk", "nlsk", "tunf")
 _SAVED_ROUTES = 0x45311224  # the magic of ip route save
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _MESSAGE, _MESSAGE_FLAGS = 12, 8  # size of an rtmsg, and where its flags are
@@ -29,7 +30,9 @@ _ONLINK = 4  # RTNH_F_ONLINK
 
 
 def leave_network(images: ImageSet) -> None:
-    """Let the processes and sockets of the tree's own net namespace come into the one that CRIU will be in."""
+    """Let the processes and sockets of the tree's own net namespace come into the one that CRIU
+    will be in.
+    """
     (inventory,) = read(images.folder, "inventory.img", "INVENTORY")
     outside = inventory.root_ids.net_ns_id
     for name in (name for name in images.names() if name.startswith("ids-")):

@@ -1,7 +1,7 @@
 """CRIU's options for a dump and for a restore, each with its why.
 
-A knowing user must give raw CRIU up to a dozen options, depending on what the tree holds.  Most are harmless
-when not needed, so they are always on; the rest is computed from the tree by the caller.
+A knowing user must give raw CRIU up to a dozen options, depending on what the tree holds.  Most are
+harmless when not needed, so they are always on; the rest is computed from the tree by the caller.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from . import schema
 
 LOG_NAME = "criu.log"
 CONFIG_NAME = "criu.conf"
-LOG_LEVEL = 3  # "info": names the descriptor that an error is about; "debug" would log every page run
-_QUIET = 2  # "warning": of many processes that come back at once, each would wait for the others to write into the one log
+# "info": names the descriptor that an error is about; "debug" would log every page run
+LOG_LEVEL = 3
+# "warning": of many processes that come back at once, each would wait for the others to write into
+# the one log
+_QUIET = 2
 _GHOST_MAXIMUM = (1 << 32) - 1  # the option is an unsigned 32-bit number
 
 
@@ -27,11 +30,16 @@ class DumpOptions(Struct, frozen=True):
     leave_running: bool = False
     shell_job: bool = False  # session or group leader is outside the tree
     external: Sequence[str] = ()  # resources that come from outside again at restore
-    external_mounts: bool = False  # CRIU saves the mount namespace, with every mount coming from outside again
+    # CRIU saves the mount namespace, with every mount coming from outside again
+    external_mounts: bool = False
     timeout: int = 30  # seconds that freezing may take
-    freezer: int | None = None  # descriptor of the control group by which the tree is frozen already
-    leased: bool = False  # somebody has a write lease on a file (F_SETLEASE): CRIU may not open it, as it does for a build-id
-    shield: bool = True  # lock TCP connections in the firewall as they are saved; a tree that has none needs no table
+    # descriptor of the control group by which the tree is frozen already
+    freezer: int | None = None
+    # somebody has a write lease on a file (F_SETLEASE): CRIU may not open it, as it does for a
+    # build-id
+    leased: bool = False
+    # lock TCP connections in the firewall as they are saved; a tree that has none needs no table
+    shield: bool = True
 
 
 class RestoreOptions(Struct, frozen=True):
@@ -39,7 +47,8 @@ class RestoreOptions(Struct, frozen=True):
 
     shell_job: bool = False
     lazy: bool = False
-    groups: str | None = None  # folder of control group hierarchies in which CRIU makes the tree's groups, those that are gone
+    # folder of control group hierarchies in which CRIU makes the tree's groups, those that are gone
+    groups: str | None = None
     inherit: Mapping[str, int] = field(default_factory=dict)  # key -> descriptor
     root: str | None = None  # mount point on which CRIU builds a saved mount namespace
     crowded: bool = False  # many processes come back
@@ -69,8 +78,10 @@ def dump_options(images: str, page_socket: int, options: DumpOptions) -> Any:
     opts = _common(images)
     opts.pid = options.pid
     opts.leave_running = options.leave_running
-    opts.tcp_skip_in_flight = True  # connections that wait to be accepted: lost, not refused; the preflight warns
-    opts.ghost_limit = _GHOST_MAXIMUM  # deleted files that are still open, however large; the preflight tells of them
+    # connections that wait to be accepted: lost, not refused; the preflight warns
+    opts.tcp_skip_in_flight = True
+    # deleted files that are still open, however large; the preflight tells of them
+    opts.ghost_limit = _GHOST_MAXIMUM
     opts.shell_job = options.shell_job
     if not options.shield:
         opts.network_lock = schema.rpc().SKIP
@@ -81,19 +92,24 @@ def dump_options(images: str, page_socket: int, options: DumpOptions) -> Any:
         opts.config_file = f"{images}/{CONFIG_NAME}"
     opts.external.extend(options.external)
     if options.freezer is not None:
-        # CRIU seizes what stands still there, thaws the group when all are in its hands, and freezes it before it lets go.
+        # CRIU seizes what stands still there, thaws the group when all are in its hands, and
+        # freezes it before it lets go.
         opts.freeze_cgroup = f"/proc/self/fd/{options.freezer}"
     _external_mounts(opts, options.external_mounts)
     return opts
 
 
 def config_text(options: DumpOptions) -> str:
-    """What can be asked of CRIU in a file only, which is to lie among the images; "" for nothing."""
+    """What can be asked of CRIU in a file only, which is to lie among the images; "" for
+    nothing.
+    """
     return "file-validation filesize\n" if options.leased else ""
 
 
 def _external_mounts(opts: Any, wanted: bool) -> None:
-    """CRIU's ``--external mnt[]:ms``: bind mounts, shared and slave ones too, are found again by their path."""
+    """CRIU's ``--external mnt[]:ms``: bind mounts, shared and slave ones too, are found again by
+    their path.
+    """
     if wanted:
         opts.auto_ext_mnt = opts.ext_sharing = opts.ext_masters = True
 
@@ -106,7 +122,8 @@ def restore_options(images: str, options: RestoreOptions) -> Any:
         opts.log_level = _QUIET
     opts.shell_job = options.shell_job
     opts.lazy_pages = options.lazy
-    # Pages are punched out of the tmpfs as they are placed: the peak is one copy of the memory, not two.
+    # Pages are punched out of the tmpfs as they are placed: the peak is one copy of the memory, not
+    # two.
     opts.auto_dedup = True
     opts.manage_cgroups_mode = rpc.IGNORE if options.groups is None else rpc.SOFT
     if options.groups is not None:
@@ -116,6 +133,7 @@ def restore_options(images: str, options: RestoreOptions) -> Any:
     if options.root is not None:
         opts.root = options.root
         _external_mounts(opts, True)
-        # Else CRIU opens their masters on a mount that only itself has, and they cannot be dumped again.
+        # Else CRIU opens their masters on a mount that only itself has, and they cannot be dumped
+        # again.
         opts.mntns_compat_mode = options.mounted_terminals
     return opts

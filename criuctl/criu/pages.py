@@ -1,23 +1,24 @@
 """The page server: memory pages to and from CRIU over a socket pair, never through a file system.
 
-On dump CRIU is given one end of an AF_UNIX stream pair as its page server (``ps.fd``).  It splices pages
-into it, each run of pages behind a 32-byte header (CRIU's ``criu/page-xfer.c``).  `PageReceiver` reads the
-stream in a thread of its own, straight into the sink's buffers, and cuts it into *windows*: all pages of
-one image that lie in the same 256 KiB of address space with no gap of `GAP` or more between them, which are the unit
-of deduplication.  (What lies so far apart is seldom of one mapping, and changes for other reasons.)  Because CRIU walks
-addresses upwards, a window's pages arrive one after the other and need no gathering.
+On dump CRIU is given one end of an AF_UNIX stream pair as its page server (``ps.fd``).  It splices
+pages into it, each run of pages behind a 32-byte header (CRIU's ``criu/page-xfer.c``).
+`PageReceiver` reads the stream in a thread of its own, straight into the sink's buffers, and cuts
+it into *windows*: all pages of one image that lie in the same 256 KiB of address space with no gap
+of `GAP` or more between them, which are the unit of deduplication.  (What lies so far apart is
+seldom of one mapping, and changes for other reasons.)  Because CRIU walks addresses upwards, a
+window's pages arrive one after the other and need no gathering.
 
 CRIU writes no pagemap and no pages files when it has a page server: `write_images` makes them for a
 restore, from the entries recorded here.
 
-One page per task needs care.  Pages lie in the socket by reference, not as copies, and when a task's pages are
-sent CRIU already runs its last system calls inside that task: for an instant the first bytes of its first
-executable mapping are a ``syscall`` instruction of CRIU's.  A page that was read in that instant is read again
-from the frozen task (`PageGuard`).
+One page per task needs care.  Pages lie in the socket by reference, not as copies, and when a
+task's pages are sent CRIU already runs its last system calls inside that task: for an instant the
+first bytes of its first executable mapping are a ``syscall`` instruction of CRIU's.  A page that
+was read in that instant is read again from the frozen task (`PageGuard`).
 
-Invariants: the sink's windows of one image come in address order; the entries and the windows of an image
-describe the same pages; a status of 0 is sent to CRIU only when every page was taken over, so any trouble
-here fails the dump and lets the tree go on.
+Invariants: the sink's windows of one image come in address order; the entries and the windows of an
+image describe the same pages; a status of 0 is sent to CRIU only when every page was taken over, so
+any trouble here fails the dump and lets the tree go on.
 """
 
 from __future__ import annotations
@@ -90,20 +91,26 @@ class PageSink(Protocol[B]):
         """A free buffer; blocks while none is free; raises when the sink has failed."""
 
     def window(self, key: ImageKey, buffer: B, start: int, end: int, at: int) -> None:
-        """``buffer.view[start:end]`` holds the next window of the image `key`; its first page is at the address `at`."""
+        """``buffer.view[start:end]`` holds the next window of the image `key`; its first page is at
+        the address `at`.
+        """
 
     def release(self, buffer: B) -> None:
         """The receiver writes no more into `buffer`."""
 
 
 class PageGuard(Struct, frozen=True):
-    """The page in which CRIU runs system calls inside a task: our PID of the task, and the page's address."""
+    """The page in which CRIU runs system calls inside a task: our PID of the task, and the page's
+    address.
+    """
 
     pid: int
     vaddr: int
 
     def settled(self) -> bytes:
-        """The page's true content, read from the frozen task once CRIU's instruction is gone from it."""
+        """The page's true content, read from the frozen task once CRIU's instruction is gone from
+        it.
+        """
         deadline = time.monotonic() + _GUARD_TIMEOUT
         fd = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -156,7 +163,9 @@ def unpack_entries(packed: bytes) -> list[PagemapEntry]:
 
 
 def parted(end: int, start: int) -> bool:
-    """Whether a window that ends at `end` (so far) has none of the pages at `start`, which come next."""
+    """Whether a window that ends at `end` (so far) has none of the pages at `start`, which come
+    next.
+    """
     return (end - 1) // WINDOW != start // WINDOW or start - end >= GAP
 
 
@@ -182,7 +191,8 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     """A stream pair with large buffers: (ours, CRIU's)."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in (ours, theirs):
-        for forced, plain in ((33, socket.SO_RCVBUF), (32, socket.SO_SNDBUF)):  # SO_RCVBUFFORCE, SO_SNDBUFFORCE
+        # SO_RCVBUFFORCE, SO_SNDBUFFORCE
+        for forced, plain in ((33, socket.SO_RCVBUF), (32, socket.SO_SNDBUF)):
             try:
                 end.setsockopt(socket.SOL_SOCKET, forced, _SOCKET_BUFFER)
             except PermissionError:
@@ -196,7 +206,8 @@ class PageReceiver(threading.Thread, Generic[B]):
     def __init__(self, sock: socket.socket, sink: PageSink[B]) -> None:
         super().__init__(name="criuctl-pages", daemon=True)
         self.images: dict[int, PageImage] = {}
-        self.guards: Mapping[int, PageGuard] = {}  # by the PID as CRIU sees it; set while the tree is frozen
+        # by the PID as CRIU sees it; set while the tree is frozen
+        self.guards: Mapping[int, PageGuard] = {}
         self.bytes = 0
         self._sock = sock
         self._sink = sink
@@ -207,7 +218,8 @@ class PageReceiver(threading.Thread, Generic[B]):
         self._start = self._fill = 0
         self._dst = -1
         self._first = self._end = 0  # the address of its first page, and that behind its last one
-        self._guarded: tuple[int, PageGuard] | None = None  # place in the buffer of the window's guarded page
+        # place in the buffer of the window's guarded page
+        self._guarded: tuple[int, PageGuard] | None = None
 
     def run(self) -> None:
         try:
@@ -259,9 +271,13 @@ class PageReceiver(threading.Thread, Generic[B]):
                     flags = PE_PRESENT
                 image = self.images.get(dst)
                 if image is None or not 0 < pages < 1 << 40 or vaddr % PAGE:
-                    raise PageProtocolError(f"unexpected page run: image {dst:#x}, {pages} pages at {vaddr:#x}")
+                    raise PageProtocolError(
+                        f"unexpected page run: image {dst:#x}, {pages} pages at {vaddr:#x}"
+                    )
                 if operation == HOLE or not flags & PE_PRESENT:
-                    raise PageProtocolError(f"CRIU sent a hole at {vaddr:#x} though it was given no parent images")
+                    raise PageProtocolError(
+                        f"CRIU sent a hole at {vaddr:#x} though it was given no parent images"
+                    )
                 image.add(vaddr, pages, flags)
                 have = self._take(dst, vaddr, pages * PAGE, view)
             elif operation in (OPEN, OPEN2):
@@ -294,7 +310,9 @@ class PageReceiver(threading.Thread, Generic[B]):
         return True
 
     def _take(self, dst: int, vaddr: int, length: int, header: memoryview) -> bool:
-        """Read one run of `length` bytes; the next header is read along with its tail (True when it was)."""
+        """Read one run of `length` bytes; the next header is read along with its tail (True when it
+        was).
+        """
         while length:
             if dst != self._dst or parted(self._end, vaddr):
                 self._end_window()
@@ -302,15 +320,20 @@ class PageReceiver(threading.Thread, Generic[B]):
             buffer = self._room()
             first = WINDOW - vaddr % WINDOW
             room = len(buffer.view) - self._start
-            # whole windows from here on that are sure to fit, the present one counted from its start
+            # whole windows from here on that are sure to fit, the present one counted from its
+            # start
             take = min(length, first + (room // WINDOW - 1) * WINDOW)
             target = buffer.view[self._fill : self._fill + take]
             whole = take == length
             wanted = take + (len(header) if whole else 0)
-            got = self._sock.recvmsg_into([target, header] if whole else [target], 0, socket.MSG_WAITALL)[0]
+            got = self._sock.recvmsg_into(
+                [target, header] if whole else [target], 0, socket.MSG_WAITALL
+            )[0]
             while got < wanted:  # a signal cut it short, or the stream ended
                 rest = [target[got:], header] if got < take else [header[got - take :]]
-                more = self._sock.recvmsg_into(rest if whole else rest[:1], 0, socket.MSG_WAITALL)[0]
+                more = self._sock.recvmsg_into(rest if whole else rest[:1], 0, socket.MSG_WAITALL)[
+                    0
+                ]
                 if more == 0:
                     raise PageStreamCut("CRIU's page stream was cut off")
                 got += more
@@ -322,13 +345,17 @@ class PageReceiver(threading.Thread, Generic[B]):
         return True
 
     def _watch(self, dst: int, vaddr: int, length: int) -> None:
-        """Remember where the guarded page of this image lies, if it is among the bytes behind `_fill`."""
+        """Remember where the guarded page of this image lies, if it is among the bytes behind
+        `_fill`.
+        """
         guard = self.guards.get(dst >> 8) if dst & 0xFF == _TASK else None
         if guard is not None and vaddr <= guard.vaddr < vaddr + length:
             self._guarded = (self._fill + guard.vaddr - vaddr, guard)
 
     def _room(self) -> B:
-        """The buffer in use, if a whole window fits behind the start of this one, else a fresh one."""
+        """The buffer in use, if a whole window fits behind the start of this one, else a fresh
+        one.
+        """
         buffer = self._buffer
         if buffer is not None and len(buffer.view) - self._start >= WINDOW:
             return buffer
@@ -340,7 +367,9 @@ class PageReceiver(threading.Thread, Generic[B]):
         return fresh
 
     def _note(self, vaddr: int, length: int) -> None:
-        """`length` bytes at `vaddr` were read behind `_fill`: hand over every window that they complete."""
+        """`length` bytes at `vaddr` were read behind `_fill`: hand over every window that they
+        complete.
+        """
         while length:
             step = min(length, WINDOW - vaddr % WINDOW)
             if self._fill == self._start:
@@ -359,14 +388,24 @@ class PageReceiver(threading.Thread, Generic[B]):
                 (place, guard), self._guarded = self._guarded, None
                 if self._buffer.view[place : place + len(_INJECTED)] == _INJECTED:
                     self._buffer.view[place : place + PAGE] = guard.settled()
-            self._sink.window(self.images[self._dst].key, self._buffer, self._start, self._fill, self._first)
+            self._sink.window(
+                self.images[self._dst].key, self._buffer, self._start, self._fill, self._first
+            )
             self._start = self._fill
 
 
-def write_pagemap(folder_fd: int, key: ImageKey, pages_id: int, entries: Iterable[PagemapEntry], *, lazy: bool = False) -> None:
+def write_pagemap(
+    folder_fd: int,
+    key: ImageKey,
+    pages_id: int,
+    entries: Iterable[PagemapEntry],
+    *,
+    lazy: bool = False,
+) -> None:
     """Write CRIU's pagemap image for `entries`, whose pages are in ``pages-<pages_id>.img``.
 
-    With `lazy`, pages that CRIU marked LAZY are left to the page server at restore (flags without PRESENT).
+    With `lazy`, pages that CRIU marked LAZY are left to the page server at restore (flags without
+    PRESENT).
     """
     head, run = schema.message("PAGEMAP_HEAD"), schema.message("PAGEMAP")
     parts = [struct.pack("<II", schema.magic("IMG_COMMON"), schema.magic("PAGEMAP"))]
@@ -379,7 +418,14 @@ def write_pagemap(folder_fd: int, key: ImageKey, pages_id: int, entries: Iterabl
     add(head(pages_id=pages_id))
     for entry in entries:
         flags = PE_LAZY if lazy and entry.flags & PE_LAZY else entry.flags
-        add(run(vaddr=entry.vaddr, compat_nr_pages=min(entry.pages, 0xFFFFFFFF), nr_pages=entry.pages, flags=flags))
+        add(
+            run(
+                vaddr=entry.vaddr,
+                compat_nr_pages=min(entry.pages, 0xFFFFFFFF),
+                nr_pages=entry.pages,
+                flags=flags,
+            )
+        )
     fd = os.open(key.pagemap_name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=folder_fd)
     with os.fdopen(fd, "wb") as out:
         out.write(b"".join(parts))

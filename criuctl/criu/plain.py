@@ -1,9 +1,11 @@
-"""CRIU's images as they lie on somebody's disk: a folder of them, or an archive as podman makes them.  To be looked at only.
+"""CRIU's images as they lie on somebody's disk: a folder of them, or an archive as podman makes
+them.  To be looked at only.
 
-What tells of processes, files and mappings is read into memory, from a folder without following links, from an archive
-in one pass and without writing anything anywhere.  Pages, deleted files and everything else are passed over.  Both may
-come from anybody, who may change a folder while it is read: names, sizes and their sum are bounded, only regular files are
-read, each is opened once, in a folder that was opened once, and what is judged is what was opened.
+What tells of processes, files and mappings is read into memory, from a folder without following
+links, from an archive in one pass and without writing anything anywhere.  Pages, deleted files and
+everything else are passed over.  Both may come from anybody, who may change a folder while it is
+read: names, sizes and their sum are bounded, only regular files are read, each is opened once, in a
+folder that was opened once, and what is judged is what was opened.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ from msgspec import Struct, field
 from ..errors import Damaged, NoSuchCheckpoint, UnsupportedFormat
 from .archives import Allowance, members
 
-_TELLING = re.compile(r"(?:pstree|files|inventory|(?:core|ids|fdinfo|mm|fs|pagemap|pagemap-shmem)-\d{1,20})\.img")
+_TELLING = re.compile(
+    r"(?:pstree|files|inventory|(?:core|ids|fdinfo|mm|fs|pagemap|pagemap-shmem)-\d{1,20})\.img"
+)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.img")
 _MAX_IMAGE, _MAX_ALL, _MAX_FILES = 32 << 20, 256 << 20, 1 << 18
 _MAX_CONFIG = 1 << 20
 _PSTREE, _CONFIG = "pstree.img", "config.dump"
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO or a terminal keeps nobody waiting
+# a FIFO or a terminal keeps nobody waiting
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _INSIDE = "checkpoint"  # where podman keeps the images: in an archive, and beside it
 
 
@@ -98,7 +103,10 @@ def read(path: Path) -> PlainImages:
     if "pstree.img" not in found.images:
         raise UnsupportedFormat(
             f"{path} is no checkpoint that criuctl knows",
-            hint="`criuctl show` knows exported checkpoints, folders of CRIU's images, and podman's checkpoint archives.",
+            hint=(
+                "`criuctl show` knows exported checkpoints, folders of CRIU's images, and "
+                "podman's checkpoint archives."
+            ),
         )
     return found
 
@@ -127,11 +135,14 @@ class _NotAFile(Exception):
 
 @contextmanager
 def _opened(folder: int, name: str) -> Iterator[IO[bytes]]:
-    """The regular file `name` of an open folder; `_NotAFile` for a link, a FIFO, a device and all else."""
+    """The regular file `name` of an open folder; `_NotAFile` for a link, a FIFO, a device and all
+    else.
+    """
     try:
         fd = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOENT):  # a link, a socket, a device; or gone by now
+        # a link, a socket, a device; or gone by now
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOENT):
             raise _NotAFile from None
         raise
     try:
@@ -162,7 +173,14 @@ def _read_archive(raw: io.BufferedReader, found: PlainImages) -> None:
                 found.take(name, member.size, member.file)
             elif (folder, name) == ("", _CONFIG) and member.size <= _MAX_CONFIG:
                 found.container = _container(member.file.read(member.size))
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+    except (
+        tarfile.TarError,
+        EOFError,
+        OSError,
+        zlib.error,
+        lzma.LZMAError,
+        zstandard.ZstdError,
+    ) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         if found.sizes:

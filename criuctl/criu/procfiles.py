@@ -1,4 +1,5 @@
-"""Files of /proc that are about a process or thread, in CRIU's images: which of them CRIU cannot open.
+"""Files of /proc that are about a process or thread, in CRIU's images: which of them CRIU cannot
+open.
 
 CRIU opens all files by the paths of the dump, when all processes are there and before any thread
 is.  Processes of outside may have ended by then, or have other numbers.  So a restore sorts them
@@ -34,7 +35,8 @@ _IMAGE, _KIND = "remap-fpath.img", "REMAP_FPATH"
 _ENDED = 2  # RemapType PROCFS
 _PATH = re.compile(r"/proc/(\d+)(?:/task/(\d+))?(/.*)?")
 _OF_OPEN = re.compile(r"/(fd|fdinfo|map_files|ns)/.*")
-# Links into what a process has: the kernel gives the name of the file behind one, never a name through it.
+# Links into what a process has: the kernel gives the name of the file behind one, never a name
+# through it.
 _THROUGH_LINK = re.compile(r"/(root|cwd|exe|(fd|map_files|ns)/[^/]+)(/.*)?")
 _OWN_LINKS = ("self", "thread-self")
 _OUTLIVES = re.compile(r"/(net(/.*)?|mounts|mountinfo|mountstats)")
@@ -74,7 +76,9 @@ def about(path: str) -> About | None:
 
 
 def check_name(path: str) -> None:
-    """`Damaged` for a name below /proc that the kernel gives to no open file: by a link, it would lead to any file."""
+    """`Damaged` for a name below /proc that the kernel gives to no open file: by a link, it would
+    lead to any file.
+    """
     if not path.startswith("/proc/"):
         return
     what = about(path)
@@ -88,7 +92,9 @@ def check_name(path: str) -> None:
 
 
 def outlives(what: About) -> bool:
-    """Whether the open file tells more after the process has ended: of its network or its mounts."""
+    """Whether the open file tells more after the process has ended: of its network or its
+    mounts.
+    """
     return _OUTLIVES.fullmatch(what.rest) is not None
 
 
@@ -122,7 +128,9 @@ def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], b
 
     for entry, what in found:
         reg, held, was = entry.reg, holders.get(entry.id, []), path_of(entry.reg)
-        alive = entry.id not in dead and (what.tid in tree[what.pid] | {0} if what.pid in tree else what.pid in threads)
+        alive = entry.id not in dead and (
+            what.tid in tree[what.pid] | {0} if what.pid in tree else what.pid in threads
+        )
         if alive:
             if what.tid in (0, what.pid) and what.pid in tree and not _OF_OPEN.fullmatch(what.rest):
                 continue

@@ -1,17 +1,18 @@
 """The swrk client: one private CRIU process, spoken to over a SOCK_SEQPACKET pair.
 
-CRIU is started as ``criu swrk FD`` (see `criuctl.criu.binary`) with one end of a socket pair; each packet
-is one protobuf message (``images/rpc.proto`` in CRIU's sources).  A dump or restore request is answered by
-any number of NOTIFY messages, each of which must be acknowledged, and at last by one response of the
-request's own type.  pycriu's own client has no notify loop and drops ``cr_errmsg``, hence this one; the
-message classes are pycriu's.
+CRIU is started as ``criu swrk FD`` (see `criuctl.criu.binary`) with one end of a socket pair; each
+packet is one protobuf message (``images/rpc.proto`` in CRIU's sources).  A dump or restore request
+is answered by any number of NOTIFY messages, each of which must be acknowledged, and at last by one
+response of the request's own type.  pycriu's own client has no notify loop and drops ``cr_errmsg``,
+hence this one; the message classes are pycriu's.
 
 Another thread may say no in place of the caller, who is at work on an answer (`veto`).
 
-CRIU ends by itself when its socket closes: mid-dump it then lets the tree go on, mid-restore it kills what
-it had restored.  A CRIU that dumps is never killed from here, because one killed half way leaves parasites in the tree; one
-that restores is (`expendable`), if it gets nothing done any more: nothing of the tree has run.  And it is when it has nothing
-left to do but to let go of the tree (`end_tracer`).
+CRIU ends by itself when its socket closes: mid-dump it then lets the tree go on, mid-restore it
+kills what it had restored.  A CRIU that dumps is never killed from here, because one killed half
+way leaves parasites in the tree; one that restores is (`expendable`), if it gets nothing done any
+more: nothing of the tree has run.  And it is when it has nothing left to do but to let go of the
+tree (`end_tracer`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class CriuRefused(CriuctlError):
 
 
 class Swrk:
-    """One conversation with one ``criu swrk``; `sock` is our end of the pair, `pid` its PID or that of its parent."""
+    """One conversation with one ``criu swrk``; `sock` is our end of the pair, `pid` its PID or that
+    of its parent.
+    """
 
     def __init__(self, sock: socket.socket, pid: int = 0) -> None:
         self.sock = sock
@@ -65,7 +68,9 @@ class Swrk:
         self._refused = False  # whatever the answers are, they are no
 
     def refuse(self) -> None:
-        """From now on every answer is no, though not at once: that is for the caller to give, if CRIU waits for one."""
+        """From now on every answer is no, though not at once: that is for the caller to give, if
+        CRIU waits for one.
+        """
         with self._turn:
             self._refused = True
 
@@ -75,7 +80,9 @@ class Swrk:
         return self._asks
 
     def veto(self) -> None:
-        """Say no at once, if CRIU waits for an answer, whatever the caller is at; may be called from any thread."""
+        """Say no at once, if CRIU waits for an answer, whatever the caller is at; may be called
+        from any thread.
+        """
         with self._turn:
             self._refused = True
             if self._asks:
@@ -84,14 +91,21 @@ class Swrk:
                     self._reply(False)
 
     def call(
-        self, kind: str, options: Any = None, notify: Notify | None = None, keep_open: bool = False, until: str | None = None
+        self,
+        kind: str,
+        options: Any = None,
+        notify: Notify | None = None,
+        keep_open: bool = False,
+        until: str | None = None,
     ) -> Any:
         """`ask` and `answer`."""
         self.ask(kind, options, keep_open)
         return self.answer(notify, until)
 
     def ask(self, kind: str, options: Any = None, keep_open: bool = False) -> None:
-        """Send one request ("DUMP", "RESTORE", "VERSION", ...); CRIU then waits at its first notification."""
+        """Send one request ("DUMP", "RESTORE", "VERSION", ...); CRIU then waits at its first
+        notification.
+        """
         request = self._rpc.criu_req()
         request.type = getattr(self._rpc, kind)
         if options is not None:
@@ -101,12 +115,12 @@ class Swrk:
         self._send(request)
 
     def answer(self, notify: Notify | None = None, until: str | None = None) -> Any:
-        """See a request through and return CRIU's final response; or only up to the notification `until`, for which CRIU gets
-        no answer and at which it waits.
+        """See a request through and return CRIU's final response; or only up to the notification
+        `until`, for which CRIU gets no answer and at which it waits.
 
-        An exception raised by `notify` is answered to CRIU as a veto, the request is seen through to its
-        end (so that CRIU has rolled back), and then the exception is raised.  Raises `CriuRefused` when
-        CRIU says no, `CriuGone` when it ended without a word.
+        An exception raised by `notify` is answered to CRIU as a veto, the request is seen through
+        to its end (so that CRIU has rolled back), and then the exception is raised.  Raises
+        `CriuRefused` when CRIU says no, `CriuGone` when it ended without a word.
         """
         veto: BaseException | None = None
         while True:
@@ -123,7 +137,8 @@ class Swrk:
             if veto is None and not refused:
                 try:
                     accepted = True if notify is None else notify(script, pid)
-                except BaseException as error:  # answered to CRIU first, raised when CRIU has rolled back
+                # answered to CRIU first, raised when CRIU has rolled back
+                except BaseException as error:
                     veto = error
             try:
                 with self._turn:
@@ -192,7 +207,9 @@ class Swrk:
 
 
 def end_tracer(pid: int) -> bool:
-    """SIGKILL a CRIU that traces a tree and waits for our answer; whether the kernel has let go of all that it traced."""
+    """SIGKILL a CRIU that traces a tree and waits for our answer; whether the kernel has let go of
+    all that it traced.
+    """
     try:
         fd = os.pidfd_open(pid)
     except OSError:

@@ -1,8 +1,9 @@
 """pycriu's generated message classes, each loaded when it is first needed.
 
-Importing the package ``pycriu`` loads some sixty generated modules, a quarter of the time of a small dump.
-The modules themselves stand on their own, so they are imported one by one from the package's folder: the RPC
-messages for every operation, those of images only for the images that are looked into.
+Importing the package ``pycriu`` loads some sixty generated modules, a quarter of the time of a
+small dump.  The modules themselves stand on their own, so they are imported one by one from the
+package's folder: the RPC messages for every operation, those of images only for the images that are
+looked into.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def _folder() -> str:
     """The package's folder, without running the package."""
     found = importlib.util.find_spec("pycriu")
     if found is None or not found.submodule_search_locations:
-        raise PlatformError("pycriu is not installed in this Python environment", hint="Run scripts/setup again.")
+        raise PlatformError(
+            "pycriu is not installed in this Python environment", hint="Run scripts/setup again."
+        )
     return found.submodule_search_locations[0]
 
 
@@ -63,7 +66,9 @@ def _module(name: str, *below: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise PlatformError(f"pycriu cannot be imported: {error}", hint="Run scripts/setup again.") from error
+        raise PlatformError(
+            f"pycriu cannot be imported: {error}", hint="Run scripts/setup again."
+        ) from error
 
 
 def rpc() -> Any:

@@ -1,15 +1,17 @@
-"""Terminals held from outside the tree, in CRIU's images: which descriptors are of them, and where they are to come from.
+"""Terminals held from outside the tree, in CRIU's images: which descriptors are of them, and where
+they are to come from.
 
-CRIU restores every descriptor of an *external* terminal (type ``EXT_TTY``) as a duplicate of the one that it inherits
-for the key ``tty[RDEV:DEV]``: one description for all, whatever flags each had, and the terminal's session as
-the first process that had it open saw it, which sees none if the terminal does not control *it*.  So before a
-restore each such file gets a key of its own (a device number that no device has), and the session and foreground
-group that criuctl found at the dump.
+CRIU restores every descriptor of an *external* terminal (type ``EXT_TTY``) as a duplicate of the
+one that it inherits for the key ``tty[RDEV:DEV]``: one description for all, whatever flags each
+had, and the terminal's session as the first process that had it open saw it, which sees none if the
+terminal does not control *it*.  So before a restore each such file gets a key of its own (a device
+number that no device has), and the session and foreground group that criuctl found at the dump.
 
-Terminals whose master is in the tree are made by CRIU, under the very numbers they had.  A number that is taken here is
-changed in the images to a free one, unless it is one of a devpts of the tree's own.  ``/dev/tty`` CRIU can save only in some
-processes that have it open; so it is dumped as if it were external, and of a terminal inside the tree, or one that has hung up,
-becomes a description of its slave.
+Terminals whose master is in the tree are made by CRIU, under the very numbers they had.  A number
+that is taken here is changed in the images to a free one, unless it is one of a devpts of the
+tree's own.  ``/dev/tty`` CRIU can save only in some processes that have it open; so it is dumped as
+if it were external, and of a terminal inside the tree, or one that has hung up, becomes a
+description of its slave.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def external_files(images: ImageSet) -> list[TtyFile]:
     return found
 
 
-def _told(entry: Any, info: Any, holders: Mapping[int, list[tuple[int, int]]], mode: int | None = None) -> TtyFile:
+def _told(
+    entry: Any, info: Any, holders: Mapping[int, list[tuple[int, int]]], mode: int | None = None
+) -> TtyFile:
     return TtyFile(
         id=entry.id,
         info=info.id,
@@ -87,19 +91,29 @@ def _told(entry: Any, info: Any, holders: Mapping[int, list[tuple[int, int]]], m
 
 
 def join(images: ImageSet, inside: Mapping[int, int], hung_up: Collection[int]) -> None:
-    """Make external files descriptions of slaves that CRIU opens: `inside`: file id -> N; `hung_up`: files of terminals gone."""
+    """Make external files descriptions of slaves that CRIU opens: `inside`: file id -> N;
+    `hung_up`: files of terminals gone.
+    """
     infos = {info.id: info for info in read(images.folder, _IMAGE, "TTY_INFO")}
     entries = images.files()
     taken = {info.pty.index for info in infos.values() if info.HasField("pty")}
     unused = (number for number in count() if number not in taken | set(inside.values()))
-    gone = {number: next(unused) for number in {e.tty.tty_info_id for e in entries if e.id in hung_up}}
+    gone = {
+        number: next(unused) for number in {e.tty.tty_info_id for e in entries if e.id in hung_up}
+    }
     last = max(entry.id for entry in entries)
-    mount = Counter(e.reg.mnt_id for e in entries if e.HasField("reg")).most_common(1)[0][0]  # it tells the namespace
+    # it tells the namespace
+    mount = Counter(e.reg.mnt_id for e in entries if e.HasField("reg")).most_common(1)[0][0]
     for entry in [entry for entry in entries if entry.id in inside or entry.id in hung_up]:
         own = infos.pop(entry.tty.tty_info_id, None)
         number = inside.get(entry.id, gone.get(entry.tty.tty_info_id, -1))
         if number << 1 not in infos and own is not None:  # nobody has it open by its own name
-            own.id, own.type, own.pty.index, own.rdev = number << 1, _PTY, number, os.makedev(_SLAVES, number)
+            own.id, own.type, own.pty.index, own.rdev = (
+                number << 1,
+                _PTY,
+                number,
+                os.makedev(_SLAVES, number),
+            )
             infos[own.id] = own
         last += 1
         entry.tty.tty_info_id, entry.tty.regf_id = number << 1, last
@@ -113,7 +127,9 @@ def join(images: ImageSet, inside: Mapping[int, int], hung_up: Collection[int]) 
 
 
 def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFile]]:
-    """Have terminals inside the tree inherited instead of made by CRIU: number -> its files; not of those not in the result."""
+    """Have terminals inside the tree inherited instead of made by CRIU: number -> its files; not of
+    those not in the result.
+    """
     infos = {info.id: info for info in read(images.folder, _IMAGE, "TTY_INFO")}
     entries = images.files()
     found: dict[int, list[Any]] = {}
@@ -127,8 +143,13 @@ def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFil
         if odd or {info.id & 1 for info in kinds} != {0, 1}:
             del found[number]  # what CRIU gives back only to those that it makes itself
     holders, paths = images.holders(), set()
-    modes = {entry.id: entry.reg.mode for entry in entries if entry.HasField("reg") and entry.reg.HasField("mode")}
-    unused = (number for number in count(1) if number not in infos)  # CRIU has no room for high ones
+    modes = {
+        entry.id: entry.reg.mode
+        for entry in entries
+        if entry.HasField("reg") and entry.reg.HasField("mode")
+    }
+    # CRIU has no room for high ones
+    unused = (number for number in count(1) if number not in infos)
     released: dict[int, list[TtyFile]] = {}
     for number, opened in found.items():
         for entry in opened:
@@ -143,25 +164,42 @@ def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFil
             entry.tty.ClearField("regf_id")
             released.setdefault(number, []).append(structs.replace(file, info=info.id))
     if released:
-        write(images.folder, "files.img", "FILES", [entry for entry in entries if entry.id not in paths])
-        kept = [info for info in infos.values() if not info.HasField("pty") or info.pty.index not in released]
+        write(
+            images.folder,
+            "files.img",
+            "FILES",
+            [entry for entry in entries if entry.id not in paths],
+        )
+        kept = [
+            info
+            for info in infos.values()
+            if not info.HasField("pty") or info.pty.index not in released
+        ]
         write(images.folder, _IMAGE, "TTY_INFO", kept)
     return released
 
 
 def exclusive(images: ImageSet) -> list[tuple[int, int]]:
-    """(PID, descriptor) of what nobody else may open (TIOCEXCL), which CRIU saves and does not restore."""
+    """(PID, descriptor) of what nobody else may open (TIOCEXCL), which CRIU saves and does not
+    restore.
+    """
     if _IMAGE not in images.names():
         return []
     infos = {info.id for info in read(images.folder, _IMAGE, "TTY_INFO") if info.exclusive}
     if not infos:
         return []
-    opened = {entry.id for entry in images.files() if entry.HasField("tty") and entry.tty.tty_info_id in infos}
+    opened = {
+        entry.id
+        for entry in images.files()
+        if entry.HasField("tty") and entry.tty.tty_info_id in infos
+    }
     return [held[0] for number, held in images.holders().items() if number in opened]
 
 
 def place(images: ImageSet, sessions: dict[int, tuple[int, int]]) -> None:
-    """Give each external file its own key; `sessions`: info id -> (session leader or 0, foreground group)."""
+    """Give each external file its own key; `sessions`: info id -> (session leader or 0, foreground
+    group).
+    """
     entries = read(images.folder, _IMAGE, "TTY_INFO")
     for entry in entries:
         if entry.type == _EXTERNAL:
@@ -174,11 +212,16 @@ def numbers(images: ImageSet) -> set[int]:
     """The N of every /dev/pts/N whose master CRIU makes itself."""
     if _IMAGE not in images.names():
         return set()
-    return {entry.pty.index for entry in read(images.folder, _IMAGE, "TTY_INFO") if entry.HasField("pty")}
+    return {
+        entry.pty.index
+        for entry in read(images.folder, _IMAGE, "TTY_INFO")
+        if entry.HasField("pty")
+    }
 
 
 def own_nodes(images: ImageSet) -> set[int]:
-    """The regular files (ids) that only name terminals which CRIU makes itself: such a name leads to no other file.
+    """The regular files (ids) that only name terminals which CRIU makes itself: such a name leads
+    to no other file.
 
     Of any other name CRIU would open, and give a mode to, whatever is there.
     """
@@ -193,14 +236,20 @@ def own_nodes(images: ImageSet) -> set[int]:
             continue
         info, number = infos.get(entry.tty.tty_info_id), entry.tty.regf_id
         node = f"/dev/pts/{info.pty.index}" if info is not None else ""
-        fits = info is not None and paths.get(number) in (_MASTERS if info.id & 1 else (node, f"{node} (deleted)"))
+        fits = info is not None and paths.get(number) in (
+            _MASTERS if info.id & 1 else (node, f"{node} (deleted)")
+        )
         own[number] = fits and own.get(number, True)
     return {number for number, fits in own.items() if fits}
 
 
 def forget_modes(images: ImageSet) -> None:
-    """Have CRIU give no mode to what it opens as a terminal and does not make (criu/tty.c, do_open_tty_reg)."""
-    named = {e.tty.regf_id for e in images.files() if e.HasField("tty") and e.tty.HasField("regf_id")} - own_nodes(images)
+    """Have CRIU give no mode to what it opens as a terminal and does not make (criu/tty.c,
+    do_open_tty_reg).
+    """
+    named = {
+        e.tty.regf_id for e in images.files() if e.HasField("tty") and e.tty.HasField("regf_id")
+    } - own_nodes(images)
 
     def edit(entry: Any) -> None:
         if entry.HasField("reg") and entry.id in named:
@@ -211,7 +260,9 @@ def forget_modes(images: ImageSet) -> None:
 
 
 def own_devices(images: ImageSet) -> set[int]:
-    """The devices (st_dev) of the devpts that the tree has of its own: CRIU makes them anew, and every number is free there."""
+    """The devices (st_dev) of the devpts that the tree has of its own: CRIU makes them anew, and
+    every number is free there.
+    """
     own = [m.root_dev for m in _devpts(images) if "newinstance" in m.options.split(",")]
     return {os.makedev(number >> 20, number & 0xFFFFF) for number in own}
 
@@ -224,17 +275,26 @@ def are_mounted(images: ImageSet) -> bool:
 def _devpts(images: ImageSet) -> Iterator[Any]:
     for name in images.names():
         if name.startswith("mountpoints-"):
-            yield from (mount for mount in read(images.folder, name, "MNTS") if mount.fstype == _DEVPTS)
+            yield from (
+                mount for mount in read(images.folder, name, "MNTS") if mount.fstype == _DEVPTS
+            )
 
 
 def mount_others(images: ImageSet, changed: Mapping[int, int]) -> None:
-    """Have mounts of terminals that this host makes lead to others: number in the images -> number here."""
+    """Have mounts of terminals that this host makes lead to others: number in the images -> number
+    here.
+    """
     for name in (name for name in images.names() if name.startswith("mountpoints-")):
         mounts = read(images.folder, name, "MNTS")
         for mount in mounts:
             number = mount.root[1:]
             # The source is what CRIU binds of those that it has found by itself (ext_key).
-            if mount.fstype == _DEVPTS and mount.ext_key and number.isdigit() and int(number) in changed:
+            if (
+                mount.fstype == _DEVPTS
+                and mount.ext_key
+                and number.isdigit()
+                and int(number) in changed
+            ):
                 mount.root = f"/{changed[int(number)]}"
                 mount.source = f"{os.path.dirname(mount.source)}{mount.root}"
         write(images.folder, name, "MNTS", mounts)
@@ -257,8 +317,9 @@ def renumber(images: ImageSet, changed: Mapping[int, int]) -> None:
 
 
 def led_by_device(images: ImageSet) -> bool:
-    """Whether a virtual console or a serial line controls a session: with ``--shell-job`` CRIU would take it for one that is
-    inherited, and leave that session without (criu/tty.c, tty_setup_slavery).
+    """Whether a virtual console or a serial line controls a session: with ``--shell-job`` CRIU
+    would take it for one that is inherited, and leave that session without (criu/tty.c,
+    tty_setup_slavery).
     """
     infos = read(images.folder, _IMAGE, "TTY_INFO") if _IMAGE in images.names() else ()
     return any(info.sid and info.type in (_CONSOLE, _SERIAL) for info in infos)
@@ -275,10 +336,11 @@ def sessions(images: ImageSet) -> dict[int, int]:
 
 
 def lead_session(images: ImageSet) -> None:
-    """If the root's session was led from outside the tree, make the root its leader, and that of its own group.
+    """If the root's session was led from outside the tree, make the root its leader, and that of
+    its own group.
 
-    Else it would come back into criuctl's own session, which has no number in a PID namespace of the tree's: from there it
-    could not be dumped again.
+    Else it would come back into criuctl's own session, which has no number in a PID namespace of
+    the tree's: from there it could not be dumped again.
     """
     entries = read(images.folder, "pstree.img", "PSTREE")
     root = entries[0]

@@ -1,17 +1,20 @@
-"""Memory that a process has at the same place as its parent, but shares none of: restored in one go.
+"""Memory that a process has at the same place as its parent, but shares none of: restored in one
+go.
 
-A private mapping that a child has where its parent has one may be what fork(2) left it: pages that both still share.  CRIU
-finds out at the restore.  It gives the child the parent's pages, reads the child's own one by one, and compares each pair;
-those that differ are copied, over a page fault each (criu/mem.c, ``restore_priv_vma_content``), and are told in its log.
-Where nothing is shared, as with memory that each process of a pool has filled for itself, that takes three times as long as
+A private mapping that a child has where its parent has one may be what fork(2) left it: pages that
+both still share.  CRIU finds out at the restore.  It gives the child the parent's pages, reads the
+child's own one by one, and compares each pair; those that differ are copied, over a page fault each
+(criu/mem.c, ``restore_priv_vma_content``), and are told in its log.  Where nothing is shared, as
+with memory that each process of a pool has filled for itself, that takes three times as long as
 reading it.
 
-So before a restore the pages of such mappings are compared here, one of each 256 KiB.  Where no pair is the same, the
-child's mapping is cut in two in its image: CRIU takes a mapping for inherited only where both ends are the parent's.  The
-kernel makes one mapping of the two again when they are mapped, since they differ in nothing else.
+So before a restore the pages of such mappings are compared here, one of each 256 KiB.  Where no
+pair is the same, the child's mapping is cut in two in its image: CRIU takes a mapping for inherited
+only where both ends are the parent's.  The kernel makes one mapping of the two again when they are
+mapped, since they differ in nothing else.
 
-Only how the memory gets there depends on it, and whether pages are shared: what a sample misses, a few pages in a hundred
-at most, is not shared any more.
+Only how the memory gets there depends on it, and whether pages are shared: what a sample misses, a
+few pages in a hundred at most, is not shared any more.
 """
 
 from __future__ import annotations
@@ -72,16 +75,20 @@ class TaskPages:
 
 
 def part(folder: int, tree: Sequence[Task], tasks: Mapping[int, TaskPages]) -> int:
-    """Cut the mappings in the images in `folder` that are not shared with a parent; how many.  `tasks` are by CRIU's PID."""
+    """Cut the mappings in the images in `folder` that are not shared with a parent; how many.
+    `tasks` are by CRIU's PID.
+    """
     parts = 0
-    cuts: dict[int, dict[tuple[int, int], bool]] = {}  # of each process: its mappings, and whether they are cut
+    # of each process: its mappings, and whether they are cut
+    cuts: dict[int, dict[tuple[int, int], bool]] = {}
     programs: dict[int, int] = {}
     for task in tree:
         if task.pid not in tasks:
             continue
         memory = task.memory
         programs[task.pid] = memory.exe_file_id
-        related = programs.get(task.ppid) == memory.exe_file_id  # else CRIU does not look for what they share
+        # else CRIU does not look for what they share
+        related = programs.get(task.ppid) == memory.exe_file_id
         above = cuts.get(task.ppid, {}) if related else {}
         own = cuts[task.pid] = {}
         for vma in memory.vmas:
@@ -89,8 +96,11 @@ def part(folder: int, tree: Sequence[Task], tasks: Mapping[int, TaskPages]) -> i
                 own[vma.start, vma.end] = False
                 cut = above.get((vma.start, vma.end))
                 if cut is not None:
-                    # What is shared must have the ends that the parent's has, and what is not must not.
-                    own[vma.start, vma.end] = cut is _share(tasks[task.pid], tasks[task.ppid], vma.start, vma.end)
+                    # What is shared must have the ends that the parent's has, and what is not must
+                    # not.
+                    own[vma.start, vma.end] = cut is _share(
+                        tasks[task.pid], tasks[task.ppid], vma.start, vma.end
+                    )
         if any(own.values()):
             parts += sum(own.values())
             _cut(memory, own)

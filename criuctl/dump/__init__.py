@@ -1,1 +1,3 @@
-"""The steps of a dump, in the order of `criuctl.dump.story`: the look before it, the freeze, what is taken, the manifest."""
+"""The steps of a dump, in the order of `criuctl.dump.story`: the look before it, the freeze, what
+is taken, the manifest.
+"""

@@ -1,9 +1,9 @@
 """After the commit the checkpoint exists, so nothing that fails from then on is a failed dump.
 
-RULE: once CRIU has been told yes, a failure of criuctl's own (a folder that became read-only, a full
-disk, a store that does not answer, a holder that hangs) is a warning, and the exit code is that of
-"done, but something optional failed".  Otherwise a script would dump again what has ended, or take
-the checkpoint for missing.
+RULE: once CRIU has been told yes, a failure of criuctl's own (a folder that became read-only, a
+full disk, a store that does not answer, a holder that hangs) is a warning, and the exit code is
+that of "done, but something optional failed".  Otherwise a script would dump again what has ended,
+or take the checkpoint for missing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,12 @@ class AfterCommit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
         if not self._begun or not isinstance(error, CriuctlError | OSError):
             return False
         self._failed("the checkpoint is complete, but cleaning up failed", error)

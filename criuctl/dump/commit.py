@@ -1,8 +1,9 @@
-"""The commit of a dump: all images are there, the manifest is put together and stored, and the tree is ended or runs on.
+"""The commit of a dump: all images are there, the manifest is put together and stored, and the tree
+is ended or runs on.
 
 RULE: the manifest is written last, by one atomic put; its existence is the checkpoint's existence.
-RULE: only CRIU ends the tree, only after `Commit.commit` has returned, which for a dump that ends the
-tree is after the manifest is in the store.  What raises before is a veto: the tree runs on.
+RULE: only CRIU ends the tree, only after `Commit.commit` has returned, which for a dump that ends
+the tree is after the manifest is in the store.  What raises before is a veto: the tree runs on.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Commit(Struct, eq=False):
 
     @property
     def stays_locked(self) -> bool:
-        """Whether the firewall lock waits for a restore here; not of a tree that has moved: its connections are elsewhere."""
+        """Whether the firewall lock waits for a restore here; not of a tree that has moved: its
+        connections are elsewhere.
+        """
         return self._kept and self.destination.delivery is None
 
     def commit(self, memory: list[PageImage]) -> None:
@@ -85,13 +88,15 @@ class Commit(Struct, eq=False):
         if self.destination.delivery is not None:
             identities = [p.identity for p in self.freeze.seen.tree]
             self.destination.delivery.hand_over(self.manifest, identities)
-        # Point of no return: the checkpoint exists, and no signal may stop criuctl before the tree is ended.
+        # Point of no return: the checkpoint exists, and no signal may stop criuctl before the tree
+        # is ended.
         self.job.reporter.step("kill")
         ignore_signals()
         self._note_ended(self.manifest)
         self.parts.holder.commit(self.manifest.id)
         limit.decide()
-        self.parts.links.clean(self.job.reporter)  # nothing would remove them if criuctl were killed from here on
+        # nothing would remove them if criuctl were killed from here on
+        self.parts.links.clean(self.job.reporter)
         self.parts.terminals.drop()
         self.parts.connections_own()
         self.let_go = True
@@ -131,21 +136,29 @@ class Commit(Struct, eq=False):
 
     def _gpu_timings(self) -> dict[str, float]:
         devices = self.parts.devices
-        return {f"gpu_{name}": ms for name, ms in devices.timings.items()} if devices is not None else {}
+        return (
+            {f"gpu_{name}": ms for name, ms in devices.timings.items()}
+            if devices is not None
+            else {}
+        )
 
     def _store(self, manifest: Manifest) -> Manifest:
         """Make everything durable, then publish the manifest: THE commit point."""
         job, writer = self.job, self.destination.writer
         job.reporter.step("store")
         writer.flush()
-        self.hooks.run("post-dump", checkpoint=manifest.id, connections=hook_facts.about_connections(manifest))
+        self.hooks.run(
+            "post-dump", checkpoint=manifest.id, connections=hook_facts.about_connections(manifest)
+        )
         manifest = replace(self._with_sizes(manifest), hooks=tuple(self.hooks.records()))
         manifest = replace(manifest, fifos=fifos.seen_again(manifest.fifos, self.freeze.seen.tree))
         job.reporter.step("commit")
         home = self.destination.home
         summary = writer.commit(manifest, home.look if home is not None else None)
         if self.destination.delivery is None:
-            latest_checkpoints.note(job.config, Latest.of(summary, self.destination.url), job.reporter)
+            latest_checkpoints.note(
+                job.config, Latest.of(summary, self.destination.url), job.reporter
+            )
         return replace(manifest, number=summary.number)
 
     def _with_sizes(self, manifest: Manifest) -> Manifest:
@@ -155,7 +168,9 @@ class Commit(Struct, eq=False):
             sizes["unused"] = stats.bytes_unused
         total_ms = round((time.monotonic() - self.job.began) * 1000, 1)
         timings = dict(manifest.timings, total_ms=total_ms)
-        return replace(manifest, bytes=sizes, timings=timings, warnings=tuple(self.job.reporter.warnings))
+        return replace(
+            manifest, bytes=sizes, timings=timings, warnings=tuple(self.job.reporter.warnings)
+        )
 
     def _describe(self, memory: list[PageImage]) -> Manifest:
         """Complete CRIU's images, and put the manifest together."""
@@ -171,7 +186,9 @@ class Commit(Struct, eq=False):
         for text in collected.reporter.warnings:
             reporter.warning(text)
         reporter.codes += collected.reporter.codes
-        kept = (c for c in seen.connections if c.policy == "keep" and c.external and c.protocol == "tcp")
+        kept = (
+            c for c in seen.connections if c.policy == "keep" and c.external and c.protocol == "tcp"
+        )
         self._kept = any(kept)
         holder = parts.holder.begin(writer)
         taken = Taken(
@@ -197,7 +214,9 @@ class Commit(Struct, eq=False):
     # -- the end of the tree -----------------------------------------------------------------------
 
     def ended(self) -> bool:
-        """Whether the checkpoint is committed and the tree is gone, or killed, whatever CRIU has answered."""
+        """Whether the checkpoint is committed and the tree is gone, or killed, whatever CRIU has
+        answered.
+        """
         if self.job.wishes.leave_running or not self.let_go:
             return False
         left = wait_ended((p.identity for p in self.freeze.seen.tree), GONE_TIMEOUT)
@@ -216,6 +235,9 @@ def _check_images(images: ImageSet, parts: TreeParts, freeze: Freeze) -> None:
     if not parts.survey.shield and images.streams():  # its input from now on would be lost
         raise DumpFailed(
             "CRIU has met a TCP connection that was not locked; the tree runs on",
-            hint="Its descriptor must be on its way over a unix socket: dump again when the program has received it.",
+            hint=(
+                "Its descriptor must be on its way over a unix socket: dump again when the "
+                "program has received it."
+            ),
         )
     refuse_unrestorable(images, freeze.seen.tree, freeze.seen.opened)

@@ -1,4 +1,6 @@
-"""CRIU's lock on the TCP connections of a tree that it dumps: a firewall table in the tree's network namespace."""
+"""CRIU's lock on the TCP connections of a tree that it dumps: a firewall table in the tree's
+network namespace.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from .parts import TreeParts
 class ConnectionLock:
     """The table of one dump.
 
-    CRIU takes it down itself, unless it ended the tree, whose connections must not say a word before a
-    restore, or was killed.
+    CRIU takes it down itself, unless it ended the tree, whose connections must not say a word
+    before a restore, or was killed.
     """
 
     def __init__(self, parts: TreeParts, folder: int, reporter: Reporter) -> None:

@@ -1,4 +1,6 @@
-"""The connections of a live tree and what a dump would make of them: looked at, and nothing else."""
+"""The connections of a live tree and what a dump would make of them: looked at, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +19,50 @@ from ..report import Finding, Reporter
 _NAMED = 3
 
 
-def connections(config: Config, target: Target, *, reporter: Reporter, wish: str | None = None) -> list[ConnectionRecord]:
+def connections(
+    config: Config, target: Target, *, reporter: Reporter, wish: str | None = None
+) -> list[ConnectionRecord]:
     """Every record that a dump with this policy would begin with; PIDs are this host's."""
     survey = Survey(config, reporter, wish=wish)
-    return [replace(c.record, pid=c.held.pid, holders=c.held.holders) for c in survey.look(target.root.pid)]
+    return [
+        replace(c.record, pid=c.held.pid, holders=c.held.holders)
+        for c in survey.look(target.root.pid)
+    ]
 
 
 def check_connections(config: Config, target: Target, *, reporter: Reporter) -> list[Finding]:
     """What ``criuctl check`` says of a tree's connections."""
     survey = Survey(config, reporter)
-    records = [replace(c.record, pid=c.held.pid, holders=c.held.holders) for c in survey.look(target.root.pid)]
+    records = [
+        replace(c.record, pid=c.held.pid, holders=c.held.holders)
+        for c in survey.look(target.root.pid)
+    ]
     return judge(records, told=len(survey.unasked)) + hung_up_unasked(survey.unasked)
 
 
 def hung_up_unasked(made: Sequence[Connection]) -> list[Finding]:
-    """That the default hangs up connections that the tree has made; a program that lives of one (``git clone``) ends of that."""
+    """That the default hangs up connections that the tree has made; a program that lives of one
+    (``git clone``) ends of that.
+    """
     if not made:
         return []
-    some = ", ".join(f"{c.record.peer or 'an unnamed peer'} (PID {c.held.pid} fd {c.held.fd})" for c in made[:_NAMED])
+    some = ", ".join(
+        f"{c.record.peer or 'an unnamed peer'} (PID {c.held.pid} fd {c.held.fd})"
+        for c in made[:_NAMED]
+    )
     more = f" and {len(made) - _NAMED} more" if len(made) > _NAMED else ""
-    which = "a connection that the tree has made" if len(made) == 1 else f"{len(made)} connections that the tree has made"
+    which = (
+        "a connection that the tree has made"
+        if len(made) == 1
+        else f"{len(made)} connections that the tree has made"
+    )
     return [
         Finding(
             "warning",
             "connections-hangup",
             f"{which} will be hung up at the restore, by default: {some}{more}",
-            "Dump with `--connections keep` to keep them (at the same address, while the peers wait), or with "
+            "Dump with `--connections keep` to keep them (at the same address, while the peers "
+            "wait), or with "
             "`--connections reconnect`; connection_rules say it for each.",
             made[0].held.pid,
             made[0].held.fd,
@@ -51,7 +71,9 @@ def hung_up_unasked(made: Sequence[Connection]) -> list[Finding]:
 
 
 def judge(records: Sequence[ConnectionRecord], told: int = 0) -> list[Finding]:
-    """Which forbid a dump, which cannot become what a rule wants, and how many end, without those `told` already."""
+    """Which forbid a dump, which cannot become what a rule wants, and how many end, without those
+    `told` already.
+    """
     found: list[Finding] = []
     denied: dict[str, list[ConnectionRecord]] = {}
     hung_up = -told
@@ -59,18 +81,50 @@ def judge(records: Sequence[ConnectionRecord], told: int = 0) -> list[Finding]:
         try:
             refuse(record)
         except Vetoed as error:
-            found.append(Finding("error", "connection-refuse", _after_pid(error.message), error.hint, record.pid, record.fd))
+            found.append(
+                Finding(
+                    "error",
+                    "connection-refuse",
+                    _after_pid(error.message),
+                    error.hint,
+                    record.pid,
+                    record.fd,
+                )
+            )
         if record.external and record.policy == "hangup":
             hung_up += not record.queued
             if record.reason:
                 denied.setdefault(record.reason, []).append(record)
     for reason, alike in denied.items():
         first = alike[0]
-        who = f"the connection to {first.peer or 'its peer'}" if len(alike) == 1 else f"{len(alike)} connections"
-        found.append(Finding("warning", "connection-hangup", f"{who} will be hung up: {reason}", "", first.pid, first.fd))
+        who = (
+            f"the connection to {first.peer or 'its peer'}"
+            if len(alike) == 1
+            else f"{len(alike)} connections"
+        )
+        found.append(
+            Finding(
+                "warning",
+                "connection-hangup",
+                f"{who} will be hung up: {reason}",
+                "",
+                first.pid,
+                first.fd,
+            )
+        )
     if hung_up:
-        text = f"{hung_up} connection{'s' if hung_up > 1 else ''} to outside will be hung up at a restore"
-        found.append(Finding("info", "connections-hangup", text, "`criuctl connections` shows them; see connection_rules."))
+        text = (
+            f"{hung_up} connection{'s' if hung_up > 1 else ''} to outside will be hung up at a "
+            "restore"
+        )
+        found.append(
+            Finding(
+                "info",
+                "connections-hangup",
+                text,
+                "`criuctl connections` shows them; see connection_rules.",
+            )
+        )
     return found
 
 

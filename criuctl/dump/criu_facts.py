@@ -1,8 +1,8 @@
 """What CRIU must be told about a tree that it does not find out itself.
 
-A knowing user finds these out by reading CRIU's refusals one after the other; here they are read off /proc
-before the freeze (all of them are properties that do not change between now and then, or only in a way
-that makes CRIU refuse, which is safe).
+A knowing user finds these out by reading CRIU's refusals one after the other; here they are read
+off /proc before the freeze (all of them are properties that do not change between now and then, or
+only in a way that makes CRIU refuse, which is safe).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from ..proc.tree import Process, read_process
 
 
 def page_guards(tree: Sequence[Process]) -> dict[int, PageGuard]:
-    """For each task, by its own PID, the page in which CRIU runs system calls: the start of its first code."""
+    """For each task, by its own PID, the page in which CRIU runs system calls: the start of its
+    first code.
+    """
     guards = {}
     for process in tree:
         if process.zombie:
@@ -35,7 +37,9 @@ def page_guards(tree: Sequence[Process]) -> dict[int, PageGuard]:
 
 
 def needs_shell_job(root: int) -> bool:
-    """Whether the root's session or process group is led from outside the tree (CRIU's --shell-job)."""
+    """Whether the root's session or process group is led from outside the tree (CRIU's
+    --shell-job).
+    """
     process = read_process(root)
     return process.sid != process.pid or process.pgid != process.pid
 
@@ -44,11 +48,15 @@ def _mounts(pid: int | None = None) -> set[int]:
     return {mount.id for mount in read_mounts(pid)}
 
 
-def external_files(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> dict[str, Descriptor]:
-    """CRIU's key -> descriptor, for files that were opened in a mount namespace in which no process of the tree lives.
+def external_files(
+    tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]
+) -> dict[str, Descriptor]:
+    """CRIU's key -> descriptor, for files that were opened in a mount namespace in which no process
+    of the tree lives.
 
-    CRIU cannot find such a file by path; as external resources their paths are opened by criuctl itself.  The key is
-    the mount and the inode: all that the tree has of this file, folders that it stands in too, would be opened so.
+    CRIU cannot find such a file by path; as external resources their paths are opened by criuctl
+    itself.  The key is the mount and the inode: all that the tree has of this file, folders that it
+    stands in too, would be opened so.
     """
     found: dict[str, Descriptor] = {}
     known = _known_mounts(tree)
@@ -56,7 +64,9 @@ def external_files(tree: Sequence[Process], opened: Mapping[int, Sequence[Descri
         for d in opened[process.pid]:
             if (
                 d.kind in ("file", "dir", "device")
-                and not d.deleted  # no path leads to it; who is in a chroot does not show us all mounts, and CRIU may find it
+                # no path leads to it; who is in a chroot does not show us all mounts, and CRIU may
+                # find it
+                and not d.deleted
                 and d.mnt_id not in known
                 and not d.target.startswith(("/memfd:", "mnt:"))
             ):
@@ -65,14 +75,20 @@ def external_files(tree: Sequence[Process], opened: Mapping[int, Sequence[Descri
 
 
 def _known_mounts(tree: Sequence[Process]) -> set[int]:
-    """The mounts of all mount namespaces of a tree: CRIU knows a file on one of them, whichever process has it."""
+    """The mounts of all mount namespaces of a tree: CRIU knows a file on one of them, whichever
+    process has it.
+    """
     known: set[int] = set()
     ours = os.stat("/proc/self/ns/mnt").st_ino
     seen: set[tuple[int, str]] = set()
     for process in tree:
         try:
-            # A chrooted process is shown only the mounts below its root: ours is read from our own side.
-            namespace, root = os.stat(f"/proc/{process.pid}/ns/mnt").st_ino, read_link(process.pid, "root")
+            # A chrooted process is shown only the mounts below its root: ours is read from our own
+            # side.
+            namespace, root = (
+                os.stat(f"/proc/{process.pid}/ns/mnt").st_ino,
+                read_link(process.pid, "root"),
+            )
             if (namespace, root) not in seen:
                 seen.add((namespace, root))
                 known |= _mounts(None if namespace == ours else process.pid)

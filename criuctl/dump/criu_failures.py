@@ -38,7 +38,9 @@ def refuse_unrestorable(
         memories = read(images.folder, name, "MM")
         shared = {area.shmid for mm in memories for area in mm.vmas if area.status & _SHARED}
         for finding in many_shared(process, len(opened.get(process.pid, ())), len(shared), limit):
-            raise DumpFailed(f"{finding.text}; the tree runs on", hint=finding.hint, pid=finding.pid)
+            raise DumpFailed(
+                f"{finding.text}; the tree runs on", hint=finding.hint, pid=finding.pid
+            )
 
 
 def passing(error: driver.CriuFailed, tries: int) -> str:
@@ -62,8 +64,11 @@ def explain(
     tree: Sequence[Process],
     tries: int = 1,
 ) -> CriuctlError:
-    """Return CRIU's failure as an error of ours, with the state that the tree is in after so many `tries`."""
-    if not tree and _ended(root):  # CRIU, as a guest in its PID namespace, has ended with it, or met a zombie
+    """Return CRIU's failure as an error of ours, with the state that the tree is in after so many
+    `tries`.
+    """
+    # CRIU, as a guest in its PID namespace, has ended with it, or met a zombie
+    if not tree and _ended(root):
         return NoSuchProcess(f"PID {root} has ended before it was frozen")
     from ..host.failures import diagnosis
 

@@ -1,4 +1,6 @@
-"""What a dump does when its tree goes to another host: where it is stored, and who must agree before it is ended."""
+"""What a dump does when its tree goes to another host: where it is stored, and who must agree
+before it is ended.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,21 @@ class Delivery(Protocol):
     """The other host, as `criuctl.dump.story` sees it."""
 
     def open(self, session: SessionRecord) -> Repository:
-        """Where the checkpoint is stored; the dump closes it, and whoever made this closes its store."""
+        """Where the checkpoint is stored; the dump closes it, and whoever made this closes its
+        store.
+        """
 
     def frozen(self) -> None:
         """The tree stands still from now on."""
 
     def hand_over(self, manifest: Manifest, tree: Sequence[ProcessIdentity]) -> None:
-        """Inside post-dump, the checkpoint is durable: returns when the other host has the tree, whole and held.
+        """Inside post-dump, the checkpoint is durable: returns when the other host has the tree,
+        whole and held.
 
         Until it returns the tree is frozen and in no danger; when it raises, the tree goes on here.
         """
 
     def ended(self, left: Sequence[ProcessIdentity]) -> None:
-        """CRIU has killed the tree, of which `left` still run: if none does, it may run on the other host.  Never raises."""
+        """CRIU has killed the tree, of which `left` still run: if none does, it may run on the
+        other host.  Never raises.
+        """

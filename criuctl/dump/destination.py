@@ -60,7 +60,9 @@ def open_destination(
         repository.warn_unpinned(job.reporter)
         stack.callback(repository.close)
         lives_on = job.wishes.leave_running
-        home = Home(job.config, repository, registry, session, subject.root, job.reporter, lives_on=lives_on)
+        home = Home(
+            job.config, repository, registry, session, subject.root, job.reporter, lives_on=lives_on
+        )
         side_by_side("criuctl-preflight", repository.preflight_write, home.look)
         session = stack.enter_context(home).session
     else:
@@ -82,17 +84,23 @@ def _repository(
 ) -> Repository:
     """Open the repository; an absent or empty folder becomes a store.
 
-    Not where one is gone that this tree has checkpoints in, or an encrypted one of any session: a disk is
-    not mounted, and what is put below its mount point is not found again, and not encrypted.
+    Not where one is gone that this tree has checkpoints in, or an encrypted one of any session: a
+    disk is not mounted, and what is put below its mount point is not found again, and not
+    encrypted.
     """
     try:
         return Repository.open(store, config)
     except (NoSuchBucket, StoreNotInitialised) as error:
         claims = [*session.leases.values()] if session.identity == root else []
-        claims += [c for record in registry.all() for c in record.leases.values() if c.get("encrypted")]
+        claims += [
+            c for record in registry.all() for c in record.leases.values() if c.get("encrypted")
+        ]
         if all(claim.get("url") != store.url for claim in claims):
             return Repository.open(store, config, create_local=True)
         raise type(error)(
             f"the store in {store.url} is gone, which this host has checkpoints in",
-            hint=f"Mount what holds it. `criuctl store init --store {quoted(store.url)}` makes a new one.",
+            hint=(
+                f"Mount what holds it. `criuctl store init --store {quoted(store.url)}` makes a "
+                "new one."
+            ),
         ) from error

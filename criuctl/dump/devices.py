@@ -1,10 +1,11 @@
 """The GPUs of a tree that is dumped: taken before CRIU starts, given back when the tree runs on.
 
-The driver moves each process's device memory into its ordinary memory; then CRIU finds no device any
-more.  The order, and what each step must not leave behind:
+The driver moves each process's device memory into its ordinary memory; then CRIU finds no device
+any more.  The order, and what each step must not leave behind:
 
-1. *lock* every process, until no process with a context appears any more (a locked one can fork, not
-   start work on the device).  One that does not come to rest in time: all are unlocked, exit 12.
+1. *lock* every process, until no process with a context appears any more (a locked one can fork,
+   not start work on the device).  One that does not come to rest in time: all are unlocked, exit
+   12.
 2. *checkpoint* all, side by side.  One that the driver refuses: all are given back, exit 5.
 3. take away what forked children have inherited, and devices that are open without use.
 4. CRIU.  If the tree runs on, whatever the reason: *restore*, *unlock*.
@@ -23,7 +24,14 @@ import msgspec
 
 from ..checkpoint.manifest import GpuDescriptor, GpuDevice, GpuProcess, GpuRecord
 from ..config import Config
-from ..errors import CommandFailed, CriuctlError, DumpFailed, NoSuchProcess, PreflightRefused, TimedOut
+from ..errors import (
+    CommandFailed,
+    CriuctlError,
+    DumpFailed,
+    NoSuchProcess,
+    PreflightRefused,
+    TimedOut,
+)
 from ..gpu import driver_process, survey, use
 from ..gpu.devices import DeviceUse
 from ..gpu.driver_process import Answer, DriverProcess
@@ -47,21 +55,28 @@ _ROUNDS = 5  # of looks for processes that have come meanwhile
 class DumpedDevices:
     """The GPUs of one tree in one dump; `close` it."""
 
-    def __init__(self, config: Config, reporter: Reporter, root: int, *, max_freeze: float = 0.0) -> None:
-        """`max_freeze`: seconds that the driver may take to move the memory, 0 for no bound but `MOVE_SECONDS`."""
+    def __init__(
+        self, config: Config, reporter: Reporter, root: int, *, max_freeze: float = 0.0
+    ) -> None:
+        """`max_freeze`: seconds that the driver may take to move the memory, 0 for no bound but
+        `MOVE_SECONDS`.
+        """
         self._config, self._reporter, self._pid = config, reporter, root
         self._patience = min(max_freeze or MOVE_SECONDS, MOVE_SECONDS)
         self._stack = ExitStack()
         self._driver: DriverProcess | None = None
         self._held: dict[int, ProcessIdentity] = {}  # locked, by PID
-        self._idle: list[tuple[int, GpuDescriptor]] = []  # (PID as we see it, what it is to open again)
+        # (PID as we see it, what it is to open again)
+        self._idle: list[tuple[int, GpuDescriptor]] = []
         self._record: GpuRecord | None = None
         self.taken_at = 0.0  # monotonic, when the first process was locked; 0 if there is none
         self.timings: dict[str, float] = {}
         self.lost: list[str] = []  # a sentence for each process that has not got its device back
 
     def take(self) -> None:
-        """Lock and checkpoint every process of the tree that uses a device; what raises has given everything back."""
+        """Lock and checkpoint every process of the tree that uses a device; what raises has given
+        everything back.
+        """
         users = self._users()
         if not users:
             return
@@ -95,17 +110,25 @@ class DumpedDevices:
         for process in read_tree(self._pid):
             with suppress(NoSuchProcess):
                 held = descriptors(process.pid) if not process.zombie else []
-                if any(use.opened_device(d) for d in held):  # a mapping alone is left by a program that closed its device
+                # a mapping alone is left by a program that closed its device
+                if any(use.opened_device(d) for d in held):
                     opened[process.pid], mapped[process.pid] = held, mappings(process.pid)
         return use.users(opened, mapped)
 
     def _sorted(self, users: Mapping[int, DeviceUser], known: Iterable[int] = ()) -> Holdings:
         assert self._driver is not None
         tree = read_tree(self._pid)
-        parents, stopped = {p.pid: p.ppid for p in tree}, {p.pid for p in tree if p.state in ("T", "t")}
+        parents, stopped = (
+            {p.pid: p.ppid for p in tree},
+            {p.pid for p in tree if p.state in ("T", "t")},
+        )
         found = survey.survey(self._driver, users, parents, stopped)
         mine = tuple(user for user in found.left if user.pid in known)
-        found = msgspec.structs.replace(found, contexts=found.contexts + mine, left=tuple(u for u in found.left if u not in mine))
+        found = msgspec.structs.replace(
+            found,
+            contexts=found.contexts + mine,
+            left=tuple(u for u in found.left if u not in mine),
+        )
         for refused in (found.others, found.silent, found.left, found.failed):
             if refused:  # it has come since the look at the tree, which says why
                 pids = ", ".join(str(user.pid) for user in refused)
@@ -124,17 +147,27 @@ class DumpedDevices:
         self._stack.enter_context(noted(self._config, self._held.values()))
         answers = self._driver.each("lock", pids, seconds + _CALL, timeout_ms=int(seconds * 1000))
         for pause in _PAUSES:
-            busy = [pid for pid, answer in answers.items() if answer.result == driver_process.ILLEGAL_STATE]
+            busy = [
+                pid
+                for pid, answer in answers.items()
+                if answer.result == driver_process.ILLEGAL_STATE
+            ]
             if not busy:
                 break
             time.sleep(pause)  # the helper of a dump that was killed is giving it back
-            answers |= self._driver.each("lock", busy, seconds + _CALL, timeout_ms=int(seconds * 1000))
+            answers |= self._driver.each(
+                "lock", busy, seconds + _CALL, timeout_ms=int(seconds * 1000)
+            )
         self._count("lock_ms", answers)
         for pid, answer in answers.items():
             if answer.result == driver_process.NOT_READY:
                 raise TimedOut(
-                    f"PID {pid}: its GPU has not come to rest within {seconds:g} s (a kernel runs for longer); the tree runs on",
-                    hint="Dump it between two steps, or allow more time: `gpu_lock_timeout` in the configuration.",
+                    f"PID {pid}: its GPU has not come to rest within {seconds:g} s (a kernel "
+                    "runs for longer); the tree runs on",
+                    hint=(
+                        "Dump it between two steps, or allow more time: `gpu_lock_timeout` in the "
+                        "configuration."
+                    ),
                 )
             self._expect(pid, answer, "lock")
 
@@ -153,7 +186,10 @@ class DumpedDevices:
     def _expect(pid: int, answer: Answer, what: str) -> None:
         if answer.ok:
             return
-        why = "the program uses managed memory, peer access or shared memory of a device, which the driver cannot move"
+        why = (
+            "the program uses managed memory, peer access or shared memory of a device, which the "
+            "driver cannot move"
+        )
         raise DumpFailed(
             f"NVIDIA's driver could not {what} PID {pid} ({answer.name}); the tree runs on",
             hint=f"Most likely {why}." if answer.result == driver_process.NOT_SUPPORTED else "",
@@ -167,7 +203,9 @@ class DumpedDevices:
         for user in found.idle:
             inner = ns_pids(user.pid)[-1]
             for d in user.opened:
-                one = GpuDescriptor(pid=inner, fd=d.fd, path=d.target, flags=d.flags, cloexec=d.cloexec)
+                one = GpuDescriptor(
+                    pid=inner, fd=d.fd, path=d.target, flags=d.flags, cloexec=d.cloexec
+                )
                 self._idle.append((user.pid, one))
             self._empty(user)
         if self._idle and self._record is not None:
@@ -176,7 +214,8 @@ class DumpedDevices:
         if found.inherited:
             pids = ", ".join(str(user.pid) for user in found.inherited)
             self._reporter.warning(
-                f"PID {pids}: GPU descriptors and mappings inherited from the parent were taken away",
+                f"PID {pids}: GPU descriptors and mappings inherited from the parent were taken "
+                "away",
                 "They are of no use to a forked child.",
             )
 
@@ -188,7 +227,11 @@ class DumpedDevices:
             if user.mapped:
                 unmap(user.pid, [(m.start, m.end) for m in user.mapped])
         except (OSError, CriuctlError) as error:
-            raise DumpFailed(f"PID {user.pid}: its GPU descriptors could not be taken away: {error}; the tree runs on") from error
+            raise DumpFailed(
+                f"PID {user.pid}: its GPU descriptors could not be taken away: {error}; the "
+                "tree "
+                "runs on"
+            ) from error
 
     def _described(self, used: Iterable[DeviceUse]) -> GpuRecord:
         assert self._driver is not None
@@ -212,14 +255,17 @@ class DumpedDevices:
         return self._record
 
     def give_back(self) -> None:
-        """Give every process its device back, which it needs to run on; `lost` says which have not got it."""
+        """Give every process its device back, which it needs to run on; `lost` says which have not
+        got it.
+        """
         if self._driver is None:
             return
         began = time.monotonic()
         if self._held:
             self._reporter.step("gpu-restore", processes=list(self._held))
             try:
-                self._driver.settle(_CALL)  # after an interrupt: what a call under way does is seen then
+                # after an interrupt: what a call under way does is seen then
+                self._driver.settle(_CALL)
                 self.lost = self._restored()
             except (TimedOut, CommandFailed) as error:
                 self.lost = self._restored_by_another(error)
@@ -228,7 +274,9 @@ class DumpedDevices:
             try:
                 reopen(pid, one.path, one.flags, [(one.fd, one.cloexec)])
             except (OSError, CriuctlError) as error:
-                self._reporter.warning(f"PID {pid}: {one.path} (fd {one.fd}) could not be opened again: {error}")
+                self._reporter.warning(
+                    f"PID {pid}: {one.path} (fd {one.fd}) could not be opened again: {error}"
+                )
         self._held.clear()
         self._idle.clear()
         self.close()
@@ -246,7 +294,9 @@ class DumpedDevices:
             return [f"NVIDIA's driver does not answer: {error.message}; {again.message}"]
 
     def _restored(self) -> list[str]:
-        """Restore and unlock every process, in several tries; a sentence for each that has not got its device back."""
+        """Restore and unlock every process, in several tries; a sentence for each that has not got
+        its device back.
+        """
         assert self._driver is not None
         left = {pid: Answer(0, "") for pid, identity in self._held.items() if identity.alive()}
         for pause in _PAUSES:
@@ -256,16 +306,32 @@ class DumpedDevices:
                 by_state.setdefault(state.number, []).append(pid)
             moved = by_state.get(driver_process.CHECKPOINTED, [])
             answers = self._driver.each("restore", moved, MOVE_SECONDS)
-            locked = by_state.get(driver_process.LOCKED, []) + [pid for pid in moved if answers[pid].ok]
+            locked = by_state.get(driver_process.LOCKED, []) + [
+                pid for pid in moved if answers[pid].ok
+            ]
             answers |= self._driver.each("unlock", locked, MOVE_SECONDS)
             failed = {pid: states[pid] for pid in by_state.get(driver_process.FAILED, [])}
-            left = {pid: answer for pid, answer in answers.items() if not answer.ok and self._held[pid].alive()}
+            left = {
+                pid: answer
+                for pid, answer in answers.items()
+                if not answer.ok and self._held[pid].alive()
+            }
             if not left:
                 break
             time.sleep(pause)
         return [
-            *(f"PID {pid}: the driver's checkpoint has failed, and the process cannot use its GPU any more" for pid in failed),
-            *(f"PID {pid} waits for its GPU, which the driver does not give back ({a.name})" for pid, a in left.items()),
+            *(
+                (
+                    f"PID {pid}: the driver's checkpoint has failed, and the process cannot use "
+                    "its "
+                    "GPU any more"
+                )
+                for pid in failed
+            ),
+            *(
+                f"PID {pid} waits for its GPU, which the driver does not give back ({a.name})"
+                for pid, a in left.items()
+            ),
         ]
 
     def ended(self) -> None:

@@ -1,4 +1,6 @@
-"""After the freeze of a dump: a tree that runs on gets everything back; one that has ended leaves nothing behind."""
+"""After the freeze of a dump: a tree that runs on gets everything back; one that has ended leaves
+nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,14 @@ if TYPE_CHECKING:
     from .devices import DumpedDevices
 
 
-def settle_failure(error: BaseException, job: DumpJob, parts: TreeParts, freeze: Freeze, commit: Commit) -> Manifest:
-    """Give a tree that runs on what is its own, and raise; return the manifest if the dump has succeeded all the same.
+def settle_failure(
+    error: BaseException, job: DumpJob, parts: TreeParts, freeze: Freeze, commit: Commit
+) -> Manifest:
+    """Give a tree that runs on what is its own, and raise; return the manifest if the dump has
+    succeeded all the same.
 
-    CRIU may give no answer although all is done: the last process of a private PID namespace takes CRIU,
-    its guest, along.
+    CRIU may give no answer although all is done: the last process of a private PID namespace takes
+    CRIU, its guest, along.
     """
     freeze.lock.remove()
     ended = commit.ended()
@@ -45,9 +50,16 @@ def settle_failure(error: BaseException, job: DumpJob, parts: TreeParts, freeze:
         parts.holder.failed()
         if parts.devices is not None:
             parts.devices.give_back()
-            _report_lost(job.reporter, commit.destination.repository, commit.destination.session.name, parts.devices, error)
+            _report_lost(
+                job.reporter,
+                commit.destination.repository,
+                commit.destination.session.name,
+                parts.devices,
+                error,
+            )
     tree = freeze.seen.tree
-    if isinstance(error, NoSuchProcess | CommandFailed) and tree:  # CRIU, or a helper of ours, was killed
+    # CRIU, or a helper of ours, was killed
+    if isinstance(error, NoSuchProcess | CommandFailed) and tree:
         fate = "the tree runs on" if tree[0].identity.alive() else "the tree is gone"
         raise DumpFailed(f"{error.message} while it was dumped; {fate}", hint=error.hint) from error
     if not isinstance(error, driver.CriuFailed):
@@ -64,7 +76,8 @@ def _mend_connections(reporter: Reporter, parts: TreeParts) -> None:
     parts.repair_mode.mend()
     if parts.repair_mode.mended:
         reporter.warning(
-            f"CRIU was killed while it held {parts.repair_mode.mended} TCP sockets of the tree; they work again",
+            f"CRIU was killed while it held {parts.repair_mode.mended} TCP sockets of the tree; "
+            "they work again",
             "A program that waited in a call on one of them may have got EPERM from it.",
         )
 
@@ -99,7 +112,9 @@ def finish(
     after: AfterCommit,
     manifest: Manifest,
 ) -> None:
-    """The checkpoint exists: clean up, and write down where the session is now; what fails is a warning."""
+    """The checkpoint exists: clean up, and write down where the session is now; what fails is a
+    warning.
+    """
     destination, ending = commit.destination, not job.wishes.leave_running
     name = repr(destination.session.name)
     if parts.devices is not None:
@@ -118,11 +133,17 @@ def finish(
         with after.optional("the reports of trees that are gone could not be removed"):
             inside_report.sweep(job.config)
         if destination.delivery is not None:
-            destination.delivery.ended(left)  # the lease there is the target's, which a source cannot read
+            # the lease there is the target's, which a source cannot read
+            destination.delivery.ended(left)
         else:
             seen = destination.home.seen if destination.home is not None else None
             with after.optional(f"the lease of {name} could not be given back"):
-                leases.release(destination.repository, destination.session.name, host=host_id(job.config), seen=seen)
+                leases.release(
+                    destination.repository,
+                    destination.session.name,
+                    host=host_id(job.config),
+                    seen=seen,
+                )
     where = destination.where(job.config)
     record = replace(destination.session, store=where, checkpoint=manifest.id, boot_id=boot_id())
     lock = freeze.lock.table if commit.stays_locked else None

@@ -1,12 +1,14 @@
-"""The freeze of a dump: CRIU stops the tree, and all that must be seen while it stands still is taken.
+"""The freeze of a dump: CRIU stops the tree, and all that must be seen while it stands still is
+taken.
 
 CRIU was asked early and waits with the tree untouched.  It calls back twice: when every process is
-stopped (`Freeze.frozen`), and when it has written all images (`criuctl.dump.commit`).  A tree that it
-refuses for something that passes by itself (a process that was just ending, a datagram that was being put
-together) runs on for a moment and is tried again.
+stopped (`Freeze.frozen`), and when it has written all images (`criuctl.dump.commit`).  A tree that
+it refuses for something that passes by itself (a process that was just ending, a datagram that was
+being put together) runs on for a moment and is tried again.
 
-What is taken from the tree for CRIU's sake (terminals' input, calls that were interrupted) is given back
-exactly once, by whichever thread comes first: the main thread, or the watchdog of `freeze_limit`.
+What is taken from the tree for CRIU's sake (terminals' input, calls that were interrupted) is given
+back exactly once, by whichever thread comes first: the main thread, or the watchdog of
+`freeze_limit`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from ..proc.descriptors import Descriptor, descriptors
 from ..proc.threads import Beside, Later
 from ..proc.tree import Process, read_tree
 from ..repairs.base import FrozenTree
-from ..repairs.interrupted_calls import restart_living, restart_seized  # loaded now: they are needed in a freeze
+
+# loaded now: they are needed in a freeze
+from ..repairs.interrupted_calls import restart_living, restart_seized
 from ..report import Reporter
 from . import criu_facts, private_memory
 from .connection_lock import ConnectionLock
@@ -99,7 +103,9 @@ class Freeze(Struct, eq=False):
             while not self._try(steps, limit, ahead):
                 pass
 
-    def _try(self, steps: driver.DumpSteps, limit: FreezeLimit, ahead: Collection[Hashable]) -> bool:
+    def _try(
+        self, steps: driver.DumpSteps, limit: FreezeLimit, ahead: Collection[Hashable]
+    ) -> bool:
         """Whether CRIU has done it; False: try again.  Raises what cannot be tried again."""
         self.parts.survey.wait(self.job.root.pid)
         self.job.reporter.step("freeze")
@@ -121,7 +127,9 @@ class Freeze(Struct, eq=False):
         return False
 
     def _still_since(self) -> float:
-        """When the tree stood still before CRIU stopped it, for its holder or its devices (monotonic); 0: it runs."""
+        """When the tree stood still before CRIU stopped it, for its holder or its devices
+        (monotonic); 0: it runs.
+        """
         devices = self.parts.devices.taken_at if self.parts.devices is not None else 0.0
         return min(filter(None, (self.parts.holder.held_since, devices)), default=0.0)
 
@@ -130,7 +138,9 @@ class Freeze(Struct, eq=False):
         self.job.reporter.step(step, why=why)
 
     def _outwait(self, error: driver.CriuFailed, ahead: Collection[Hashable]) -> None:
-        """Undo all but the streams `ahead` and wait for what passes by itself; raise `error` if it does not."""
+        """Undo all but the streams `ahead` and wait for what passes by itself; raise `error` if it
+        does not.
+        """
         self.tries += 1
         frozen = time.monotonic() - self.seen.at if self.seen.tree else 0.0
         again = self.tries <= len(PAUSES) and frozen < LONG and not self.job.root.doomed()
@@ -139,7 +149,8 @@ class Freeze(Struct, eq=False):
             raise error
         if self.seen.tree:
             self.job.reporter.warning(
-                f"CRIU gave up on the tree when it was frozen ({why}), and was asked again: calls that the program "
+                f"CRIU gave up on the tree when it was frozen ({why}), and was asked again: calls "
+                "that the program "
                 "waited in may have ended with EINTR, as for a signal"
             )
         self.parts.terminals.back()
@@ -179,16 +190,20 @@ class Freeze(Struct, eq=False):
         self.seen.tree = tree = read_tree(root)
         self.seen.opened = opened = {p.pid: descriptors(p.pid) for p in tree if not p.zombie}
         parts.repairs.record(FrozenTree(tree, opened, self.job.reporter))
-        # Peers are asked over the program's own connections: only now, before CRIU locks and repairs those.
+        # Peers are asked over the program's own connections: only now, before CRIU locks and
+        # repairs those.
         looked = parts.survey.frozen(tree, opened)
         parts.repair_mode.watch(self.dumper.conversation, self.dumper.pid, looked.connections)
         if table := self.lock.table:
-            note = connection_locks.noted(self.job.config, self.job.root, table, parts.repair_mode.known)
+            note = connection_locks.noted(
+                self.job.config, self.job.root, table, parts.repair_mode.known
+            )
             parts.shielded.enter_context(note)
         reporter = Reporter()
         for finding in untaken(c.held for c in looked.connections):
             reporter.finding(finding)
-        # Files and memory of one process alone are looked at by another thread, while CRIU reads the memory.
+        # Files and memory of one process alone are looked at by another thread, while CRIU reads
+        # the memory.
         assert self._helper is not None
         own = self._helper.do(lambda: private_memory.own_memory(tree))
         self._collected = Collected(reporter, self._helper.do(lambda: self._files(reporter)), own)
@@ -203,7 +218,13 @@ class Freeze(Struct, eq=False):
         held = inode_records.record(self.seen.tree, self.seen.opened)
         parts, job = self.parts, self.job
         found = recording.collect(
-            self.writer, job.config, self.seen.opened, parts.carried, parts.binaries, job.root.pid, reporter
+            self.writer,
+            job.config,
+            self.seen.opened,
+            parts.carried,
+            parts.binaries,
+            job.root.pid,
+            reporter,
         )
         return found, held
 
@@ -227,7 +248,9 @@ class Freeze(Struct, eq=False):
         return self._collected
 
     def give_back(self) -> None:
-        """Give the tree back what was taken from it for CRIU, before it runs on; only the first call does it."""
+        """Give the tree back what was taken from it for CRIU, before it runs on; only the first
+        call does it.
+        """
         with self._giving:
             if self._given_back:
                 return
@@ -239,14 +262,18 @@ class Freeze(Struct, eq=False):
             self._given_back = True
 
     def _break_off(self, error: FrozenTooLong) -> None:
-        """The tree has been frozen for too long: wait neither for the store nor for more of CRIU's pages."""
+        """The tree has been frozen for too long: wait neither for the store nor for more of CRIU's
+        pages.
+        """
         error.message += "; the tree runs on" if self.job.root.alive() else "; the tree is gone"
         error.args = (error.message,)
         self.writer.give_up(error)
         self.dumper.break_off()
 
     def _undo(self) -> None:
-        """From the watchdog's thread: let the tree go on, though `frozen` or the commit has not returned."""
+        """From the watchdog's thread: let the tree go on, though `frozen` or the commit has not
+        returned.
+        """
         if self.dumper.asks:
             self.give_back()
             self.dumper.veto()

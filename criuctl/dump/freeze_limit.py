@@ -1,16 +1,16 @@
 """``max_freeze``: the longest time that a dump may keep its tree frozen.
 
 A watchdog thread waits for the deadline while the main thread works, so it does not matter what the
-main thread waits for.  The clock starts when CRIU may stop the first process, or when the holder has
-stopped the tree.  At the deadline the dump is undone and the tree runs on:
+main thread waits for.  The clock starts when CRIU may stop the first process, or when the holder
+has stopped the tree.  At the deadline the dump is undone and the tree runs on:
 
 1. Everything that waits for the store gives up (`CheckpointWriter.give_up`), and no more pages are
    taken from CRIU, which then fails and rolls back by itself.  CRIU is never killed: it may be at
    work inside a process.
 2. If CRIU waits for an answer, the main thread is interrupted, cleans up, and answers no.
 3. If the main thread has not answered within `GRACE`, because it is in a system call that no signal
-   interrupts (a write to a file system that hangs), the watchdog itself gives the tree back what was
-   taken from it, and answers no.
+   interrupts (a write to a file system that hangs), the watchdog itself gives the tree back what
+   was taken from it, and answers no.
 
 `decide` is the point of no return, just before CRIU is told yes: either the deadline has passed
 before, or the dump goes on.
@@ -56,7 +56,9 @@ _PHRASES = {
 
 
 def allowed(config: Config, asked: float | None, kind: str) -> float:
-    """Return the bound in seconds, 0 for none: `asked`, else the configuration's for this `kind`."""
+    """Return the bound in seconds, 0 for none: `asked`, else the configuration's for this
+    `kind`.
+    """
     return asked if asked is not None else config.max_freeze.get(kind, MAX_FREEZE[kind])
 
 
@@ -76,7 +78,9 @@ class FreezeLimit:
         undo: Callable[[], None],
         progress: Callable[[], str],
     ) -> None:
-        """`seconds`: 0 for no bound.  The watchdog's thread calls `break_off` (1) and `undo` (3)."""
+        """`seconds`: 0 for no bound.  The watchdog's thread calls `break_off` (1) and `undo`
+        (3).
+        """
         self.seconds = seconds
         self.error: FrozenTooLong | None = None  # once the time is over
         self._reporter = reporter

@@ -14,7 +14,8 @@ from ..report import Reporter
 class DumpWishes(Struct, frozen=True, kw_only=True):
     """The options of a dump, as its caller gives them."""
 
-    name: str | None = None  # of the session; None: the one that the tree has, or one after its command
+    # of the session; None: the one that the tree has, or one after its command
+    name: str | None = None
     leave_running: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     with_files: Sequence[str] = ()

@@ -1,4 +1,6 @@
-"""The manifest of a dump, put together from what was taken of the frozen tree, and the answer that a caller gets."""
+"""The manifest of a dump, put together from what was taken of the frozen tree, and the answer that
+a caller gets.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def result_of(
     rounds: Sequence[Round],
     devices: DumpedDevices | None,
 ) -> DumpResult:
-    """Return the answer of a dump; processes that have lost their GPUs are a warning, and make it degraded."""
+    """Return the answer of a dump; processes that have lost their GPUs are a warning, and make it
+    degraded.
+    """
     lost = devices.lost if devices is not None else []
     if lost:
         ref = quoted(f"{manifest.session.name}@{manifest.number}")
@@ -133,11 +137,17 @@ def describe(
     memory: Sequence[PageImage],
     writer: CheckpointWriter,
 ) -> Manifest:
-    """Put the manifest together; CRIU's metadata images and the maps of the memory are stored on the way."""
+    """Put the manifest together; CRIU's metadata images and the maps of the memory are stored on
+    the way.
+    """
     image_files = tuple(_add_images(images, writer))
     for image in memory:
         writer.add_bytes(("entries", image.key), image.pack())
-    features = [carried_binaries.FEATURE] if any(f.kind == "mapped" and f.data is not None for f in taken.files) else []
+    features = (
+        [carried_binaries.FEATURE]
+        if any(f.kind == "mapped" and f.data is not None for f in taken.files)
+        else []
+    )
     everywhere = processor_affinity.everywhere()
     # Only now: the first one waits for all to be hashed.
     memory_images = tuple(_memory(image, writer, taken.own) for image in memory)
@@ -162,14 +172,19 @@ def describe(
         files=tuple(taken.files),
         links=tuple(taken.links),
         fifos=tuple(taken.fifos),
-        external=tuple(ExternalFile(key=key, kind=d.kind, path=d.target, flags=d.flags) for key, d in taken.external.items()),
+        external=tuple(
+            ExternalFile(key=key, kind=d.kind, path=d.target, flags=d.flags)
+            for key, d in taken.external.items()
+        ),
         bytes={
             "memory": sum(i.pages for i in memory) * 4096,
             "files": sum(f.size for f in taken.files if f.data is not None),
             "new": 0,
             "stored": 0,
         },
-        features=(*features, LAYERS) if any(image.data.pages is not None for image in memory_images) else tuple(features),
+        features=(*features, LAYERS)
+        if any(image.data.pages is not None for image in memory_images)
+        else tuple(features),
     )
 
 
@@ -185,7 +200,9 @@ def _add_images(images: ImageSet, writer: CheckpointWriter) -> Iterator[ImageFil
         yield ImageFile(name, size)
 
 
-def _memory(image: PageImage, writer: CheckpointWriter, own: Mapping[int, Sequence[tuple[int, int]]]) -> MemoryImage:
+def _memory(
+    image: PageImage, writer: CheckpointWriter, own: Mapping[int, Sequence[tuple[int, int]]]
+) -> MemoryImage:
     return MemoryImage(
         kind=image.key.kind,
         id=image.key.id,

@@ -1,4 +1,6 @@
-"""The parts of a tree that a dump handles apart from CRIU's images; each owns what it takes, and gives it back."""
+"""The parts of a tree that a dump handles apart from CRIU's images; each owns what it takes, and
+gives it back.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class TreeParts(Struct):
         )
 
     def connections_own(self) -> None:
-        """CRIU is done with the connections of the tree, or has ended: whatever happens to them is their own."""
+        """CRIU is done with the connections of the tree, or has ended: whatever happens to them is
+        their own.
+        """
         self.repair_mode.rest()
         self.shielded.close()
 
@@ -79,7 +83,9 @@ def gather(
     entry: NamespacePlan,
     stack: ExitStack,
 ) -> TreeParts:
-    """Look at what the preflight has seen of the tree, and hold what could change its name until `stack` ends."""
+    """Look at what the preflight has seen of the tree, and hold what could change its name until
+    `stack` ends.
+    """
     root = job.root
     with reading(root.pid):
         net = os.open(f"/proc/{root.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,9 +1,10 @@
-"""Can this tree be dumped?  Every obstacle with its process, descriptor and remedy, before anything is touched.
+"""Can this tree be dumped?  Every obstacle with its process, descriptor and remedy, before anything
+is touched.
 
-`check_tree` looks at the running tree and at this host; it stops nothing, changes nothing, and does not
-raise for what it finds: a tree that is gone or that we may not look at is a finding too.  What is found
-while the tree runs may pass until the freeze, or arise: CRIU's own refusal remains the last word, and
-`diagnosis` makes the same kind of sentence from it.
+`check_tree` looks at the running tree and at this host; it stops nothing, changes nothing, and does
+not raise for what it finds: a tree that is gone or that we may not look at is a finding too.  What
+is found while the tree runs may pass until the freeze, or arise: CRIU's own refusal remains the
+last word, and `diagnosis` makes the same kind of sentence from it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from .checks.gpu import check_gpu
 from .checks.host import check_host
 from .checks.memory import check_mappings, check_programs
 from .checks.mounts import check_mounts
-from .checks.namespaces import check_bound, check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
+from .checks.namespaces import (
+    check_bound,
+    check_freezer,
+    check_ipc,
+    check_namespaces,
+    check_network,
+    check_proc_mount,
+)
 from .checks.pipes import check_pipes
 from .checks.proc_files import check_proc_files, check_proc_folders
 from .checks.processes import check_processes
@@ -85,7 +93,8 @@ def examine(job: DumpJob, found: Target) -> Scene:
         text = "; ".join(map(str, summarised(errors)))
         raise PreflightRefused(text, hint=errors[0].hint, findings=[f.to_dict() for f in errors])
     assert scene is not None  # else there is an error
-    for finding in summarised(f for f in findings if f.code not in UNTAKEN):  # those the freeze reports
+    # those the freeze reports
+    for finding in summarised(f for f in findings if f.code not in UNTAKEN):
         job.reporter.finding(finding)
     return scene
 
@@ -103,14 +112,18 @@ def _settled(job: DumpJob, found: Target) -> tuple[list[Finding], Scene | None]:
 
 
 def warn_hung_up(job: DumpJob, survey: Survey) -> None:
-    """Warn of connections that the default hangs up; not at a snapshot: its peers will have gone by its restore."""
+    """Warn of connections that the default hangs up; not at a snapshot: its peers will have gone by
+    its restore.
+    """
     if not job.wishes.leave_running:
         for finding in hung_up_unasked(survey.unasked):
             job.reporter.finding(finding)
 
 
 def check_tree(target: Target, config: Config, *, leave_running: bool = False) -> list[Finding]:
-    """All findings about the tree, errors first; an empty list or one without errors lets a dump be tried."""
+    """All findings about the tree, errors first; an empty list or one without errors lets a dump be
+    tried.
+    """
     return look_at(target, config, leave_running=leave_running)[0]
 
 
@@ -130,7 +143,12 @@ def look_at(
             # What could not be looked at is no obstacle: CRIU looks again, with the tree frozen.
             hint = error.hint if isinstance(error, CriuctlError) else ""
             found.append(
-                Finding("warning", "check-incomplete", f"{check.__name__.replace('_', ' ')} was not possible: {error}", hint)
+                Finding(
+                    "warning",
+                    "check-incomplete",
+                    f"{check.__name__.replace('_', ' ')} was not possible: {error}",
+                    hint,
+                )
             )
     found = known_programs.remedied(found, known_programs.executables(scene, found))
     return sorted(found, key=lambda f: _ORDER[f.level]), scene

@@ -1,4 +1,6 @@
-"""The signals that end criuctl: ignored from the point of no return, put back at the end of the dump."""
+"""The signals that end criuctl: ignored from the point of no return, put back at the end of the
+dump.
+"""
 
 from __future__ import annotations
 

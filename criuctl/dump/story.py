@@ -1,16 +1,17 @@
 """A dump, from top to bottom.
 
-Only CRIU may end the tree, and only after the manifest is in the store (`criuctl.dump.commit`).  Every
-failure before that, of whatever part, is a veto: CRIU lets the tree go on, and packs that are already
-written stay unreferenced.  ``kill -9`` of criuctl closes CRIU's socket, which is a veto too, and so is a
-freeze that takes too long (`criuctl.dump.freeze_limit`).
+Only CRIU may end the tree, and only after the manifest is in the store (`criuctl.dump.commit`).
+Every failure before that, of whatever part, is a veto: CRIU lets the tree go on, and packs that are
+already written stay unreferenced.  ``kill -9`` of criuctl closes CRIU's socket, which is a veto
+too, and so is a freeze that takes too long (`criuctl.dump.freeze_limit`).
 
-What a CRIU that is killed itself has done to connections can be undone (`criuctl.connections.repair_mode`),
-but not what it was just doing inside a process, so it ignores the signals that may be ignored.  A dump that
-leaves the tree running thaws it as soon as everything is in criuctl's memory, and uploads afterwards.
+What a CRIU that is killed itself has done to connections can be undone
+(`criuctl.connections.repair_mode`), but not what it was just doing inside a process, so it ignores
+the signals that may be ignored.  A dump that leaves the tree running thaws it as soon as everything
+is in criuctl's memory, and uploads afterwards.
 
-With a `Delivery` the checkpoint goes to another host, and the tree is ended only after that host has it
-restored.
+With a `Delivery` the checkpoint goes to another host, and the tree is ended only after that host
+has it restored.
 """
 
 from __future__ import annotations
@@ -72,9 +73,11 @@ def dump(
     reporter: Reporter,
     delivery: Delivery | None = None,
 ) -> DumpResult:
-    """Dump the tree that `target` names (a PID, a session or a configured tree) into the configured store.
+    """Dump the tree that `target` names (a PID, a session or a configured tree) into the configured
+    store.
 
-    Raises a `CriuctlError` that says what has become of the tree; after the commit, failures are warnings.
+    Raises a `CriuctlError` that says what has become of the tree; after the commit, failures are
+    warnings.
     """
     began = time.monotonic()
     kind = "migrate" if delivery else "snapshot" if wishes.leave_running else "dump"
@@ -88,11 +91,15 @@ def dump(
     recreation.sweep(config)
     found = resolve_target(target, registry.lookup, registry.session_of)
     with AfterCommit(reporter) as after, ExitStack() as stack:
-        stack.enter_context(told_as(DumpFailed, lambda: "the tree runs on" if found.root.alive() else ""))
+        stack.enter_context(
+            told_as(DumpFailed, lambda: "the tree runs on" if found.root.alive() else "")
+        )
         stack.enter_context(stopping(config, reporter))
         # No other criuctl dumps this tree, or changes its session, meanwhile.
         dumped = subject.claim(config, registry, found, wishes.name, stack)
-        job = DumpJob(config, reporter, wishes, dumped.root, began, bound, moves=delivery is not None)
+        job = DumpJob(
+            config, reporter, wishes, dumped.root, began, bound, moves=delivery is not None
+        )
         hooks = hook_facts.of_dump(
             config,
             reporter,
@@ -108,12 +115,23 @@ def dump(
         registry.check_writable()
         scene = preflight.examine(job, found)
         subject.end_former_holder(config, dumped.session.name, dumped.root)
-        survey = Survey(config, reporter, wish=wishes.connections, drain=wishes.drain, ending=not wishes.leave_running)
+        survey = Survey(
+            config,
+            reporter,
+            wish=wishes.connections,
+            drain=wishes.drain,
+            ending=not wishes.leave_running,
+        )
         survey.ahead(dumped.root.pid, (scene.tree, scene.opened))
         preflight.warn_hung_up(job, survey)
-        required = predicates.wanted(config, dumped.session.name, wishes.require) if delivery is None else []
+        required = (
+            predicates.wanted(config, dumped.session.name, wishes.require)
+            if delivery is None
+            else []
+        )
 
-        # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is told to go on.
+        # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is told
+        # to go on.
         entry = plan_entry(dumped.root.pid)
         folder, dumper = _prepare_criu(job, entry, stack)
         parts = gather(job, dumped, scene, survey, entry, stack)
@@ -146,7 +164,9 @@ def dump(
     return result_of(job, manifest, destination.url, hooks, commit.rounds, parts.devices)
 
 
-def _prepare_criu(job: DumpJob, entry: NamespacePlan, stack: ExitStack) -> tuple[int, driver.Dumper]:
+def _prepare_criu(
+    job: DumpJob, entry: NamespacePlan, stack: ExitStack
+) -> tuple[int, driver.Dumper]:
     """Return the folder of CRIU's images, and a CRIU that is not started yet."""
     scratch = stack.enter_context(Scratch())
     for finding in scratch.findings():
@@ -168,13 +188,17 @@ def _warn_name(
     """Warn where the name that the user has given means something else already."""
     name, stored = job.wishes.name, destination.repository
     if name is not None and not found.session and registry.get(name) is None and stored.list(name):
-        job.reporter.warning(f"the store already holds checkpoints named {name!r}; this one is added to them")
+        job.reporter.warning(
+            f"the store already holds checkpoints named {name!r}; this one is added to them"
+        )
     if dumped.former is not None:
         subject.warn_superseded(job.config, job.reporter, dumped.former)
 
 
 def _store_ahead(job: DumpJob, parts: TreeParts, destination: Destination, commit: Commit) -> None:
-    """Store what does not change, or rarely, while the tree runs: programs, and memory in rounds (pre-copy)."""
+    """Store what does not change, or rarely, while the tree runs: programs, and memory in rounds
+    (pre-copy).
+    """
     recording.store_ahead(destination.writer, job.root.pid, parts.binaries)
     if job.wishes.precopy:
         from .precopy import precopy  # of few dumps

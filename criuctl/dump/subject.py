@@ -34,8 +34,12 @@ class Subject(Struct, frozen=True):
     former: SessionRecord | None  # a stored session, of another tree, whose name this one takes
 
 
-def claim(config: Config, registry: Registry, found: Target, name: str | None, stack: ExitStack) -> Subject:
-    """Lock the tree and its session until `stack` ends; `Conflict` while another criuctl has one of them."""
+def claim(
+    config: Config, registry: Registry, found: Target, name: str | None, stack: ExitStack
+) -> Subject:
+    """Lock the tree and its session until `stack` ends; `Conflict` while another criuctl has one of
+    them.
+    """
     root = found.root
     busy = f"PID {root.pid} is being dumped by another criuctl"
     stack.enter_context(exclusive(config, f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
@@ -46,19 +50,26 @@ def claim(config: Config, registry: Registry, found: Target, name: str | None, s
 
 
 def session_for(registry: Registry, target: Target, name: str | None) -> SessionRecord:
-    """Return the session of this tree: named by the user, known by its root or its name, or named after its command."""
+    """Return the session of this tree: named by the user, known by its root or its name, or named
+    after its command.
+    """
     known = registry.find(target.root)
-    name = name if name is not None else target.session  # a configured tree has its name before it is a session
+    # a configured tree has its name before it is a session
+    name = name if name is not None else target.session
     if name is not None:
         return _named(registry, target, name, known)
     if known is not None:
         return known
     process = read_tree(target.root.pid)[0]
-    plain = "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in process.command)
+    plain = "".join(
+        c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in process.command
+    )
     return SessionRecord(name=f"{plain.strip('-._') or 'process'}-{process.pid}")
 
 
-def _named(registry: Registry, target: Target, name: str, known: SessionRecord | None) -> SessionRecord:
+def _named(
+    registry: Registry, target: Target, name: str, known: SessionRecord | None
+) -> SessionRecord:
     check_name(name)
     taken = registry.get(name)
     if taken is not None and taken.alive() and taken.identity != target.root:
@@ -70,22 +81,31 @@ def _named(registry: Registry, target: Target, name: str, known: SessionRecord |
     if held not in (None, name):
         raise Conflict(
             f"PID {target.root.pid} is session {held!r}, which has a terminal",
-            hint=f"Use that name; `criuctl restore {quoted(held)} --as {quoted(name)}` makes a copy that has another.",
+            hint=(
+                f"Use that name; `criuctl restore {quoted(held)} --as {quoted(name)}` makes a "
+                "copy that has another."
+            ),
         )
     if taken is not None:
         return taken
-    return SessionRecord(name=name, id=known.id if known and known.name == name else os.urandom(16).hex())
+    return SessionRecord(
+        name=name, id=known.id if known and known.name == name else os.urandom(16).hex()
+    )
 
 
 def end_former_holder(config: Config, name: str, root: ProcessIdentity) -> None:
-    """End a holder that only keeps how an earlier session of this name has ended; `Conflict` if it has another tree."""
+    """End a holder that only keeps how an earlier session of this name has ended; `Conflict` if it
+    has another tree.
+    """
     state = state_of(config, name)
     if state is None or not state["holder_alive"]:
         return
     if (state["pid"], state["start_time"]) == (root.pid, root.start_time):
         return
     if state["state"] not in ("exited", "lost"):
-        raise Conflict(f"session {name!r} is {state['state']}, and another tree", hint="Choose another --name.")
+        raise Conflict(
+            f"session {name!r} is {state['state']}, and another tree", hint="Choose another --name."
+        )
     from ..host.holders import end_holder  # seldom needed
 
     end_holder(config, name, state)
@@ -94,8 +114,9 @@ def end_former_holder(config: Config, name: str, root: ProcessIdentity) -> None:
 def warn_superseded(config: Config, reporter: Reporter, former: SessionRecord) -> None:
     """Warn that this dump takes the name of a session that is stored and runs nowhere.
 
-    It is no error, as it is where a holder waits for that session: a service that is dumped each night, and
-    started again by something else than a restore, would have no checkpoints any more from then on.
+    It is no error, as it is where a holder waits for that session: a service that is dumped each
+    night, and started again by something else than a restore, would have no checkpoints any more
+    from then on.
     """
     where = f"is checkpointed as {former.checkpoint[:12]}"
     if former.moved_to:
@@ -104,7 +125,14 @@ def warn_superseded(config: Config, reporter: Reporter, former: SessionRecord) -
     if not former.moved_to and former.checkpoint:
         command = restore_command(config, former.checkpoint[:12], former.store, copy=True)
         hint = f"{command} brings the former back, `criuctl pin` keeps it from `prune`."
-    reporter.warning(f"session {former.name!r} {where}, and this is another tree; from now on the name means this one", hint)
+    reporter.warning(
+        (
+            f"session {former.name!r} {where}, and this is another tree; from now on the name "
+            "means "
+            "this one"
+        ),
+        hint,
+    )
 
 
 def remember(
@@ -116,9 +144,11 @@ def remember(
     leave_running: bool,
     lock: str | None,
 ) -> None:
-    """Write down where the session is now; whether the tree has ended is seen by looking at its root.
+    """Write down where the session is now; whether the tree has ended is seen by looking at its
+    root.
 
-    `lock` is the firewall table that holds the connections until a restore here, None if they are not kept.
+    `lock` is the firewall table that holds the connections until a restore here, None if they are
+    not kept.
     """
     doomed = root.doomed()
     if doomed and leave_running and _killed(config, record):
@@ -126,7 +156,9 @@ def remember(
         return
     record = replace(record, state="running", pid=root.pid, start_time=root.start_time)
     if doomed and not leave_running:
-        record = replace(record, state="checkpointed", lock_table=lock or "", lock_kept=lock is not None)
+        record = replace(
+            record, state="checkpointed", lock_table=lock or "", lock_kept=lock is not None
+        )
     registry.put(record)
 
 

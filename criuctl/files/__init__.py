@@ -1,1 +1,3 @@
-"""The regular files of a tree: recorded while it is frozen, judged by the time of the restore, put back or overlaid."""
+"""The regular files of a tree: recorded while it is frozen, judged by the time of the restore, put
+back or overlaid.
+"""

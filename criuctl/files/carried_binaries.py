@@ -1,27 +1,36 @@
-"""Programs and libraries that came along (``--carry-binaries``), laid over this host's for one tree alone.
+"""Programs and libraries that came along (``--carry-binaries``), laid over this host's for one tree
+alone.
 
-A carried file that is missing here, or is another one here, must be at its old path for the restored tree and for nobody
-else.  The restore writes those files into a detached tmpfs (`laid`) and hands it to PID 1 of the tree's namespaces
-(`criuctl.proc.nsinit`), which shows each at its path:
+A carried file that is missing here, or is another one here, must be at its old path for the
+restored tree and for nobody else.  The restore writes those files into a detached tmpfs (`laid`)
+and hands it to PID 1 of the tree's namespaces (`criuctl.proc.nsinit`), which shows each at its
+path:
 
-- the folder that it is in, or the nearest on the way there that exists, is covered with a read-only overlay of the carried files
-  and the folder itself.  Its sub-folders are bound back in, so that only what lies directly in it is read-only;
-- where a folder cannot be covered, or is on an overlay itself, the carried file is bind-mounted over the one that is there.
+- the folder that it is in, or the nearest on the way there that exists, is covered with a read-only
+  overlay of the carried files and the folder itself.  Its sub-folders are bound back in, so that
+  only what lies directly in it is read-only;
+- where a folder cannot be covered, or is on an overlay itself, the carried file is bind-mounted
+  over the one that is there.
 
-Covering comes first, because the kernel takes a mount away from a file that somebody replaces, as an upgrade of a package does,
-but not from the folder.  Read-only, because what were written there would vanish with the tree.  So a folder that the tree,
-or everybody, writes to is not covered (`obstacle`, `written_folders`); what helps where a file is missing is told.
-A file that is mapped through one overlay from another cannot be dumped (the kernel tells a path that leads nowhere): so what came
-along is in the upper layer even where it is the same, and folders on overlays are covered only for what is missing in them.
-Nothing on this host's disk is touched, and all of it ends with the namespace.
+Covering comes first, because the kernel takes a mount away from a file that somebody replaces, as
+an upgrade of a package does, but not from the folder.  Read-only, because what were written there
+would vanish with the tree.  So a folder that the tree, or everybody, writes to is not covered
+(`obstacle`, `written_folders`); what helps where a file is missing is told.  A file that is mapped
+through one overlay from another cannot be dumped (the kernel tells a path that leads nowhere): so
+what came along is in the upper layer even where it is the same, and folders on overlays are covered
+only for what is missing in them.  Nothing on this host's disk is touched, and all of it ends with
+the namespace.
 
-The mounts are known by their source (`SOURCE`): what a later dump finds mapped from them travels again, asked or not.
+The mounts are known by their source (`SOURCE`): what a later dump finds mapped from them travels
+again, asked or not.
 
-Where it lies is decided by whoever controls the way there, which may be the user whose tree it is.  So the way is walked without
-links that a user could have made (`criuctl.proc.trustedpath`), the list names the real folder and its inode, and PID 1 covers
-that inode or nothing.  A folder that root alone controls takes only what was root's own, unless all of the tree is root's
-(`objection`): else a set-uid program would run what the user put there.  In a tree that is not root's alone nothing is set-uid,
-on any mount: an old library with a hole, kept mapped until root had replaced it, is else as good as one's own.
+Where it lies is decided by whoever controls the way there, which may be the user whose tree it is.
+So the way is walked without links that a user could have made (`criuctl.proc.trustedpath`), the
+list names the real folder and its inode, and PID 1 covers that inode or nothing.  A folder that
+root alone controls takes only what was root's own, unless all of the tree is root's (`objection`):
+else a set-uid program would run what the user put there.  In a tree that is not root's alone
+nothing is set-uid, on any mount: an old library with a hole, kept mapped until root had replaced
+it, is else as good as one's own.
 """
 
 from __future__ import annotations
@@ -46,8 +55,10 @@ if TYPE_CHECKING:
     from .judgement import Judgement
 
 SOURCE = "criuctl-carried"
-FEATURE = "carried-binaries"  # of a manifest: mapped files with contents, which are not to be put on the disk
-_DATA_LIMIT = 64 << 20  # bytes; larger files that are mapped as data only do not count as part of a program
+# of a manifest: mapped files with contents, which are not to be put on the disk
+FEATURE = "carried-binaries"
+# bytes; larger files that are mapped as data only do not count as part of a program
+_DATA_LIMIT = 64 << 20
 _NEVER = ("/dev", "/proc", "/sys")
 ROOTS = frozenset({0})  # the users of a tree that is root's alone
 Identity = tuple[int, int]  # st_dev, st_ino
@@ -68,7 +79,11 @@ class Binaries:
             return False
         if self._wanted and (executable or size <= _DATA_LIMIT):
             return True
-        holds = [(len(point), number, ours) for number, (point, ours) in enumerate(self._mounts) if _below(path, point)]
+        holds = [
+            (len(point), number, ours)
+            for number, (point, ours) in enumerate(self._mounts)
+            if _below(path, point)
+        ]
         return max(holds, default=(0, 0, False))[2]
 
 
@@ -101,8 +116,12 @@ def ground_of(path: str) -> Ground:
                     found = Ground(named, place.path, place.status, place.fault)
                     if os.path.dirname(path) == named:
                         with suppress(FileNotFoundError):
-                            file = os.stat(os.path.basename(path), dir_fd=place.fd, follow_symlinks=False)
-                            found = found._replace(file=file if stat.S_ISREG(file.st_mode) else None)
+                            file = os.stat(
+                                os.path.basename(path), dir_fd=place.fd, follow_symlinks=False
+                            )
+                            found = found._replace(
+                                file=file if stat.S_ISREG(file.st_mode) else None
+                            )
                     return found
         except (FileNotFoundError, NotADirectoryError):
             pass
@@ -110,19 +129,30 @@ def ground_of(path: str) -> Ground:
 
 
 def objection(record: FileRecord, uids: Collection[int]) -> tuple[str, str] | None:
-    """Why a file that came along may not be shown to a tree of these users at its path, and what helps."""
+    """Why a file that came along may not be shown to a tree of these users at its path, and what
+    helps.
+    """
     try:
         ground = ground_of(record.path)
     except UntrustedPath as error:
-        return f"the way there is not safe: {error.message}", f"See what the link is for. {_along(record.path)}"
+        return (
+            f"the way there is not safe: {error.message}",
+            f"See what the link is for. {_along(record.path)}",
+        )
     if ROOTS.issuperset(uids):
         return None
     if ground.fault is None:
         others = stat.S_IWGRP | stat.S_IWOTH
         if record.uid == 0 and not record.mode & others:
             return None
-        who = f"belongs to user {record.uid}" if record.uid else "could be written by others than root"
-        missing = os.path.join(ground.folder, os.path.relpath(record.path, ground.named).split("/")[0])
+        who = (
+            f"belongs to user {record.uid}"
+            if record.uid
+            else "could be written by others than root"
+        )
+        missing = os.path.join(
+            ground.folder, os.path.relpath(record.path, ground.named).split("/")[0]
+        )
         make = f"Make the folder as that user's: `install -d -o {record.uid:d} {quoted(missing)}`. "
         hint = _along(record.path) if ground.file is not None else make + _along(record.path)
         return f"it {who}, and would lie in {ground.folder}, which is root's", hint
@@ -144,14 +174,19 @@ def obstacle(path: str) -> tuple[str, str] | None:
         return f"the way there is not safe: {error.message}", _along(path)
     folder, real = ground.named, ground.folder
     below = path[len(folder.rstrip("/")) + 1 :].split("/")
-    make = f"Make the folder on the host that it comes to: `mkdir {quoted(os.path.join(folder, below[0]))}`."
+    make = (
+        "Make the folder on the host that it comes to: `mkdir "
+        f"{quoted(os.path.join(folder, below[0]))}`."
+    )
     along = _along(os.path.join(folder, below[0]))
     if real == "/":
         return "the root folder cannot be covered", make if len(below) > 1 else along
     if any(_below(real, never) for never in _NEVER):
         return f"nothing can be laid over {real}", along
     if ground.status.st_mode & stat.S_IWOTH:
-        return f"everybody writes to {folder}, so it cannot be covered", make if len(below) > 1 else along
+        return f"everybody writes to {folder}, so it cannot be covered", make if len(
+            below
+        ) > 1 else along
     return None
 
 
@@ -173,8 +208,11 @@ def is_file(path: str) -> bool:
 
 
 @contextmanager
-def laid(judgements: Sequence[Judgement], reader: CheckpointReader, uids: Collection[int] = ROOTS) -> Iterator[int | None]:
-    """The carried files that are wanted here, in a tmpfs, with a list of what goes where; None when there are none.
+def laid(
+    judgements: Sequence[Judgement], reader: CheckpointReader, uids: Collection[int] = ROOTS
+) -> Iterator[int | None]:
+    """The carried files that are wanted here, in a tmpfs, with a list of what goes where; None when
+    there are none.
 
     `uids`: the users of the tree.
     """
@@ -188,22 +226,40 @@ def laid(judgements: Sequence[Judgement], reader: CheckpointReader, uids: Collec
         except UntrustedPath as error:
             raise RestoreFailed(error.message, hint=error.hint) from error
         except OSError as error:
-            raise RestoreFailed(f"the carried programs and libraries cannot be provided: {error.strerror}") from error
+            raise RestoreFailed(
+                f"the carried programs and libraries cannot be provided: {error.strerror}"
+            ) from error
         yield scratch.fd
 
 
-def _fill(scratch: Scratch, judgements: Sequence[Judgement], reader: CheckpointReader, uids: Collection[int]) -> None:
+def _fill(
+    scratch: Scratch,
+    judgements: Sequence[Judgement],
+    reader: CheckpointReader,
+    uids: Collection[int],
+) -> None:
     written = written_folders(j.record for j in judgements)
     wanted = [j.record for j in judgements if j.verdict == "overlaid"]
-    same = [j.record for j in judgements if j.verdict == "same" and j.record.kind == "mapped" and j.record.data is not None]
+    same = [
+        j.record
+        for j in judgements
+        if j.verdict == "same" and j.record.kind == "mapped" and j.record.data is not None
+    ]
     on_overlays = _overlay_devices()
     grounds: dict[str, Ground] = {}  # as they are now; PID 1 compares the inodes
     covers: dict[str, tuple[str, Ground]] = {}  # folder -> name in the tmpfs, and the folder
     for record in wanted:
-        if (problem := objection(record, uids)) is not None:  # judged before, but somebody may have moved a folder since
-            raise RestoreFailed(f"{record.path} cannot be shown to the tree: {problem[0]}", hint=problem[1])
+        # judged before, but somebody may have moved a folder since
+        if (problem := objection(record, uids)) is not None:
+            raise RestoreFailed(
+                f"{record.path} cannot be shown to the tree: {problem[0]}", hint=problem[1]
+            )
         ground = grounds[record.path] = ground_of(record.path)
-        possible = obstacle(record.path) is None and ground.folder not in written and ground.status.st_dev not in on_overlays
+        possible = (
+            obstacle(record.path) is None
+            and ground.folder not in written
+            and ground.status.st_dev not in on_overlays
+        )
         if possible or ground.file is None:
             covers.setdefault(ground.folder, (f"cover-{len(covers)}", ground))
     for name, _ground in covers.values():
@@ -229,9 +285,15 @@ def _fill(scratch: Scratch, judgements: Sequence[Judgement], reader: CheckpointR
         os.chown(f"{scratch.path}/{name}", ground.status.st_uid, ground.status.st_gid)
         os.chmod(f"{scratch.path}/{name}", stat.S_IMODE(ground.status.st_mode))
     deepest_first = sorted(
-        ((name, folder, ground.identity) for folder, (name, ground) in covers.items()), key=lambda cover: -cover[1].count("/")
+        ((name, folder, ground.identity) for folder, (name, ground) in covers.items()),
+        key=lambda cover: -cover[1].count("/"),
     )
-    order = {"source": SOURCE, "set_uid": ROOTS.issuperset(uids), "binds": binds, "covers": deepest_first}
+    order = {
+        "source": SOURCE,
+        "set_uid": ROOTS.issuperset(uids),
+        "binds": binds,
+        "covers": deepest_first,
+    }
     with open(f"{scratch.path}/list", "w") as file:
         json.dump(order, file)
 
@@ -247,7 +309,11 @@ def _write(folder: str, places: dict[str, FileRecord], reader: CheckpointReader)
     placements: list[tuple[StreamRef, int, int]] = []
     try:
         for name, record in places.items():
-            fd = os.open(f"{folder}/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(
+                f"{folder}/{name}",
+                os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW,
+                0o600,
+            )
             if record.data is None:
                 raise RestoreFailed(f"{record.path} did not come along")
             placements.append((record.data, fd, 0))

@@ -1,20 +1,23 @@
 """Files to which somebody else here writes: of a copy the original, which must not notice.
 
-To put a file back sets the present one aside, and whoever has that open would go on in it under a name that nobody looks for.
-So the present file stays, and the copy gets one of its own, as it was at the freeze, under a name beside it: ``beside``.
-CRIU opens that one then.  What the copy has not open it will open by its path, some day: such a file is refused.
-All names of one file are settled alike: what the copy gets beside them are names of one file, too.
+To put a file back sets the present one aside, and whoever has that open would go on in it under a
+name that nobody looks for.  So the present file stays, and the copy gets one of its own, as it was
+at the freeze, under a name beside it: ``beside``.  CRIU opens that one then.  What the copy has not
+open it will open by its path, some day: such a file is refused.  All names of one file are settled
+alike: what the copy gets beside them are names of one file, too.
 
-A lock has one holder.  Where somebody else has a lock that the copy is to have, the copy locks a file
-of its own beside, as it was at the freeze (`separated`).  A lock stands for more than its file, though:
-it keeps two instances of a program from the same data.  So every open file that both would write to
-becomes the copy's own then, but for what it prints to; if one cannot, none does, and the lock is refused.
+A lock has one holder.  Where somebody else has a lock that the copy is to have, the copy locks a
+file of its own beside, as it was at the freeze (`separated`).  A lock stands for more than its
+file, though: it keeps two instances of a program from the same data.  So every open file that both
+would write to becomes the copy's own then, but for what it prints to; if one cannot, none does, and
+the lock is refused.
 
-What a copy has mapped shared in memory (`sharedmaps`) it gets as its own even if it is still as it was, and whoever uses it now:
-the original, brought back later, must find it as it was.
+What a copy has mapped shared in memory (`sharedmaps`) it gets as its own even if it is still as it
+was, and whoever uses it now: the original, brought back later, must find it as it was.
 
 What nobody has open just now is put back, though the original may use it by its path: that is told.
-A file that is still as it was is the copy's as well, as after a fork: that both write to it from now on is told.
+A file that is still as it was is the copy's as well, as after a fork: that both write to it from
+now on is told.
 """
 
 from __future__ import annotations
@@ -35,26 +38,38 @@ from .judgement import Judgement
 from .shared_mappings import is_in_memory, shared_paths
 
 _REFUSED_HINT = (
-    "End that process first, or restore with --files keep. `criuctl verify --restore` tries a copy with files of its own."
+    "End that process first, or restore with --files keep. `criuctl verify --restore` tries a "
+    "copy with files of its own."
 )
 _OWN_HINT = (
-    "What the copy opens by its path from now on is not its own: have it use other places, or end the original. "
+    "What the copy opens by its path from now on is not its own: have it use other places, or end "
+    "the original. "
     "`criuctl verify --restore` tries a copy with files of its own."
 )
-_SHARED_HINT = "What they write may overwrite each other's. `criuctl verify --restore` tries a copy with files of its own."
+_SHARED_HINT = (
+    "What they write may overwrite each other's. `criuctl verify --restore` tries a copy with "
+    "files of its own."
+)
 
-_OWN_MEMORY = "is memory of the original's; the copy gets its own beside it, as it was, and does not find that by the old name"
+_OWN_MEMORY = (
+    "is memory of the original's; the copy gets its own beside it, as it was, and does not find "
+    "that by the old name"
+)
 
 _NAMED = 8  # files that both write to
 _Inode = tuple[int, int]  # st_dev, st_ino
 
 
-def spared(judged: Iterable[Judgement], images: ImageSet, original: int | None) -> tuple[tuple[Judgement, ...], list[Finding]]:
-    """The judgements of a copy's files, with those changed that somebody writes to; what both will use.
+def spared(
+    judged: Iterable[Judgement], images: ImageSet, original: int | None
+) -> tuple[tuple[Judgement, ...], list[Finding]]:
+    """The judgements of a copy's files, with those changed that somebody writes to; what both will
+    use.
 
     `original` is the PID of the living one, if it lives here.
     """
-    judged = _own_memory(tuple(j for j in judged if j.verdict != "set-aside"), images)  # the original may use it
+    # the original may use it
+    judged = _own_memory(tuple(j for j in judged if j.verdict != "set-aside"), images)
     sought: dict[_Inode, list[Judgement]] = {}
     for judgement in judged:
         if _disputed(judgement) and (inode := _present(judgement)) is not None:
@@ -68,22 +83,37 @@ def spared(judged: Iterable[Judgement], images: ImageSet, original: int | None) 
     if not writers:
         return judged, told
     remapped = images.remapped()
-    opened = {path_of(e.reg): e.reg.name for e in images.files() if e.HasField("reg") and e.id not in remapped}
+    opened = {
+        path_of(e.reg): e.reg.name
+        for e in images.files()
+        if e.HasField("reg") and e.id not in remapped
+    }
     settled: dict[str, Judgement] = {}
     for inode, writer in writers.items():
         names = [opened[j.record.path] for j in sought[inode] if j.record.path in opened]
-        movable = bool(names) and all(isinstance(name, str) for name in names)  # no other name can be put into an image
-        settled |= {j.record.path: _settled(j, writer, movable=movable) for j in sought[inode] if j.verdict == "put-back"}
+        # no other name can be put into an image
+        movable = bool(names) and all(isinstance(name, str) for name in names)
+        settled |= {
+            j.record.path: _settled(j, writer, movable=movable)
+            for j in sought[inode]
+            if j.verdict == "put-back"
+        }
         both += [j for j in sought[inode] if j.verdict in ("same", "moved-on")][:1]
     told += [_shared(j, writers[inode]) for j in both[:_NAMED] if (inode := _present(j)) in writers]
     if len(both) > _NAMED:
-        text = f"{len(both) - _NAMED} more files are written to by both, the copy and others, at offsets of their own"
+        text = (
+            f"{len(both) - _NAMED} more files are written to by both, the copy and others, at "
+            "offsets of their own"
+        )
         told.append(Finding("warning", "file-shared", text, _SHARED_HINT))
     return tuple(settled.get(j.record.path, j) for j in judged), told
 
 
-def separated(judged: Iterable[Judgement], images: ImageSet, held: Mapping[str, str]) -> tuple[Judgement, ...]:
-    """The judgements of a copy that wants locks which others have: with files of its own in the place of those, or unchanged.
+def separated(
+    judged: Iterable[Judgement], images: ImageSet, held: Mapping[str, str]
+) -> tuple[Judgement, ...]:
+    """The judgements of a copy that wants locks which others have: with files of its own in the
+    place of those, or unchanged.
 
     `held` has the paths of the locked files, and for each who has the lock.
     """
@@ -97,11 +127,19 @@ def separated(judged: Iterable[Judgement], images: ImageSet, held: Mapping[str, 
         for inode, names in sought.items()
         if any(j.record.kind == "written" and not _is_output(j) for j in names)
     }
-    locked = {i: held[j.record.path] for i, names in sought.items() for j in names if j.record.path in held}
+    locked = {
+        i: held[j.record.path]
+        for i, names in sought.items()
+        for j in names
+        if j.record.path in held
+    }
     if not held.keys() <= {j.record.path for inode in locked for j in sought[inode]}:
         return judged  # one is a folder, or was not recorded
     theirs = {
-        **{inode: f"PID {pid} ({_name(pid)}) writes to it" for inode, pid in writers_to(written).items()},
+        **{
+            inode: f"PID {pid} ({_name(pid)}) writes to it"
+            for inode, pid in writers_to(written).items()
+        },
         **{inode: f"{holder} has locked it" for inode, holder in locked.items()},
     }
     remapped = images.remapped()
@@ -123,26 +161,33 @@ def _is_output(judgement: Judgement) -> bool:
 
 
 def _is_known(judgement: Judgement) -> bool:
-    """Whether the contents at the freeze can be had: carried, the beginning of the present file, or none."""
+    """Whether the contents at the freeze can be had: carried, the beginning of the present file, or
+    none.
+    """
     if judgement.verdict not in ("same", "grown", "put-back"):
         return False
     record = judgement.record
-    return record.data is not None or judgement.from_prefix or bool(record.digest) or not record.size
+    return (
+        record.data is not None or judgement.from_prefix or bool(record.digest) or not record.size
+    )
 
 
 def _own(judgement: Judgement, who: str) -> Judgement:
     record = judgement.record
     what = f"{judgement.why.partition(';')[0]}, and " if judgement.verdict == "put-back" else ""
     why = f"{what}{who}; the copy gets its own beside it, as it was"
-    # Unless it came along: `judge` has seen that the present file begins with what was there at the freeze.
+    # Unless it came along: `judge` has seen that the present file begins with what was there at the
+    # freeze.
     prefix = judgement.from_prefix or (record.data is None and judgement.verdict != "put-back")
     return replace(judgement, verdict="beside", why=why, hint=_OWN_HINT, from_prefix=prefix)
 
 
 def left_behind(judged: Iterable[Judgement], images: ImageSet) -> list[Finding]:
-    """Of a tree that is no copy: who has files open for writing that are set aside, and so goes on in them elsewhere.
+    """Of a tree that is no copy: who has files open for writing that are set aside, and so goes on
+    in them elsewhere.
 
-    And who shares memory with it, be it by intention, or because a copy was left the file when the original was not here.
+    And who shares memory with it, be it by intention, or because a copy was left the file when the
+    original was not here.
     """
     judged, memory = tuple(judged), shared_paths(images)
     sought: dict[_Inode, list[Judgement]] = {}
@@ -155,8 +200,20 @@ def left_behind(judged: Iterable[Judgement], images: ImageSet) -> list[Finding]:
         record = sought[inode][0].record
         pid, fd = record.holders[0] if record.holders else (None, None)
         who = f"PID {writer} ({_name(writer)})"
-        text = f"{record.path}: {who} has the newer copy open, and goes on writing to it where it is kept aside"
-        told.append(Finding("warning", "file-left-behind", text, "With --files keep the newer one stays, for both.", pid, fd))
+        text = (
+            f"{record.path}: {who} has the newer copy open, and goes on writing to it where it is "
+            "kept aside"
+        )
+        told.append(
+            Finding(
+                "warning",
+                "file-left-behind",
+                text,
+                "With --files keep the newer one stays, for both.",
+                pid,
+                fd,
+            )
+        )
     kept: dict[_Inode, Judgement] = {}
     for judgement in judged:
         if judgement.verdict in ("same", "moved-on") and judgement.record.path in memory:
@@ -170,7 +227,9 @@ def left_behind(judged: Iterable[Judgement], images: ImageSet) -> list[Finding]:
 def _disputed(judgement: Judgement) -> bool:
     record = judgement.record
     left = judgement.verdict in ("same", "moved-on")
-    return judgement.verdict == "put-back" or (left and record.kind == "written" and not record.append)
+    return judgement.verdict == "put-back" or (
+        left and record.kind == "written" and not record.append
+    )
 
 
 def _own_memory(judged: tuple[Judgement, ...], images: ImageSet) -> tuple[Judgement, ...]:
@@ -183,7 +242,9 @@ def _own_memory(judged: tuple[Judgement, ...], images: ImageSet) -> tuple[Judgem
     }
     return tuple(
         replace(j, verdict="beside", from_prefix=False, why=_OWN_MEMORY)
-        if (j.record.device, j.record.inode) in memory and j.verdict in ("same", "put-back") and _present(j) is not None
+        if (j.record.device, j.record.inode) in memory
+        and j.verdict in ("same", "put-back")
+        and _present(j) is not None
         else j
         for j in judged
     )
@@ -197,8 +258,16 @@ def _shared(judgement: Judgement, writer: int) -> Finding:
 
 def _taken(judgement: Judgement, original: int) -> Finding:
     path = judgement.record.path
-    text = f"{path}: is put back for the copy; the original, PID {original} ({_name(original)}), will find it so, too"
-    return Finding("warning", "file-of-original", text, "What it was before is kept beside it. --files keep leaves it as it is.")
+    text = (
+        f"{path}: is put back for the copy; the original, PID {original} ({_name(original)}), "
+        "will find it so, too"
+    )
+    return Finding(
+        "warning",
+        "file-of-original",
+        text,
+        "What it was before is kept beside it. --files keep leaves it as it is.",
+    )
 
 
 def shared(name: str, writer: int, pid: int | None, fd: int | None) -> Finding:
@@ -211,8 +280,17 @@ def _settled(judgement: Judgement, writer: int, *, movable: bool) -> Judgement:
     what = judgement.why.partition(";")[0]
     who = f"PID {writer} ({_name(writer)}) writes to it"
     if movable:
-        return replace(judgement, verdict="beside", why=f"{what}, and {who}; the copy gets its own beside it, as it was")
-    return replace(judgement, verdict="refuse", why=f"{what}, and {who}: it is not set aside for a copy", hint=_REFUSED_HINT)
+        return replace(
+            judgement,
+            verdict="beside",
+            why=f"{what}, and {who}; the copy gets its own beside it, as it was",
+        )
+    return replace(
+        judgement,
+        verdict="refuse",
+        why=f"{what}, and {who}: it is not set aside for a copy",
+        hint=_REFUSED_HINT,
+    )
 
 
 def _present(judgement: Judgement) -> _Inode | None:
@@ -224,15 +302,22 @@ def _present(judgement: Judgement) -> _Inode | None:
     return None
 
 
-def writers_to(sought: Mapping[_Inode, Sequence[str]], but: Container[int] = ()) -> dict[_Inode, int]:
-    """A process for each of these files, told with their paths, that has it open, or mapped, for writing; where there is one.
+def writers_to(
+    sought: Mapping[_Inode, Sequence[str]], but: Container[int] = ()
+) -> dict[_Inode, int]:
+    """A process for each of these files, told with their paths, that has it open, or mapped, for
+    writing; where there is one.
 
     None of the processes `but`.
     """
     found: dict[_Inode, int] = {}
     if not sought:
         return found
-    paths = {(inode, path): (device, inode) for (device, inode), names in sought.items() for path in names}
+    paths = {
+        (inode, path): (device, inode)
+        for (device, inode), names in sought.items()
+        for path in names
+    }
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         if pid in but:
             continue
@@ -258,7 +343,14 @@ def _opened(pid: int, fd: str) -> _Inode:
 
 
 def _writes(pid: int, fd: str) -> bool:
-    flags = next((line.split()[1] for line in read_text(pid, f"fdinfo/{fd}").splitlines() if line.startswith("flags:")), "0")
+    flags = next(
+        (
+            line.split()[1]
+            for line in read_text(pid, f"fdinfo/{fd}").splitlines()
+            if line.startswith("flags:")
+        ),
+        "0",
+    )
     return bool(int(flags, 8) & (os.O_WRONLY | os.O_RDWR)) and not int(flags, 8) & os.O_PATH
 
 

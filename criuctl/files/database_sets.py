@@ -1,13 +1,14 @@
 """Files of one database, judged together: all come back as they were, or none does.
 
-A database of which nothing has changed goes on.  Where files changed, all that did are put back, also
-logs that have only grown, for what was appended is not in the server's memory.  Where the contents of
-one of them are not in the checkpoint, the restore is refused, once for the whole database, with what
-would have helped.
+A database of which nothing has changed goes on.  Where files changed, all that did are put back,
+also logs that have only grown, for what was appended is not in the server's memory.  Where the
+contents of one of them are not in the checkpoint, the restore is refused, once for the whole
+database, with what would have helped.
 
 Of a folder that came along as a whole (``--with-files``), what was made in it since the dump is set
-aside, too (``set-aside``): PostgreSQL would take a newer map of free space, say, for its own.  RULE: that
-is done only in what is a data folder on this host already, for a manifest may name any folder.
+aside, too (``set-aside``): PostgreSQL would take a newer map of free space, say, for its own.
+RULE: that is done only in what is a data folder on this host already, for a manifest may name any
+folder.
 """
 
 from __future__ import annotations
@@ -41,18 +42,35 @@ def as_sets(judged: Iterable[Judgement], policy: Policy) -> list[Judgement]:
     settled: dict[int, Judgement] = {}
     for database, members in sets.items():
         changed = [j for j in members if j.changed]
-        lone = not databases.is_folder(database, [j.record.path for j in members])  # SQLite looks again before each transaction
+        # SQLite looks again before each transaction
+        lone = not databases.is_folder(database, [j.record.path for j in members])
         if changed and not (policy == "keep" and lone):
-            settled |= {id(old): new for old, new in zip(members, _settled(database, members, policy), strict=True)}
+            settled |= {
+                id(old): new
+                for old, new in zip(members, _settled(database, members, policy), strict=True)
+            }
     there = {j.record.path for j in judged}
-    anew = {d for d, members in sets.items() if any(settled.get(id(j), j).verdict == "put-back" for j in members)}
-    whole = {j.record.path: j for j in judged if j.record.path in anew and stat.S_ISDIR(j.record.mode)}
-    made = [one for path, folder in whole.items() if databases.is_marked(path) for one in _made_since(folder, there)]
+    anew = {
+        d
+        for d, members in sets.items()
+        if any(settled.get(id(j), j).verdict == "put-back" for j in members)
+    }
+    whole = {
+        j.record.path: j for j in judged if j.record.path in anew and stat.S_ISDIR(j.record.mode)
+    }
+    made = [
+        one
+        for path, folder in whole.items()
+        if databases.is_marked(path)
+        for one in _made_since(folder, there)
+    ]
     return [*(settled.get(id(j), j) for j in judged), *made]
 
 
 def _made_since(folder: Judgement, there: set[str]) -> Iterator[Judgement]:
-    """What is below a folder that came along and was not at the dump; of a new folder that itself."""
+    """What is below a folder that came along and was not at the dump; of a new folder that
+    itself.
+    """
     top = folder.record.path
     with suppress(CriuctlError, OSError):
         for path, fd in walk(top, os.getpid()):
@@ -61,7 +79,12 @@ def _made_since(folder: Judgement, there: set[str]) -> Iterator[Judgement]:
             mode = os.fstat(fd).st_mode
             if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
                 why = "was made since the dump in the folder of a database; kept aside"
-                yield replace(folder, record=FileRecord(path, "carried", mode=mode), verdict="set-aside", why=why)
+                yield replace(
+                    folder,
+                    record=FileRecord(path, "carried", mode=mode),
+                    verdict="set-aside",
+                    why=why,
+                )
 
 
 def _settled(database: str, members: list[Judgement], policy: Policy) -> list[Judgement]:
@@ -72,15 +95,27 @@ def _settled(database: str, members: list[Judgement], policy: Policy) -> list[Ju
         return whole
     first = next(j for j in members if j.changed)
     refusal = _refusal(database, members, first, bool(lost))
-    return [refusal if j is first else replace(j, verdict="moved-on", why="", warns=False) if j.changed else j for j in members]
+    return [
+        refusal
+        if j is first
+        else replace(j, verdict="moved-on", why="", warns=False)
+        if j.changed
+        else j
+        for j in members
+    ]
 
 
 def _whole(judgement: Judgement) -> Judgement:
     """A file that has grown is not left: what was appended is not in the server's memory."""
     if judgement.verdict != "grown":
         return judgement
-    why = f"{judgement.why.partition(' and is only')[0]}; put back as it was with its database, the newer copy kept aside"
-    return replace(judgement, verdict="put-back", why=why, from_prefix=judgement.record.data is None)
+    why = (
+        f"{judgement.why.partition(' and is only')[0]}; put back as it was with its database, the "
+        "newer copy kept aside"
+    )
+    return replace(
+        judgement, verdict="put-back", why=why, from_prefix=judgement.record.data is None
+    )
 
 
 def _refusal(database: str, members: list[Judgement], first: Judgement, lost: bool) -> Judgement:
@@ -96,7 +131,10 @@ def _refusal(database: str, members: list[Judgement], first: Judgement, lost: bo
             verdict="refuse",
             whole=database,
             why=f"{why}; its memory fits only its files of the dump",
-            hint=f"{back}, or restore with --files restore, which does it and keeps the newer copies aside.",
+            hint=(
+                f"{back}, or restore with --files restore, which does it and keeps the newer "
+                "copies aside."
+            ),
         )
     why = f"{why}, and not all of these were taken along: single files put back would damage it"
     option = databases.option(database, [j.record.path for j in members])

@@ -1,16 +1,16 @@
 """Databases: files that belong together, so that putting back single ones would damage them.
 
 A server keeps in memory what is in its files: the place in its log, pages, numbers of transactions.
-When one of the files is another one at the restore, all must be as they were at the dump, also those
-that the server had closed.  A database is found at the dump, by what lies in its folder:
+When one of the files is another one at the restore, all must be as they were at the dump, also
+those that the server had closed.  A database is found at the dump, by what lies in its folder:
 
 - PostgreSQL: ``PG_VERSION``, in the topmost such folder;
 - MariaDB and MySQL: ``ibdata1``;
 - Redis with an append-only file: ``appendonlydir``, or a file ``*.aof``;
 - SQLite: the main file and its ``-wal``, ``-journal`` and ``-shm``.
 
-All that the tree has open for writing below such a folder belongs to it.  How they are judged together:
-`criuctl.files.database_sets`.
+All that the tree has open for writing below such a folder belongs to it.  How they are judged
+together: `criuctl.files.database_sets`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,22 @@ from ..quoting import quoted
 
 _NEIGHBOURS = ("-wal", "-journal", "-shm")  # of SQLite's main file
 _MARKS = ("PG_VERSION", "ibdata1")
-_CONTROL = ("global/pg_control",)  # written at every start, stop and checkpoint of its server, and closed
+# written at every start, stop and checkpoint of its server, and closed
+_CONTROL = ("global/pg_control",)
 
 
 def named(root_pid: int, records: Iterable[FileRecord]) -> list[FileRecord]:
     """The records, those of files that belong to a database with that."""
     records = list(records)
-    opened = [r for r in records if r.holders and r.kind in ("written", "carried") and stat.S_ISREG(r.mode)]
-    written = {r.path for r in opened if not (r.append and all(fd in (1, 2) for _pid, fd in r.holders))}  # but for its output
+    opened = [
+        r
+        for r in records
+        if r.holders and r.kind in ("written", "carried") and stat.S_ISREG(r.mode)
+    ]
+    # but for its output
+    written = {
+        r.path for r in opened if not (r.append and all(fd in (1, 2) for _pid, fd in r.holders))
+    }
     found = databases(root_pid, written)
     folders = {database for database in found.values() if is_folder(database, found)}
     for record in records:  # what came along with a folder belongs to it, open or not
@@ -42,14 +50,22 @@ def named(root_pid: int, records: Iterable[FileRecord]) -> list[FileRecord]:
 
 
 def databases(root_pid: int, written: Iterable[str]) -> dict[str, str]:
-    """Path -> database, of those of these files that belong to one: `written` are open for writing in the tree."""
+    """Path -> database, of those of these files that belong to one: `written` are open for writing
+    in the tree.
+    """
     written = set(written)
     folders: dict[str, str] = {}
     found = {}
     for path in written:
-        if database := _sqlite(path, written) or _folder_of(f"/proc/{root_pid}/root", os.path.dirname(path), folders):
+        if database := _sqlite(path, written) or _folder_of(
+            f"/proc/{root_pid}/root", os.path.dirname(path), folders
+        ):
             found[path] = database
-    logs = {os.path.dirname(path).removesuffix("/appendonlydir") for path in written if path.endswith(".aof")}
+    logs = {
+        os.path.dirname(path).removesuffix("/appendonlydir")
+        for path in written
+        if path.endswith(".aof")
+    }
     for path in written - found.keys():
         if folder := next((f for f in logs if path.startswith(f"{f}/")), ""):
             found[path] = folder
@@ -62,12 +78,16 @@ def is_folder(database: str, paths: Container[str]) -> bool:
 
 
 def control_files(database: str) -> list[str]:
-    """Files of a database that show whether it was changed, though its server does not keep them open."""
+    """Files of a database that show whether it was changed, though its server does not keep them
+    open.
+    """
     return [os.path.join(database, name) for name in _CONTROL]
 
 
 def has_closed_files(root_pid: int, database: str) -> bool:
-    """Whether its server is known to write to files that it does not keep open, so that the folder must travel."""
+    """Whether its server is known to write to files that it does not keep open, so that the folder
+    must travel.
+    """
     return any(os.path.lexists(f"/proc/{root_pid}/root{path}") for path in control_files(database))
 
 

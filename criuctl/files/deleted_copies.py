@@ -1,11 +1,11 @@
 """Old contents of files that a tree only reads, given to it as deleted files.
 
-A script that was replaced, or mapped data that was written anew, stays as it is on the host: the tree
-has not changed it.  What the tree has open is made from the contents in the checkpoint, and is a deleted
-file, just as if the file had been replaced while the tree ran.  CRIU knows deleted files by *ghosts* in its
-images (`criuctl.criu.ghostimages`).  So `make` writes such ghosts before anything is judged by the images:
-nobody looks for the present file any more.  CRIU itself does not make these: `unlinked` makes a file that
-never has a name, and hands it over.
+A script that was replaced, or mapped data that was written anew, stays as it is on the host: the
+tree has not changed it.  What the tree has open is made from the contents in the checkpoint, and is
+a deleted file, just as if the file had been replaced while the tree ran.  CRIU knows deleted files
+by *ghosts* in its images (`criuctl.criu.ghostimages`).  So `make` writes such ghosts before
+anything is judged by the images: nobody looks for the present file any more.  CRIU itself does not
+make these: `unlinked` makes a file that never has a name, and hands it over.
 
 The new file belongs to the owner of the old one, and never runs with the rights of that owner.
 """
@@ -26,15 +26,26 @@ from .read_only_files import HASH_TOTAL
 
 
 def make(images: ImageSet, judged: Iterable[Judgement], reader: CheckpointReader) -> None:
-    """Have CRIU make the files with the verdict ``deleted-copy``; several names of one file become one file."""
-    wanted = {j.record.path: j.record for j in judged if j.verdict == "deleted-copy" and j.record.data is not None}
+    """Have CRIU make the files with the verdict ``deleted-copy``; several names of one file become
+    one file.
+    """
+    wanted = {
+        j.record.path: j.record
+        for j in judged
+        if j.verdict == "deleted-copy" and j.record.data is not None
+    }
     if not wanted:
         return
     remapped = images.remapped()
     made: dict[tuple[int, int], list[int]] = {}  # device and inode at the dump -> ids in files.img
     records: dict[tuple[int, int], FileRecord] = {}
     for entry in images.files():
-        if entry.HasField("reg") and not entry.reg.ext and entry.id not in remapped and path_of(entry.reg) in wanted:
+        if (
+            entry.HasField("reg")
+            and not entry.reg.ext
+            and entry.id not in remapped
+            and path_of(entry.reg) in wanted
+        ):
             record = wanted[path_of(entry.reg)]
             records[record.device, record.inode] = record
             made.setdefault((record.device, record.inode), []).append(entry.id)
@@ -44,8 +55,11 @@ def make(images: ImageSet, judged: Iterable[Judgement], reader: CheckpointReader
         _write(images, number, records[key], reader, own_users=own_users)
 
 
-def _write(images: ImageSet, number: int, record: FileRecord, reader: CheckpointReader, *, own_users: bool) -> None:
-    # Images number users as the tree does; whose a deleted file is matters little to what has it open.
+def _write(
+    images: ImageSet, number: int, record: FileRecord, reader: CheckpointReader, *, own_users: bool
+) -> None:
+    # Images number users as the tree does; whose a deleted file is matters little to what has it
+    # open.
     if record.size > HASH_TOTAL:
         raise Damaged(f"{record.path}: no file of {record.size} bytes that is only read travels")
     uid, gid = (0, 0) if own_users else (record.uid, record.gid)

@@ -9,9 +9,9 @@ name removed again, all relative to one descriptor; CRIU gets the descriptor (`h
 It is the same file for the program: its name, deleted, is the old one, or one beside it where that
 is another file's by now.
 
-Old contents of a file that is another one now (`deletedcopies`) never have a name, not for a moment:
-they are made with O_TMPFILE, so it does not matter who controls the folder, nor whether the process
-could make a file there.
+Old contents of a file that is another one now (`deletedcopies`) never have a name, not for a
+moment: they are made with O_TMPFILE, so it does not matter who controls the folder, nor whether the
+process could make a file there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def folder_objections(
     """What stands against making the deleted files again in the folders that they were in."""
     by_id = {held.id: held for held in files}
     found = []
-    named = (remap for remap in remaps(images) if remap.id in by_id and not is_nameless(images, remap))
+    named = (
+        remap for remap in remaps(images) if remap.id in by_id and not is_nameless(images, remap)
+    )
     for held in (by_id[remap.id] for remap in named):
         with ExitStack() as stack:
             folder, there = nearest_folder(looks, held.path, stack)
@@ -79,7 +81,9 @@ def made(
             nameless = is_nameless(images, remap)
             if looks.is_roots(folder) and not nameless:
                 continue
-            objection = None if nameless else judge.folder_objection(folder, there, held.uses, looks.root)
+            objection = (
+                None if nameless else judge.folder_objection(folder, there, held.uses, looks.root)
+            )
             if objection is not None:
                 raise RestoreFailed(str(objection), hint=HINT)
             try:
@@ -181,7 +185,9 @@ def _linked(helper: str, name: str, folder: int, links: Mapping[str, os.stat_res
 
 
 def _nameless(images: ImageSet, remap: Remap, folder: int) -> int:
-    """A file without a name, on the file system of this folder or, where that has none, of another; O_PATH."""
+    """A file without a name, on the file system of this folder or, where that has none, of another;
+    O_PATH.
+    """
     places = (f"/proc/self/fd/{folder}", *_ELSEWHERE)
     for place in places:
         try:

@@ -1,15 +1,20 @@
-"""Files open under a deleted name that have others (see `remaps`), judged at a restore before anything is touched.
+"""Files open under a deleted name that have others (see `remaps`), judged at a restore before
+anything is touched.
 
-At the dump the deleted name and the others were one file.  What is at the other name is that file if it is the same inode; if
-that name is another file's by now, or none was known, the file's handle leads to it, whatever its names are.  Since the host was
-started anew, or on another one, numbers mean nothing, and the contents decide, as for files with records.
-`judge` decides what the tree has open under the deleted name now:
+At the dump the deleted name and the others were one file.  What is at the other name is that file
+if it is the same inode; if that name is another file's by now, or none was known, the file's handle
+leads to it, whatever its names are.  Since the host was started anew, or on another one, numbers
+mean nothing, and the contents decide, as for files with records.  `judge` decides what the tree has
+open under the deleted name now:
 
 - ``same``: what is at the other name: it is that file, with the contents that were recorded;
 - ``grown``: likewise, though something was appended: the tree only appends to it, or only reads it;
-- ``moved-on``: likewise, though it has changed, as ``--files keep`` asks; or only its mode is another one;
-- ``follows``: a name of it has a record of its own: what is there when files have been put back (`putback`);
-- ``apart``: a file of its own with the contents that were recorded, because the other has changed or is not known;
+- ``moved-on``: likewise, though it has changed, as ``--files keep`` asks; or only its mode is
+  another one;
+- ``follows``: a name of it has a record of its own: what is there when files have been put back
+  (`putback`);
+- ``apart``: a file of its own with the contents that were recorded, because the other has changed
+  or is not known;
 - ``refuse``: it has changed, and the policy is to refuse then.
 """
 
@@ -36,7 +41,10 @@ from .recording import digest
 from .shared_mappings import shared_files
 
 Verdict = Literal["same", "grown", "moved-on", "follows", "apart", "refuse"]
-_REFUSED_HINT = "Put it back as it was, or restore with --files restore (what has it open gets a file of its own) or keep."
+_REFUSED_HINT = (
+    "Put it back as it was, or restore with --files restore (what has it open gets a file of its "
+    "own) or keep."
+)
 _TWO_FILES = "what has it open gets a file of its own, as it was"
 
 
@@ -46,7 +54,9 @@ class DeletedName(Struct, frozen=True):
     links: tuple[LinkRecord, ...]  # CRIU's helper links to it, one for each time that it was opened
     verdict: Verdict
     name: str  # the deleted one
-    other: str = ""  # that of the file that it is one with; "" if it is a file of its own, or `there` and no name is known
+    # that of the file that it is one with; "" if it is a file of its own, or `there` and no name is
+    # known
+    other: str = ""
     there: tuple[int, int] | None = None  # device and inode of that, where it must be this very one
     why: str = ""
     writes: bool = False  # the tree does, elsewhere than at its end
@@ -60,13 +70,25 @@ class DeletedName(Struct, frozen=True):
         if self.verdict in ("apart", "refuse"):
             level = "error" if self.verdict == "refuse" else "warning"
         hint = _REFUSED_HINT if self.verdict == "refuse" else ""
-        return Finding(level, f"deleted-{self.verdict}", f"{self.name} (deleted): {self.why}", hint, *self.holder)
+        return Finding(
+            level,
+            f"deleted-{self.verdict}",
+            f"{self.name} (deleted): {self.why}",
+            hint,
+            *self.holder,
+        )
 
 
 def judge(
-    manifest: Manifest, images: ImageSet, files: Sequence[Judgement], policy: Policy, reader: CheckpointReader
+    manifest: Manifest,
+    images: ImageSet,
+    files: Sequence[Judgement],
+    policy: Policy,
+    reader: CheckpointReader,
 ) -> tuple[DeletedName, ...]:
-    """What is to become of each file that a helper link leads to; `files` are those with records, as they are judged."""
+    """What is to become of each file that a helper link leads to; `files` are those with records,
+    as they are judged.
+    """
     groups: dict[tuple[int, int], list[LinkRecord]] = {}
     for link in manifest.links:
         groups.setdefault((link.device, link.inode), []).append(link)
@@ -85,28 +107,46 @@ def judge(
     found = []
     for key, group in groups.items():
         entries = [entry for link in group for _, entry in opened.get(link.path, [])]
-        pid, fd = next((held[0] for entry in entries if (held := holders.get(entry.id))), (None, None))
-        writers = [entry.reg.flags for entry in entries if entry.reg.flags & os.O_ACCMODE != os.O_RDONLY]
-        writes = any(not flags & os.O_APPEND for flags in writers) or any(entry.id in mapped for entry in entries)
+        pid, fd = next(
+            (held[0] for entry in entries if (held := holders.get(entry.id))), (None, None)
+        )
+        writers = [
+            entry.reg.flags for entry in entries if entry.reg.flags & os.O_ACCMODE != os.O_RDONLY
+        ]
+        writes = any(not flags & os.O_APPEND for flags in writers) or any(
+            entry.id in mapped for entry in entries
+        )
         name = path_of(entries[0].reg) if entries else group[0].path
         itself = DeletedName(tuple(group), "apart", name, writes=writes, holder=(pid, fd))
         if key in recorded:
             j = recorded[key]
-            there = _place(j.record.path) if j.verdict == "same" and j.record.kind == "carried" else None  # else others tell
+            # else others tell
+            there = (
+                _place(j.record.path)
+                if j.verdict == "same" and j.record.kind == "carried"
+                else None
+            )
             found.append(replace(itself, verdict="follows", other=j.record.path, there=there))
         else:
-            found.append(_judged(itself, policy, reader, same_boot=manifest.host.boot_id == boot_id()))
+            found.append(
+                _judged(itself, policy, reader, same_boot=manifest.host.boot_id == boot_id())
+            )
     return tuple(found)
 
 
 def both_write(names: Iterable[DeletedName]) -> list[Finding]:
-    """Of a copy: to which of these files somebody else writes as well, each at offsets of its own."""
+    """Of a copy: to which of these files somebody else writes as well, each at offsets of its
+    own.
+    """
     sought: dict[tuple[int, int], DeletedName] = {}
     for name in names:
         if name.there is not None and name.writes:
             sought[name.there] = name
     writers = writers_to({key: [name.other] if name.other else [] for key, name in sought.items()})
-    return [shared(f"{sought[key].name} (deleted)", writer, *sought[key].holder) for key, writer in writers.items()]
+    return [
+        shared(f"{sought[key].name} (deleted)", writer, *sought[key].holder)
+        for key, writer in writers.items()
+    ]
 
 
 def _place(path: str) -> tuple[int, int] | None:
@@ -116,12 +156,16 @@ def _place(path: str) -> tuple[int, int] | None:
     return None
 
 
-def _judged(itself: DeletedName, policy: Policy, reader: CheckpointReader, *, same_boot: bool) -> DeletedName:
+def _judged(
+    itself: DeletedName, policy: Policy, reader: CheckpointReader, *, same_boot: bool
+) -> DeletedName:
     link = itself.links[0]
     try:
         now = os.lstat(link.sibling)
         there = (now.st_dev, now.st_ino)
-        if not (same_boot and there != (link.device, link.inode)) and stat.S_IFMT(now.st_mode) == stat.S_IFMT(link.mode):
+        if not (same_boot and there != (link.device, link.inode)) and stat.S_IFMT(
+            now.st_mode
+        ) == stat.S_IFMT(link.mode):
             return _compared(itself, link.sibling, now, policy, reader)
     except OSError:
         pass  # that name is deleted by now, too, or is another one
@@ -129,33 +173,56 @@ def _judged(itself: DeletedName, policy: Policy, reader: CheckpointReader, *, sa
         with folder_walk.by_handle(link.handle, os.path.dirname(link.path)) as fd:
             if fd is not None and os.fstat(fd).st_ino == link.inode:
                 name, now = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
-                return _compared(itself, name if _place(name) == (now.st_dev, now.st_ino) else "", now, policy, reader)
+                return _compared(
+                    itself,
+                    name if _place(name) == (now.st_dev, now.st_ino) else "",
+                    now,
+                    policy,
+                    reader,
+                )
     if link.sibling or (same_boot and link.handle) or stat.S_ISFIFO(link.mode):
         return itself  # as if the tree had been running all the time
     return replace(itself, why=f"none of its other names is known; {_TWO_FILES}")
 
 
-def _compared(itself: DeletedName, name: str, now: os.stat_result, policy: Policy, reader: CheckpointReader) -> DeletedName:
-    """What is to become of it where its file, as it is `now`, was found by that name, or under one that nobody knows."""
+def _compared(
+    itself: DeletedName, name: str, now: os.stat_result, policy: Policy, reader: CheckpointReader
+) -> DeletedName:
+    """What is to become of it where its file, as it is `now`, was found by that name, or under one
+    that nobody knows.
+    """
     link = itself.links[0]
     one = replace(itself, verdict="same", other=name, there=(now.st_dev, now.st_ino))
     what, only_more = ("", False) if stat.S_ISFIFO(link.mode) else _change(link, name, now, reader)
-    why = f"{name}, another name of that file, {what}" if name else f"that file, which has another name, {what}"
+    why = (
+        f"{name}, another name of that file, {what}"
+        if name
+        else f"that file, which has another name, {what}"
+    )
     if only_more and not itself.writes:
         return replace(one, verdict="grown", why=f"{why}; it goes on with that")
     if what and policy == "restore":
         return replace(itself, why=f"{why}; {_TWO_FILES}")
     if not what and now.st_mode != link.mode:
-        why += f"had mode {stat.S_IMODE(link.mode):04o} at the dump and has {stat.S_IMODE(now.st_mode):04o} now"
+        why += (
+            f"had mode {stat.S_IMODE(link.mode):04o} at the dump and has "
+            f"{stat.S_IMODE(now.st_mode):04o} now"
+        )
     elif not what:
         return one
     if policy == "refuse":
         return replace(one, verdict="refuse", why=why)
-    return replace(one, verdict="moved-on", why=f"{why}; left as it is{', as asked' if what else ''}")
+    return replace(
+        one, verdict="moved-on", why=f"{why}; left as it is{', as asked' if what else ''}"
+    )
 
 
-def _change(link: LinkRecord, name: str, now: os.stat_result, reader: CheckpointReader) -> tuple[str, bool]:
-    """How the contents differ from those recorded, "" if not at all, and whether something was appended and that is all."""
+def _change(
+    link: LinkRecord, name: str, now: os.stat_result, reader: CheckpointReader
+) -> tuple[str, bool]:
+    """How the contents differ from those recorded, "" if not at all, and whether something was
+    appended and that is all.
+    """
     was = link.data.size
     beginning = False
     if now.st_size >= was:
@@ -165,12 +232,17 @@ def _change(link: LinkRecord, name: str, now: os.stat_result, reader: Checkpoint
             else:
                 folder = os.path.dirname(link.path)
                 fd = os.open(
-                    f"/proc/self/fd/{stack.enter_context(folder_walk.by_handle(link.handle, folder))}", os.O_RDONLY | os.O_CLOEXEC
+                    f"/proc/self/fd/{stack.enter_context(folder_walk.by_handle(link.handle, folder))}",
+                    os.O_RDONLY | os.O_CLOEXEC,
                 )
             stack.callback(os.close, fd)
             beginning = digest(fd, was) == (link.digest or _digest(link, reader))
     if beginning:
-        return (f"has grown from {was} to {now.st_size} bytes", True) if now.st_size > was else ("", False)
+        return (
+            (f"has grown from {was} to {now.st_size} bytes", True)
+            if now.st_size > was
+            else ("", False)
+        )
     if now.st_size < was:
         return f"has shrunk from {was} to {now.st_size} bytes", False
     return f"has other contents than at the dump ({was} bytes then, {now.st_size} now)", False

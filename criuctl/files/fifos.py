@@ -1,22 +1,26 @@
-"""Named pipes (FIFOs) that live on while the tree is away, or in its living original: what was unread must not come twice.
+"""Named pipes (FIFOs) that live on while the tree is away, or in its living original: what was
+unread must not come twice.
 
-CRIU saves what a named pipe holds that the tree could read from, and writes it into whatever is open under that path at the
-restore.  That is right for a pipe that was gone with the tree.  But where somebody else has kept it open, the kernel has kept
-its bytes: the tree finds them there, less what others have read meanwhile, and what was written since behind them.  So a dump
-records who else has such a pipe open, up to its very end, and directly before CRIU opens them, each is looked at that somebody
-has open by then:
+CRIU saves what a named pipe holds that the tree could read from, and writes it into whatever is
+open under that path at the restore.  That is right for a pipe that was gone with the tree.  But
+where somebody else has kept it open, the kernel has kept its bytes: the tree finds them there, less
+what others have read meanwhile, and what was written since behind them.  So a dump records who else
+has such a pipe open, up to its very end, and directly before CRIU opens them, each is looked at
+that somebody has open by then:
 
-- The pipe of the dump lives on: the same inode in the same boot, and it still begins with the bytes that were saved, or one of
-  those who had it open then (the tree's original, too) still has it.  Nothing is written into it.  Where it begins with
-  something else, that is told.
-- It is another pipe, opened since: it gets the bytes that the tree had not read, behind what is in it by now, which is told.
-  A restore that fails takes them back.
-- Somebody reads from it beside a copy, most likely the original, who must not notice: the copy gets a named pipe of its own
-  (`own_for_copy`) with the bytes that were saved.  Where it cannot have one, nothing is written, and it is told.
+- The pipe of the dump lives on: the same inode in the same boot, and it still begins with the bytes
+  that were saved, or one of those who had it open then (the tree's original, too) still has it.
+  Nothing is written into it.  Where it begins with something else, that is told.
+- It is another pipe, opened since: it gets the bytes that the tree had not read, behind what is in
+  it by now, which is told.  A restore that fails takes them back.
+- Somebody reads from it beside a copy, most likely the original, who must not notice: the copy gets
+  a named pipe of its own (`own_for_copy`) with the bytes that were saved.  Where it cannot have
+  one, nothing is written, and it is told.
 
-From that look until the tree runs we have the pipe open ourselves, so that it does not end in between.  One
-that nobody has open we leave alone: whoever waits for its other end, in open(2), is to meet the tree and not us.
-A pipe that is read by somebody whom this process cannot see (another PID namespace, another user) is not known to live on.
+From that look until the tree runs we have the pipe open ourselves, so that it does not end in
+between.  One that nobody has open we leave alone: whoever waits for its other end, in open(2), is
+to meet the tree and not us.  A pipe that is read by somebody whom this process cannot see (another
+PID namespace, another user) is not known to live on.
 """
 
 from __future__ import annotations
@@ -43,27 +47,47 @@ from ..report import Finding, Reporter
 from .judgement import Judgement
 
 _NOWHERE: Mapping[str, str] = MappingProxyType({})
-_OWN_HINT = "Whoever is to reach the copy must open that one. `criuctl verify --restore` tries a copy with files of its own."
+_OWN_HINT = (
+    "Whoever is to reach the copy must open that one. `criuctl verify --restore` tries a copy "
+    "with files of its own."
+)
 _SHARED_HINT = "What one of them reads the other one does not get: end that process, or the copy."
 
 
-def with_unread(images: ImageSet, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> list[FifoRecord]:
-    """In post-dump: the named pipes with something that the frozen tree has not read, and who else has them open.
+def with_unread(
+    images: ImageSet, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]
+) -> list[FifoRecord]:
+    """In post-dump: the named pipes with something that the frozen tree has not read, and who else
+    has them open.
 
     `DumpFailed` for one that CRIU takes another one for: whose it is, the images do not tell.
     """
     queues = [queue for queue in saved_queues(images) if queue.data and queue.paths]
     if not queues:
         return []
-    pipes = [d for held in opened.values() for d in held if d.kind == "pipe" and not d.target.startswith("pipe:")]
+    pipes = [
+        d
+        for held in opened.values()
+        for d in held
+        if d.kind == "pipe" and not d.target.startswith("pipe:")
+    ]
     for queue in queues:
         same = list({(d.device, d.inode): d.target for d in pipes if queue.of(d.inode)}.values())
         if len(same) > 1:
             text, hint = taken_for_one(same[0], same[1], queue.number)
             raise DumpFailed(f"{text}; the tree runs on", hint=hint)
-    held = {(p.ns_pid, d.fd): (d.device, d.inode) for p in tree for d in opened.get(p.pid, ()) if d.kind == "pipe"}
-    inodes = [next((held[h] for h in q.holders if h in held and q.of(held[h][1])), None) for q in queues]
-    others = fifos.openers({inode for inode in inodes if inode is not None}, but={p.pid for p in tree})
+    held = {
+        (p.ns_pid, d.fd): (d.device, d.inode)
+        for p in tree
+        for d in opened.get(p.pid, ())
+        if d.kind == "pipe"
+    }
+    inodes = [
+        next((held[h] for h in q.holders if h in held and q.of(held[h][1])), None) for q in queues
+    ]
+    others = fifos.openers(
+        {inode for inode in inodes if inode is not None}, but={p.pid for p in tree}
+    )
     return [
         FifoRecord(
             path=queue.paths[0],
@@ -83,15 +107,21 @@ def seen_again(records: Sequence[FifoRecord], tree: Sequence[Process]) -> tuple[
     found = fifos.openers({(r.device, r.inode) for r in records}, but={p.pid for p in tree})
 
     def again(record: FifoRecord) -> FifoRecord:
-        now = [(other.pid, other.start_time) for other in found.get((record.device, record.inode), ())]
+        now = [
+            (other.pid, other.start_time) for other in found.get((record.device, record.inode), ())
+        ]
         return record.with_use(outside=tuple(dict.fromkeys((*record.outside, *now))))
 
     return tuple(again(record) for record in records)
 
 
 def own_for_copy(images: ImageSet, manifest: Manifest) -> list[Judgement]:
-    """The named pipes that a copy would read from beside somebody else, each to be made for it under a name of its own."""
-    queues = _there((q for q in saved_queues(images) if q.own_name and len(q.paths) == 1), manifest, "")
+    """The named pipes that a copy would read from beside somebody else, each to be made for it
+    under a name of its own.
+    """
+    queues = _there(
+        (q for q in saved_queues(images) if q.own_name and len(q.paths) == 1), manifest, ""
+    )
     found = fifos.openers(queues) if queues else {}
     made = []
     for inode, others in found.items():
@@ -103,15 +133,25 @@ def own_for_copy(images: ImageSet, manifest: Manifest) -> list[Judgement]:
 
 
 def untried(images: ImageSet, manifest: Manifest) -> Iterator[Finding]:
-    """The named pipes of which a trial has not its own (see `proc.shadow`): it would read what is for somebody out there."""
+    """The named pipes of which a trial has not its own (see `proc.shadow`): it would read what is
+    for somebody out there.
+    """
     for queues in _there(saved_queues(images), manifest, "").values():
         for queue in queues:
             if os.statvfs(queue.paths[0]).f_flag & os.ST_RDONLY:
                 pid, fd = queue.holders[0] if queue.holders else (None, None)
                 text = (
-                    f"{queue.paths[0]}: a trial has no named pipe of its own on this file system, and would read what is in this"
+                    f"{queue.paths[0]}: a trial has no named pipe of its own on this file system, "
+                    "and would read what is in this"
                 )
-                yield Finding("error", "fifo-untried", text, "Restore a copy under another name, which gets its own.", pid, fd)
+                yield Finding(
+                    "error",
+                    "fifo-untried",
+                    text,
+                    "Restore a copy under another name, which gets its own.",
+                    pid,
+                    fd,
+                )
 
 
 def _own(queue: SavedQueue, reader: Opener) -> Judgement:
@@ -140,19 +180,32 @@ def settled(
     copy: bool,
     places: Mapping[str, str] = _NOWHERE,
 ) -> Iterator[None]:
-    """Take out of the images what must not be written into named pipes, and keep these alive until the tree runs; see above.
+    """Take out of the images what must not be written into named pipes, and keep these alive until
+    the tree runs; see above.
 
-    `root` is put before paths, for a tree with a mount namespace of its own; `places`: what is to be opened instead of a path.
+    `root` is put before paths, for a tree with a mount namespace of its own; `places`: what is to
+    be opened instead of a path.
     """
     queues = _there(saved_queues(images), manifest, root, places)
     with ExitStack() as stack:
         look = _Look(manifest, reporter, root, places, copy, stack)
         found = fifos.openers(queues) if queues else {}
-        opened = {inode: fd for inode in found if (fd := look.open(queues[inode][0], inode)) is not None}
+        opened = {
+            inode: fd for inode in found if (fd := look.open(queues[inode][0], inode)) is not None
+        }
         # Who has one open before and after we have opened it has kept it alive until then.
         after = fifos.openers(opened) if opened else {}
-        kept = {inode: [other for other in after.get(inode, ()) if other in found[inode]] for inode in opened}
-        left = {q.number for i, others in kept.items() if others for q in queues[i] if look.leave(q, i, opened[i], others)}
+        kept = {
+            inode: [other for other in after.get(inode, ()) if other in found[inode]]
+            for inode in opened
+        }
+        left = {
+            q.number
+            for i, others in kept.items()
+            if others
+            for q in queues[i]
+            if look.leave(q, i, opened[i], others)
+        }
         if look.sizes:
             drop_queues(images, left, look.sizes)
         elif left:
@@ -174,10 +227,13 @@ class _Look(Struct, frozen=True):
     copy: bool
     stack: ExitStack  # what we open is open for as long
     sizes: dict[int, int] = field(default_factory=dict)  # of those
-    filled: list[tuple[SavedQueue, int, bytes]] = field(default_factory=list)  # by CRIU: with what was in it before
+    # by CRIU: with what was in it before
+    filled: list[tuple[SavedQueue, int, bytes]] = field(default_factory=list)
 
     def open(self, queue: SavedQueue, inode: Inode) -> int | None:
-        """A descriptor of this pipe, until the tree runs; None if it is gone meanwhile, or not ours: CRIU will say so."""
+        """A descriptor of this pipe, until the tree runs; None if it is gone meanwhile, or not
+        ours: CRIU will say so.
+        """
         with suppress(OSError):
             fd = fifos.open_both_ways(_way(queue.paths[0], self.root, self.places))
             self.stack.callback(os.close, fd)
@@ -185,45 +241,81 @@ class _Look(Struct, frozen=True):
         return None
 
     def leave(self, queue: SavedQueue, inode: Inode, fd: int, others: list[Opener]) -> bool:
-        """Whether nothing is to be written into this pipe, which all these have open; what is amiss is told."""
+        """Whether nothing is to be written into this pipe, which all these have open; what is amiss
+        is told.
+        """
         present, unread = fifos.queued(fd), _bytes(queue.data)
         if self.copy and (reader := _reader(others)) is not None:
-            kept = f"; the {unread} that were unread at the dump are not written into it" if queue.data else ""
-            self._tell(queue, "fifo-shared", f"{reader} reads from this named pipe, and so will the copy{kept}", _SHARED_HINT)
+            kept = (
+                f"; the {unread} that were unread at the dump are not written into it"
+                if queue.data
+                else ""
+            )
+            self._tell(
+                queue,
+                "fifo-shared",
+                f"{reader} reads from this named pipe, and so will the copy{kept}",
+                _SHARED_HINT,
+            )
             return True
         if not queue.data and fifos.room(fd) < queue.size:
             return False  # to make it larger again harms nobody
         begins = present.startswith(queue.data)
         if not self._lives_on(queue, inode, others, begins):
             if queue.data and present:
-                behind = f"the {unread} of this named pipe that were unread at the dump come behind the {_bytes(present)}"
-                self._tell(queue, "fifo-behind", f"{behind} that are in it by now; {others[0]} has it open")
-            if queue.data:  # CRIU would make it as large as it was, which may be too small for both, or for its owner
+                behind = (
+                    f"the {unread} of this named pipe that were unread at the dump come behind "
+                    f"the {_bytes(present)}"
+                )
+                self._tell(
+                    queue, "fifo-behind", f"{behind} that are in it by now; {others[0]} has it open"
+                )
+            # CRIU would make it as large as it was, which may be too small for both, or for its
+            # owner
+            if queue.data:
                 needed = (_pages(present) + _pages(queue.data)) * mmap.PAGESIZE
-                if (size := max(fifos.room(fd), queue.size, 1 << (needed - 1).bit_length())) != queue.size:
+                if (
+                    size := max(fifos.room(fd), queue.size, 1 << (needed - 1).bit_length())
+                ) != queue.size:
                     self.sizes[queue.number] = size
             if queue.data:
                 self.filled.append((queue, fd, present))
             return not queue.data
         if not begins:
-            since = f"{others[0]} has kept this named pipe open, and it was read from since the dump"
-            text = f"{since}: the tree finds the {_bytes(present)} that are in it now, not the {unread} that were unread then"
+            since = (
+                f"{others[0]} has kept this named pipe open, and it was read from since the dump"
+            )
+            text = (
+                f"{since}: the tree finds the {_bytes(present)} that are in it now, not the "
+                f"{unread} that were unread then"
+            )
             self._tell(queue, "fifo-read-since", text)
         return True
 
     def take_back(self) -> None:
-        """The restore has failed: what CRIU has written into a pipe that others have open would come twice the next time."""
+        """The restore has failed: what CRIU has written into a pipe that others have open would
+        come twice the next time.
+        """
         for queue, fd, before in self.filled:
             with suppress(OSError):
                 now = fifos.queued(fd)
                 ours = now[len(before) :] if now.startswith(before) else b""
-                if ours and queue.data.startswith(ours) and os.read(fd, len(now)) == now:  # all, or as much as had room
+                # all, or as much as had room
+                if ours and queue.data.startswith(ours) and os.read(fd, len(now)) == now:
                     fifos.put(fd, before)
                 elif now != before:
-                    self._tell(queue, "fifo-left", f"the {_bytes(queue.data)} that were unread at the dump may be left in it")
+                    self._tell(
+                        queue,
+                        "fifo-left",
+                        f"the {_bytes(queue.data)} that were unread at the dump may be left in it",
+                    )
 
-    def _lives_on(self, queue: SavedQueue, inode: Inode, others: list[Opener], begins: bool) -> bool:
-        """Whether this is the very pipe that it was at the dump, and not one that was opened since under the same name."""
+    def _lives_on(
+        self, queue: SavedQueue, inode: Inode, others: list[Opener], begins: bool
+    ) -> bool:
+        """Whether this is the very pipe that it was at the dump, and not one that was opened since
+        under the same name.
+        """
         record = next((r for r in self.manifest.fifos if queue.of(r.inode)), None)
         if self.manifest.host.boot_id != boot_id() or not queue.of(inode[1]):
             return False
@@ -258,7 +350,8 @@ def _there(
     places: Mapping[str, str] = _NOWHERE,
 ) -> dict[Inode, list[SavedQueue]]:
     """The named pipe of this host that each would be written into."""
-    made = manifest.namespaces.get("mnt", {}).get("mode", "host") == "dumped"  # file systems may be the tree's own
+    # file systems may be the tree's own
+    made = manifest.namespaces.get("mnt", {}).get("mode", "host") == "dumped"
     found: dict[Inode, list[SavedQueue]] = {}
     for queue in queues:
         with suppress(OSError):

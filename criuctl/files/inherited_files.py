@@ -64,7 +64,8 @@ def expect(
         for one in expected.files:
             if one.deleted or one.external:
                 continue
-            key = one.path, bool(one.flags & os.O_PATH and one.flags & os.O_NOFOLLOW)  # of a link, or of where it leads
+            # of a link, or of where it leads
+            key = one.path, bool(one.flags & os.O_PATH and one.flags & os.O_NOFOLLOW)
             if key not in held:
                 held[key] = _found(looks, one.path, stack, one.flags)
             found = held[key]
@@ -93,7 +94,9 @@ def hand_over(images: ImageSet, expected: Expected) -> dict[str, int]:
 
 
 def _found(looks: Looks, path: str, stack: ExitStack, flags: int = 0) -> Found | None:
-    """What is at the path, held as long as `stack` unless root alone controls it; `flags` as for `Looks`."""
+    """What is at the path, held as long as `stack` unless root alone controls it; `flags` as for
+    `Looks`.
+    """
     try:
         with ExitStack() as now:
             found = now.enter_context(looks.at(path, flags))

@@ -1,20 +1,25 @@
 """Files at a restore, judged before anything is touched.
 
-`judge` compares each recorded file with what is at its path now and decides, as a pure function of both:
+`judge` compares each recorded file with what is at its path now and decides, as a pure function of
+both:
 
 - ``same``: nothing to do;
-- ``grown``: only ever appended to, and what was there at the freeze still is: left as it is, the program
-  goes on appending;
-- ``moved-on``: opened for reading only and different now, or only its mode is another one: left as it is, with a warning
-  if the tree may see other contents than it has read;
-- ``deleted-copy``: a script or mapped data that the tree only reads, and that is another one here or missing: the tree
-  gets the contents of the dump in a deleted file, as if it had been replaced while the tree ran (`deletedcopies`);
-- ``put-back``: what was recorded is made anew (from the carried contents, or from the unchanged beginning of
-  the present file); a newer file is set aside beside it, never overwritten;
-- ``overlaid``: a mapped file that came along (``--carry-binaries``) and is missing or another one here: the tree gets its own, in
-  a mount namespace of its own (`criuctl.files.carried_binaries`), and what is here stays as it is;
-- ``beside``: a copy's, to which somebody else writes by now (`criuctl.files.copies`): made anew under another name;
-- ``set-aside``: it was not there at the dump, in the folder of a database that is put back (`databasesets`);
+- ``grown``: only ever appended to, and what was there at the freeze still is: left as it is, the
+  program goes on appending;
+- ``moved-on``: opened for reading only and different now, or only its mode is another one: left as
+  it is, with a warning if the tree may see other contents than it has read;
+- ``deleted-copy``: a script or mapped data that the tree only reads, and that is another one here
+  or missing: the tree gets the contents of the dump in a deleted file, as if it had been replaced
+  while the tree ran (`deletedcopies`);
+- ``put-back``: what was recorded is made anew (from the carried contents, or from the unchanged
+  beginning of the present file); a newer file is set aside beside it, never overwritten;
+- ``overlaid``: a mapped file that came along (``--carry-binaries``) and is missing or another one
+  here: the tree gets its own, in a mount namespace of its own (`criuctl.files.carried_binaries`),
+  and what is here stays as it is;
+- ``beside``: a copy's, to which somebody else writes by now (`criuctl.files.copies`): made anew
+  under another name;
+- ``set-aside``: it was not there at the dump, in the folder of a database that is put back
+  (`databasesets`);
 - ``refuse``: it differs and there is nothing to put back, or the policy forbids touching it.
 
 `criuctl.files.put_back` does it.
@@ -40,9 +45,21 @@ from ..report import Finding
 from . import carried_binaries, database_sets, mount_points
 from .recording import digest
 
-Verdict = Literal["same", "grown", "moved-on", "deleted-copy", "put-back", "set-aside", "overlaid", "beside", "refuse"]
+Verdict = Literal[
+    "same",
+    "grown",
+    "moved-on",
+    "deleted-copy",
+    "put-back",
+    "set-aside",
+    "overlaid",
+    "beside",
+    "refuse",
+]
 Policy = Literal["refuse", "restore", "keep"]
-_OTHER_VERSION = "Install the version that the program was started from; next time dump with --carry-binaries."
+_OTHER_VERSION = (
+    "Install the version that the program was started from; next time dump with --carry-binaries."
+)
 
 
 class Judgement(Struct, frozen=True):
@@ -62,17 +79,28 @@ class Judgement(Struct, frozen=True):
         """What a person is told, if anything."""
         pid, fd = self.record.holders[0] if self.record.holders else (None, None)
         if self.whole:
-            return Finding("error", "database-changed", f"{self.whole}: {self.why}", self.hint, pid, fd)
+            return Finding(
+                "error", "database-changed", f"{self.whole}: {self.why}", self.hint, pid, fd
+            )
         if self.verdict in ("same", "grown", "moved-on", "overlaid") and not self.warns:
-            return Finding("info", f"file-{self.verdict}", f"{self.record.path}: {self.why}") if self.why else None
+            return (
+                Finding("info", f"file-{self.verdict}", f"{self.record.path}: {self.why}")
+                if self.why
+                else None
+            )
         level: Literal["error", "warning"] = "error" if self.verdict == "refuse" else "warning"
-        return Finding(level, f"file-{self.verdict}", f"{self.record.path}: {self.why}", self.hint, pid, fd)
+        return Finding(
+            level, f"file-{self.verdict}", f"{self.record.path}: {self.why}", self.hint, pid, fd
+        )
 
 
 def check_path(path: str) -> str:
     """A path from a manifest: absolute, plain, and without a way up."""
     if not path.startswith("/") or "\0" in path or os.path.normpath(path) != path:
-        raise Damaged(f"{path!r} is not a plain absolute path", hint="The checkpoint is damaged or not from criuctl.")
+        raise Damaged(
+            f"{path!r} is not a plain absolute path",
+            hint="The checkpoint is damaged or not from criuctl.",
+        )
     return path
 
 
@@ -82,7 +110,12 @@ def judge(record: FileRecord, policy: Policy) -> Judgement:
     try:
         return _compared(record, policy)
     except OSError as error:
-        return Judgement(record, "refuse", f"cannot be looked at: {error.strerror}", "See what is there, and on the way there.")
+        return Judgement(
+            record,
+            "refuse",
+            f"cannot be looked at: {error.strerror}",
+            "See what is there, and on the way there.",
+        )
 
 
 def _compared(record: FileRecord, policy: Policy) -> Judgement:
@@ -97,7 +130,9 @@ def _compared(record: FileRecord, policy: Policy) -> Judgement:
         if record.kind == "read" and record.data is not None:
             return _replaced(record, policy, "is another kind of file now")
         if record.data is None and record.kind != "carried":
-            return Judgement(record, "refuse", "is another kind of file now", "Move it away.", changed=True)
+            return Judgement(
+                record, "refuse", "is another kind of file now", "Move it away.", changed=True
+            )
         return _changed(record, policy, "is another kind of file now")
     if not stat.S_ISREG(record.mode):
         if stat.S_ISLNK(record.mode) and os.readlink(path) != record.target:
@@ -109,12 +144,21 @@ def _compared(record: FileRecord, policy: Policy) -> Judgement:
 
 
 def unchanged(record: FileRecord, policy: Policy, mode: int) -> Judgement:
-    """Its contents are the same.  Another mode stops nobody who has it open; CRIU's check of it is taken off."""
+    """Its contents are the same.  Another mode stops nobody who has it open; CRIU's check of it is
+    taken off.
+    """
     if mode == record.mode:
         return Judgement(record, "same")
-    why = f"had mode {stat.S_IMODE(record.mode):04o} at the dump and has {stat.S_IMODE(mode):04o} now"
+    why = (
+        f"had mode {stat.S_IMODE(record.mode):04o} at the dump and has {stat.S_IMODE(mode):04o} now"
+    )
     if policy == "refuse":
-        return Judgement(record, "refuse", why, f"`chmod {stat.S_IMODE(record.mode):o}` it, or restore with --files restore.")
+        return Judgement(
+            record,
+            "refuse",
+            why,
+            f"`chmod {stat.S_IMODE(record.mode):o}` it, or restore with --files restore.",
+        )
     return Judgement(record, "moved-on", f"{why}; left as it is")
 
 
@@ -127,10 +171,16 @@ def _came_along(record: FileRecord) -> Judgement:
     if now is not None and stat.S_ISREG(now.st_mode):
         if (now.st_size, now.st_mode) == (record.size, record.mode) and _has_contents(record):
             return Judgement(record, "same")
-        return Judgement(record, "overlaid", "is another one here; the tree gets its own, in a mount namespace of its own")
+        return Judgement(
+            record,
+            "overlaid",
+            "is another one here; the tree gets its own, in a mount namespace of its own",
+        )
     what = "is missing here" if now is None else "is another kind of file here"
     if (problem := carried_binaries.obstacle(record.path)) is not None:
-        return Judgement(record, "refuse", f"{what}, and {problem[0]}", problem[1], exists=now is not None)
+        return Judgement(
+            record, "refuse", f"{what}, and {problem[0]}", problem[1], exists=now is not None
+        )
     why = f"{what}; the tree gets its own, in a mount namespace of its own"
     return Judgement(record, "overlaid", why, exists=now is not None)
 
@@ -149,10 +199,18 @@ def _only_read(record: FileRecord, policy: Policy, now: os.stat_result) -> Judge
     begins = _begins_so(record, size)
     if begins is None:  # not compared
         if size == record.size:
-            known = bool(record.mtime_ns) and not (record.kind == "mapped" and not record.role)  # else CRIU compares build-ids
+            # else CRIU compares build-ids
+            known = bool(record.mtime_ns) and not (record.kind == "mapped" and not record.role)
             if not known or now.st_mtime_ns == record.mtime_ns:
                 return unchanged(record, policy, now.st_mode)
-            return _replaced(record, policy, "was modified since the dump (its time is another one; it was too large to compare)")
+            return _replaced(
+                record,
+                policy,
+                (
+                    "was modified since the dump (its time is another one; it was too large to "
+                    "compare)"
+                ),
+            )
         begins = size > record.size and record.kind == "read"
     if size == record.size and begins:
         return unchanged(record, policy, now.st_mode)
@@ -162,37 +220,63 @@ def _only_read(record: FileRecord, policy: Policy, now: os.stat_result) -> Judge
     if record.kind == "mapped" and size != record.size:
         why = f"is mapped into memory and was {record.size} bytes at the dump; it is {size} now"
         return Judgement(record, "refuse", why, _OTHER_VERSION, changed=True)
-    return _replaced(record, policy, f"has other contents than at the dump ({record.size} bytes then, {size} now)")
+    return _replaced(
+        record,
+        policy,
+        f"has other contents than at the dump ({record.size} bytes then, {size} now)",
+    )
 
 
 def _begins_so(record: FileRecord, size: int) -> bool | None:
-    """Whether the present file, of `size` bytes, begins with the contents of the dump; None if that is not known."""
+    """Whether the present file, of `size` bytes, begins with the contents of the dump; None if that
+    is not known.
+    """
     if not record.digest:
         return None
     if size < record.size:
         return False
-    with suppress(OSError):  # another user leads the way there elsewhere, or it cannot be read: not what it was
+    # another user leads the way there elsewhere, or it cannot be read: not what it was
+    with suppress(OSError):
         return _has_contents(record)
     return False
 
 
 def _replaced(record: FileRecord, policy: Policy, why: str) -> Judgement:
-    """A file that is only read, and in which the tree would find something else than it has begun to read."""
+    """A file that is only read, and in which the tree would find something else than it has begun
+    to read.
+    """
     script = record.role == "script"
     if policy == "keep":
         offset = "; the interpreter goes on in it at its old offset" if script else ""
-        return Judgement(record, "moved-on", f"{why}; left as it is, as asked{offset}", changed=True, warns=True)
+        return Judgement(
+            record, "moved-on", f"{why}; left as it is, as asked{offset}", changed=True, warns=True
+        )
     if policy == "refuse":
-        hint = "Put back the file as it was, or restore with --files restore, which changes no file that is only read."
+        hint = (
+            "Put back the file as it was, or restore with --files restore, which changes no file "
+            "that is only read."
+        )
         return Judgement(record, "refuse", why, hint, changed=True)
     if record.data is not None:
-        why = f"{why}; the tree goes on with the contents of the dump, in a deleted file, and the file here stays"
+        why = (
+            f"{why}; the tree goes on with the contents of the dump, in a deleted file, and the "
+            "file here stays"
+        )
         return Judgement(record, "deleted-copy", why, changed=True)
     if script and record.digest:
         why = f"is a script that is being run, {why}, and its contents were not taken along"
-        hint = "Put back the script as it was, or restore with --files keep; next time dump with --with-files."
+        hint = (
+            "Put back the script as it was, or restore with --files keep; next time dump with "
+            "--with-files."
+        )
         return Judgement(record, "refuse", why, hint, changed=True)
-    return Judgement(record, "moved-on", f"{why}; the tree only reads it, and finds what is here", changed=True, warns=True)
+    return Judgement(
+        record,
+        "moved-on",
+        f"{why}; the tree only reads it, and finds what is here",
+        changed=True,
+        warns=True,
+    )
 
 
 def _contents(record: FileRecord, policy: Policy, path: str, now: os.stat_result) -> Judgement:
@@ -208,10 +292,16 @@ def _contents(record: FileRecord, policy: Policy, path: str, now: os.stat_result
         why = f"has grown from {record.size} to {size} bytes and is only appended to"
         return Judgement(record, "grown", why, changed=True)
     if beginning:
-        return _changed(record, policy, f"has grown from {record.size} to {size} bytes", from_prefix=True)
+        return _changed(
+            record, policy, f"has grown from {record.size} to {size} bytes", from_prefix=True
+        )
     if size < record.size:
         return _changed(record, policy, f"has shrunk from {record.size} to {size} bytes")
-    return _changed(record, policy, f"has other contents than at the dump ({record.size} bytes then, {size} now)")
+    return _changed(
+        record,
+        policy,
+        f"has other contents than at the dump ({record.size} bytes then, {size} now)",
+    )
 
 
 def _changed(record: FileRecord, policy: Policy, why: str, from_prefix: bool = False) -> Judgement:
@@ -227,7 +317,8 @@ def _changed(record: FileRecord, policy: Policy, why: str, from_prefix: bool = F
         record,
         "refuse",
         f"{why}, and its contents were not taken along",
-        "Put back the file as it was, or restore with --files keep; next time dump with --with-files.",
+        "Put back the file as it was, or restore with --files keep; next time dump with "
+        "--with-files.",
         changed=True,
     )
 
@@ -237,28 +328,47 @@ def _missing(record: FileRecord) -> Judgement:
         why = "is missing; the tree goes on with the contents of the dump, in a deleted file"
         return Judgement(record, "deleted-copy", why, exists=False, changed=True)
     if record.kind == "carried" or record.data is not None:
-        return Judgement(record, "put-back", "is missing; put back from the checkpoint", exists=False, changed=True)
-    if record.kind == "written" and not record.size and os.path.isdir(os.path.dirname(record.path)):  # a lock file, say
-        return Judgement(record, "put-back", "is missing; put back, empty as it was", exists=False, changed=True)
-    what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[record.kind]
+        return Judgement(
+            record,
+            "put-back",
+            "is missing; put back from the checkpoint",
+            exists=False,
+            changed=True,
+        )
+    # a lock file, say
+    if record.kind == "written" and not record.size and os.path.isdir(os.path.dirname(record.path)):
+        return Judgement(
+            record, "put-back", "is missing; put back, empty as it was", exists=False, changed=True
+        )
+    what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[
+        record.kind
+    ]
     return Judgement(
         record,
         "refuse",
         f"{what} and does not exist here",
-        _OTHER_VERSION if record.kind == "mapped" else "Bring the file here; next time dump with --with-files.",
+        _OTHER_VERSION
+        if record.kind == "mapped"
+        else "Bring the file here; next time dump with --with-files.",
         exists=False,
         changed=True,
     )
 
 
 def judge_all(
-    records: Iterable[FileRecord], policy: Policy, uids: Collection[int] = carried_binaries.ROOTS, *, at_home: bool = False
+    records: Iterable[FileRecord],
+    policy: Policy,
+    uids: Collection[int] = carried_binaries.ROOTS,
+    *,
+    at_home: bool = False,
 ) -> list[Judgement]:
     """Judge every record, parents before what is in them; `uids` are the users of the tree.
 
     `at_home`: this is the host of the dump, and the tree sees its mounts.
     """
-    judged = database_sets.as_sets((judge(record, policy) for record in sorted(records, key=lambda r: r.path)), policy)
+    judged = database_sets.as_sets(
+        (judge(record, policy) for record in sorted(records, key=lambda r: r.path)), policy
+    )
     if at_home:
         judged = mount_points.judged(judged)
     judged = [_if_allowed(judgement, uids) for judgement in judged]
@@ -271,32 +381,52 @@ def judge_all(
 
 
 def _if_allowed(judgement: Judgement, uids: Collection[int]) -> Judgement:
-    """Refused if it came along and another place than it was meant for would be covered, or one that is not the tree's."""
+    """Refused if it came along and another place than it was meant for would be covered, or one
+    that is not the tree's.
+    """
     if judgement.verdict != "overlaid":
         return judgement
     try:
         problem = carried_binaries.objection(judgement.record, uids)
     except OSError as error:
-        problem = f"it cannot be looked at: {error.strerror}", "See what is there, and on the way there."
+        problem = (
+            f"it cannot be looked at: {error.strerror}",
+            "See what is there, and on the way there.",
+        )
     if problem is None:
         return judgement
-    return replace(judgement, verdict="refuse", why=f"came along and is not shown to the tree: {problem[0]}", hint=problem[1])
+    return replace(
+        judgement,
+        verdict="refuse",
+        why=f"came along and is not shown to the tree: {problem[0]}",
+        hint=problem[1],
+    )
 
 
 def _if_reached(judgement: Judgement, anew: Container[str]) -> Judgement:
-    """Refused if another user leads the way there elsewhere; not by what is to be set aside itself."""
+    """Refused if another user leads the way there elsewhere; not by what is to be set aside
+    itself.
+    """
     record = judgement.record
     if any(str(above) in anew for above in PurePath(record.path).parents):
         return judgement
     try:
-        with suppress(FileNotFoundError, NotADirectoryError), folder_walk.folder(os.path.dirname(record.path)):
+        with (
+            suppress(FileNotFoundError, NotADirectoryError),
+            folder_walk.folder(os.path.dirname(record.path)),
+        ):
             pass
     except folder_walk.ForeignLink as error:
         hint = f"See what the link is for. Once it is gone, {record.path} can be put back."
-        return replace(judgement, verdict="refuse", why=f"is not put back, for {error.strerror}", hint=hint)
+        return replace(
+            judgement, verdict="refuse", why=f"is not put back, for {error.strerror}", hint=hint
+        )
     except OSError as error:
         return replace(
-            judgement, verdict="refuse", why=f"cannot be put back: {error.strerror}", hint="See what is on the way there."
+            judgement,
+            verdict="refuse",
+            why=f"cannot be put back: {error.strerror}",
+            hint="See what is on the way there.",
         )
     return judgement
 

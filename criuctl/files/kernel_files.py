@@ -1,4 +1,5 @@
-"""Files of file systems that the kernel fills (sysfs, control groups, tracefs, bpf, ...), open in a tree.
+"""Files of file systems that the kernel fills (sysfs, control groups, tracefs, bpf, ...), open in a
+tree.
 
 They come and go with devices, drivers, control groups and settings of the kernel.  What is not here
 cannot be put back, and CRIU would fail half-way: a restore says so before anything is touched.
@@ -37,7 +38,14 @@ def missing(images: ImageSet, manifest: Manifest, *, copy: bool) -> Iterator[Fin
         if at_home and path.startswith(_GROUPS) and any(f"{group}/" in f"{path}/" for group in own):
             continue  # made again before CRIU opens anything
         pid, fd = next(iter(holders.get(entry.id, ())), (None, None))
-        yield Finding("error", "kernel-file-missing", f"{path}: is open, and is not here", _hint(path), pid, fd)
+        yield Finding(
+            "error",
+            "kernel-file-missing",
+            f"{path}: is open, and is not here",
+            _hint(path),
+            pid,
+            fd,
+        )
 
 
 def _hint(path: str) -> str:
@@ -46,5 +54,10 @@ def _hint(path: str) -> str:
         folder = path if os.path.basename(path).find(".") < 0 else os.path.dirname(path)
         return f"Make the control group again: `mkdir -p {shlex.quote(folder)}`."
     if path.startswith("/sys/kernel/"):
-        return "Mount that file system, or make what it is about (a trace instance, say), as it was at the dump."
-    return "Load the driver, or bring the device or interface that it is about, under the same name."
+        return (
+            "Mount that file system, or make what it is about (a trace instance, say), as it was "
+            "at the dump."
+        )
+    return (
+        "Load the driver, or bring the device or interface that it is about, under the same name."
+    )

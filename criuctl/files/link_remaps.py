@@ -1,14 +1,15 @@
 """Deleted names of files that have other names: CRIU's link remaps, made restorable more than once.
 
 For an open file whose name was deleted while other hard links live on, CRIU makes a helper link
-(``link_remap.N``, beside the old name) at the dump and opens that at the restore.  Left alone, the link
-litters the folder until a restore uses it up, a dump that leaves the tree running has it removed again (so
-that its checkpoint cannot be restored), and a second restore finds nothing.
+(``link_remap.N``, beside the old name) at the dump and opens that at the restore.  Left alone, the
+link litters the folder until a restore uses it up, a dump that leaves the tree running has it
+removed again (so that its checkpoint cannot be restored), and a second restore finds nothing.
 
-So each helper link is recorded with another name of the same file, and its contents are kept; the link is
-removed when the dump is over, and made anew before each restore, as `criuctl.files.deleted_names` says: a hard link to the
-other name where that is still the same file, else a file with the recorded contents.  CRIU makes one for each time that a file
-was opened: they are names of one file again.
+So each helper link is recorded with another name of the same file, and its contents are kept; the
+link is removed when the dump is over, and made anew before each restore, as
+`criuctl.files.deleted_names` says: a hard link to the other name where that is still the same file,
+else a file with the recorded contents.  CRIU makes one for each time that a file was opened: they
+are names of one file again.
 """
 
 from __future__ import annotations
@@ -67,18 +68,22 @@ def _store(writer: CheckpointWriter, path: str, fd: int) -> tuple[str, StreamRef
 class DumpedLinks:
     """The helper links that CRIU makes for one dump.
 
-    Their folders are held: those of a mount namespace that ends with the tree cannot be found any more by then.
+    Their folders are held: those of a mount namespace that ends with the tree cannot be found any
+    more by then.
     """
 
     def __init__(self, root: int, entry: NamespacePlan, stack: ExitStack) -> None:
         self._root, self._stack = root, stack
         self._inside = "mnt" in entry.entered | entry.dumped
         self._folders: dict[tuple[int, str], int] = {}  # by the process that sees it so
-        self._links: dict[str, tuple[int, os.stat_result]] = {}  # path -> its folder, and what it is
+        # path -> its folder, and what it is
+        self._links: dict[str, tuple[int, os.stat_result]] = {}
         self._views: dict[int, int] = {}  # mount -> a process that sees it
 
     def collect(self, images: ImageSet, writer: CheckpointWriter) -> list[LinkRecord]:
-        """Record those that it has just made, with their contents; not those in what it saves itself."""
+        """Record those that it has just made, with their contents; not those in what it saves
+        itself.
+        """
         records = []
         saved = saved_devices(self._root)
         names: dict[int, dict[int, str]] = {}
@@ -86,15 +91,23 @@ class DumpedLinks:
             name = os.path.basename(path)
             try:
                 folder = self._folder(path, mount)
-                # To open a FIFO would wait for somebody who writes; it may be one, or somebody puts one there.
+                # To open a FIFO would wait for somebody who writes; it may be one, or somebody puts
+                # one there.
                 fd = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
-            except OSError as error:  # somebody has put a link on the way meanwhile, or moved the folder
-                raise DumpFailed(f"{path}: the deleted file behind it cannot be recorded: {error.strerror}") from error
+            # somebody has put a link on the way meanwhile, or moved the folder
+            except OSError as error:
+                raise DumpFailed(
+                    f"{path}: the deleted file behind it cannot be recorded: {error.strerror}"
+                ) from error
             try:
                 status = os.fstat(fd)
-                if status.st_dev in saved or not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+                if status.st_dev in saved or not (
+                    stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)
+                ):
                     continue
-                hashed, data = _store(writer, path, fd) if stat.S_ISREG(status.st_mode) else ("", StreamRef())
+                hashed, data = (
+                    _store(writer, path, fd) if stat.S_ISREG(status.st_mode) else ("", StreamRef())
+                )
                 handle = folder_walk.handle(fd)
             finally:
                 os.close(fd)
@@ -128,10 +141,18 @@ class DumpedLinks:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                reporter.warning(f"{path}, which CRIU has made for the dump, cannot be removed: {error.strerror}", "Remove it.")
+                reporter.warning(
+                    (
+                        f"{path}, which CRIU has made for the dump, cannot be removed: "
+                        f"{error.strerror}"
+                    ),
+                    "Remove it.",
+                )
 
     def _folder(self, path: str, mount: int) -> int:
-        """A descriptor of the folder of `path`, in the mount namespace of the tree that has the mount with this id."""
+        """A descriptor of the folder of `path`, in the mount namespace of the tree that has the
+        mount with this id.
+        """
         folder, pid = os.path.dirname(path), self._viewer(mount) if self._inside else 0
         if (pid, folder) not in self._folders:
             with ExitStack() as stack:
@@ -142,7 +163,9 @@ class DumpedLinks:
                     stack.callback(os.close, view)
                     top = os.readlink(f"/proc/{pid}/root")  # the path is at or below it
                     inner = folder if top == "/" else folder.removeprefix(top)
-                self._folders[pid, folder] = os.dup(stack.enter_context(folder_walk.folder(inner, view)))
+                self._folders[pid, folder] = os.dup(
+                    stack.enter_context(folder_walk.folder(inner, view))
+                )
                 self._stack.callback(os.close, self._folders[pid, folder])
         return self._folders[pid, folder]
 
@@ -159,18 +182,25 @@ class Provided(Struct, frozen=True):
 
     made: Mapping[str, os.stat_result | None]  # path -> what it is
     origins: Mapping[str, str]  # path -> that at the dump
-    created: Container[tuple[int, int]]  # device and inode of files that are new, with what was recorded
+    # device and inode of files that are new, with what was recorded
+    created: Container[tuple[int, int]]
 
 
 @contextmanager
 def provided(
-    names: Iterable[DeletedName], images: ImageSet, reader: CheckpointReader, moved: Mapping[str, str], reporter: Reporter
+    names: Iterable[DeletedName],
+    images: ImageSet,
+    reader: CheckpointReader,
+    moved: Mapping[str, str],
+    reporter: Reporter,
 ) -> Iterator[Provided]:
-    """The helper links are there for CRIU, as `names` are judged; whichever it has not used up are gone afterwards.
+    """The helper links are there for CRIU, as `names` are judged; whichever it has not used up are
+    gone afterwards.
 
-    They have names of their own, which the images are told: the old ones may be those of another tree's, of which there are
-    checkpoints with the same numbers.  `moved`: path -> where the tree's own is instead (`criuctl.files.put_back`).
-    After a failure, names that CRIU made from them are gone as well.
+    They have names of their own, which the images are told: the old ones may be those of another
+    tree's, of which there are checkpoints with the same numbers.  `moved`: path -> where the tree's
+    own is instead (`criuctl.files.put_back`).  After a failure, names that CRIU made from them are
+    gone as well.
     """
     links = _Links(images.linked(), reader, reporter)
     try:
@@ -178,7 +208,9 @@ def provided(
             links.provide(name, moved.get(name.other, name.other))
         if links.names:
             images.edit_files(links.tell)
-        yield Provided(links.made, {mine: path for path, mine in links.names.items()}, links.created)
+        yield Provided(
+            links.made, {mine: path for path, mine in links.names.items()}, links.created
+        )
     except BaseException:
         links.undo()
         raise
@@ -189,20 +221,29 @@ def provided(
 class _Links:
     """The helper links of one restore."""
 
-    def __init__(self, opened: Mapping[str, Sequence[tuple[int, Any]]], reader: CheckpointReader, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        opened: Mapping[str, Sequence[tuple[int, Any]]],
+        reader: CheckpointReader,
+        reporter: Reporter,
+    ) -> None:
         self.names: dict[str, str] = {}  # path at the dump -> path
         self._opened, self._reader, self._reporter = opened, reader, reporter
         self._helpers = {number: path for path, found in opened.items() for number, _ in found}
         self._deleted = {entry.id: path for path, found in opened.items() for _, entry in found}
         self.made: dict[str, os.stat_result | None] = {}  # path -> what it is, once that is known
-        self.created: set[tuple[int, int]] = set()  # device and inode of those that are of new files
-        self._absent: dict[str, str] = {}  # a name that CRIU makes, and removes again -> path of the helper link
+        # device and inode of those that are of new files
+        self.created: set[tuple[int, int]] = set()
+        # a name that CRIU makes, and removes again -> path of the helper link
+        self._absent: dict[str, str] = {}
         self._folders: list[str] = []  # that it makes for such names, and removes again
         self._swept: set[str] = set()
         self._mark = _mark()
 
     def provide(self, name: DeletedName, other: str) -> None:
-        """Make those of one file: names of `other`, or of a new file if that is "" or cannot be linked to."""
+        """Make those of one file: names of `other`, or of a new file if that is "" or cannot be
+        linked to.
+        """
         there = name.there
         for link in name.links:
             path = self._path(link.path)
@@ -215,19 +256,29 @@ class _Links:
                     if not self._is_one(name, other, there, base, folder):
                         self.created.add(_make(link, base, folder, self._reader))
                         if name.other:
-                            text = f"{name.name} (deleted): it cannot be one file with its other names here"
-                            self._reporter.warning(f"{text}; what has it open gets a file of its own, as it was")
+                            text = (
+                                f"{name.name} (deleted): it cannot be one file with its other "
+                                "names here"
+                            )
+                            self._reporter.warning(
+                                f"{text}; what has it open gets a file of its own, as it was"
+                            )
                     self.made[path] = os.stat(base, dir_fd=folder, follow_symlinks=False)
             except OSError as error:
-                raise RestoreFailed(f"{link.path}: the deleted file behind it cannot be provided: {error.strerror}") from error
+                raise RestoreFailed(
+                    f"{link.path}: the deleted file behind it cannot be provided: {error.strerror}"
+                ) from error
             other, there = path, None
 
     @staticmethod
-    def _is_one(name: DeletedName, other: str, there: tuple[int, int] | None, base: str, folder: int) -> bool:
+    def _is_one(
+        name: DeletedName, other: str, there: tuple[int, int] | None, base: str, folder: int
+    ) -> bool:
         """Make the helper link `base` one of the file of the other names, if there is one."""
         if other or there is None:
             return bool(other) and _linked(other, there, base, folder)
-        with folder_walk.by_handle(name.links[0].handle, os.path.dirname(name.links[0].path)) as fd:  # nobody knows its names
+        # nobody knows its names
+        with folder_walk.by_handle(name.links[0].handle, os.path.dirname(name.links[0].path)) as fd:
             return fd is not None and _linked(f"/proc/self/fd/{fd}", there, base, folder)
 
     def tell(self, entry: Any) -> None:
@@ -268,7 +319,10 @@ class _Links:
         mine = f"{path}.{self._mark}"
         if not _is_text(path):  # no other name can be put into an image
             if os.path.lexists(path):
-                raise RestoreFailed(f"{path} is in the way", hint="It is left over from a restore that was killed: remove it.")
+                raise RestoreFailed(
+                    f"{path} is in the way",
+                    hint="It is left over from a restore that was killed: remove it.",
+                )
             mine = path
         for _, entry in self._opened.get(path, ()):
             name = path_of(entry.reg)
@@ -292,7 +346,9 @@ def _is_text(path: str) -> bool:
 
 def _space() -> str:
     """What this process's number is one of."""
-    return hashlib.blake2s(f"{boot_id()} {os.stat('/proc/self/ns/pid').st_ino}".encode(), digest_size=4).hexdigest()
+    return hashlib.blake2s(
+        f"{boot_id()} {os.stat('/proc/self/ns/pid').st_ino}".encode(), digest_size=4
+    ).hexdigest()
 
 
 def _mark() -> str:
@@ -307,14 +363,20 @@ def _sweep(folder: int) -> None:
     with os.scandir(f"/proc/self/fd/{folder}") as entries:
         for entry in islice(entries, _SCAN_LIMIT):
             found = _MARKED.fullmatch(entry.name)
-            if found is None or found[1] != space or ProcessIdentity(int(found[2]), int(found[3])).exists():
+            if (
+                found is None
+                or found[1] != space
+                or ProcessIdentity(int(found[2]), int(found[3])).exists()
+            ):
                 continue
             with suppress(OSError):
                 os.unlink(entry.name, dir_fd=folder)
 
 
 def _linked(other: str, there: tuple[int, int] | None, name: str, folder: int) -> bool:
-    """Make `name` one of the file at `other`; False if that is gone, is not the one it must be, or is on another file system."""
+    """Make `name` one of the file at `other`; False if that is gone, is not the one it must be, or
+    is on another file system.
+    """
     try:
         with _opened(other) as fd:
             status = os.fstat(fd)
@@ -322,7 +384,8 @@ def _linked(other: str, there: tuple[int, int] | None, name: str, folder: int) -
                 return False
             if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
                 return False
-            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)  # this very file
+            # this very file
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.EMLINK):
             raise

@@ -1,6 +1,8 @@
-"""Folders and FIFOs that the tree has open and that are not here: CRIU opens them by their paths, and would fail half-way.
+"""Folders and FIFOs that the tree has open and that are not here: CRIU opens them by their paths,
+and would fail half-way.
 
-Regular files are judged by what the manifest says of them (`judgement`), working folders in the plan.
+Regular files are judged by what the manifest says of them (`judgement`), working folders in the
+plan.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from .judgement import Judgement
 _KERNELS_OWN = ("/proc/", "/sys/")  # whose folders come with processes and control groups
 
 
-def absent(images: ImageSet, manifest: Manifest, files: Iterable[Judgement], told: Iterable[str]) -> Iterator[Finding]:
-    """What is missing, or is something else here, and is not put back; `told` are folders of which that is known."""
+def absent(
+    images: ImageSet, manifest: Manifest, files: Iterable[Judgement], told: Iterable[str]
+) -> Iterator[Finding]:
+    """What is missing, or is something else here, and is not put back; `told` are folders of which
+    that is known.
+    """
     if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
         return  # what the tree will see is not known before it is there
     made = {j.record.path for j in files if j.verdict == "put-back"}
@@ -27,17 +33,26 @@ def absent(images: ImageSet, manifest: Manifest, files: Iterable[Judgement], tol
     remapped = images.remapped()  # deleted: made again
     entries = list(images.files())
     holders = {file: held[0] for file, held in images.holders().items()}
-    holders |= {e.fifo.regf_id: holders[e.id] for e in entries if e.HasField("fifo") and e.id in holders}
+    holders |= {
+        e.fifo.regf_id: holders[e.id] for e in entries if e.HasField("fifo") and e.id in holders
+    }
     for entry in entries:
         if not entry.HasField("reg") or not entry.reg.HasField("mode") or entry.id in remapped:
             continue
         mode, path = entry.reg.mode, path_of(entry.reg)
         kind = "folder" if stat.S_ISDIR(mode) else "FIFO" if stat.S_ISFIFO(mode) else ""
-        if not kind or path in known or path.startswith(_KERNELS_OWN) or _type(path) == stat.S_IFMT(mode):
+        if (
+            not kind
+            or path in known
+            or path.startswith(_KERNELS_OWN)
+            or _type(path) == stat.S_IFMT(mode)
+        ):
             continue
         known.add(path)
         pid, fd = holders.get(entry.id, (None, None))
-        code, make = ("folder-missing", "mkdir -p") if kind == "folder" else ("file-missing", "mkfifo")
+        code, make = (
+            ("folder-missing", "mkdir -p") if kind == "folder" else ("file-missing", "mkfifo")
+        )
         hint = f"Make it (`{make} {quoted(path)}`), or move away what is there."
         yield Finding("error", code, f"{path}: is open, and no {kind} is here", hint, pid, fd)
 

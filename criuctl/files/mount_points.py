@@ -1,10 +1,11 @@
-"""The disks on which files were, so that none is put back below the mount point of a disk that is not there.
+"""The disks on which files were, so that none is put back below the mount point of a disk that is
+not there.
 
-A missing folder is made when a file in it is put back.  Where the disk is not mounted that folder would
-come to the file system below, hidden as soon as the disk is mounted again.  So a record names the mount
-point of its file, and on the host of the dump such a file is refused while nothing is mounted there
-(`judged`).  File systems in memory are left out: what was in them is gone when a host starts again, and is
-to be made again.
+A missing folder is made when a file in it is put back.  Where the disk is not mounted that folder
+would come to the file system below, hidden as soon as the disk is mounted again.  So a record names
+the mount point of its file, and on the host of the dump such a file is refused while nothing is
+mounted there (`judged`).  File systems in memory are left out: what was in them is gone when a host
+starts again, and is to be made again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def named(root_pid: int, records: Iterable[FileRecord]) -> list[FileRecord]:
     """The records, with the mount points of those that may be put back."""
     points: dict[str, str] = {}
     with suppress(NoSuchProcess, PreflightRefused, OSError):
-        points = {mount.point: mount.kind for mount in read_mounts(root_pid)}  # the last at a place is what is seen
+        # the last at a place is what is seen
+        points = {mount.point: mount.kind for mount in read_mounts(root_pid)}
     return [
         record.with_use(mount=point)
         if record.kind in ("written", "carried") and (point := _point(record.path, points))
@@ -51,7 +53,9 @@ def _point(path: str, points: dict[str, str]) -> str:
 
 
 def judged(judgements: Iterable[Judgement]) -> list[Judgement]:
-    """The judgements on the host of the dump, with those refused that would be put back below a missing mount."""
+    """The judgements on the host of the dump, with those refused that would be put back below a
+    missing mount.
+    """
     judgements = list(judgements)
     if not any(j.verdict == "put-back" and j.record.mount for j in judgements):
         return judgements
@@ -79,5 +83,8 @@ def _is_away(record: FileRecord, here: Collection[str]) -> bool:
 def _refused(judgement: Judgement, others: int) -> Judgement:
     point = judgement.record.mount
     more = f" (and {others} more files)" if others else ""
-    why = f"was on the file system mounted at {point}{more}, and nothing is mounted there: put back, it would lie below it"
+    why = (
+        f"was on the file system mounted at {point}{more}, and nothing is mounted there: put "
+        "back, it would lie below it"
+    )
     return replace(judgement, verdict="refuse", why=why, hint=f"Mount it: `mount {quoted(point)}`.")

@@ -1,23 +1,26 @@
 """What a checkpoint requires of the world for it to be worth restoring: its predicates.
 
-A tree comes back with what it knew at its dump; where that is not so any more (a schema was changed, a file edited, a token
-has run out), it goes on from what is wrong.  A predicate says so beforehand.  It is noted at the dump, before the freeze, and
-checked by a restore before anything starts:
+A tree comes back with what it knew at its dump; where that is not so any more (a schema was
+changed, a file edited, a token has run out), it goes on from what is wrong.  A predicate says so
+beforehand.  It is noted at the dump, before the freeze, and checked by a restore before anything
+starts:
 
-    file:PATH       the file has the contents that it had (this host's file of that name, symlinks followed)
-    command:CMD     ``sh -c CMD`` ends with 0
+    file:PATH       the file has the contents that it had (this host's file of that name, symlinks
+    followed) command:CMD     ``sh -c CMD`` ends with 0
     output:CMD      ``sh -c CMD`` ends with 0 and prints what it printed: a query for a schema, say
     age:SPAN        the checkpoint is not older than that
 
-What is not so at the dump is refused there.  What changes between the note and the freeze makes the checkpoint stale, never
-wrongly good.
+What is not so at the dump is refused there.  What changes between the note and the freeze makes the
+checkpoint stale, never wrongly good.
 
-RULE: no command runs here because a checkpoint says so.  A command of a checkpoint is run only if this very host noted it (its
-record bears a MAC under a key that never leaves the state folder) or if this host's configuration has the same command under
-``predicates``.  Neither the key of a store nor the name of a host in a manifest will do: whoever may write checkpoints, or gets
-one imported, could forge it.  A command that is not run counts as stale.
+RULE: no command runs here because a checkpoint says so.  A command of a checkpoint is run only if
+this very host noted it (its record bears a MAC under a key that never leaves the state folder) or
+if this host's configuration has the same command under ``predicates``.  Neither the key of a store
+nor the name of a host in a manifest will do: whoever may write checkpoints, or gets one imported,
+could forge it.  A command that is not run counts as stale.
 
-A reader that knows no predicates must not restore: a manifest with some requires the feature `FEATURE`.
+A reader that knows no predicates must not restore: a manifest with some requires the feature
+`FEATURE`.
 """
 
 from __future__ import annotations
@@ -62,16 +65,26 @@ class Verdict(Struct, frozen=True):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON of it."""
-        return {"kind": self.record.kind, "argument": self.record.argument, "state": self.state, "why": self.why}
+        return {
+            "kind": self.record.kind,
+            "argument": self.record.argument,
+            "state": self.state,
+            "why": self.why,
+        }
 
 
 def parse(spec: str) -> tuple[PredicateKind, str]:
     """Kind and argument of ``KIND:ARGUMENT``; `UsageError`."""
     kind, colon, argument = spec.partition(":")
     if not colon or kind not in KINDS or not argument.strip():
-        raise UsageError(f"{spec!r} is no requirement", hint="Write file:PATH, command:CMD, output:CMD or age:SPAN.")
+        raise UsageError(
+            f"{spec!r} is no requirement",
+            hint="Write file:PATH, command:CMD, output:CMD or age:SPAN.",
+        )
     if len(argument) > _LONGEST or "\0" in argument:
-        raise UsageError(f"a requirement of {len(argument)} characters is too long, or has a NUL in it")
+        raise UsageError(
+            f"a requirement of {len(argument)} characters is too long, or has a NUL in it"
+        )
     if kind == "age" and not seconds(argument):
         raise UsageError(f"{spec!r} would be stale at once")
     if kind == "file":
@@ -86,20 +99,31 @@ def configured(config: Config) -> list[tuple[str, list[tuple[PredicateKind, str]
         try:
             made.append((pattern, [parse(spec) for spec in specs]))
         except UsageError as error:
-            raise ConfigError(f"predicates of {pattern!r}: {error.message}", hint=error.hint) from error
+            raise ConfigError(
+                f"predicates of {pattern!r}: {error.message}", hint=error.hint
+            ) from error
     return made
 
 
-def wanted(config: Config, session: str, specs: Sequence[str] = ()) -> list[tuple[PredicateKind, str]]:
-    """What a checkpoint of `session` is to require: the first pattern that fits, and `specs`; each once."""
-    found = next((rules for pattern, rules in configured(config) if fnmatch.fnmatchcase(session, pattern)), [])
+def wanted(
+    config: Config, session: str, specs: Sequence[str] = ()
+) -> list[tuple[PredicateKind, str]]:
+    """What a checkpoint of `session` is to require: the first pattern that fits, and `specs`; each
+    once.
+    """
+    found = next(
+        (rules for pattern, rules in configured(config) if fnmatch.fnmatchcase(session, pattern)),
+        [],
+    )
     every = list(dict.fromkeys([*found, *map(parse, specs)]))
     if len(every) > _MOST:
         raise UsageError(f"a checkpoint can require {_MOST} things, not {len(every)}")
     return every
 
 
-def note(config: Config, wishes: Sequence[tuple[PredicateKind, str]]) -> tuple[PredicateRecord, ...]:
+def note(
+    config: Config, wishes: Sequence[tuple[PredicateKind, str]]
+) -> tuple[PredicateRecord, ...]:
     """Look how it is now; `PreflightRefused` for what is not so now."""
     return tuple(_noted(config, kind, argument) for kind, argument in wishes)
 
@@ -112,9 +136,13 @@ def _noted(config: Config, kind: PredicateKind, argument: str) -> PredicateRecor
         if kind in RUN:
             digest = _run(config, argument)
             mac = key.seal(config, f"{kind}:{argument}")
-            return PredicateRecord(kind, argument, digest=digest if kind == "output" else "", mac=mac)
+            return PredicateRecord(
+                kind, argument, digest=digest if kind == "output" else "", mac=mac
+            )
     except _NotSo as error:
-        raise PreflightRefused(f"{kind}:{argument}, which the checkpoint is to require, is not so now: {error}") from error
+        raise PreflightRefused(
+            f"{kind}:{argument}, which the checkpoint is to require, is not so now: {error}"
+        ) from error
     return PredicateRecord(kind, argument)
 
 
@@ -129,7 +157,12 @@ def examine(config: Config, manifest: Manifest, *, force: bool = False) -> list[
     """What stands against restoring it now; with `force` it is only told."""
     level: Literal["error", "warning"] = "warning" if force else "error"
     return [
-        Finding(level, v.state, f"stale: it requires {v.record.kind}:{v.record.argument}: {v.why}", "" if force else v.hint)
+        Finding(
+            level,
+            v.state,
+            f"stale: it requires {v.record.kind}:{v.record.argument}: {v.why}",
+            "" if force else v.hint,
+        )
         for v in verdicts(config, manifest)
         if v.state != "holds"
     ]
@@ -139,16 +172,26 @@ def verdicts(config: Config, manifest: Manifest, *, run: bool = True) -> Iterato
     """What has become of each predicate; without `run` no command is run."""
     if not manifest.predicates:
         return
-    allowed = {(kind, argument) for _, rules in configured(config) for kind, argument in rules if kind in RUN}
+    allowed = {
+        (kind, argument)
+        for _, rules in configured(config)
+        for kind, argument in rules
+        if kind in RUN
+    }
     for record in manifest.predicates:
         if record.kind in RUN and not run:
             yield Verdict(record, "unchecked", "a restore, or its --dry-run, runs the command")
-        elif record.kind in RUN and (record.kind, record.argument) not in allowed and not _ours(config, record):
+        elif (
+            record.kind in RUN
+            and (record.kind, record.argument) not in allowed
+            and not _ours(config, record)
+        ):
             yield Verdict(
                 record,
                 "unchecked",
                 "the command is from a checkpoint of another host, and nothing here allows it",
-                f"If it may run here, put {f'{record.kind}:{record.argument}'!r} under predicates in the configuration;"
+                f"If it may run here, put {f'{record.kind}:{record.argument}'!r} under predicates "
+                "in the configuration;"
                 " --force restores unchecked.",
             )
         else:
@@ -172,7 +215,11 @@ def _stale(config: Config, manifest: Manifest, record: PredicateRecord) -> str:
                 return f"it was {record.size} bytes at the dump and is {size} now"
             return "" if digest == record.digest else "it has other contents than at the dump"
         printed = _run(config, record.argument)
-        return "" if record.kind == "command" or printed == record.digest else "it prints something else than at the dump"
+        return (
+            ""
+            if record.kind == "command" or printed == record.digest
+            else "it prints something else than at the dump"
+        )
     except _NotSo as error:
         return str(error)
 
@@ -188,11 +235,14 @@ def _age(manifest: Manifest, span: str) -> str:
 
 
 def _file(path: str, only: int | None = None) -> tuple[int, str]:
-    """Size and BLAKE3 of a regular file; of one that has not `only` so many bytes the contents are not read."""
+    """Size and BLAKE3 of a regular file; of one that has not `only` so many bytes the contents are
+    not read.
+    """
     from .recording import digest
 
     try:
-        # Nothing is opened that has an effect of its own, and no link leads to what its maker may not read.
+        # Nothing is opened that has an effect of its own, and no link leads to what its maker may
+        # not read.
         top = os.open("/", os.O_PATH | os.O_CLOEXEC)
         try:
             last = list(folder_walk.trail(path, top))[-1:]
@@ -225,9 +275,17 @@ def _run(config: Config, text: str) -> str:
     from ..proc import command
 
     try:
-        done = command.run(["sh", "-c", text], timeout=config.hook_timeout, check=False, cwd="/", max_stdout=_OUTPUT)
+        done = command.run(
+            ["sh", "-c", text],
+            timeout=config.hook_timeout,
+            check=False,
+            cwd="/",
+            max_stdout=_OUTPUT,
+        )
     except TimedOut:
-        raise _NotSo(f"the command was not done after {config.hook_timeout:g} s (hook_timeout)") from None
+        raise _NotSo(
+            f"the command was not done after {config.hook_timeout:g} s (hook_timeout)"
+        ) from None
     except CommandFailed as error:
         raise _NotSo(error.message) from error
     if done.returncode != 0:

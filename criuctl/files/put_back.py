@@ -1,7 +1,8 @@
-"""Files put back at a restore, as `criuctl.files.judgement` says, and all of it undone if the restore fails.
+"""Files put back at a restore, as `criuctl.files.judgement` says, and all of it undone if the
+restore fails.
 
-Setting aside is a rename, so undoing is one too.  Folders are another user's now and then: nobody leads what is put back
-elsewhere (`criuctl.proc.folder_walk`).
+Setting aside is a rename, so undoing is one too.  Folders are another user's now and then: nobody
+leads what is put back elsewhere (`criuctl.proc.folder_walk`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Applied:
         self._mark = mark
         self._undo: list[Callable[[], None]] = []
         self._made: dict[tuple[int, int], str] = {}  # device and inode at the dump -> where it is
-        self._beside: dict[tuple[int, int, str], str] = {}  # a file that stays: device and inode of its folder, name
+        # a file that stays: device and inode of its folder, name
+        self._beside: dict[tuple[int, int, str], str] = {}
         self.aside: list[tuple[str, str]] = []  # (path, where its newer copy is)
         self.own: dict[str, str] = {}  # path -> where the tree's own is instead
         self.created: set[tuple[int, int]] = set()  # device and inode of each
@@ -44,8 +46,13 @@ class Applied:
     def apply(self, judgements: Sequence[Judgement]) -> None:
         """Put back every file that is to be; `RestoreFailed` names the one that cannot."""
         wanted = [j for j in judgements if j.verdict in ("put-back", "beside")]
-        # A name that is gone, or another file's by now, comes back as one of the file that still is as it was.
-        as_it_was = [j.record for j in judgements if j.verdict == "same" and j.record.digest and stat.S_ISREG(j.record.mode)]
+        # A name that is gone, or another file's by now, comes back as one of the file that still is
+        # as it was.
+        as_it_was = [
+            j.record
+            for j in judgements
+            if j.verdict == "same" and j.record.digest and stat.S_ISREG(j.record.mode)
+        ]
         self._made |= {(record.device, record.inode): record.path for record in as_it_was}
         anew = list(wanted)
         wanted += [j for j in judgements if j.verdict == "set-aside"]
@@ -58,15 +65,25 @@ class Applied:
                 else:
                     self._put_back(judgement)
             except OSError as error:
-                raise RestoreFailed(f"{judgement.record.path} cannot be put back: {error.strerror}") from error
-        for judgement in reversed(anew):  # folders last: their times change with what is put into them
+                raise RestoreFailed(
+                    f"{judgement.record.path} cannot be put back: {error.strerror}"
+                ) from error
+        # folders last: their times change with what is put into them
+        for judgement in reversed(anew):
             path, mtime = judgement.record.path, judgement.record.mtime_ns
             if stat.S_ISDIR(judgement.record.mode):
                 with suppress(OSError), folder_walk.folder(os.path.dirname(path)) as folder:
-                    os.utime(os.path.basename(path), ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
+                    os.utime(
+                        os.path.basename(path),
+                        ns=(mtime, mtime),
+                        dir_fd=folder,
+                        follow_symlinks=False,
+                    )
 
     def undo(self) -> None:
-        """Take everything back; what cannot be is left, for there is nobody left to tell but the log."""
+        """Take everything back; what cannot be is left, for there is nobody left to tell but the
+        log.
+        """
         while self._undo:
             with suppress(OSError):
                 self._undo.pop()()
@@ -83,7 +100,9 @@ class Applied:
                 self._do(path, folder, lambda: os.mkdir(name, 0o700, dir_fd=folder), _rmdir)
                 self._created(dress(name, record, folder))
             elif stat.S_ISLNK(record.mode):
-                self._do(path, folder, lambda: os.symlink(record.target, name, dir_fd=folder), _unlink)
+                self._do(
+                    path, folder, lambda: os.symlink(record.target, name, dir_fd=folder), _unlink
+                )
                 os.chown(name, record.uid, record.gid, dir_fd=folder, follow_symlinks=False)
             elif stat.S_ISFIFO(record.mode):
                 self._make_fifo(record, folder)
@@ -101,7 +120,8 @@ class Applied:
         record = judgement.record
         above, name = os.path.split(record.path)
         with folder_walk.folder(above) as folder:
-            place = (os.fstat(folder).st_dev, os.fstat(folder).st_ino, name)  # another path may lead here
+            # another path may lead here
+            place = (os.fstat(folder).st_dev, os.fstat(folder).st_ino, name)
             if place not in self._beside:
                 own = os.path.join(above, self._free_name(name, "older", folder))
                 if stat.S_ISFIFO(record.mode):
@@ -112,7 +132,9 @@ class Applied:
         self.own[record.path] = self._beside[place]
 
     def _make(self, record: FileRecord, path: str, prefix_of: str, folder: int) -> None:
-        """A regular file at `path`: another name of what was made already, if that was one file with it at the dump."""
+        """A regular file at `path`: another name of what was made already, if that was one file
+        with it at the dump.
+        """
         file = (record.device, record.inode)
         if file in self._made:
             try:
@@ -148,12 +170,21 @@ class Applied:
             above = ""
         if above:
             with self._parent(above) as folder:
-                self._do(above, folder, lambda: os.mkdir(os.path.basename(above), 0o755, dir_fd=folder), _rmdir)
+                self._do(
+                    above,
+                    folder,
+                    lambda: os.mkdir(os.path.basename(above), 0o755, dir_fd=folder),
+                    _rmdir,
+                )
         with folder_walk.folder(os.path.dirname(path)) as folder:
             yield folder
 
-    def _do(self, path: str, folder: int, act: Callable[[], T], back: Callable[[str, int], None]) -> T:
-        """Do one thing in the folder that `path` is in, and note first what takes it back there: a signal may follow at once."""
+    def _do(
+        self, path: str, folder: int, act: Callable[[], T], back: Callable[[str, int], None]
+    ) -> T:
+        """Do one thing in the folder that `path` is in, and note first what takes it back there: a
+        signal may follow at once.
+        """
         there = os.fstat(folder)
 
         def undo() -> None:
@@ -171,13 +202,17 @@ class Applied:
     def _link(self, made: str, path: str, folder: int) -> None:
         with folder_walk.folder(os.path.dirname(made)) as beside:
             names = os.path.basename(made), os.path.basename(path)
-            link = partial(os.link, *names, src_dir_fd=beside, dst_dir_fd=folder, follow_symlinks=False)
+            link = partial(
+                os.link, *names, src_dir_fd=beside, dst_dir_fd=folder, follow_symlinks=False
+            )
             self._do(path, folder, link, _unlink)
 
     def _write(self, record: FileRecord, prefix_of: str, folder: int) -> None:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         name = os.path.basename(record.path)
-        fd = self._do(record.path, folder, lambda: os.open(name, flags, 0o600, dir_fd=folder), _unlink)
+        fd = self._do(
+            record.path, folder, lambda: os.open(name, flags, 0o600, dir_fd=folder), _unlink
+        )
         try:
             if prefix_of:
                 source = folder_walk.regular(prefix_of, folder)
@@ -210,7 +245,12 @@ class Applied:
         def rename(source: str, target: str, folder: int) -> None:
             os.rename(source, target, src_dir_fd=folder, dst_dir_fd=folder)
 
-        self._do(path, folder, lambda: rename(name, newer, folder), lambda name, folder: rename(newer, name, folder))
+        self._do(
+            path,
+            folder,
+            lambda: rename(name, newer, folder),
+            lambda name, folder: rename(newer, name, folder),
+        )
         self.aside.append((path, os.path.join(os.path.dirname(path), newer)))
         return newer
 
@@ -240,7 +280,8 @@ def _rmdir(name: str, folder: int) -> None:
 def dress(path: str, record: FileRecord, folder: int | None = None) -> os.stat_result:
     """Give a file that was made anew the owner, mode, attributes and time that it had; what it is.
 
-    Its folder may be another user's, who can put a link to a file of somebody else in its place: nothing is followed.
+    Its folder may be another user's, who can put a link to a file of somebody else in its place:
+    nothing is followed.
     """
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:

@@ -1,19 +1,22 @@
 """The files of a tree, as they are while it is frozen.
 
-CRIU saves descriptors, not the files behind them, and on restore refuses a file whose size has changed: the most reported
-failure of checkpointing.  So every regular file that the tree has open or mapped is recorded, under each name that it uses:
+CRIU saves descriptors, not the files behind them, and on restore refuses a file whose size has
+changed: the most reported failure of checkpointing.  So every regular file that the tree has open
+or mapped is recorded, under each name that it uses:
 
-- ``written``: open, or mapped shared, for writing: size and hash of its contents, and the contents too when the policy
-  (`Config.files` = carry) says so, it is memory of the tree (`sharedmaps`), or it is small (`mark_small`);
-- ``read``: open for reading only: its identity (size, time, inode), and the hash of a small one; the contents, too, of small
-  scripts and of data that is mapped (`identity`);
-- ``mapped``: executables and libraries: identity; CRIU compares build-ids itself; with ``--carry-binaries`` contents and hash
-  too, for `criuctl.files.carried_binaries`; and mapped data that is too large to travel;
+- ``written``: open, or mapped shared, for writing: size and hash of its contents, and the contents
+  too when the policy (`Config.files` = carry) says so, it is memory of the tree (`sharedmaps`), or
+  it is small (`mark_small`);
+- ``read``: open for reading only: its identity (size, time, inode), and the hash of a small one;
+  the contents, too, of small scripts and of data that is mapped (`identity`);
+- ``mapped``: executables and libraries: identity; CRIU compares build-ids itself; with
+  ``--carry-binaries`` contents and hash too, for `criuctl.files.carried_binaries`; and mapped data
+  that is too large to travel;
 - ``carried``: named by ``--with-files``: everything, folders with all that is below them.
 
-Contents are read through ``/proc/PID/fd`` and ``/proc/PID/map_files``, which lead to the very files, and what is to be carried
-through ``/proc/PID/root``, so that paths mean what they mean to the tree.
-What to do with the records on restore is decided in `criuctl.files.judgement`.
+Contents are read through ``/proc/PID/fd`` and ``/proc/PID/map_files``, which lead to the very
+files, and what is to be carried through ``/proc/PID/root``, so that paths mean what they mean to
+the tree.  What to do with the records on restore is decided in `criuctl.files.judgement`.
 """
 
 from __future__ import annotations
@@ -85,8 +88,10 @@ class _Open(Struct):
     small: bool = False  # travels because it is small
     hashed: bool = False  # only read, and known by its contents
     role: str = ""  # of one that is only read: see `identity`
-    leased: tuple[int, int] | None = None  # process and descriptor with a write lease (F_SETLEASE) on it
-    others: dict[str, None] = field(default_factory=dict)  # further names, hard links, under which it is open or mapped
+    # process and descriptor with a write lease (F_SETLEASE) on it
+    leased: tuple[int, int] | None = None
+    # further names, hard links, under which it is open or mapped
+    others: dict[str, None] = field(default_factory=dict)
 
     def use(self, pid: int, d: Descriptor) -> None:
         """One more descriptor of it."""
@@ -105,19 +110,26 @@ class _Open(Struct):
 
 
 def open_files(
-    opened: Mapping[int, Sequence[Descriptor]], mapped: Mapping[int, Sequence[MappedRange]] | None = None
+    opened: Mapping[int, Sequence[Descriptor]],
+    mapped: Mapping[int, Sequence[MappedRange]] | None = None,
 ) -> dict[tuple[int, int], _Open]:
-    """(device, inode) -> every regular file with a name that the processes in `opened` have open or mapped.
+    """(device, inode) -> every regular file with a name that the processes in `opened` have open or
+    mapped.
 
     `mapped`: what they have mapped, if that is known.
     """
     found: dict[tuple[int, int], _Open] = {}
-    seen: dict[tuple[int, int], tuple[int, int]] = {}  # device and inode of a mapping -> those of the file
+    # device and inode of a mapping -> those of the file
+    seen: dict[tuple[int, int], tuple[int, int]] = {}
     devices: set[tuple[int, int]] = set()  # of mappings of devices
     deleted: list[tuple[int, Descriptor]] = []  # under a name that is gone; perhaps it has others
     for pid, held in opened.items():
         for d in held:
-            if d.kind != "file" or not d.target.startswith("/") or d.target.startswith(("/proc/", "/sys/")):
+            if (
+                d.kind != "file"
+                or not d.target.startswith("/")
+                or d.target.startswith(("/proc/", "/sys/"))
+            ):
                 continue
             if d.deleted:
                 deleted.append((pid, d))
@@ -139,7 +151,8 @@ def open_files(
                 seen[key] = _key(source, key)
                 found.setdefault(seen[key], _Open(m.path, source, kind="mapped"))
             entry = found[seen[key]]
-            if m.path != entry.path and _key(f"/proc/{pid}/root{m.path}", (0, 0)) == seen[key]:  # maps tells a newline as \\012
+            # maps tells a newline as \\012
+            if m.path != entry.path and _key(f"/proc/{pid}/root{m.path}", (0, 0)) == seen[key]:
                 entry.also(m.path)
             entry.mapped = True
             entry.executable = entry.executable or "x" in m.perms
@@ -153,7 +166,9 @@ def open_files(
 
 
 def _key(source: str, otherwise: tuple[int, int]) -> tuple[int, int]:
-    """What ``stat`` says of a mapped file: on overlays and btrfs maps tells another device than descriptors do."""
+    """What ``stat`` says of a mapped file: on overlays and btrfs maps tells another device than
+    descriptors do.
+    """
     try:
         status = os.stat(source)
     except OSError:
@@ -177,7 +192,9 @@ def collect(
     root_pid: int,
     reporter: Reporter,
 ) -> list[FileRecord]:
-    """Record (and where wanted store) the files of a frozen tree; not those that CRIU saves, with all of their file system."""
+    """Record (and where wanted store) the files of a frozen tree; not those that CRIU saves, with
+    all of their file system.
+    """
     records: list[FileRecord] = []
     carried: dict[tuple[int, int], int] = {}  # by device and inode: its first record
     taken: set[str] = set()
@@ -199,21 +216,30 @@ def collect(
             continue
         if (device, inode) in carried:
             number = carried[device, inode]
-            found = records[number] = records[number].with_use(holders=tuple(entry.holders), append=entry.append)
-            names = [] if entry.kind == "mapped" else [name for name in (entry.path, *entry.others) if name not in taken]
+            found = records[number] = records[number].with_use(
+                holders=tuple(entry.holders), append=entry.append
+            )
+            names = (
+                []
+                if entry.kind == "mapped"
+                else [name for name in (entry.path, *entry.others) if name not in taken]
+            )
         elif (noted := _record(writer, config, entry, binaries, reporter)) is not None:
             found, names = noted, list(entry.others)
             records.append(found)
         else:
             continue
-        # CRIU opens it by each of its names, and at the restore they may be different files, or gone.
+        # CRIU opens it by each of its names, and at the restore they may be different files, or
+        # gone.
         records += [found.with_use(path=name) for name in names]
     records = databases.named(root_pid, records)
     records += _closed_files(root_pid, records, taken)
     return mount_points.named(root_pid, records)
 
 
-def _closed_files(root_pid: int, records: Iterable[FileRecord], taken: Container[str]) -> Iterator[FileRecord]:
+def _closed_files(
+    root_pid: int, records: Iterable[FileRecord], taken: Container[str]
+) -> Iterator[FileRecord]:
     """What tells that a database was changed, and that its server does not keep open."""
     known = {record.path for record in records}
     for database in sorted({record.database for record in records if record.database}):
@@ -222,8 +248,14 @@ def _closed_files(root_pid: int, records: Iterable[FileRecord], taken: Container
                 continue
             with suppress(PreflightRefused, OSError):
                 for _path, fd in walk(path, root_pid):
-                    if fd is not None and stat.S_ISREG((status := os.fstat(fd)).st_mode) and status.st_size <= HASH_LIMIT:
-                        file = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                    if (
+                        fd is not None
+                        and stat.S_ISREG((status := os.fstat(fd)).st_mode)
+                        and status.st_size <= HASH_LIMIT
+                    ):
+                        file = os.open(
+                            f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+                        )
                         try:
                             hashed = digest(file, status.st_size)
                         finally:
@@ -234,8 +266,8 @@ def _closed_files(root_pid: int, records: Iterable[FileRecord], taken: Container
 def mark_small(config: Config, entries: Iterable[_Open]) -> None:
     """Mark those files that travel because they are small, up to `Config.files_small_mib` in all.
 
-    Programs remove their PID and lock files when they end, and what the JVM tells of itself: without the contents, no restore
-    after that is possible.
+    Programs remove their PID and lock files when they end, and what the JVM tells of itself:
+    without the contents, no restore after that is possible.
     """
     left = config.files_small_mib << 20
     if not left:
@@ -253,11 +285,18 @@ def mark_small(config: Config, entries: Iterable[_Open]) -> None:
 
 
 def store_ahead(writer: CheckpointWriter, root: int, binaries: Binaries) -> None:
-    """Store the programs and libraries that travel while the tree still runs: frozen, they are only looked at again."""
+    """Store the programs and libraries that travel while the tree still runs: frozen, they are only
+    looked at again.
+    """
     if not binaries.any:
         return
-    with suppress(NoSuchProcess, PreflightRefused):  # one that has ended meanwhile: then all is stored later
-        opened = {process.pid: descriptors(process.pid) for process in read_tree(root) if not process.zombie}
+    # one that has ended meanwhile: then all is stored later
+    with suppress(NoSuchProcess, PreflightRefused):
+        opened = {
+            process.pid: descriptors(process.pid)
+            for process in read_tree(root)
+            if not process.zombie
+        }
         for entry in open_files(opened).values():
             if not entry.mapped or entry.kind == "written" or entry.leased is not None:
                 continue
@@ -279,7 +318,9 @@ def _send_ahead(writer: CheckpointWriter, file: FileIO) -> None:
             writer.release(buffer)
 
 
-def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Binaries, reporter: Reporter) -> FileRecord | None:
+def _record(
+    writer: CheckpointWriter, config: Config, entry: _Open, binaries: Binaries, reporter: Reporter
+) -> FileRecord | None:
     try:
         fd = _open_contents(entry.source, entry.leased, os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -293,16 +334,23 @@ def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Bi
         hashed, data, size, attributes = "", None, status.st_size, dict[str, str]()
         if entry.kind == "written":
             memory = entry.shared and in_memory(fd) and travels(config, size)
-            if memory or entry.small or (config.files == "carry" and size <= config.files_max_mib << 20):
+            if (
+                memory
+                or entry.small
+                or (config.files == "carry" and size <= config.files_max_mib << 20)
+            ):
                 hashed, data, size = _store(writer, entry.path, fd, size, reporter)
             else:
                 hashed = digest(fd, status.st_size)
-        elif entry.mapped and binaries.travels(entry.path, status.st_size, executable=entry.executable):
+        elif entry.mapped and binaries.travels(
+            entry.path, status.st_size, executable=entry.executable
+        ):
             entry.kind = "mapped"  # perhaps open, too
             attributes = _xattrs(fd)
             hashed, data, size = _store(writer, entry.path, fd, size, reporter)
         elif entry.small:
-            entry.kind = "read"  # perhaps only mapped; contents of that kind are for programs and libraries
+            # perhaps only mapped; contents of that kind are for programs and libraries
+            entry.kind = "read"
             hashed, data, size = _store(writer, entry.path, fd, size, reporter)
         elif entry.hashed:
             hashed = digest(fd, size)
@@ -322,8 +370,9 @@ def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Bi
 def _open_contents(path: str, leased: tuple[int, int] | None, flags: int) -> int:
     """A descriptor from which a file can be read.
 
-    To open a file breaks the write lease that somebody has on it: the kernel sends the program a signal, which ends one that
-    expects none.  So the program's own descriptor is borrowed; EACCES where that is for writing only.
+    To open a file breaks the write lease that somebody has on it: the kernel sends the program a
+    signal, which ends one that expects none.  So the program's own descriptor is borrowed; EACCES
+    where that is for writing only.
     """
     if leased is None:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
@@ -339,8 +388,12 @@ def _open_contents(path: str, leased: tuple[int, int] | None, flags: int) -> int
     return borrowed
 
 
-def _store(writer: CheckpointWriter, path: str, fd: int, size: int, reporter: Reporter) -> tuple[str, StreamRef, int]:
-    """Put the contents into the checkpoint: (hash, stream, size), which is less if somebody has made it shorter meanwhile."""
+def _store(
+    writer: CheckpointWriter, path: str, fd: int, size: int, reporter: Reporter
+) -> tuple[str, StreamRef, int]:
+    """Put the contents into the checkpoint: (hash, stream, size), which is less if somebody has
+    made it shorter meanwhile.
+    """
     taken = writer.add_file(("file", path), fd, size)
     if taken.changed:
         reporter.warning(f"{path} was written to by a process outside the tree while it was read")
@@ -355,14 +408,17 @@ def _base(path: str, kind: str, status: os.stat_result) -> FileRecord:
         mode=status.st_mode,
         uid=status.st_uid,
         gid=status.st_gid,
-        mtime_ns=max(-MAX_INT, min(status.st_mtime_ns, MAX_INT)),  # some file systems know years before 1386 and after 2554
+        # some file systems know years before 1386 and after 2554
+        mtime_ns=max(-MAX_INT, min(status.st_mtime_ns, MAX_INT)),
         inode=status.st_ino,
         device=status.st_dev,
     )
 
 
 def _xattrs(file: str | int) -> dict[str, str]:
-    """Those of an open file, or of what a link of /proc leads to, which may be a symbolic link itself."""
+    """Those of an open file, or of what a link of /proc leads to, which may be a symbolic link
+    itself.
+    """
     try:
         return {n: base64.b64encode(os.getxattr(file, n)).decode() for n in os.listxattr(file)}
     except OSError:
@@ -372,26 +428,35 @@ def _xattrs(file: str | int) -> dict[str, str]:
 def resolve_carried(paths: Iterable[str], root_pid: int) -> list[str]:
     """The absolute paths of what ``--with-files`` names, as the tree has it, checked to exist.
 
-    Links on the way are resolved: by its own path the tree has a file open, and it is put back.  What is a link itself is taken
-    along with what it leads to.
+    Links on the way are resolved: by its own path the tree has a file open, and it is put back.
+    What is a link itself is taken along with what it leads to.
     """
     found: list[str] = []
     for path in paths:
         if not path:  # a variable that is not set, say: it would be the working folder
             raise UsageError("'' is no path of a file or folder to take along")
-        absolute = os.path.join(os.getcwd(), path)  # with its "..", which mean something else behind a link
+        # with its "..", which mean something else behind a link
+        absolute = os.path.join(os.getcwd(), path)
         try:
             places = _places(absolute, root_pid)
         except folder_walk.ForeignLink as error:
-            raise PreflightRefused(f"{path} is not taken along: {error.strerror}", hint=_LINK_HINT) from error
+            raise PreflightRefused(
+                f"{path} is not taken along: {error.strerror}", hint=_LINK_HINT
+            ) from error
         except OSError:  # on the way there
             places = []
         if not places:
-            text = f"{os.path.normpath(absolute)} is not taken along: there is no such file or folder for PID {root_pid}"
+            text = (
+                f"{os.path.normpath(absolute)} is not taken along: there is no such file or "
+                f"folder for PID {root_pid}"
+            )
             raise PreflightRefused(text, hint="--with-files names files of the tree.")
         for place in places:
             if place.startswith(_KERNELS):
-                text = f"{place} is not taken along: it is the kernel's, and different each time that it is read"
+                text = (
+                    f"{place} is not taken along: it is the kernel's, and different each time "
+                    "that it is read"
+                )
                 raise PreflightRefused(text, hint="--with-files names files of the tree.")
         found += (place for place in places if place not in found)
     return found
@@ -413,12 +478,16 @@ def _carry(
     taken: set[str],
     reporter: Reporter,
 ) -> Iterator[tuple[FileRecord, tuple[int, int]]]:
-    """The records of a file, or of a folder and everything below it on the same file system; each path once, see `taken`."""
+    """The records of a file, or of a folder and everything below it on the same file system; each
+    path once, see `taken`.
+    """
     for path, fd in walk(wanted, root_pid):
         if fd is None:  # the program removed it before it was frozen, or somebody outside the tree
             reporter.warning(f"{path} is gone since the dump began: left out")
             continue
-        if path in taken:  # named twice, or below a folder that is named; a mount point is followed only under its own name
+        # named twice, or below a folder that is named; a mount point is followed only under its own
+        # name
+        if path in taken:
             continue
         taken.add(path)
         if len(os.fsencode(path)) >= _PATH_MAX:
@@ -433,7 +502,9 @@ def _carry(
             try:
                 contents = _open_contents(itself, leased.get(identity), os.O_NONBLOCK | os.O_NOCTTY)
             except OSError as error:
-                raise DumpFailed(f"{path} cannot be taken along: {error.strerror}; the tree runs on") from error
+                raise DumpFailed(
+                    f"{path} cannot be taken along: {error.strerror}; the tree runs on"
+                ) from error
             try:
                 hashed, data, size = _store(writer, path, contents, status.st_size, reporter)
                 record = record.with_use(digest=hashed, data=data, size=size)
@@ -446,10 +517,12 @@ def _carry(
 
 
 def walk(wanted: str, root_pid: int) -> Iterator[tuple[str, int | None]]:
-    """What the tree has at a path, and all below it on the same file system: each path, with a descriptor (``O_PATH``) of it.
+    """What the tree has at a path, and all below it on the same file system: each path, with a
+    descriptor (``O_PATH``) of it.
 
-    The descriptor is good until the next is asked for; None if nothing is at `wanted`.  Where other users may write they can
-    move things about meanwhile, but no link of theirs leads elsewhere: `PreflightRefused`, and below `wanted` none is followed.
+    The descriptor is good until the next is asked for; None if nothing is at `wanted`.  Where other
+    users may write they can move things about meanwhile, but no link of theirs leads elsewhere:
+    `PreflightRefused`, and below `wanted` none is followed.
     """
     base, name = os.path.split(wanted)
     with ExitStack() as stack:
@@ -461,12 +534,18 @@ def walk(wanted: str, root_pid: int) -> Iterator[tuple[str, int | None]]:
             yield wanted, None
             return
         except folder_walk.ForeignLink as error:
-            raise PreflightRefused(f"{wanted} is not taken along: {error.strerror}", hint=_LINK_HINT) from error
+            raise PreflightRefused(
+                f"{wanted} is not taken along: {error.strerror}", hint=_LINK_HINT
+            ) from error
         device: int | None = None
-        pending: list[tuple[tuple[str, ...], list[str]]] = [((), [name or "."])]  # the way to a folder, names in it
+        # the way to a folder, names in it
+        pending: list[tuple[tuple[str, ...], list[str]]] = [((), [name or "."])]
         while pending:
             way, names = pending.pop()
-            with suppress(FileNotFoundError, NotADirectoryError), folder_walk.place(way, above) as folder:
+            with (
+                suppress(FileNotFoundError, NotADirectoryError),
+                folder_walk.place(way, above) as folder,
+            ):
                 for name in names:
                     path = os.path.normpath(os.path.join(base, *way, name))
                     try:
@@ -479,7 +558,9 @@ def walk(wanted: str, root_pid: int) -> Iterator[tuple[str, int | None]]:
                         status = os.fstat(fd)
                         device = status.st_dev if device is None else device
                         if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
-                            pending.append(((*way, name), sorted(os.listdir(f"/proc/self/fd/{fd}"))))
+                            pending.append(
+                                ((*way, name), sorted(os.listdir(f"/proc/self/fd/{fd}")))
+                            )
                         yield path, fd
                     finally:
                         os.close(fd)

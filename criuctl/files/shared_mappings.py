@@ -32,7 +32,8 @@ _FILE_SHARED = 1 << 7  # of a vma's status in CRIU
 def writes(pid: int, mapping: Mapping) -> bool:
     """Whether the process may write to the file through this mapping, if need be after mprotect(2).
 
-    Of one that it cannot write to now, the kernel may tell what was mapped in the same range before.
+    Of one that it cannot write to now, the kernel may tell what was mapped in the same range
+    before.
     """
     if not mapping.shared or not mapping.inode:
         return False
@@ -45,11 +46,14 @@ def writes(pid: int, mapping: Mapping) -> bool:
 
 
 def behind(pid: int, mapping: Mapping) -> str:
-    """What leads to a mapped file: to the very one, whatever is at its path by now, where the kernel lets us."""
+    """What leads to a mapped file: to the very one, whatever is at its path by now, where the
+    kernel lets us.
+    """
     source = f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
     try:
         os.stat(source)
-    except PermissionError:  # that takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE in the first user namespace
+    # that takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE in the first user namespace
+    except PermissionError:
         return f"/proc/{pid}/root{mapping.path}"
     except OSError:
         pass  # it is gone
@@ -86,7 +90,8 @@ def shared_files(images: ImageSet) -> set[int]:
         if name.startswith("mm-")
         for memory in read(images.folder, name, "MM")
         for vma in memory.vmas
-        if vma.status & _FILE_SHARED and (vma.prot & mmap.PROT_WRITE or vma.fdflags & os.O_ACCMODE == os.O_RDWR)
+        if vma.status & _FILE_SHARED
+        and (vma.prot & mmap.PROT_WRITE or vma.fdflags & os.O_ACCMODE == os.O_RDWR)
     }
 
 

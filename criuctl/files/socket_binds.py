@@ -176,7 +176,8 @@ class OwnBinds:
             usk = entry.usk
             itself = usk.peer == usk.ino and usk.type == socket.SOCK_DGRAM
             if usk.peer in by_inode and (itself or peers.get(usk.peer) != usk.ino):
-                # A stream whose peer is a listener waits to be accepted; CRIU would wait for that to be bound.
+                # A stream whose peer is a listener waits to be accepted; CRIU would wait for that
+                # to be bound.
                 if usk.type == socket.SOCK_DGRAM or entry.id in holders:
                     by_inode[usk.peer].clients += holders.get(entry.id, ())[:1]
                     usk.peer = 0

@@ -1,17 +1,19 @@
 """The names of the tree's unix sockets, and who has them by the time of the restore.
 
-CRIU removes the file of a socket at every name that a socket of the images has, whoever's that is, and binds there: somebody
-who lives is not found any more, though he goes on listening.  So who has a name is asked first, and before CRIU starts again:
+CRIU removes the file of a socket at every name that a socket of the images has, whoever's that is,
+and binds there: somebody who lives is not found any more, though he goes on listening.  So who has
+a name is asked first, and before CRIU starts again:
 
-- a path that leads to a living socket: refused.  A copy's socket gets a name of its own beside it, and in the mount namespace
-  of the copy, and nowhere else, that is shown at the path: its programs find it there, and cannot remove what is below, as many
-  do when they end.  A copy that comes back later keeps that name, and is shown at the path again;
+- a path that leads to a living socket: refused.  A copy's socket gets a name of its own beside it,
+  and in the mount namespace of the copy, and nowhere else, that is shown at the path: its programs
+  find it there, and cannot remove what is below, as many do when they end.  A copy that comes back
+  later keeps that name, and is shown at the path again;
 - the same for a socket whose file is deleted, which only bears the name: it bears another one;
 - a path to anything else, a symlink too: refused, for CRIU cannot bind there;
 - an abstract name that is taken: refused, and a copy gets a network of its own, as with ports.
 
-An accepted connection bears its listener's name, which CRIU would remove, too, and then not bind: it comes without (`disown`).
-What a failed restore has left at the paths is taken back.
+An accepted connection bears its listener's name, which CRIU would remove, too, and then not bind:
+it comes without (`disown`).  What a failed restore has left at the paths is taken back.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ class TakenName(Struct, frozen=True):
     """A name that the tree's socket cannot have."""
 
     path: str
-    what: Literal["socket", "deleted", "copys", "other", "abstract"]  # copys: the tree's socket has its own name already
+    # copys: the tree's socket has its own name already
+    what: Literal["socket", "deleted", "copys", "other", "abstract"]
     by: str  # who has it, or what it is; "" if nobody has it
     own: str = ""  # what the tree's socket can be called instead; "" for nothing
     pid: int | None = None  # of the tree
@@ -106,19 +109,25 @@ def _is_connected(usk: Any) -> bool:
 
 
 def _own_mounts(images: ImageSet) -> set[int]:
-    """The mounts of a saved mount namespace that are made anew; all others are this host's, by the same paths."""
+    """The mounts of a saved mount namespace that are made anew; all others are this host's, by the
+    same paths.
+    """
     names = [name for name in images.names() if name.startswith("mountpoints-")]
     mounts = [mount for name in names for mount in read(images.folder, name, "MNTS")]
     return {m.mnt_id for m in mounts if not m.ext_mount and m.mountpoint not in ("/", "./")}
 
 
 def taken(images: ImageSet, manifest: Manifest, net: Place, *, copy: bool) -> tuple[TakenName, ...]:
-    """The names of the images that somebody has here; `net` is how, and from where, the tree's net namespace can be had."""
+    """The names of the images that somebody has here; `net` is how, and from where, the tree's net
+    namespace can be had.
+    """
     with opened(net) as namespace:
         names = bound(images)
         asked = [n for n in names if not n.abstract or not is_new(net.mode)]
         deadline = time.monotonic() + (0 if copy else _PATIENCE)  # the original does not end
-        while (kinds := [(n, kind) for n in asked if (kind := _look(n, namespace))]) and time.monotonic() < deadline:
+        while (
+            kinds := [(n, kind) for n in asked if (kind := _look(n, namespace))]
+        ) and time.monotonic() < deadline:
             time.sleep(_PAUSE)
         known = {n.path for n in names}
         copys = {n: base for n in names if (base := _copy_of(n)) and base not in known}
@@ -126,10 +135,20 @@ def taken(images: ImageSet, manifest: Manifest, net: Place, *, copy: bool) -> tu
             return ()
         held = images.holders()
         found = []
-        owners = socketfiles.owners({n.path for n, kind in kinds if kind in ("socket", "deleted")} | set(copys.values()))
+        owners = socketfiles.owners(
+            {n.path for n, kind in kinds if kind in ("socket", "deleted")} | set(copys.values())
+        )
         for n, kind in kinds:
             own = _own_name(n, manifest.id[:8]) if kind in ("socket", "deleted") else ""
-            found.append(TakenName(n.path, kind, _by(n, kind, namespace, owners), own, *next(iter(held.get(n.id, ())), ())))
+            found.append(
+                TakenName(
+                    n.path,
+                    kind,
+                    _by(n, kind, namespace, owners),
+                    own,
+                    *next(iter(held.get(n.id, ())), ()),
+                )
+            )
         for n, base in copys.items():
             state = socketfiles.at(base)
             if state == "other":
@@ -140,7 +159,9 @@ def taken(images: ImageSet, manifest: Manifest, net: Place, *, copy: bool) -> tu
         return tuple(found)
 
 
-def _look(n: BoundName, namespace: int | None) -> Literal["", "socket", "deleted", "other", "abstract"]:
+def _look(
+    n: BoundName, namespace: int | None
+) -> Literal["", "socket", "deleted", "other", "abstract"]:
     if n.abstract:
         return "abstract" if socketfiles.abstract_taken(n.name, n.type, namespace) else ""
     state = socketfiles.at(n.path)
@@ -156,7 +177,9 @@ def _copy_of(n: BoundName) -> str:
 
 
 def copys_files(root: int) -> set[str]:
-    """The files of unix sockets of this tree that have a copy's own names, as far as it may be looked at."""
+    """The files of unix sockets of this tree that have a copy's own names, as far as it may be
+    looked at.
+    """
     found: set[str] = set()
     with suppress(CriuctlError):
         for process in read_tree(root):
@@ -168,7 +191,9 @@ def copys_files(root: int) -> set[str]:
 
 
 def is_shown(root: str, point: str) -> bool:
-    """Whether a mount is of a copy's own name, shown at the path that its socket is known by: so it will be again."""
+    """Whether a mount is of a copy's own name, shown at the path that its socket is known by: so it
+    will be again.
+    """
     own = _OWN.fullmatch(os.path.basename(root))
     return own is not None and own[1] == os.path.basename(point)
 
@@ -187,7 +212,9 @@ def _own_name(n: BoundName, mark: str) -> str:
         suffix += "x"
 
 
-def _by(n: BoundName, kind: str, namespace: int | None, owners: Mapping[str, tuple[int, int]]) -> str:
+def _by(
+    n: BoundName, kind: str, namespace: int | None, owners: Mapping[str, tuple[int, int]]
+) -> str:
     if kind == "abstract":
         return _process(socketfiles.abstract_owner(n.name, n.type, namespace))
     if kind == "other":
@@ -218,10 +245,14 @@ def _process(owner: tuple[int, int] | None) -> str:
 # -- what is to be done ---------------------------------------------------------------------------
 
 
-def settle(names: Iterable[TakenName], findings: list[Finding], *, copy: bool, init: bool, pids: str) -> tuple[TakenName, ...]:
-    """The sockets that come under names of their own; for all others of `names` there is an error in `findings`.
+def settle(
+    names: Iterable[TakenName], findings: list[Finding], *, copy: bool, init: bool, pids: str
+) -> tuple[TakenName, ...]:
+    """The sockets that come under names of their own; for all others of `names` there is an error
+    in `findings`.
 
-    `init`: the root was PID 1, so CRIU makes its mount namespace; `pids` as wished.  Abstract names are not judged here.
+    `init`: the root was PID 1, so CRIU makes its mount namespace; `pids` as wished.  Abstract names
+    are not judged here.
     """
     settled: list[TakenName] = []
     private = not init and pids != "same"
@@ -231,16 +262,30 @@ def settle(names: Iterable[TakenName], findings: list[Finding], *, copy: bool, i
         if n.what == "abstract":
             continue
         if n.what == "other":
-            text, hint = f"{n.path} is the name of a unix socket, and {n.by} is there", "Move it away."
+            text, hint = (
+                f"{n.path} is the name of a unix socket, and {n.by} is there",
+                "Move it away.",
+            )
         elif n.what == "deleted" and n.own:
             level, hint = "warning", ""
-            text = f"the unix socket {n.path}, whose file is deleted, comes back bound to {n.own}: {n.by} has that path"
+            text = (
+                f"the unix socket {n.path}, whose file is deleted, comes back bound to {n.own}: "
+                f"{n.by} has that path"
+            )
         elif n.what == "copys" or (n.what == "socket" and copy and n.own and private):
             shown = private and n.exists
             level = "warning" if n.by or not shown else "info"
             its = f"the {'copy' if copy else 'tree'}'s unix socket is {n.own}"
-            text = f"{n.path} leads to {n.by}; {its}" if n.by else f"{its}, for {n.path} was somebody else's"
-            text += ", which its own processes alone find there" if shown else ", and its own processes do not find it there"
+            text = (
+                f"{n.path} leads to {n.by}; {its}"
+                if n.by
+                else f"{its}, for {n.path} was somebody else's"
+            )
+            text += (
+                ", which its own processes alone find there"
+                if shown
+                else ", and its own processes do not find it there"
+            )
             hint = "" if n.exists else f"`ln -s {quoted(n.own)} {quoted(n.path)}` lets them."
         else:
             text = f"{n.path} is the name of a unix socket of the tree, and {n.by} has it"
@@ -248,17 +293,35 @@ def settle(names: Iterable[TakenName], findings: list[Finding], *, copy: bool, i
                 text += "; the path is too long for another name beside it"
             if copy:
                 how = "`criuctl verify --restore` tries a copy with files of its own."
-                hint = f"Restore with --pids auto. {how}" if pids == "same" and not init and n.own else f"{_END_IT}. {how}"
+                hint = (
+                    f"Restore with --pids auto. {how}"
+                    if pids == "same" and not init and n.own
+                    else f"{_END_IT}. {how}"
+                )
             elif n.own and not init:
-                hint = f"{_END_IT}, or restore a copy with --as NAME, whose socket gets a name of its own."
-        findings.append(Finding(level, "socket-taken" if level == "error" else "socket-own-name", text, hint, n.pid, n.fd))
+                hint = (
+                    f"{_END_IT}, or restore a copy with --as NAME, whose socket gets a name of "
+                    "its own."
+                )
+        findings.append(
+            Finding(
+                level,
+                "socket-taken" if level == "error" else "socket-own-name",
+                text,
+                hint,
+                n.pid,
+                n.fd,
+            )
+        )
         if level != "error":
             settled.append(n)
     return tuple(settled)
 
 
 def covering(names: Iterable[TakenName]) -> list[TakenName]:
-    """Those that are shown to the tree at the paths that they had, which takes a mount namespace of its own."""
+    """Those that are shown to the tree at the paths that they had, which takes a mount namespace of
+    its own.
+    """
     return [n for n in names if n.what in ("socket", "copys") and n.exists]
 
 
@@ -273,7 +336,8 @@ class Bindings:
         self._names = names
         self._paths: list[str] = []  # of all sockets of the tree
         self._before: dict[str, os.stat_result | None] = {}
-        self.own = {n.path: n.own for n in names if n.what == "socket"}  # path -> where the tree's own is instead
+        # path -> where the tree's own is instead
+        self.own = {n.path: n.own for n in names if n.what == "socket"}
 
     def put(self) -> None:
         """Change the names in the images."""
@@ -294,11 +358,14 @@ class Bindings:
         self._paths = list(dict.fromkeys(b.path for b in bound(self._images) if not b.abstract))
 
     def begin(self) -> None:
-        """CRIU is about to start: what is at the paths now, which are still nobody's; `RestoreFailed`."""
+        """CRIU is about to start: what is at the paths now, which are still nobody's;
+        `RestoreFailed`.
+        """
         for path in self._paths:
             if socketfiles.at(path) == "alive":
                 raise RestoreFailed(
-                    f"{path} is the name of a unix socket of the tree, and {_process(socketfiles.owner(path))} has it by now",
+                    f"{path} is the name of a unix socket of the tree, and "
+                    f"{_process(socketfiles.owner(path))} has it by now",
                     hint=f"{_END_IT}, then restore.",
                 )
             try:
@@ -318,10 +385,14 @@ class Bindings:
             if names:
                 in_mount_namespace(pid, mount)
         except OSError as error:
-            raise RestoreFailed(f"the tree's unix sockets cannot be shown where it knows them: {error}") from error
+            raise RestoreFailed(
+                f"the tree's unix sockets cannot be shown where it knows them: {error}"
+            ) from error
 
     def undo(self) -> None:
-        """Nothing was restored: at the paths be again what was there, the files of sockets that are gone, or nothing."""
+        """Nothing was restored: at the paths be again what was there, the files of sockets that are
+        gone, or nothing.
+        """
         for path, before in self._before.items():
             with suppress(OSError), folder_walk.folder(os.path.dirname(path)) as folder:
                 _put_back(os.path.basename(path), path, before, folder)
@@ -343,13 +414,20 @@ def _put_back(name: str, path: str, before: os.stat_result | None, folder: int) 
     if now is None:
         os.mknod(name, stat.S_IFSOCK | 0o600, dir_fd=folder)
     record = FileRecord(
-        path=path, kind="carried", mode=before.st_mode, uid=before.st_uid, gid=before.st_gid, mtime_ns=before.st_mtime_ns
+        path=path,
+        kind="carried",
+        mode=before.st_mode,
+        uid=before.st_uid,
+        gid=before.st_gid,
+        mtime_ns=before.st_mtime_ns,
     )
     dress(name, record, folder)
 
 
 def disown(images: ImageSet) -> None:
-    """Take the names from connected streams, which CRIU does not bind: it would only remove what is there."""
+    """Take the names from connected streams, which CRIU does not bind: it would only remove what is
+    there.
+    """
 
     def edit(entry: Any) -> None:
         usk = entry.usk

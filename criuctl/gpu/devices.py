@@ -33,7 +33,8 @@ class NoPlace(Exception):
 
 
 def pair(old: Sequence[Device], here: Sequence[Device]) -> dict[str, str]:
-    """UUIDs of a checkpoint's devices -> those of this host's that take their places; empty if they are the very same.
+    """UUIDs of a checkpoint's devices -> those of this host's that take their places; empty if they
+    are the very same.
 
     A device takes the place of one of the same name and compute capability with no less memory: the
     code on the device was compiled for that.  `NoPlace` otherwise.  The driver wants every visible

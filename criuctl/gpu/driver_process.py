@@ -26,7 +26,12 @@ from .devices import Device, DeviceUse
 
 OLDEST_API = 12080  # CUDA 12.8: driver 570, the first with the calls
 NOT_INITIALISED, ILLEGAL_STATE, NOT_READY, NOT_SUPPORTED = 3, 401, 600, 801  # CUDA_ERROR_*
-RUNNING, LOCKED, CHECKPOINTED, FAILED = helper.RUNNING, helper.LOCKED, helper.CHECKPOINTED, helper.FAILED
+RUNNING, LOCKED, CHECKPOINTED, FAILED = (
+    helper.RUNNING,
+    helper.LOCKED,
+    helper.CHECKPOINTED,
+    helper.FAILED,
+)
 
 _START = 60.0  # seconds for the driver's initialisation: a device that sleeps takes some
 _LOOK = 10.0  # seconds for a question that needs no work on a device
@@ -63,7 +68,9 @@ class DriverProcess:
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         argv = [sys.executable, "-I", "-S", helper.__file__, str(theirs.fileno())]
         with theirs:
-            self._child = command.spawn(argv, pass_fds=[theirs.fileno()], env=environment, new_session=True)
+            self._child = command.spawn(
+                argv, pass_fds=[theirs.fileno()], env=environment, new_session=True
+            )
         self._sock = ours
         self._buffer = b""
         self._next = 0
@@ -131,14 +138,18 @@ class DriverProcess:
         timeout_ms: int = 0,
         pairs: Mapping[str, str] | None = None,
     ) -> dict[int, Answer]:
-        """Make one call on each process, side by side; `TimedOut` when one takes longer than `deadline` seconds.
+        """Make one call on each process, side by side; `TimedOut` when one takes longer than
+        `deadline` seconds.
 
         `timeout_ms` is the driver's own bound on a lock.  `pairs` maps the UUIDs of a checkpoint's
         devices to those of this host's that are to be used instead.
         """
         extra = {"timeout_ms": timeout_ms, "pairs": [list(pair) for pair in (pairs or {}).items()]}
         told = self._ask([{"call": what, "pid": pid, **extra} for pid in pids], deadline)
-        return {pid: Answer(one["result"], one["name"], one["number"], one["ms"]) for pid, one in zip(pids, told, strict=True)}
+        return {
+            pid: Answer(one["result"], one["name"], one["number"], one["ms"])
+            for pid, one in zip(pids, told, strict=True)
+        }
 
     def _ask(self, requests: Sequence[dict[str, Any]], deadline: float) -> list[dict[str, Any]]:
         numbered = [{"id": self._next + i, **request} for i, request in enumerate(requests)]
@@ -152,7 +163,8 @@ class DriverProcess:
             if answer is None:
                 late = [one.get("pid", one["call"]) for one in numbered if one["id"] not in answers]
                 raise TimedOut(
-                    f"NVIDIA's driver has not answered the call {numbered[0]['call']} within {deadline:g} s"
+                    f"NVIDIA's driver has not answered the call {numbered[0]['call']} within "
+                    f"{deadline:g} s"
                     f" (PID {', '.join(map(str, late))})"
                 )
             answers[answer["id"]] = answer
@@ -187,7 +199,9 @@ class DriverProcess:
         return answer
 
     def settle(self, deadline: float) -> bool:
-        """Wait until calls that an interrupt has left under way have ended; whether they have within `deadline` seconds."""
+        """Wait until calls that an interrupt has left under way have ended; whether they have
+        within `deadline` seconds.
+        """
         until = time.monotonic() + deadline
         while self._under_way and self._receive(until) is not None:
             pass

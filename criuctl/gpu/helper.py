@@ -7,8 +7,8 @@ device memory is large, and calls on several processes run side by side.
     {"id": 1, "call": "lock", "pid": 4711, "timeout_ms": 10000}
     {"id": 1, "result": 0, "name": "CUDA_SUCCESS", "ms": 0.4}
 
-Calls: hello, devices, use, state, thread, lock, checkpoint, restore, unlock, keep.  `keep` says that
-the processes named are not to be given back any more: they were ended, or run.
+Calls: hello, devices, use, state, thread, lock, checkpoint, restore, unlock, keep.  `keep` says
+that the processes named are not to be given back any more: they were ended, or run.
 
 **When the socket closes, every process that was locked or checkpointed here is restored and
 unlocked**, so that a criuctl that is killed leaves no process without its device.  A process that
@@ -184,7 +184,9 @@ class Management:
         return text.value.decode(errors="replace")
 
     def use(self) -> list[dict[str, object]]:
-        """Each device: its UUID, free bytes, whether MIG is on, and the processes on it with the bytes they use."""
+        """Each device: its UUID, free bytes, whether MIG is on, and the processes on it with the
+        bytes they use.
+        """
         if self._nvml is None:
             return []
         count = ctypes.c_uint()
@@ -311,4 +313,5 @@ class Server:
 
 if __name__ == "__main__":
     Server(socket.socket(fileno=int(sys.argv[1]))).run()
-    os._exit(0)  # not by way of the driver's own clean-up, which may wait for a process that is stopped
+    # not by way of the driver's own clean-up, which may wait for a process that is stopped
+    os._exit(0)

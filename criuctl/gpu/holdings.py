@@ -25,8 +25,12 @@ class Holdings(Struct, frozen=True):
     failed: tuple[DeviceUser, ...] = ()  # an earlier checkpoint of the driver has failed
 
 
-def sort(users: Mapping[int, DeviceUser], states: Mapping[int, int], parents: Mapping[int, int]) -> Holdings:
-    """`states`: PID -> the driver's state, NO_CONTEXT or SILENT; `parents`: PID -> parent, of the tree."""
+def sort(
+    users: Mapping[int, DeviceUser], states: Mapping[int, int], parents: Mapping[int, int]
+) -> Holdings:
+    """`states`: PID -> the driver's state, NO_CONTEXT or SILENT; `parents`: PID -> parent, of the
+    tree.
+    """
     kinds: dict[str, list[DeviceUser]] = {name: [] for name in Holdings.__struct_fields__}
     with_context = {pid for pid in users if states[pid] >= RUNNING}
     for pid, user in users.items():

@@ -1,10 +1,10 @@
 """Huge pages for the memory into which the driver moves a device's contents.
 
-The driver maps fresh memory in the process and fills it; each of its pages is a page fault, and that is
-what limits a checkpoint: on an H200 (driver 580, kernel 6.18) 16 GiB took 7.1 s with small pages and 4.7 s
-with huge ones.  Where the host gives huge pages on advice only (``madvise``, the default of most
-distributions), the process is made to give that advice for the mappings that appear meanwhile.  It is an
-improvement, never a condition: whatever fails is left alone.
+The driver maps fresh memory in the process and fills it; each of its pages is a page fault, and
+that is what limits a checkpoint: on an H200 (driver 580, kernel 6.18) 16 GiB took 7.1 s with small
+pages and 4.7 s with huge ones.  Where the host gives huge pages on advice only (``madvise``, the
+default of most distributions), the process is made to give that advice for the mappings that appear
+meanwhile.  It is an improvement, never a condition: whatever fails is left alone.
 """
 
 from __future__ import annotations
@@ -33,14 +33,21 @@ class HugePages:
         self._known = {pid: {m.start for m in _large(pid)} for pid in pids} if _on_advice() else {}
         self._left = dict.fromkeys(self._known, _MOST)
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._watch, args=(pid,), daemon=True) for pid in self._known]
+        self._threads = [
+            threading.Thread(target=self._watch, args=(pid,), daemon=True) for pid in self._known
+        ]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -66,7 +73,9 @@ def _on_advice() -> bool:
 def _large(pid: int) -> list[Mapping]:
     """Its private anonymous mappings that are worth it."""
     with suppress(CriuctlError):
-        return [m for m in each_mapping(pid) if m.perms == "rw-p" and not m.inode and m.size >= _LEAST]
+        return [
+            m for m in each_mapping(pid) if m.perms == "rw-p" and not m.inode and m.size >= _LEAST
+        ]
     return []
 
 

@@ -18,7 +18,9 @@ def survey(
     parents: Mapping[int, int],
     stopped: Collection[int],
 ) -> Holdings:
-    """Sort the processes that hold devices; those that are `stopped` are not asked: they would not answer."""
+    """Sort the processes that hold devices; those that are `stopped` are not asked: they would not
+    answer.
+    """
     states = dict.fromkeys(users, holdings.SILENT)
     for pid in users:
         if pid in stopped:

@@ -34,7 +34,9 @@ class DeviceUser(Struct, frozen=True):
 
     @property
     def managed(self) -> int:
-        """Bytes of managed memory, as far as they can be told: more than one range, or a large one."""
+        """Bytes of managed memory, as far as they can be told: more than one range, or a large
+        one.
+        """
         ranges = [m.size for m in self.mapped if m.path.startswith(_UVM)]
         devices = {d.rdev for d in self.opened if d.target[len(_PREFIX) :].isdigit()}
         more = sum(size for size in ranges if size != _UVM_BASE)
@@ -48,11 +50,15 @@ def is_device(path: str) -> bool:
 
 
 def opened_device(descriptor: Descriptor) -> bool:
-    """Whether the descriptor is one of NVIDIA's devices: a character device, which only root can make."""
+    """Whether the descriptor is one of NVIDIA's devices: a character device, which only root can
+    make.
+    """
     return stat.S_ISCHR(descriptor.mode) and is_device(descriptor.target)
 
 
-def users(opened: Mapping[int, Iterable[Descriptor]], mapped: Mapping[int, Sequence[MemoryMapping]]) -> dict[int, DeviceUser]:
+def users(
+    opened: Mapping[int, Iterable[Descriptor]], mapped: Mapping[int, Sequence[MemoryMapping]]
+) -> dict[int, DeviceUser]:
     """PID -> what it holds, of those processes that hold something."""
     found = {}
     for pid, held in opened.items():

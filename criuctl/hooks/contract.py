@@ -1,10 +1,13 @@
-"""The contract of hooks: phases, what a hook is asked and how it may answer (``hooks/README.md`` tells it to people).
+"""The contract of hooks: phases, what a hook is asked and how it may answer (``hooks/README.md``
+tells it to people).
 
-A hook reads one JSON object from its standard input and writes one, or nothing, to its standard output:
-``{"ok": bool, "veto": reason, "warnings": [text], "data": {...}}``.  Exit 0 is success, exit 10 a veto, every other
-exit a failure.  What does not keep to that (no JSON, values of the wrong kind, too much of it) is a failure too.
+A hook reads one JSON object from its standard input and writes one, or nothing, to its standard
+output: ``{"ok": bool, "veto": reason, "warnings": [text], "data": {...}}``.  Exit 0 is success,
+exit 10 a veto, every other exit a failure.  What does not keep to that (no JSON, values of the
+wrong kind, too much of it) is a failure too.
 
-What a failure leads to is decided by phase: ``veto`` (as if the hook had said no), ``warn`` (told, exit 11) or
+What a failure leads to is decided by phase: ``veto`` (as if the hook had said no), ``warn`` (told,
+exit 11) or
 ``ignore`` (only recorded).  A phase after the fact cannot veto.
 """
 
@@ -41,35 +44,62 @@ class Phase(Struct, frozen=True):
 PHASES = {
     p.name: p
     for p in (
-        Phase("pre-dump", "everything is checked, the tree runs, nothing was touched", "veto", True),
+        Phase(
+            "pre-dump", "everything is checked, the tree runs, nothing was touched", "veto", True
+        ),
         Phase("frozen", "the tree is frozen: be quick", "warn", True),
-        Phase("post-dump", "all bytes are in the store, only the manifest is missing", "warn", True),
+        Phase(
+            "post-dump", "all bytes are in the store, only the manifest is missing", "warn", True
+        ),
         Phase("post-commit", "the checkpoint exists and the dump is over", "warn", False),
         Phase("dump-failed", "a dump failed or was vetoed; the tree runs on", "warn", False),
         Phase("pre-restore", "everything is checked, nothing was started", "veto", True),
-        Phase(RECONNECT, "one connection is to be connected again (by name, not in turn)", "warn", False),
+        Phase(
+            RECONNECT,
+            "one connection is to be connected again (by name, not in turn)",
+            "warn",
+            False,
+        ),
         Phase("post-restore", "the tree is back and has not run yet", "veto", True),
         Phase("post-resume", "the tree runs and the restore is over", "warn", False),
-        Phase("restore-failed", "a restore failed or was vetoed; nothing is left of it", "warn", False),
+        Phase(
+            "restore-failed", "a restore failed or was vetoed; nothing is left of it", "warn", False
+        ),
         Phase("snapshot-failed", "one dump of `criuctl snapshot` failed", "warn", False),
-        Phase("loss-exceeded", "`criuctl supervise`: more would be lost by now than may be", "warn", False),
-        Phase("recovered", "`criuctl supervise` has brought a session back that had died", "warn", False),
+        Phase(
+            "loss-exceeded",
+            "`criuctl supervise`: more would be lost by now than may be",
+            "warn",
+            False,
+        ),
+        Phase(
+            "recovered",
+            "`criuctl supervise` has brought a session back that had died",
+            "warn",
+            False,
+        ),
         Phase("gave-up", "`criuctl supervise` could not keep a session alive", "warn", False),
     )
 }
 
 
 def policies(config: Config) -> dict[str, Policy]:
-    """What a failed hook leads to, by phase; `ConfigError` for what the configuration cannot mean."""
+    """What a failed hook leads to, by phase; `ConfigError` for what the configuration cannot
+    mean.
+    """
     found: dict[str, Policy] = {name: phase.policy for name, phase in PHASES.items()}
     for name, policy in config.hook_failure.items():
         phase = PHASES.get(name)
         if phase is None or name == RECONNECT:
             allowed = ", ".join(p for p in PHASES if p != RECONNECT)
-            raise ConfigError(f"hook_failure: there is no phase {name!r}", hint=f"Phases: {allowed}.")
+            raise ConfigError(
+                f"hook_failure: there is no phase {name!r}", hint=f"Phases: {allowed}."
+            )
         choices = ("veto", "warn", "ignore") if phase.vetoes else ("warn", "ignore")
         if policy not in choices:
-            raise ConfigError(f"hook_failure: {name} must be one of {', '.join(choices)}, not {policy!r}")
+            raise ConfigError(
+                f"hook_failure: {name} must be one of {', '.join(choices)}, not {policy!r}"
+            )
         found[name] = cast("Policy", policy)
     return found
 
@@ -100,14 +130,18 @@ def decode(output: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadAnswer(f"it printed something that is not JSON: {_excerpt(output)}") from error
     except Damaged as error:
-        raise BadAnswer("it printed JSON with values that are too large or nested too deeply") from error
+        raise BadAnswer(
+            "it printed JSON with values that are too large or nested too deeply"
+        ) from error
     if not isinstance(value, dict):
         raise BadAnswer(f"it printed JSON that is no object: {_excerpt(output)}")
     return value
 
 
 def understand(body: Mapping[str, Any]) -> Answer:
-    """The answer in a decoded object; keys that the contract does not have are left for later versions."""
+    """The answer in a decoded object; keys that the contract does not have are left for later
+    versions.
+    """
     kinds: dict[str, tuple[type, ...]] = {
         "ok": (bool,),
         "veto": (str, bool, type(None)),
@@ -117,7 +151,10 @@ def understand(body: Mapping[str, Any]) -> Answer:
     }
     for key, kind in kinds.items():
         if key in body and not isinstance(body[key], kind):
-            raise BadAnswer(f"its answer has the wrong kind of value for {key!r}: {_excerpt(json.dumps(body[key]).encode())}")
+            raise BadAnswer(
+                f"its answer has the wrong kind of value for {key!r}: "
+                f"{_excerpt(json.dumps(body[key]).encode())}"
+            )
     warnings = body.get("warnings", [])
     if not all(isinstance(text, str) for text in warnings):
         raise BadAnswer("its answer has warnings that are no text")
@@ -159,5 +196,11 @@ class HookResult(Struct, frozen=True):
             "seconds": round(self.seconds, 3),
             "ok": self.ok,
         }
-        more = {"veto": self.veto, "error": self.error, "warnings": list(self.warnings), "data": self.data, "stderr": self.stderr}
+        more = {
+            "veto": self.veto,
+            "error": self.error,
+            "warnings": list(self.warnings),
+            "data": self.data,
+            "stderr": self.stderr,
+        }
         return body | {key: value for key, value in more.items() if value}

@@ -1,8 +1,10 @@
-"""Which hooks there are: those built in, those that ship, and the executables in the configured folders.
+"""Which hooks there are: those built in, those that ship, and the executables in the configured
+folders.
 
-An executable stands in ``FOLDER/PHASE/``.  Hooks of one phase run in the order of their file names, whatever folder
-they are in; a file in a later folder takes the place of one of the same name (those that ship come first), and one
-that is empty or not executable takes it away.  Hidden files and editors' or packagers' left-overs are no hooks.
+An executable stands in ``FOLDER/PHASE/``.  Hooks of one phase run in the order of their file names,
+whatever folder they are in; a file in a later folder takes the place of one of the same name (those
+that ship come first), and one that is empty or not executable takes it away.  Hidden files and
+editors' or packagers' left-overs are no hooks.
 """
 
 from __future__ import annotations
@@ -21,7 +23,18 @@ from .contract import PHASES, RECONNECT
 from .trust import objection
 
 Origin = Literal["built-in", "shipped", "configured"]
-_LEFTOVERS = ("~", ".bak", ".orig", ".rej", ".swp", ".dpkg-dist", ".dpkg-new", ".dpkg-old", ".rpmnew", ".rpmsave")
+_LEFTOVERS = (
+    "~",
+    ".bak",
+    ".orig",
+    ".rej",
+    ".swp",
+    ".dpkg-dist",
+    ".dpkg-new",
+    ".dpkg-old",
+    ".rpmnew",
+    ".rpmsave",
+)
 
 
 class Hook(Struct, frozen=True):
@@ -42,13 +55,28 @@ class Hook(Struct, frozen=True):
         return body | {key: value for key, value in more.items() if value}
 
 
-# What criuctl does itself at these moments; they come before the executables of their phase and cannot be masked.
+# What criuctl does itself at these moments; they come before the executables of their phase and
+# cannot be masked.
 BUILT_IN = (
     Hook("frozen", "connections", "built-in", about="records every connection of the tree"),
-    Hook("frozen", "terminals", "built-in", about="records what the terminals' line disciplines hold"),
-    Hook(RECONNECT, "postgresql", "built-in", about="logs in again and sets the session up as it was"),
-    Hook(RECONNECT, "redis", "built-in", about="authenticates again and restores the connection's state"),
-    Hook(RECONNECT, "journal", "built-in", about="tells systemd's journal again whose lines these are"),
+    Hook(
+        "frozen", "terminals", "built-in", about="records what the terminals' line disciplines hold"
+    ),
+    Hook(
+        RECONNECT, "postgresql", "built-in", about="logs in again and sets the session up as it was"
+    ),
+    Hook(
+        RECONNECT,
+        "redis",
+        "built-in",
+        about="authenticates again and restores the connection's state",
+    ),
+    Hook(
+        RECONNECT,
+        "journal",
+        "built-in",
+        about="tells systemd's journal again whose lines these are",
+    ),
     Hook(RECONNECT, "tcp", "built-in", about="connects, optionally with a preamble"),
 )
 
@@ -83,11 +111,19 @@ def _executables(top: str, phase: str, origin: Origin) -> Iterator[tuple[str, Ho
         except OSError as error:
             yield (
                 name,
-                Hook(phase, name, origin, path, refused=f"{path} cannot be read: {error.strerror}", hint=f"Remove {path}."),
+                Hook(
+                    phase,
+                    name,
+                    origin,
+                    path,
+                    refused=f"{path} cannot be read: {error.strerror}",
+                    hint=f"Remove {path}.",
+                ),
             )
             continue
         if found is not None:
-            # Also where it would only mask: whoever can write here must not switch off a hook either.
+            # Also where it would only mask: whoever can write here must not switch off a hook
+            # either.
             yield name, Hook(phase, name, origin, path, refused=found[0], hint=found[1])
         elif status.st_size == 0 or not status.st_mode & 0o111:
             yield name, None
@@ -106,4 +142,8 @@ def executables(config: Config, phase: str) -> list[Hook]:
 def all_hooks(config: Config, phase: str | None = None) -> list[Hook]:
     """Every hook, built in or not, by phase and in order."""
     names = PHASES if phase is None else [phase]
-    return [h for name in names for h in (*(b for b in BUILT_IN if b.phase == name), *executables(config, name))]
+    return [
+        h
+        for name in names
+        for h in (*(b for b in BUILT_IN if b.phase == name), *executables(config, name))
+    ]

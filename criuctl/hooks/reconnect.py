@@ -1,13 +1,15 @@
-"""Handing one connection to an executable: phase ``reconnect``, found by the name that a rule gives as its protocol.
+"""Handing one connection to an executable: phase ``reconnect``, found by the name that a rule gives
+as its protocol.
 
-The hook gets the program's own socket, unconnected, as descriptor 3, the connection's record on standard input, and
-the rule's secret, if it has one, on descriptor 4: a pipe with nothing else in it, so that it is in no environment, no
-argument list and no file.  It connects the socket, speaks whatever the peer wants to hear, and answers
-``{"outcome": "reconnected" | "failed", "retry": bool, "reason": text, "data": {...}}``.
+The hook gets the program's own socket, unconnected, as descriptor 3, the connection's record on
+standard input, and the rule's secret, if it has one, on descriptor 4: a pipe with nothing else in
+it, so that it is in no environment, no argument list and no file.  It connects the socket, speaks
+whatever the peer wants to hear, and answers ``{"outcome": "reconnected" | "failed", "retry": bool,
+"reason": text, "data": {...}}``.
 
-Nothing is believed that can be looked at: a socket that is not connected afterwards is not reconnected.  The file
-status flags of the socket belong to the program; whatever the hook set (a library that makes it non-blocking) is
-taken back.
+Nothing is believed that can be looked at: a socket that is not connected afterwards is not
+reconnected.  The file status flags of the socket belong to the program; whatever the hook set (a
+library that makes it non-blocking) is taken back.
 """
 
 from __future__ import annotations
@@ -40,11 +42,12 @@ def run_reconnect(
     deadline: float,
     facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Have the hook `name` connect the socket `sock_fd`; ``outcome``, ``retry``, ``reason``, ``data`` and ``seconds``.
+    """Have the hook `name` connect the socket `sock_fd`; ``outcome``, ``retry``, ``reason``,
+    ``data`` and ``seconds``.
 
-    `record` is the connection's record as JSON has it, `options` are those of its rule, `facts` more keys for the
-    hook.  `deadline` is of `time.monotonic`; the hook's own time-out ends it before that.  Never raises for what
-    the hook does; `ConfigError` when there is no such hook.
+    `record` is the connection's record as JSON has it, `options` are those of its rule, `facts`
+    more keys for the hook.  `deadline` is of `time.monotonic`; the hook's own time-out ends it
+    before that.  Never raises for what the hook does; `ConfigError` when there is no such hook.
     """
     hook = find_hook(config, RECONNECT, name)
     if hook.refused:
@@ -53,7 +56,9 @@ def run_reconnect(
     if timeout <= 0:
         return _failed(f"no time is left for the hook {name!r}", retry=True)
     told = {key: value for key, value in (facts or {}).items() if key != "connections"}
-    body = request(RECONNECT, told | {"connection": dict(record), "options": dict(options or {})}, name)
+    body = request(
+        RECONNECT, told | {"connection": dict(record), "options": dict(options or {})}, name
+    )
     flags = fcntl.fcntl(sock_fd, fcntl.F_GETFL)
     fds = {SOCKET_FD: sock_fd}
     if secret is not None:
@@ -68,7 +73,9 @@ def run_reconnect(
     if answer["outcome"] == "reconnected":
         lie = _not_connected(sock_fd)
         if lie:
-            answer = _failed(f"the hook {name!r} says that it has connected the socket, but {lie}", retry=True)
+            answer = _failed(
+                f"the hook {name!r} says that it has connected the socket, but {lie}", retry=True
+            )
     if answer["outcome"] == "failed" and not answer["reason"]:
         answer["reason"] = ended.stderr.strip().rpartition("\n")[2][:300] or "no reason given"
     answer |= {"seconds": round(ended.seconds, 3), "stderr": ended.stderr}
@@ -105,7 +112,11 @@ def _not_connected(sock_fd: int) -> str:
         try:
             sock.getpeername()
         except OSError as error:
-            return "it is not connected" if error.errno == errno.ENOTCONN else f"its peer is unknown: {error.strerror}"
+            return (
+                "it is not connected"
+                if error.errno == errno.ENOTCONN
+                else f"its peer is unknown: {error.strerror}"
+            )
         if sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6):
             if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _TCP_ESTABLISHED:
                 return "the connection is closed already"
@@ -117,7 +128,8 @@ def _secret_pipe(secret: str) -> int:
     data = secret.encode()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
-        if len(data) > fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ):  # of a variable or a command; a file's is at most 64 KiB
+        # of a variable or a command; a file's is at most 64 KiB
+        if len(data) > fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ):
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, len(data))
         os.set_blocking(writing, False)
         os.write(writing, data)

@@ -1,8 +1,9 @@
-"""Running hooks: one executable at a time, under a watcher that ends all of it; see `criuctl.proc.hookwatch`.
+"""Running hooks: one executable at a time, under a watcher that ends all of it; see
+`criuctl.proc.hookwatch`.
 
-`Hooks` belongs to one operation.  It knows the facts that hooks are told, runs the hooks of a phase in order, puts
-their warnings into the operation's report, and turns a veto, or a failure where the phase's policy says so, into
-`Vetoed`.  Everything that a hook answers is kept in `results`.
+`Hooks` belongs to one operation.  It knows the facts that hooks are told, runs the hooks of a phase
+in order, puts their warnings into the operation's report, and turns a veto, or a failure where the
+phase's policy says so, into `Vetoed`.  Everything that a hook answers is kept in `results`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def check(config: Config) -> None:
     policies(config)
     for key in ("hook_timeout", "hook_timeout_frozen"):
         if not 0 < getattr(config, key) < _LONGEST:
-            raise ConfigError(f"{key} must be a number of seconds from 0 to {_LONGEST}, not {getattr(config, key)}")
+            raise ConfigError(
+                f"{key} must be a number of seconds from 0 to {_LONGEST}, not "
+                f"{getattr(config, key)}"
+            )
     for folder in config.hook_dirs:
         if not os.path.isabs(folder):
             raise ConfigError(f"hook_dirs: {folder!r} is no absolute path")
@@ -69,19 +73,43 @@ def phase_timeout(config: Config, phase: str) -> float:
 
 
 def environment(config: Config, hook: Hook, body: Mapping[str, Any]) -> dict[str, str]:
-    """What a hook sees beyond the plain environment of every helper: what the configuration passes on, and who it is."""
+    """What a hook sees beyond the plain environment of every helper: what the configuration passes
+    on, and who it is.
+    """
     passed = {name: os.environ[name] for name in config.hook_env if name in os.environ}
-    told = {"PHASE": hook.phase, "NAME": hook.name, "SESSION": body.get("session") or "", "PID": body.get("pid") or ""}
-    return passed | {f"CRIUCTL_HOOK_{key}": str(value) for key, value in told.items()}  # for hooks in sh
+    told = {
+        "PHASE": hook.phase,
+        "NAME": hook.name,
+        "SESSION": body.get("session") or "",
+        "PID": body.get("pid") or "",
+    }
+    # for hooks in sh
+    return passed | {f"CRIUCTL_HOOK_{key}": str(value) for key, value in told.items()}
 
 
-def execute(config: Config, hook: Hook, body: Mapping[str, Any], timeout: float, fds: Mapping[int, int] | None = None) -> Ended:
-    """Run the executable of `hook` with `body` as JSON; `fds` are its more descriptors, by the numbers it sees."""
+def execute(
+    config: Config,
+    hook: Hook,
+    body: Mapping[str, Any],
+    timeout: float,
+    fds: Mapping[int, int] | None = None,
+) -> Ended:
+    """Run the executable of `hook` with `body` as JSON; `fds` are its more descriptors, by the
+    numbers it sees.
+    """
     numbers = dict(fds or {})
     life, ours = os.pipe2(os.O_CLOEXEC)
     status = os.memfd_create("hook-status", os.MFD_CLOEXEC)
     began = time.monotonic()
-    watcher = [sys.executable, "-I", "-S", str(Path(hookwatch.__file__)), str(life), str(status), str(timeout)]
+    watcher = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(Path(hookwatch.__file__)),
+        str(life),
+        str(status),
+        str(timeout),
+    ]
     mapped = [f"{number}={fd}" for number, fd in numbers.items()]
     try:
         done = command.run(
@@ -96,15 +124,25 @@ def execute(config: Config, hook: Hook, body: Mapping[str, Any], timeout: float,
         )
         told = os.pread(status, 4096, 0)
     except command.TooMuchOutput:
-        return Ended(f"it printed more than {MAX_OUTPUT >> 20} MiB", False, b"", "", time.monotonic() - began)
+        return Ended(
+            f"it printed more than {MAX_OUTPUT >> 20} MiB", False, b"", "", time.monotonic() - began
+        )
     except (CommandFailed, TimedOut) as error:
-        return Ended(f"it could not be watched: {error.message}", False, b"", "", time.monotonic() - began)
+        return Ended(
+            f"it could not be watched: {error.message}", False, b"", "", time.monotonic() - began
+        )
     finally:
         for fd in (life, ours, status):
             os.close(fd)
     seconds = time.monotonic() - began
     end = json.loads(told) if told else {"exec": done.error_text[-300:] or "its watcher was killed"}
-    return Ended(_failure(end, timeout), end.get("exit") == VETO_EXIT, done.stdout, done.error_text[-STDERR_TAIL:], seconds)
+    return Ended(
+        _failure(end, timeout),
+        end.get("exit") == VETO_EXIT,
+        done.stdout,
+        done.error_text[-STDERR_TAIL:],
+        seconds,
+    )
 
 
 def _failure(end: Mapping[str, Any], timeout: float) -> str:
@@ -121,14 +159,20 @@ def _failure(end: Mapping[str, Any], timeout: float) -> str:
 def run_hook(config: Config, hook: Hook, body: Mapping[str, Any]) -> HookResult:
     """Run one executable and judge its answer; whatever it does becomes a result."""
     if hook.refused:
-        return HookResult(hook.name, hook.phase, hook.origin, ok=False, error=f"it was not run: {hook.refused}")
+        return HookResult(
+            hook.name, hook.phase, hook.origin, ok=False, error=f"it was not run: {hook.refused}"
+        )
     ended = execute(config, hook, body, phase_timeout(config, hook.phase))
     error, answer = ended.error, Answer()
     try:
         answer = understand(decode(ended.stdout))
     except BadAnswer as bad:
         error = error or bad.message
-    veto = answer.veto or answer.reason or _last_line(ended.stderr) or "no reason given" if ended.vetoed else answer.veto
+    veto = (
+        answer.veto or answer.reason or _last_line(ended.stderr) or "no reason given"
+        if ended.vetoed
+        else answer.veto
+    )
     if not error and not veto and not answer.ok:
         error = answer.reason or "it says that it failed"
     if error and not answer.reason and ended.stderr and not ended.stdout.strip():
@@ -160,13 +204,16 @@ class Hooks(Struct):
     results: list[HookResult] = field(default_factory=list)
     degraded: bool = False  # something optional failed
     done: bool = False  # the operation has succeeded: `telling` is silent from here on
-    before: dict[str, bool] = field(default_factory=dict)  # phase -> `degraded` when its hooks were run
+    # phase -> `degraded` when its hooks were run
+    before: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check(self.config)  # a bad configuration is told before anything is touched
 
     def run(self, phase: str, **facts: Any) -> None:
-        """Run the hooks of `phase`, all told `facts` (which later phases are told, too); raises `Vetoed`."""
+        """Run the hooks of `phase`, all told `facts` (which later phases are told, too); raises
+        `Vetoed`.
+        """
         self.facts.update(facts)
         self.before[phase] = self.degraded
         try:
@@ -193,8 +240,13 @@ class Hooks(Struct):
             self.reporter.warning(f"{label}: {text}")
         if result.ok:
             return
-        said = f"{label} says no: {result.veto}" if result.veto else f"{label} failed: {result.error}"
-        hint = hook.hint or f"It is {hook.path}; try it with `criuctl hooks run {quoted(hook.phase)} {quoted(hook.name)}`."
+        said = (
+            f"{label} says no: {result.veto}" if result.veto else f"{label} failed: {result.error}"
+        )
+        hint = hook.hint or (
+            f"It is {hook.path}; try it with `criuctl hooks run {quoted(hook.phase)} "
+            f"{quoted(hook.name)}`."
+        )
         if PHASES[hook.phase].vetoes and (result.veto or policy == "veto"):
             raise Vetoed(said, hint=hint, hook=result.to_dict())
         if policy != "ignore":
@@ -208,7 +260,9 @@ class Hooks(Struct):
 
     @contextmanager
     def telling(self, phase: str) -> Iterator[None]:
-        """When the block fails, run the hooks of `phase`, told the error, and let the error go on."""
+        """When the block fails, run the hooks of `phase`, told the error, and let the error go
+        on.
+        """
         try:
             yield
         except BaseException as error:
@@ -222,7 +276,9 @@ class Hooks(Struct):
 
 
 def request(phase: str, facts: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What a hook reads: the contract's keys first; of ``recorded`` results only those of hooks of its own name."""
+    """What a hook reads: the contract's keys first; of ``recorded`` results only those of hooks of
+    its own name.
+    """
     body = {"version": VERSION, "phase": phase, **facts}
     if "recorded" in facts:
         body["recorded"] = [r for r in facts["recorded"] if r.get("name") == name]
@@ -232,10 +288,23 @@ def request(phase: str, facts: Mapping[str, Any], name: str) -> dict[str, Any]:
 def error_body(error: BaseException) -> dict[str, Any]:
     """An error as hooks are told it: as in the command line's JSON."""
     if isinstance(error, CriuctlError):
-        return {key: value for key, value in error.to_dict().items() if key in ("code", "exit_code", "message", "hint")}
+        return {
+            key: value
+            for key, value in error.to_dict().items()
+            if key in ("code", "exit_code", "message", "hint")
+        }
     if isinstance(error, KeyboardInterrupt):
-        return {"code": "interrupted", "message": f"stopped by {error}" if str(error) else "stopped", "hint": ""}
-    return {"code": "bug", "exit_code": 1, "message": f"{type(error).__name__}: {error}", "hint": ""}
+        return {
+            "code": "interrupted",
+            "message": f"stopped by {error}" if str(error) else "stopped",
+            "hint": "",
+        }
+    return {
+        "code": "bug",
+        "exit_code": 1,
+        "message": f"{type(error).__name__}: {error}",
+        "hint": "",
+    }
 
 
 def find_hook(config: Config, phase: str, name: str) -> Hook:
@@ -244,4 +313,7 @@ def find_hook(config: Config, phase: str, name: str) -> Hook:
         if hook.name == name:
             return hook
     searched = ", ".join(os.path.join(folder, phase) for folder in config.hook_dirs)
-    raise ConfigError(f"there is no {phase} hook {name!r}", hint=f"Hooks are executables in {searched} (`criuctl hooks list`).")
+    raise ConfigError(
+        f"there is no {phase} hook {name!r}",
+        hint=f"Hooks are executables in {searched} (`criuctl hooks list`).",
+    )

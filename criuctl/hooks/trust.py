@@ -1,8 +1,10 @@
-"""Whether an executable may be run with our rights: only its owner may change it, and that is root or we.
+"""Whether an executable may be run with our rights: only its owner may change it, and that is root
+or we.
 
-Every folder and symlink on the way to the file is judged as well, for who can write to one of them can put another
-file in its place.  The way begins at the folder that the configuration names; what is above that is the
-operator's own choice.  Outside of it (a symlink led there) a sticky folder such as /tmp is as safe as its entries.
+Every folder and symlink on the way to the file is judged as well, for who can write to one of them
+can put another file in its place.  The way begins at the folder that the configuration names; what
+is above that is the operator's own choice.  Outside of it (a symlink led there) a sticky folder
+such as /tmp is as safe as its entries.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def _way(path: str) -> list[tuple[str, os.stat_result]]:
 
 
 def objection(path: str, top: str) -> tuple[str, str] | None:
-    """Why `path`, below the configured folder `top`, may not be run, and what to do; None if it may."""
+    """Why `path`, below the configured folder `top`, may not be run, and what to do; None if it
+    may.
+    """
     real_top = os.path.realpath(top)
     above = {one for one, _ in _way(os.path.abspath(top))} - {real_top}
     trusted = {0, os.geteuid()}
@@ -51,7 +55,10 @@ def objection(path: str, top: str) -> tuple[str, str] | None:
             continue
         if status.st_uid not in trusted:
             who = "root" if os.geteuid() == 0 else f"root or user {os.geteuid()}"
-            return f"{one} belongs to user {status.st_uid}, not to {who}", f"`chown root {quoted(one)}`, if it is meant to run."
+            return (
+                f"{one} belongs to user {status.st_uid}, not to {who}",
+                f"`chown root {quoted(one)}`, if it is meant to run.",
+            )
         mode = status.st_mode
         if stat.S_ISLNK(mode) or not mode & (stat.S_IWGRP | stat.S_IWOTH):
             continue

@@ -1,1 +1,3 @@
-"""What this host knows: its sessions, their leases and moves, locks, events, and explanations of failures."""
+"""What this host knows: its sessions, their leases and moves, locks, events, and explanations of
+failures.
+"""

@@ -17,7 +17,9 @@ NAME = "audit.jsonl"
 
 
 def entries(path: Path, since: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the entries above sequence `since`, oldest first; lines that are not JSON are skipped.  `OSError`."""
+    """Yield the entries above sequence `since`, oldest first; lines that are not JSON are skipped.
+    `OSError`.
+    """
     with path.open("rb") as file:
         for line in file:
             with suppress(ValueError):
@@ -29,7 +31,14 @@ def entries(path: Path, since: int = 0) -> Iterator[dict[str, Any]]:
 def killed_by_operator(config: Config, record: SessionRecord) -> bool:
     """Whether an operator has asked the holder to end this life of the session."""
     state = state_of(config, record.name)
-    folder = Path(state["log"]).parent if state is not None else names.state_folder(config.state_dir, record.name)
+    folder = (
+        Path(state["log"]).parent
+        if state is not None
+        else names.state_folder(config.state_dir, record.name)
+    )
     with suppress(OSError):
-        return any(e.get("what") == "kill" and e.get("incarnation") == record.incarnation for e in entries(folder / NAME))
+        return any(
+            e.get("what") == "kill" and e.get("incarnation") == record.incarnation
+            for e in entries(folder / NAME)
+        )
     return False

@@ -4,10 +4,12 @@
       web: {unit: nginx}                                        # as unit:nginx
       jobs: {cgroup: /system.slice/jobs, labels: {tier: batch}}
       db: {pid_file: /run/postgresql/main.pid, command: postgres, order: 10}
-      old: {command: '^/usr/bin/java .*Legacy'}                 # must match exactly one tree's command line
+      old: {command: '^/usr/bin/java .*Legacy'}                 # must match exactly one tree's
+      command line
 
-Such a name is a TARGET like a session's: after its first dump the tree is a session of that name.  While a session of that name
-runs, the name means it.  A PID file may be old and its number another process' by now: with `command` beside it, that must match.
+Such a name is a TARGET like a session's: after its first dump the tree is a session of that name.
+While a session of that name runs, the name means it.  A PID file may be old and its number another
+process' by now: with `command` beside it, that must match.
 """
 
 from __future__ import annotations
@@ -59,10 +61,15 @@ def parse(name: str, body: Mapping[str, Any]) -> Tree:
         raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
     for key in body:
         if key not in _KEYS:
-            raise ConfigError(f"{where}: unknown key {key!r}", hint=f"Known keys: {', '.join(_KEYS)}.")
+            raise ConfigError(
+                f"{where}: unknown key {key!r}", hint=f"Known keys: {', '.join(_KEYS)}."
+            )
     given = [way for way in _WAYS if body.get(way)]
     if len(given) != 1 and given != ["pid_file", "command"]:
-        raise ConfigError(f"{where} needs one of {', '.join(_WAYS)}", hint="Only pid_file may have a command beside it.")
+        raise ConfigError(
+            f"{where} needs one of {', '.join(_WAYS)}",
+            hint="Only pid_file may have a command beside it.",
+        )
     for way in given:
         if not isinstance(body[way], str):
             raise ConfigError(f"{where}: {way} must be text, not {body[way]!r}")
@@ -73,7 +80,9 @@ def parse(name: str, body: Mapping[str, Any]) -> Tree:
     except re.error as error:
         raise ConfigError(f"{where}: command is no regular expression: {error}") from error
     labels, order = body.get("labels", {}), body.get("order", ORDER)
-    if not isinstance(labels, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in labels.items()):
+    if not isinstance(labels, dict) or not all(
+        isinstance(k, str) and isinstance(v, str) for k, v in labels.items()
+    ):
         raise ConfigError(f"{where}: labels must be a mapping of text, not {labels!r}")
     if not isinstance(order, int) or isinstance(order, bool):
         raise ConfigError(f"{where}: order must be a whole number, not {order!r}")
@@ -81,14 +90,18 @@ def parse(name: str, body: Mapping[str, Any]) -> Tree:
 
 
 def find(config: Config, name: str) -> ProcessIdentity | None:
-    """The root of the configured tree called `name`, None if none is; errors as of `resolve_target`."""
+    """The root of the configured tree called `name`, None if none is; errors as of
+    `resolve_target`.
+    """
     if name not in config.trees:
         return None
     return root_of(parse(name, config.trees[name]))
 
 
 def root_of(tree: Tree) -> ProcessIdentity:
-    """The tree's root now; `NotFound` or `NoSuchProcess` if it does not run, `UsageError` if that cannot be told."""
+    """The tree's root now; `NotFound` or `NoSuchProcess` if it does not run, `UsageError` if that
+    cannot be told.
+    """
     if tree.unit or tree.cgroup:
         text = f"unit:{tree.unit}" if tree.unit else f"cgroup:{tree.cgroup}"
     elif tree.pid_file:
@@ -104,14 +117,20 @@ def _of_pid_file(tree: Tree) -> int:
     except FileNotFoundError:
         raise NotFound(f"tree {tree.name!r}: there is no PID file {tree.pid_file}") from None
     except OSError as error:
-        raise UsageError(f"tree {tree.name!r}: {tree.pid_file} cannot be read: {error.strerror}") from error
+        raise UsageError(
+            f"tree {tree.name!r}: {tree.pid_file} cannot be read: {error.strerror}"
+        ) from error
     if not words or not re.fullmatch("[0-9]{1,10}", words[0]) or int(words[0]) >= 1 << 31:
         raise UsageError(f"tree {tree.name!r}: {tree.pid_file} does not begin with a PID")
     pid = int(words[0])
     if not os.path.exists(f"/proc/{pid}"):
-        raise NoSuchProcess(f"tree {tree.name!r}: {tree.pid_file} names PID {pid}, which does not exist")
+        raise NoSuchProcess(
+            f"tree {tree.name!r}: {tree.pid_file} names PID {pid}, which does not exist"
+        )
     if tree.command and not re.search(tree.command, command_line(pid)):
-        raise NoSuchProcess(f"tree {tree.name!r}: {tree.pid_file} names PID {pid}, whose command does not match")
+        raise NoSuchProcess(
+            f"tree {tree.name!r}: {tree.pid_file} names PID {pid}, whose command does not match"
+        )
     return pid
 
 
@@ -123,19 +142,29 @@ def _of_command(tree: Tree) -> int:
         raise NoSuchProcess(f"tree {tree.name!r}: no process has a command like {tree.command!r}")
     if len(roots) > 1:
         found = ", ".join(f"{pid} ({lines[pid][:60]})" for pid in roots)
-        raise UsageError(f"tree {tree.name!r}: several have a command like {tree.command!r}: {found}", hint="Make it say more.")
+        raise UsageError(
+            f"tree {tree.name!r}: several have a command like {tree.command!r}: {found}",
+            hint="Make it say more.",
+        )
     return roots[0]
 
 
-def matching(pattern: str, lines: Mapping[int, str], parents: Mapping[int, int], myself: int) -> list[int]:
+def matching(
+    pattern: str, lines: Mapping[int, str], parents: Mapping[int, int], myself: int
+) -> list[int]:
     """The PIDs whose line matches and none of whose ancestors' does.
 
-    Left out are `myself`, its ancestors (a shell that was given our own command line), and others with `myself`'s line.
+    Left out are `myself`, its ancestors (a shell that was given our own command line), and others
+    with `myself`'s line.
     """
     ours, pid = {myself}, myself
     while (pid := parents.get(pid, 0)) and pid not in ours:
         ours.add(pid)
-    found = {pid for pid, line in lines.items() if pid not in ours and line != lines.get(myself) and re.search(pattern, line)}
+    found = {
+        pid
+        for pid, line in lines.items()
+        if pid not in ours and line != lines.get(myself) and re.search(pattern, line)
+    }
 
     def inside(pid: int) -> bool:
         seen = {pid}
@@ -149,7 +178,9 @@ def matching(pattern: str, lines: Mapping[int, str], parents: Mapping[int, int],
 
 
 def command_line(pid: int) -> str:
-    """The words of a process' command line with a space between each; empty for a kernel thread and who is gone."""
+    """The words of a process' command line with a space between each; empty for a kernel thread and
+    who is gone.
+    """
     try:
         return os.fsdecode(read_bytes(pid, "cmdline").rstrip(b"\0").replace(b"\0", b" "))
     except (CriuctlError, OSError):

@@ -1,8 +1,10 @@
-"""How a dump holds the connections of its tree, noted for the next dump or restore, should criuctl and CRIU be killed together.
+"""How a dump holds the connections of its tree, noted for the next dump or restore, should criuctl
+and CRIU be killed together.
 
-CRIU locks them in the firewall and puts them into repair mode, and undoes that when criuctl is killed; criuctl does when CRIU is.
-When both are (what is killed is a control group, or a unit that does not stop), the tree runs on and nobody can reach it.  So for
-as long as CRIU has the connections a file tells of them, locked by this criuctl (`criuctl.proc.locks`).  Who finds one that
+CRIU locks them in the firewall and puts them into repair mode, and undoes that when criuctl is
+killed; criuctl does when CRIU is.  When both are (what is killed is a control group, or a unit that
+does not stop), the tree runs on and nobody can reach it.  So for as long as CRIU has the
+connections a file tells of them, locked by this criuctl (`criuctl.proc.locks`).  Who finds one that
 nobody holds any more does what is left to do.
 
 From when CRIU may end the tree, the session's record has the firewall table instead.
@@ -37,13 +39,19 @@ class _Shield(Struct):
 
 
 @contextmanager
-def noted(config: Config, root: ProcessIdentity, table: str, sockets: Sequence[Mendable]) -> Iterator[None]:
+def noted(
+    config: Config, root: ProcessIdentity, table: str, sockets: Sequence[Mendable]
+) -> Iterator[None]:
     """While inside, CRIU has these; without a place for the note it goes without."""
     path = run_folder(config, SHIELDS) / f"{root.pid}-{root.start_time}"
     with ExitStack() as stack:
         with suppress(OSError):
             stack.enter_context(locks.held(path))
-            path.write_bytes(msgspec.json.encode(_Shield(boot_id(), root.pid, root.start_time, table, list(sockets))))
+            path.write_bytes(
+                msgspec.json.encode(
+                    _Shield(boot_id(), root.pid, root.start_time, table, list(sockets))
+                )
+            )
         yield
 
 

@@ -1,27 +1,33 @@
-"""Whether this host is still the home of a session that runs on it: the rule of one home, from the home's side.
+"""Whether this host is still the home of a session that runs on it: the rule of one home, from the
+home's side.
 
-The lease is in the store (`criuctl.checkpoint.leases`); a home remembers, in its `SessionRecord.leases`, by which epoch it
-claimed it, for this life of the session only: for the very processes that the record names.
+The lease is in the store (`criuctl.checkpoint.leases`); a home remembers, in its
+`SessionRecord.leases`, by which epoch it claimed it, for this life of the session only: for the
+very processes that the record names.
 
-    a restore          claims the lease, of a session that nobody holds; --take-over from whoever holds it
-    a dump that leaves the tree running
-                       claims it too, if this home has not: from its first snapshot on a running session has a home that
-                       others see, and elsewhere a plain restore of it is a conflict (exit 9).  A copy (--as) is another
-                       session and stays free
+    a restore          claims the lease, of a session that nobody holds; --take-over from whoever
+    holds it a dump that leaves the tree running
+                       claims it too, if this home has not: from its first snapshot on a running
+                       session has a home that others see, and elsewhere a plain restore of it is a
+                       conflict (exit 9).  A copy (--as) is another session and stays free
     a dump that ends the tree
-                       gives it back: the session lives nowhere and whoever comes first may restore it; so does a kill,
-                       which says that nobody waits for it: its newest checkpoint may be pruned, too
+                       gives it back: the session lives nowhere and whoever comes first may restore
+                       it; so does a kill, which says that nobody waits for it: its newest
+                       checkpoint may be pruned, too
 
-RULE: a home that finds a higher epoch than its own is *fenced*: another host has taken the session over.  It writes
-nothing more for the session, and its copy is stopped (`standdown`).  Looked at: by every dump and snapshot before anything is
-touched and again just before the manifest is published, and by ``criuctl fence``.  Nothing else fences: not a store that
-does not answer, not a lease that is not there or cannot be read, not the lease of another session of that name, and not a
-session that has never been claimed.  What a dump does then is refuse, not stop.
+RULE: a home that finds a higher epoch than its own is *fenced*: another host has taken the session
+over.  It writes nothing more for the session, and its copy is stopped (`standdown`).  Looked at: by
+every dump and snapshot before anything is touched and again just before the manifest is published,
+and by ``criuctl fence``.  Nothing else fences: not a store that does not answer, not a lease that
+is not there or cannot be read, not the lease of another session of that name, and not a session
+that has never been claimed.  What a dump does then is refuse, not stop.
 
-Between asking for the lease and having written the epoch down, criuctl may be killed.  So the record first says that it is
-asked for (epoch 0): then any other host's claim of this session fences, and one of this host does not.
+Between asking for the lease and having written the epoch down, criuctl may be killed.  So the
+record first says that it is asked for (epoch 0): then any other host's claim of this session
+fences, and one of this host does not.
 
-A store without conditional writes gives no leases: nothing is claimed there, nobody is fenced, and that is told.
+A store without conditional writes gives no leases: nothing is claimed there, nobody is fenced, and
+that is told.
 """
 
 from __future__ import annotations
@@ -66,11 +72,19 @@ class Fenced(Struct, frozen=True):
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: this home's epoch, and the lease as it is now."""
-        return {"session": self.session, "store": self.store, "epoch": self.epoch, "lease": lease_dict(self.head)}
+        return {
+            "session": self.session,
+            "store": self.store,
+            "epoch": self.epoch,
+            "lease": lease_dict(self.head),
+        }
 
     def error(self) -> HomeLost:
         """As the reason why nothing is written."""
-        hint = "Its copy here is stale. `criuctl fence` stops such copies; to bring the session here, end it there first."
+        hint = (
+            "Its copy here is stale. `criuctl fence` stops such copies; to bring the session "
+            "here, end it there first."
+        )
         return HomeLost(self.text, hint=hint, **self.to_dict())
 
 
@@ -92,12 +106,15 @@ def with_lease(record: SessionRecord, repository: Repository, epoch: int) -> Ses
     """The record of a home that has claimed the session in this store by `epoch`."""
     told: dict[str, Any] = {"url": repository.store.url, "epoch": epoch}
     if repository.encrypted:
-        told["encrypted"] = True  # no other one is to take its place unseen: see `criuctl.dump.destination`
+        # no other one is to take its place unseen: see `criuctl.dump.destination`
+        told["encrypted"] = True
     return replace(record, leases=record.leases | {repository.id: told})
 
 
 def epoch_of(record: SessionRecord, repository: Repository) -> int | None:
-    """By which epoch this home has claimed the session in this store (0: it has asked), None if it has not."""
+    """By which epoch this home has claimed the session in this store (0: it has asked), None if it
+    has not.
+    """
     try:
         return int(record.leases[repository.id]["epoch"])
     except (KeyError, TypeError, ValueError):
@@ -105,13 +122,17 @@ def epoch_of(record: SessionRecord, repository: Repository) -> int | None:
 
 
 def check(config: Config, repository: Repository, record: SessionRecord) -> Fenced | None:
-    """Whether another host has taken over what this home holds in this store; store errors are raised, never judged."""
+    """Whether another host has taken over what this home holds in this store; store errors are
+    raised, never judged.
+    """
     if not repository.capabilities.conditional_create or epoch_of(record, repository) is None:
         return None
     return judge(config, repository, record, leases.read_head(repository, record.name))
 
 
-def judge(config: Config, repository: Repository, record: SessionRecord, head: Head | None) -> Fenced | None:
+def judge(
+    config: Config, repository: Repository, record: SessionRecord, head: Head | None
+) -> Fenced | None:
     """The rule: see the module's text."""
     mine = epoch_of(record, repository)
     if mine is None or head is None or head.session.id != record.id:
@@ -121,11 +142,14 @@ def judge(config: Config, repository: Repository, record: SessionRecord, head: H
 
 
 def give_back(config: Config, record: SessionRecord) -> list[str]:
-    """The session has ended here for good: whoever wants may restore it.  Returns the stores that could not be told."""
+    """The session has ended here for good: whoever wants may restore it.  Returns the stores that
+    could not be told.
+    """
     left = []
     ref, host = SessionRef(record.name, record.id), host_id(config)
     told = dict(record.leases)
-    if not told and record.state == "checkpointed" and not record.moved_to:  # a dump that ends a tree claims nothing
+    # a dump that ends a tree claims nothing
+    if not told and record.state == "checkpointed" and not record.moved_to:
         told[""] = {"url": record.store}
     # Nobody waits long for this: without it, the next home takes the session over by force.
     config = config.with_options(s3_retries=1, s3_timeout=min(config.s3_timeout, _PATIENCE))
@@ -133,18 +157,25 @@ def give_back(config: Config, record: SessionRecord) -> list[str]:
         url = str(claimed.get("url", ""))
         try:
             with open_store(url, config) as store, Repository.open(store, config) as repository:
-                if repository.id != (store_id or repository.id) or check(config, repository, record) is not None:
+                if (
+                    repository.id != (store_id or repository.id)
+                    or check(config, repository, record) is not None
+                ):
                     continue
-                leases.end(repository, ref, record.incarnation, host=host, host_name=platform.node())
+                leases.end(
+                    repository, ref, record.incarnation, host=host, host_name=platform.node()
+                )
         except CriuctlError:
             left += [url] if store_id else []
     return left
 
 
 class Home:
-    """The lease of a session as its dump needs it: looked at, claimed if the session lives on here, looked at again.
+    """The lease of a session as its dump needs it: looked at, claimed if the session lives on here,
+    looked at again.
 
-    A context: what was claimed for a tree that criuctl did not know is given back unless the dump succeeded (`keep`).
+    A context: what was claimed for a tree that criuctl did not know is given back unless the dump
+    succeeded (`keep`).
     """
 
     def __init__(
@@ -158,10 +189,17 @@ class Home:
         *,
         lives_on: bool,
     ) -> None:
-        """`session` is what `root` is dumped as; a record of that name may be of processes that are long gone."""
+        """`session` is what `root` is dumped as; a record of that name may be of processes that are
+        long gone.
+        """
         same = session.identity == root and session.boot_id == boot_id()
         self.session = session if same else replace(session, leases={}, reason="")
-        self._config, self._repository, self._registry, self._reporter = config, repository, registry, reporter
+        self._config, self._repository, self._registry, self._reporter = (
+            config,
+            repository,
+            registry,
+            reporter,
+        )
         self._known = same and session.alive()
         self._lives_on = lives_on
         self._host = host_id(config)
@@ -169,19 +207,30 @@ class Home:
         self.seen: Head | None = None  # the lease at the last `look`
 
     def __enter__(self) -> Self:
-        """Make it the home where the tree lives on; `look` was called before.  `Conflict` when another host is faster."""
+        """Make it the home where the tree lives on; `look` was called before.  `Conflict` when
+        another host is faster.
+        """
         if not self._repository.capabilities.conditional_create:
             if self._lives_on:
                 self._reporter.step("unleased", why=leases.UNLEASED)
             return self
         head = self.seen
         mine = epoch_of(self.session, self._repository)
-        ours = head is not None and (head.state, head.host, head.epoch) == ("held", self._host, mine)
+        ours = head is not None and (head.state, head.host, head.epoch) == (
+            "held",
+            self._host,
+            mine,
+        )
         if self._lives_on and not ours:
             self._take(mine or 0)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._claim is not None:
             self._claim.release_unless_kept()
 
@@ -206,7 +255,10 @@ class Home:
             who = head.host_name or head.host
             raise Conflict(
                 f"session {self.session.name!r} is held by host {who} since {head.time}",
-                hint="A session lives on one host. If this is another session, choose another name with --name.",
+                hint=(
+                    "A session lives on one host. If this is another session, choose another name "
+                    "with --name."
+                ),
                 host=who,
             )
 

@@ -1,7 +1,9 @@
-"""Notes of GPUs that a dump has taken from processes, for the next command, should criuctl and its helper be killed.
+"""Notes of GPUs that a dump has taken from processes, for the next command, should criuctl and its
+helper be killed.
 
-While a dump has the devices of a tree, a file tells which processes that are, locked by this criuctl
-(`criuctl.proc.locks`).  A note that no process has locked any more is of a killed dump: `sweep` gives the devices back.
+While a dump has the devices of a tree, a file tells which processes that are, locked by this
+criuctl (`criuctl.proc.locks`).  A note that no process has locked any more is of a killed dump:
+`sweep` gives the devices back.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class _Note(Struct):
 
 @contextmanager
 def noted(config: Config, processes: Iterable[ProcessIdentity]) -> Iterator[None]:
-    """While inside, these processes may be without their devices; without a place for the note it goes without."""
+    """While inside, these processes may be without their devices; without a place for the note it
+    goes without.
+    """
     listed = [(identity.pid, identity.start_time) for identity in processes]
     path = run_folder(config, GPUS) / f"{listed[0][0]}-{listed[0][1]}-{len(listed)}"
     with ExitStack() as stack:
@@ -43,7 +47,9 @@ def noted(config: Config, processes: Iterable[ProcessIdentity]) -> Iterator[None
 
 
 def sweep(config: Config, driver: Callable[[], DriverProcess] = DriverProcess) -> None:
-    """Give back the devices that a killed dump, whose helper was killed as well, has left with nobody."""
+    """Give back the devices that a killed dump, whose helper was killed as well, has left with
+    nobody.
+    """
     for path in locks.left(run_folder(config, GPUS)):
         try:
             note = msgspec.json.decode(path.read_bytes(), type=_Note)

@@ -1,7 +1,8 @@
-"""Whether this host has what a checkpoint's GPU processes need, and which devices take which places.
+"""Whether this host has what a checkpoint's GPU processes need, and which devices take which
+places.
 
-`judge` is pure.  The library of NVIDIA's driver that a process has loaded comes back as it was, and works
-with no other version of the kernel's part: so the versions must be equal.
+`judge` is pure.  The library of NVIDIA's driver that a process has loaded comes back as it was, and
+works with no other version of the kernel's part: so the versions must be equal.
 """
 
 from __future__ import annotations
@@ -30,17 +31,27 @@ class HostGpus(Struct, frozen=True):
 
 
 def judge(record: GpuRecord, host: HostGpus) -> tuple[list[Finding], dict[str, str]]:
-    """What forbids the restore, and UUIDs of the checkpoint's devices -> those of this host's that take their places."""
+    """What forbids the restore, and UUIDs of the checkpoint's devices -> those of this host's that
+    take their places.
+    """
     if not record.processes:
         return [], {}  # devices that were open without use: opened again, or not
     if host.error:
-        text = f"the tree used {_names(record)} with driver {record.driver}; here is none: {host.error}"
+        text = (
+            f"the tree used {_names(record)} with driver {record.driver}; here is none: "
+            f"{host.error}"
+        )
         return [_error("gpu-driver", text, _OTHER_HOST)], {}
     if record.driver != host.driver:
         older = _version(host.driver) < _version(record.driver)
-        text = f"the tree runs with NVIDIA's driver {record.driver}, and this host has {host.driver or 'an unknown one'}"
+        text = (
+            f"the tree runs with NVIDIA's driver {record.driver}, and this host has "
+            f"{host.driver or 'an unknown one'}"
+        )
         text += ", which is older" if older else ""
-        return [_error("gpu-driver", text, f"Install driver {record.driver} here. {_OTHER_HOST}")], {}
+        return [
+            _error("gpu-driver", text, f"Install driver {record.driver} here. {_OTHER_HOST}")
+        ], {}
     old = [Device(d.uuid, d.name, d.memory, d.capability) for d in record.devices]
     try:
         pairs = pair(old, host.devices)
@@ -48,11 +59,19 @@ def judge(record: GpuRecord, host: HostGpus) -> tuple[list[Finding], dict[str, s
         return [_error("gpu-device", str(error), _OTHER_HOST)], {}
     found = []
     if pairs and host.api < PAIRS_API:
-        text = f"this host has other devices than the checkpoint, and its driver {host.driver} cannot restore onto those"
+        text = (
+            f"this host has other devices than the checkpoint, and its driver {host.driver} "
+            "cannot restore onto those"
+        )
         found.append(_error("gpu-device", text, "Driver 580 or newer can."))
     if (needed := sum(p.memory for p in record.processes)) > host.free:
-        text = f"the tree needs {needed / _GIB:.1f} GiB on its devices, of which {host.free / _GIB:.1f} GiB are free"
-        found.append(_error("gpu-memory", text, "`nvidia-smi` shows what uses them; end that first."))
+        text = (
+            f"the tree needs {needed / _GIB:.1f} GiB on its devices, of which "
+            f"{host.free / _GIB:.1f} GiB are free"
+        )
+        found.append(
+            _error("gpu-memory", text, "`nvidia-smi` shows what uses them; end that first.")
+        )
     return found, pairs
 
 
@@ -65,8 +84,14 @@ def gpu_facts(record: GpuRecord, timings: Mapping[str, float]) -> dict[str, Any]
         "driver": record.driver,
         "processes": len(record.processes),
         "bytes": sum(p.memory for p in record.processes),
-        "devices": [{"uuid": d.uuid, "name": d.name, "capability": d.capability} for d in record.devices],
-    } | {name.removeprefix("gpu_"): ms for name, ms in timings.items() if name.removeprefix("gpu_") in _PHASES}
+        "devices": [
+            {"uuid": d.uuid, "name": d.name, "capability": d.capability} for d in record.devices
+        ],
+    } | {
+        name.removeprefix("gpu_"): ms
+        for name, ms in timings.items()
+        if name.removeprefix("gpu_") in _PHASES
+    }
 
 
 def _names(record: GpuRecord) -> str:

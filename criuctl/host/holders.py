@@ -1,12 +1,15 @@
-"""A session's holder in a dump and in a restore: it stands by, passes on what it knows, and gets the tree back.
+"""A session's holder in a dump and in a restore: it stands by, passes on what it knows, and gets
+the tree back.
 
-At a dump the holder is told when the tree is frozen; it reads the terminal empty and holds input back until the
-tree goes on here or somewhere.  Its scrollback is read ahead while the tree runs, so that only the end of it is
-read in the freeze.  A connection that breaks is the holder's sign that the dump came to nothing.
+At a dump the holder is told when the tree is frozen; it reads the terminal empty and holds input
+back until the tree goes on here or somewhere.  Its scrollback is read ahead while the tree runs, so
+that only the end of it is read in the freeze.  A connection that breaks is the holder's sign that
+the dump came to nothing.
 
-At a restore the terminal needs a holder: the one that still waits here with the session's operators, or a new one, which is
-told what the last one knew.  The holder starts what becomes the parent of the restored tree, so that it gets
-the exit status: CRIU itself, or PID 1 of the tree's namespaces.  A holder made for a restore that fails is ended.
+At a restore the terminal needs a holder: the one that still waits here with the session's
+operators, or a new one, which is told what the last one knew.  The holder starts what becomes the
+parent of the restored tree, so that it gets the exit status: CRIU itself, or PID 1 of the tree's
+namespaces.  A holder made for a restore that fails is ended.
 """
 
 from __future__ import annotations
@@ -44,17 +47,26 @@ _GIVE_UP = 5.0  # seconds for one that finds out by itself what it is told
 class DumpedHolder:
     """The holder of the session that is dumped, if it has one."""
 
-    def __init__(self, config: Config, session: SessionRecord, root: ProcessIdentity, stack: ExitStack) -> None:
+    def __init__(
+        self, config: Config, session: SessionRecord, root: ProcessIdentity, stack: ExitStack
+    ) -> None:
         self._session: Session | None = None
         self._begun = False
-        self._held: str | None = None  # the control group that stands still until CRIU has seized the tree
+        # the control group that stands still until CRIU has seized the tree
+        self._held: str | None = None
         self.held_since = 0.0  # from when it did, monotonic; 0 if there is none
         state = sessions.state_of(config, session.name)
-        if state is None or not state["holder_alive"] or (state["pid"], state["start_time"]) != (root.pid, root.start_time):
+        if (
+            state is None
+            or not state["holder_alive"]
+            or (state["pid"], state["start_time"]) != (root.pid, root.start_time)
+        ):
             return
         from ..session.client.session import Session  # most trees have no holder
 
-        connection = Session.connect(session.name, config=config, kind="service", operator="criuctl-dump", role="admin")
+        connection = Session.connect(
+            session.name, config=config, kind="service", operator="criuctl-dump", role="admin"
+        )
         stack.callback(connection.close)
         self._session = connection
         self._base = self._end = -1
@@ -68,21 +80,29 @@ class DumpedHolder:
         assert self._session is not None
         found = self._session.read("start" if self._end < 0 else self._end, end)
         if self._base < 0 or found.offset > self._end:
-            self._base = found.offset  # what was read before is not kept there any more, nor what came after it: it begins anew
+            # what was read before is not kept there any more, nor what came after it: it begins
+            # anew
+            self._base = found.offset
         if found.data:
             writer.add_bytes((_STREAM, self._base), found.data)
         self._end = found.end
 
     @contextmanager
     def prepared(self, patience: float = 0.0) -> Iterator[int | None]:
-        """The tree is about to be frozen: nobody else may, from now on.  Descriptor of the control group that already has.
+        """The tree is about to be frozen: nobody else may, from now on.  Descriptor of the control
+        group that already has.
 
-        The holder, which may have stopped the tree when it answers, is waited for `patience` seconds at most, if given.
+        The holder, which may have stopped the tree when it answers, is waited for `patience`
+        seconds at most, if given.
         """
         freezer: str | None = None
         if self._session is not None and "standstill" in self._session.hello["features"]:
             asked = time.monotonic()
-            told = self._session.request("checkpoint-prepare", hold=True, timeout=min(ANSWER_TIMEOUT, patience or ANSWER_TIMEOUT))
+            told = self._session.request(
+                "checkpoint-prepare",
+                hold=True,
+                timeout=min(ANSWER_TIMEOUT, patience or ANSWER_TIMEOUT),
+            )
             freezer, self._held = told["freezer"], told.get("held")  # an older one holds nobody
             self.held_since = asked if self._held is not None else 0.0
         if freezer is None:
@@ -98,7 +118,9 @@ class DumpedHolder:
             os.close(fd)
 
     def seized(self) -> None:
-        """CRIU has all of the tree in its hands, or nothing comes of it: what stood still for that goes on with CRIU."""
+        """CRIU has all of the tree in its hands, or nothing comes of it: what stood still for that
+        goes on with CRIU.
+        """
         held, self._held = self._held, None
         if held is not None and self._session is not None:
             try:
@@ -116,7 +138,9 @@ class DumpedHolder:
             self._session.request("checkpoint-abort")
 
     def begin(self, writer: CheckpointWriter) -> HolderRecord | None:
-        """The tree is frozen; what it printed before is in the record, and no input reaches it until the end of the dump."""
+        """The tree is frozen; what it printed before is in the record, and no input reaches it
+        until the end of the dump.
+        """
         if self._session is None:
             return None
         told = self._session.request("checkpoint-begin")
@@ -142,7 +166,9 @@ class DumpedHolder:
         )
 
     def commit(self, checkpoint: str) -> None:
-        """The checkpoint exists and the tree is about to be ended: that will not be the session's end."""
+        """The checkpoint exists and the tree is about to be ended: that will not be the session's
+        end.
+        """
         if self._session is not None:
             self._session.request("checkpoint-commit", checkpoint=checkpoint)
 
@@ -155,23 +181,29 @@ class DumpedHolder:
     def thawed(self) -> None:
         """The tree goes on, though its checkpoint is not stored yet: input reaches it again."""
         if self._session is not None and self._begun:
-            with suppress(SessionGone):  # it was killed: its tree may end of that, and has the more need of this checkpoint
+            # it was killed: its tree may end of that, and has the more need of this checkpoint
+            with suppress(SessionGone):
                 self._session.request("checkpoint-thawed")
 
     def done(self, checkpoint: str, number: int, *, ended: bool) -> None:
         """The dump is complete."""
         if self._session is not None and self._begun:
             with suppress(SessionGone):  # it has ended after its tree, say; the checkpoint is there
-                self._session.request("checkpoint-done", checkpoint=checkpoint, number=number, ended=ended)
+                self._session.request(
+                    "checkpoint-done", checkpoint=checkpoint, number=number, ended=ended
+                )
 
 
 class RestoredHolder:
-    """The holder of a session that is restored; none for a tree that had neither a holder nor a terminal."""
+    """The holder of a session that is restored; none for a tree that had neither a holder nor a
+    terminal.
+    """
 
     def __init__(self, config: Config, manifest: Manifest, session: SessionRecord) -> None:
         self._config, self._manifest, self._record = config, manifest, session
         self._session: Session | None = None
-        self.shown: tuple[str, str] | None = None  # a folder, and where the tree's namespaces must show it
+        # a folder, and where the tree's namespaces must show it
+        self.shown: tuple[str, str] | None = None
         self._started = self._adopted = False
 
     @property
@@ -187,21 +219,29 @@ class RestoredHolder:
 
     @property
     def ends_with_root(self) -> bool:
-        """Whether private namespaces end with the root: so they do for a session, which is over then."""
+        """Whether private namespaces end with the root: so they do for a session, which is over
+        then.
+        """
         return self._manifest.holder is not None
 
     def prepare(self, reader: CheckpointReader, stack: ExitStack, *, private: bool) -> None:
-        """Find the holder that waits for the session, or start one; it ends with `stack` unless it has adopted the tree.
+        """Find the holder that waits for the session, or start one; it ends with `stack` unless it
+        has adopted the tree.
 
         `private`: the tree gets PID and mount namespaces of its own.
         """
         name = self._record.name
         state = sessions.state_of(self._config, name)
         if state is not None and state["holder_alive"] and state["state"] in ("exited", "lost"):
-            self._dismiss(name, ProcessIdentity(**state["holder"]))  # also if none is needed: it would be asked for this session
+            # also if none is needed: it would be asked for this session
+            self._dismiss(name, ProcessIdentity(**state["holder"]))
             state = None
         if state is not None and state["holder_alive"]:
-            if state["state"] != "checkpointed" or state["id"] != self._record.id or not self.needed:
+            if (
+                state["state"] != "checkpointed"
+                or state["id"] != self._record.id
+                or not self.needed
+            ):
                 raise Conflict(
                     f"there is another session {name!r} here ({state['state']})",
                     hint="End it first, or restore a copy beside it with --as NEW-NAME.",
@@ -218,10 +258,14 @@ class RestoredHolder:
     def _connect(self, name: str) -> Session:
         from ..session.client.session import Session
 
-        return Session.connect(name, config=self._config, kind="service", operator=RESTORES, role="admin")
+        return Session.connect(
+            name, config=self._config, kind="service", operator=RESTORES, role="admin"
+        )
 
     def _dismiss(self, name: str, holder: ProcessIdentity) -> None:
-        """A holder that only keeps the exit status of a tree that is about to come back; the name is free when it is gone."""
+        """A holder that only keeps the exit status of a tree that is about to come back; the name
+        is free when it is gone.
+        """
         with suppress(CriuctlError), self._connect(name) as old:
             old.request("shutdown")
         wait_ended([holder], _GONE)
@@ -269,7 +313,11 @@ class RestoredHolder:
         from ..session.launch.spawn import Inside
 
         inside = Inside.of(self._config.run_dir, self._record.name, private=private)
-        restored = {"checkpoint": self._manifest.id, "host": self._manifest.host.name, "created": self._manifest.created}
+        restored = {
+            "checkpoint": self._manifest.id,
+            "host": self._manifest.host.name,
+            "created": self._manifest.created,
+        }
         inside.write(self._record.name, self._record.id, self._record.incarnation, restored)
         return inside.bind if private else None
 
@@ -283,9 +331,15 @@ class RestoredHolder:
         return self._session.spawn(argv, command.environment(), sorted(set(fds)))
 
     def adopt(
-        self, root: int, init: int, ptys: Sequence[tuple[TerminalRecord, Pty]], pids: Mapping[int, int], images: ImageSet
+        self,
+        root: int,
+        init: int,
+        ptys: Sequence[tuple[TerminalRecord, Pty]],
+        pids: Mapping[int, int],
+        images: ImageSet,
     ) -> None:
-        """The tree is in place and about to run: it is the holder's, with the master of its terminal.
+        """The tree is in place and about to run: it is the holder's, with the master of its
+        terminal.
 
         `pids`: the tree's own PIDs -> ours.
         """
@@ -299,11 +353,17 @@ class RestoredHolder:
         m = self._manifest
         restored = {"host": m.host.name, "checkpoint": m.id, "created": m.created, "dropped": []}
         masters = [pty.master for record, pty in ptys if record is main]
-        facts: dict[str, Any] = {"pid": root, "start_time": identity.start_time, "incarnation": self._record.incarnation}
+        facts: dict[str, Any] = {
+            "pid": root,
+            "start_time": identity.start_time,
+            "incarnation": self._record.incarnation,
+        }
         if self.stands_still:
             facts["paused"] = self._paused(pids, images.stopped())
         facts |= {"init": init, "private": bool(init), "settles": self._settles}
-        self._session.request("adopt", fds=masters, master=bool(masters), restored=restored, **facts)
+        self._session.request(
+            "adopt", fds=masters, master=bool(masters), restored=restored, **facts
+        )
 
     @property
     def stands_still(self) -> bool:
@@ -323,18 +383,24 @@ class RestoredHolder:
         }
 
     def settle(self) -> None:
-        """CRIU is about to let go of the tree: there is no way back, and the holder keeps it standing still, if it did before."""
+        """CRIU is about to let go of the tree: there is no way back, and the holder keeps it
+        standing still, if it did before.
+        """
         if self._session is not None and (self.stands_still or self._settles):
             self._session.request("settle")
         self._adopted = True
 
     @property
     def _settles(self) -> bool:
-        """Whether the holder waits for `settle`; it may be another program by then, but goes by what it was told at adopt."""
+        """Whether the holder waits for `settle`; it may be another program by then, but goes by
+        what it was told at adopt.
+        """
         return self._session is not None and "settle" in self._session.hello["features"]
 
     def _keep(self, pty: Pty) -> None:
-        """A terminal beside the main one: somebody has to read it, or the program would stand still."""
+        """A terminal beside the main one: somebody has to read it, or the program would stand
+        still.
+        """
         assert self._session is not None
         program = [sys.executable, "-I", "-S", "-E", terminalkeeper.__file__, str(pty.master)]
         self._session.spawn(program, command.environment(), [pty.master])
@@ -345,7 +411,11 @@ class RestoredHolder:
         started: list[ProcessIdentity] = []
         if self._started and not self._adopted:
             state = sessions.state_of(self._config, self._record.name)
-            started = [ProcessIdentity(**state["holder"])] if state is not None and state["holder_alive"] else []
+            started = (
+                [ProcessIdentity(**state["holder"])]
+                if state is not None and state["holder_alive"]
+                else []
+            )
             with suppress(CriuctlError):
                 self._session.request("shutdown", force=True)
         self._session.leave()
@@ -364,18 +434,23 @@ def _inner(paused: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def main_terminal(records: Sequence[TerminalRecord]) -> TerminalRecord | None:
-    """The terminal that the holder gets: one that controls a session of the tree, if there is any."""
+    """The terminal that the holder gets: one that controls a session of the tree, if there is
+    any.
+    """
     outside = [r for r in records if r.master == "outside" and r.holders]
     return next((r for r in outside if r.leader or r.led_outside), outside[0] if outside else None)
 
 
 def end_holder(config: Config, name: str, state: Mapping[str, Any]) -> None:
-    """End the holder of a session that has ended, which waits for somebody to ask how, and wait until it is gone."""
+    """End the holder of a session that has ended, which waits for somebody to ask how, and wait
+    until it is gone.
+    """
     import select
 
     from ..session.client.session import Session
 
-    with suppress(SessionGone), Session.connect(name, config=config, role="admin") as session:  # it may just be ending by itself
+    # it may just be ending by itself
+    with suppress(SessionGone), Session.connect(name, config=config, role="admin") as session:
         session.request("shutdown")
 
     try:

@@ -1,4 +1,6 @@
-"""What the hooks of a dump, a restore and a snapshot are told; which phases there are is in `criuctl.hooks.contract`."""
+"""What the hooks of a dump, a restore and a snapshot are told; which phases there are is in
+`criuctl.hooks.contract`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from .target import is_pid
 
 
 def of_dump(
-    config: Config, reporter: Reporter, session: SessionRecord, pid: int, *, labels: Mapping[str, str], leave_running: bool
+    config: Config,
+    reporter: Reporter,
+    session: SessionRecord,
+    pid: int,
+    *,
+    labels: Mapping[str, str],
+    leave_running: bool,
 ) -> Hooks:
     """The hooks of a dump of the tree under `pid`."""
     facts = {
@@ -33,7 +41,9 @@ def of_dump(
 
 
 def of_restore(config: Config, reporter: Reporter, manifest: Manifest, name: str) -> Hooks:
-    """The hooks of a restore of `manifest` as session `name`; they are told what hooks of their name told the dump."""
+    """The hooks of a restore of `manifest` as session `name`; they are told what hooks of their
+    name told the dump.
+    """
     facts = {
         "session": name,
         "incarnation": None,

@@ -22,7 +22,9 @@ def machine_id() -> str:
 
 
 def host_id(config: Config | None = None) -> str:
-    """What this host is called in leases: what the configuration (by default, as it is found) says, else its machine id."""
+    """What this host is called in leases: what the configuration (by default, as it is found) says,
+    else its machine id.
+    """
     return (config or load()).host_id or machine_id() or platform.node()
 
 

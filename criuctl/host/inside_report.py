@@ -1,7 +1,8 @@
 """What a restored tree may know of itself: one file per living tree, which `criuctl.inside` finds.
 
-It is there before the tree runs, and goes when the tree is found to be gone.  Everybody may read it, so nothing goes into
-it that not everybody may know: the connections' outcomes, without the details of their protocols.
+It is there before the tree runs, and goes when the tree is found to be gone.  Everybody may read
+it, so nothing goes into it that not everybody may know: the connections' outcomes, without the
+details of their protocols.
 """
 
 from __future__ import annotations
@@ -28,16 +29,25 @@ def _folder(config: Config) -> Path:
 
 
 def publish(
-    config: Config, root: int, identity: Mapping[str, Any], connections: Sequence[Mapping[str, Any]], reporter: Reporter
+    config: Config,
+    root: int,
+    identity: Mapping[str, Any],
+    connections: Sequence[Mapping[str, Any]],
+    reporter: Reporter,
 ) -> None:
     """Leave the report for the tree of `root` (our PID of it), which can live without it."""
     try:
         _publish(config, root, identity, connections)
     except OSError as error:
-        reporter.warning(f"the report for the tree itself could not be left in {_folder(config)}: {error.strerror}")
+        reporter.warning(
+            f"the report for the tree itself could not be left in {_folder(config)}: "
+            f"{error.strerror}"
+        )
 
 
-def _publish(config: Config, root: int, identity: Mapping[str, Any], connections: Sequence[Mapping[str, Any]]) -> None:
+def _publish(
+    config: Config, root: int, identity: Mapping[str, Any], connections: Sequence[Mapping[str, Any]]
+) -> None:
     sweep(config)
     folder = _folder(config)
     for each in (folder.parent, folder):
@@ -55,12 +65,16 @@ def _publish(config: Config, root: int, identity: Mapping[str, Any], connections
         "host_pid": root,
         "start_time": process.start_time,
         "time_namespace": namespaces("self").get("time"),
-        "connections": [{key: value for key, value in c.items() if key != "details"} for c in connections],
+        "connections": [
+            {key: value for key, value in c.items() if key != "details"} for c in connections
+        ],
     }
     path = folder / f"{namespaces(root)['pid']}-{ns_pids(root)[-1]}.json"
     temporary = folder / f".{path.name}.{os.getpid()}"
     try:
-        fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        fd = os.open(
+            temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+        )
         with open(fd, "w") as file:
             os.fchmod(fd, 0o644)
             json.dump(body, file)
@@ -70,7 +84,9 @@ def _publish(config: Config, root: int, identity: Mapping[str, Any], connections
 
 
 def sweep(config: Config) -> None:
-    """Remove the reports of trees that are gone.  `OSError`: the folder cannot be written; they do no harm."""
+    """Remove the reports of trees that are gone.  `OSError`: the folder cannot be written; they do
+    no harm.
+    """
     check_own(_folder(config))
     for path in _folder(config).glob("*.json"):
         try:

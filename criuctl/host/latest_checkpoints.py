@@ -1,17 +1,21 @@
-"""The last checkpoint that this host knows of each session, so that nobody is taken back in time without a word.
+"""The last checkpoint that this host knows of each session, so that nobody is taken back in time
+without a word.
 
-Whoever can write to a store can remove its newest checkpoint; and a session that was dumped into one store may have an older
-checkpoint in another.  In both cases ``restore NAME`` would find an older state and could not tell.  So a host notes what it
-stored or restored last: one small file per name in ``state_dir/latest``.  It outlives the session (`kill`), and goes with the
-session's last checkpoint (`rm`, `prune`) or with `criuctl forget`.
+Whoever can write to a store can remove its newest checkpoint; and a session that was dumped into
+one store may have an older checkpoint in another.  In both cases ``restore NAME`` would find an
+older state and could not tell.  So a host notes what it stored or restored last: one small file per
+name in ``state_dir/latest``.  It outlives the session (`kill`), and goes with the session's last
+checkpoint (`rm`, `prune`) or with `criuctl forget`.
 
-- A dump notes its checkpoint as soon as the manifest is durable, an import what it brought; a restore notes what it restored,
-  older or not: that was decided.  Copies (``--as``), trials and migrations note nothing: what they carry is in no store, or
-  is no session's newest.
+- A dump notes its checkpoint as soon as the manifest is durable, an import what it brought; a
+  restore notes what it restored, older or not: that was decided.  Copies (``--as``), trials and
+  migrations note nothing: what they carry is in no store, or is no session's newest.
 - What this host itself removes is no loss: the newest of the rest is noted in its place.
-- Of two checkpoints the one with the higher incarnation is newer, for each restore adds one.  Within one incarnation the
-  session was on one host, so its clock decides, and within one store the number.
-- A host that never saw the session, a standby that takes over, or one that lost its state folder knows nothing and asks nothing.
+- Of two checkpoints the one with the higher incarnation is newer, for each restore adds one.
+  Within one incarnation the session was on one host, so its clock decides, and within one store the
+  number.
+- A host that never saw the session, a standby that takes over, or one that lost its state folder
+  knows nothing and asks nothing.
 """
 
 from __future__ import annotations
@@ -52,14 +56,18 @@ class Latest(Struct, frozen=True):
     def of(cls, found: Manifest | CheckpointSummary, store: str) -> Latest:
         """What a manifest, or its summary, says."""
         name, session = (
-            (found.session.name, found.session.id) if isinstance(found, Manifest) else (found.session, found.session_id)
+            (found.session.name, found.session.id)
+            if isinstance(found, Manifest)
+            else (found.session, found.session_id)
         )
         return cls(name, session, found.id, found.number, found.incarnation, found.created, store)
 
     @property
     def told(self) -> str:
         """For a message."""
-        return f"{self.name}@{self.number} ({self.checkpoint[:12]}, of {self.created}) in {self.store}"
+        return (
+            f"{self.name}@{self.number} ({self.checkpoint[:12]}, of {self.created}) in {self.store}"
+        )
 
     def newer_than(self, other: Latest) -> bool:
         """Whether this checkpoint of the same session was made later."""
@@ -96,7 +104,8 @@ def note(config: Config, latest: Latest, reporter: Reporter) -> None:
         write_record(_folder(config), check_name(latest.name), asdict(latest))
     except OSError as error:
         reporter.warning(
-            f"that {latest.name}@{latest.number} is the newest checkpoint could not be noted: {error.filename}: {error.strerror}",
+            f"that {latest.name}@{latest.number} is the newest checkpoint could not be noted: "
+            f"{error.filename}: {error.strerror}",
             "A later restore on this host cannot tell whether it finds an older one.",
         )
 
@@ -106,22 +115,32 @@ def forget(config: Config, name: str) -> None:
     (_folder(config) / f"{check_name(name)}.json").unlink(missing_ok=True)
 
 
-def removed(config: Config, repository: Repository, gone: Sequence[CheckpointSummary], reporter: Reporter) -> None:
-    """This host has removed these: of what was noted among them, the newest that is left takes the place."""
+def removed(
+    config: Config, repository: Repository, gone: Sequence[CheckpointSummary], reporter: Reporter
+) -> None:
+    """This host has removed these: of what was noted among them, the newest that is left takes the
+    place.
+    """
     ids = {summary.id for summary in gone}
     for name in sorted({summary.session for summary in gone if summary.session}):
         was = known(config, name)
         if was is None or was.checkpoint not in ids or was.store != repository.store.url:
             continue
-        left = [Latest.of(s, was.store) for s in repository.list(name) if s.session_id == was.session]
+        left = [
+            Latest.of(s, was.store) for s in repository.list(name) if s.session_id == was.session
+        ]
         if left:
             note(config, left[-1], reporter)
         else:
             forget(config, name)
 
 
-def described(config: Config, name: str, session: str, checkpoint: str | None, now: float) -> dict[str, Any] | None:
-    """The session's last checkpoint in a store, else `checkpoint`, as ``status --json`` has it; what is not known is null."""
+def described(
+    config: Config, name: str, session: str, checkpoint: str | None, now: float
+) -> dict[str, Any] | None:
+    """The session's last checkpoint in a store, else `checkpoint`, as ``status --json`` has it;
+    what is not known is null.
+    """
     found = known(config, name)
     if found is not None and found.session == session:
         made = moment(found.created)

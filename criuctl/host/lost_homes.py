@@ -1,12 +1,14 @@
-"""Stopping the copy of a session that another host has taken over, and finding such copies without being asked.
+"""Stopping the copy of a session that another host has taken over, and finding such copies without
+being asked.
 
-A copy is stopped in four steps, each of which may be the last one that is done before criuctl is killed, and be done again:
-every process is frozen, so that it does nothing any more; those who are attached are told (event ``fenced``), and the
-reason is written down; every process is killed; the session is ``lost`` here.  Frozen, not asked: a stale copy
-that cleans up after itself would write into files and to peers that are the other home's by now.
+A copy is stopped in four steps, each of which may be the last one that is done before criuctl is
+killed, and be done again: every process is frozen, so that it does nothing any more; those who are
+attached are told (event ``fenced``), and the reason is written down; every process is killed; the
+session is ``lost`` here.  Frozen, not asked: a stale copy that cleans up after itself would write
+into files and to peers that are the other home's by now.
 
-`stand_down` looks at every session that runs here and whose lease this home has claimed.  A store that cannot be asked, or
-that has no lease to show, stops nothing.
+`stand_down` looks at every session that runs here and whose lease this home has claimed.  A store
+that cannot be asked, or that has no lease to show, stops nothing.
 """
 
 from __future__ import annotations
@@ -69,12 +71,22 @@ class StandDown(Struct, frozen=True):
         return body if self.error is None else body | {"error": self.error.to_dict()}
 
 
-# -- stopping one ------------------------------------------------------------------------------------
+# -- stopping one
+# ------------------------------------------------------------------------------------
 
 
 @events.recorded("fence", events.fenced, about=events.of_session)
-def stop(config: Config, record: SessionRecord, reason: str, facts: dict[str, Any], *, end: bool, reporter: Reporter) -> int:
-    """Freeze what runs here as this session, tell why, and end it unless `end` is False; how many processes there were.
+def stop(
+    config: Config,
+    record: SessionRecord,
+    reason: str,
+    facts: dict[str, Any],
+    *,
+    end: bool,
+    reporter: Reporter,
+) -> int:
+    """Freeze what runs here as this session, tell why, and end it unless `end` is False; how many
+    processes there were.
 
     `Conflict` when another criuctl works on the session, or when we run inside of it.
     """
@@ -82,9 +94,18 @@ def stop(config: Config, record: SessionRecord, reason: str, facts: dict[str, An
         if not record.alive():
             return 0
         state = state_of(config, record.name)
-        strays = leftovers(state) if state is not None and not state["holder_alive"] and state["id"] == record.id else []
-        if inside(config) == record.name or os.getpid() in {i.pid for i in _members(record, strays)}:
-            raise Conflict(f"criuctl runs inside of session {record.name!r}", hint="Run it from outside of the session.")
+        strays = (
+            leftovers(state)
+            if state is not None and not state["holder_alive"] and state["id"] == record.id
+            else []
+        )
+        if inside(config) == record.name or os.getpid() in {
+            i.pid for i in _members(record, strays)
+        }:
+            raise Conflict(
+                f"criuctl runs inside of session {record.name!r}",
+                hint="Run it from outside of the session.",
+            )
         count = _freeze(config, record, strays, reason, facts, reporter)
         Registry(config).put(replace(record, reason=reason))
         if not end:
@@ -100,9 +121,15 @@ def _holder(config: Config, record: SessionRecord) -> Any:
     from ..session.client.session import Session
 
     state = state_of(config, record.name)
-    if state is None or not state["holder_alive"] or (state["pid"], state["start_time"]) != (record.pid, record.start_time):
+    if (
+        state is None
+        or not state["holder_alive"]
+        or (state["pid"], state["start_time"]) != (record.pid, record.start_time)
+    ):
         return None
-    return Session.connect(record.name, config=config, kind="service", operator="criuctl-fence", role="admin")
+    return Session.connect(
+        record.name, config=config, kind="service", operator="criuctl-fence", role="admin"
+    )
 
 
 def _freeze(
@@ -143,7 +170,8 @@ def _end(config: Config, record: SessionRecord, strays: Sequence[ProcessIdentity
         if left := wait_ended(members, max(0.0, deadline - time.monotonic())):
             pids = ", ".join(str(identity.pid) for identity in left)
             raise TimedOut(
-                f"session {record.name!r}: processes survive SIGKILL: PID {pids}", hint="They are stuck in the kernel."
+                f"session {record.name!r}: processes survive SIGKILL: PID {pids}",
+                hint="They are stuck in the kernel.",
             )
     return len(seen)
 
@@ -170,7 +198,9 @@ def _signal(number: int, to: Sequence[ProcessIdentity]) -> None:
 
 @contextmanager
 def stopping(config: Config, reporter: Reporter) -> Iterator[None]:
-    """An operation that finds its home fenced stops the copy, when it has let go of it, and says so."""
+    """An operation that finds its home fenced stops the copy, when it has let go of it, and says
+    so.
+    """
     try:
         yield
     except HomeLost as error:
@@ -178,11 +208,19 @@ def stopping(config: Config, reporter: Reporter) -> Iterator[None]:
         if record is None or not record.alive():
             raise
         try:
-            count = stop(config, record, error.message, _facts(error.details), end=True, reporter=reporter)
+            count = stop(
+                config, record, error.message, _facts(error.details), end=True, reporter=reporter
+            )
         except CriuctlError as trouble:
-            hint = f"Its copy here could not be stopped ({trouble.message}): run `criuctl fence {quoted(record.name)}`."
+            hint = (
+                f"Its copy here could not be stopped ({trouble.message}): run `criuctl fence "
+                f"{quoted(record.name)}`."
+            )
             raise HomeLost(error.message, hint=hint, **error.details) from error
-        told = f"{error.message}; its copy here was ended ({count} {'process' if count == 1 else 'processes'})"
+        told = (
+            f"{error.message}; its copy here was ended ({count} "
+            f"{'process' if count == 1 else 'processes'})"
+        )
         hint = f"`criuctl attach` it there; `criuctl status {quoted(record.name)}`."
         raise HomeLost(told, hint=hint, **error.details) from error
 
@@ -193,25 +231,39 @@ def _facts(found: dict[str, Any]) -> dict[str, Any]:
     return {"epoch": lease["epoch"], "host": lease["host"]}
 
 
-# -- finding them ------------------------------------------------------------------------------------
+# -- finding them
+# ------------------------------------------------------------------------------------
 
 
 def stand_down(
-    config: Config, names: Sequence[str], *, every: bool = False, freeze_only: bool = False, reporter: Reporter
+    config: Config,
+    names: Sequence[str],
+    *,
+    every: bool = False,
+    freeze_only: bool = False,
+    reporter: Reporter,
 ) -> Iterator[StandDown]:
-    """Look at the leases of these sessions (of all that run here, with `every`), and stop what runs elsewhere by now.
+    """Look at the leases of these sessions (of all that run here, with `every`), and stop what runs
+    elsewhere by now.
 
-    Yields each outcome as soon as it is known; a trouble with one is in its outcome, and the next is looked at.
+    Yields each outcome as soon as it is known; a trouble with one is in its outcome, and the next
+    is looked at.
     """
     check_outside(config)
     registry = Registry(config)
-    wanted = [record.name for record in registry.all() if record.alive()] if every else list(dict.fromkeys(names))
+    wanted = (
+        [record.name for record in registry.all() if record.alive()]
+        if every
+        else list(dict.fromkeys(names))
+    )
     with ExitStack() as stack:
         stores = _Stores(config, stack)
         for name in wanted:
             record = registry.get(name)
             if record is None or not record.alive():
-                yield StandDown(name, "unknown", error=NotFound(f"no session {name!r} is running on this host"))
+                yield StandDown(
+                    name, "unknown", error=NotFound(f"no session {name!r} is running on this host")
+                )
                 continue
             found, fenced = _look(config, stores, record)
             if fenced is None:
@@ -219,7 +271,9 @@ def stand_down(
                 continue
             try:
                 facts = _facts(fenced.to_dict())
-                count = stop(config, record, fenced.text, facts, end=not freeze_only, reporter=reporter)
+                count = stop(
+                    config, record, fenced.text, facts, end=not freeze_only, reporter=reporter
+                )
             except CriuctlError as error:
                 yield replace(found, error=error)
             else:
@@ -258,8 +312,12 @@ class _Stores:
         return repository
 
 
-def _look(config: Config, stores: _Stores, record: SessionRecord) -> tuple[StandDown, Fenced | None]:
-    """What the stores say of one session: the first that says fenced counts, then the first that cannot say."""
+def _look(
+    config: Config, stores: _Stores, record: SessionRecord
+) -> tuple[StandDown, Fenced | None]:
+    """What the stores say of one session: the first that says fenced counts, then the first that
+    cannot say.
+    """
     best = StandDown(record.name, "unclaimed")
     for store_id, claimed in record.leases.items():
         url, epoch = str(claimed.get("url", "")), int(claimed.get("epoch", 0))
@@ -267,7 +325,9 @@ def _look(config: Config, stores: _Stores, record: SessionRecord) -> tuple[Stand
         try:
             repository = stores.open(url)
             if repository.id != store_id:
-                raise StoreError(f"{url} is another store than the one that has the lease of {record.name!r}")
+                raise StoreError(
+                    f"{url} is another store than the one that has the lease of {record.name!r}"
+                )
             head = leases.read_head(repository, record.name)
         except CriuctlError as error:
             if isinstance(error, StoreError):
@@ -280,7 +340,9 @@ def _look(config: Config, stores: _Stores, record: SessionRecord) -> tuple[Stand
             if head is None:
                 found = replace(found, reason="the store has no lease of this session")
             elif head.session.id != record.id:
-                found = replace(found, lease=head, reason="the lease is of another session of this name")
+                found = replace(
+                    found, lease=head, reason="the lease is of another session of this name"
+                )
             else:
                 found = replace(found, verdict="home", lease=head)
         if best.verdict in ("unclaimed", "home") and found.verdict != best.verdict:

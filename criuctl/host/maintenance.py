@@ -1,7 +1,8 @@
-"""The record of a host's maintenance, ``STATE_DIR/maintenance.json``: what was stored, and what is to come back.
+"""The record of a host's maintenance, ``STATE_DIR/maintenance.json``: what was stored, and what is
+to come back.
 
-It is written durably before and after each thing that it describes (`criuctl.ops.maintenance`).  While it says
-so, no session may begin here (`check_open`).
+It is written durably before and after each thing that it describes (`criuctl.ops.maintenance`).
+While it says so, no session may begin here (`check_open`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Item(Struct):
     session: str
     order: int
     tree: bool = False
-    state: str = "waiting"  # waiting | stored | failed (to be stored) | gone (of itself) | back | given-up (to be brought back)
+    # waiting | stored | failed (to be stored) | gone (of itself) | back | given-up (to be brought
+    # back)
+    state: str = "waiting"
     store: str = ""
     checkpoint: str = ""
     ended: bool = False  # by the dump; else it lived on
@@ -45,7 +48,11 @@ class Item(Struct):
         """JSON of ``maintenance``: with `findings` that tell what did not go as it should."""
         kept = ("session", "tree", "order", "state", "checkpoint", "store", "tries", "pid")
         body = {key: getattr(self, key) for key in kept}
-        found = [] if self.error is None else [{"level": "error", "text": self.error["message"], **_only(self.error)}]
+        found = (
+            []
+            if self.error is None
+            else [{"level": "error", "text": self.error["message"], **_only(self.error)}]
+        )
         return body | {"findings": found} | ({"error": self.error} if self.error else {})
 
 
@@ -74,8 +81,16 @@ class Record(Struct):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON of ``maintenance status``."""
-        body = {"maintenance": self.shut, "phase": self.phase, "how": self.how, "reason": self.reason}
-        return body | {"since": utc_text(self.since), "sessions": [item.to_dict() for item in self.items]}
+        body = {
+            "maintenance": self.shut,
+            "phase": self.phase,
+            "how": self.how,
+            "reason": self.reason,
+        }
+        return body | {
+            "since": utc_text(self.since),
+            "sessions": [item.to_dict() for item in self.items],
+        }
 
 
 def read(config: Config) -> Record | None:
@@ -83,7 +98,9 @@ def read(config: Config) -> Record | None:
     path = Path(config.state_dir) / f"{_FILE}.json"
     try:
         loaded = json.loads(path.read_text())
-        items = [Item(**_known(Item, {**item, "root": tuple(item["root"])})) for item in loaded["items"]]
+        items = [
+            Item(**_known(Item, {**item, "root": tuple(item["root"])})) for item in loaded["items"]
+        ]
         return Record(**{**_known(Record, loaded), "items": items})
     except FileNotFoundError:
         return None
@@ -91,7 +108,8 @@ def read(config: Config) -> Record | None:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(
-            f"{path} cannot be understood: {error}", hint="Remove it when you know which sessions are to be restored by hand."
+            f"{path} cannot be understood: {error}",
+            hint="Remove it when you know which sessions are to be restored by hand.",
         ) from error
 
 
@@ -119,5 +137,8 @@ def check_open(config: Config) -> None:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
         raise Conflict(
             f"{platform.node()} is in maintenance since {since}{why}: no session may begin there",
-            hint="`criuctl maintenance end` brings back what it had ended, and lets new ones in; `criuctl maintenance status`.",
+            hint=(
+                "`criuctl maintenance end` brings back what it had ended, and lets new ones in; "
+                "`criuctl maintenance status`."
+            ),
         )

@@ -1,10 +1,12 @@
 """Sessions on their way from host to host, as either end has written it down.
 
-A move is decided in one place only, the home that it leaves: the tree may run on the other host when it is known to be
-gone here, never before.  So what is written here is all that is needed to tell, after any interruption, what to do:
+A move is decided in one place only, the home that it leaves: the tree may run on the other host
+when it is known to be gone here, never before.  So what is written here is all that is needed to
+tell, after any interruption, what to do:
 
 out  ``sending``     the tree is here, and goes on here whatever became of the other end
-     ``handed-over`` the other end holds it and this end lets CRIU end it: whether it did, the processes tell
+     ``handed-over`` the other end holds it and this end lets CRIU end it: whether it did, the
+     processes tell
      ``ended``       the tree is gone here: the other end may run, and must be told
 in   ``receiving``   the checkpoint arrives, or is being restored
      ``held``        restored, not running; waits for the word
@@ -64,7 +66,9 @@ class Outgoing(Move, frozen=True):
 
     def alive(self) -> bool:
         """Whether any process of the tree still runs here."""
-        return self.boot_id == boot_id() and any(ProcessIdentity(pid, start).alive() for pid, start in self.tree)
+        return self.boot_id == boot_id() and any(
+            ProcessIdentity(pid, start).alive() for pid, start in self.tree
+        )
 
     def doomed(self) -> bool:
         """Whether what still runs of it has been killed, and only takes its time to end."""
@@ -123,7 +127,9 @@ class Moves(Generic[M]):
 
     def of(self, session: str) -> M | None:
         """The newest move of the session called `session`."""
-        return max((m for m in self.all() if m.session == session), key=lambda m: m.updated, default=None)
+        return max(
+            (m for m in self.all() if m.session == session), key=lambda m: m.updated, default=None
+        )
 
     def all(self) -> Iterator[M]:
         """Every record that can be understood."""
@@ -138,12 +144,15 @@ class Moves(Generic[M]):
             loaded = json.loads(path.read_text())
             known = self._kind.__struct_fields__
             values: dict[str, Any] = {
-                k: tuple(map(_frozen, v)) if isinstance(v, list) else v for k, v in loaded.items() if k in known
+                k: tuple(map(_frozen, v)) if isinstance(v, list) else v
+                for k, v in loaded.items()
+                if k in known
             }
             return self._kind(**values)
         except (ValueError, TypeError, AttributeError) as error:
             raise Damaged(
-                f"{path} cannot be understood: {error}", hint="Remove it when you know where the session runs."
+                f"{path} cannot be understood: {error}",
+                hint="Remove it when you know where the session runs.",
             ) from error
 
 
@@ -152,7 +161,8 @@ def _frozen(value: Any) -> Any:
 
 
 def check_at_home(config: Config, session: str, *, take_over: bool) -> None:
-    """A session that has left, and whose other end was not told yet, is not restored here: `Conflict`.
+    """A session that has left, and whose other end was not told yet, is not restored here:
+    `Conflict`.
 
     With `take_over`, a person's decision that the other end is lost, it will not be told any more.
     """
@@ -162,7 +172,8 @@ def check_at_home(config: Config, session: str, *, take_over: bool) -> None:
         return
     if not take_over:
         raise Conflict(
-            f"session {session!r} has left for {move.host or move.to}, which could not be told to let it run yet",
+            f"session {session!r} has left for {move.host or move.to}, which could not be told "
+            "to let it run yet",
             hint=f"`criuctl migrate --resolve {quoted(session)}` tells it;"
             " --take-over if that host is lost for good; or --as NEW-NAME.",
             host=move.host or move.to,

@@ -1,8 +1,9 @@
 """Modules that a dump or a restore will need are loaded while it waits for something else anyway.
 
-Modules are loaded at their first use (`criuctl.startup`), which would be while the tree is frozen, or while somebody waits for
-it to run again.  Two waits come before that: for the process that loads an S3 client, and for CRIU, which gets ready.  It is
-only about time: a name that is missing here is loaded when it is needed.
+Modules are loaded at their first use (`criuctl.startup`), which would be while the tree is frozen,
+or while somebody waits for it to run again.  Two waits come before that: for the process that loads
+an S3 client, and for CRIU, which gets ready.  It is only about time: a name that is missing here is
+loaded when it is needed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """What this host knows of its sessions: one small JSON file per name under ``state_dir/sessions``.
 
-A session's name and id outlive its processes; the file says where it is now: running here as which process
-(PID, start time and boot, never a PID alone), or checkpointed, and as which checkpoint.  The file is a
-memory, not the truth: `SessionRecord.alive` asks the kernel.  Writes are atomic renames.
+A session's name and id outlive its processes; the file says where it is now: running here as which
+process (PID, start time and boot, never a PID alone), or checkpointed, and as which checkpoint.
+The file is a memory, not the truth: `SessionRecord.alive` asks the kernel.  Writes are atomic
+renames.
 
-`exclusive` is the lock against two operations on one tree or one name at a time, a file in ``run_dir/locks``
-(`criuctl.proc.locks`).
+`exclusive` is the lock against two operations on one tree or one name at a time, a file in
+``run_dir/locks`` (`criuctl.proc.locks`).
 """
 
 from __future__ import annotations
@@ -70,14 +71,17 @@ class SessionRecord(Struct, frozen=True):
     boot_id: str = ""
     store: str = ""  # URL of the store with its newest checkpoint
     checkpoint: str = ""  # id of that checkpoint
-    lock_table: str = ""  # CRIU's firewall table, from before the tree is ended until it is taken down
+    # CRIU's firewall table, from before the tree is ended until it is taken down
+    lock_table: str = ""
     lock_kept: bool = False  # it stays until the restore, because connections are to be kept
     moved_to: str = ""  # ssh:// of the session on the host that it has moved to
     home: str = ""  # what that host calls itself
-    leases: dict[str, dict[str, Any]] = field(default_factory=dict)  # this life's claims: see `fencing`
+    # this life's claims: see `fencing`
+    leases: dict[str, dict[str, Any]] = field(default_factory=dict)
     reason: str = ""  # why it is lost, or about to be
     updated: float = 0.0  # unix seconds
-    hidden: bool = False  # its processes cannot be seen, as we are inside of a session; never written
+    # its processes cannot be seen, as we are inside of a session; never written
+    hidden: bool = False
 
     @property
     def identity(self) -> ProcessIdentity:
@@ -87,8 +91,9 @@ class SessionRecord(Struct, frozen=True):
     def alive(self) -> bool:
         """Whether the session runs on this host now.
 
-        One that is said to be checkpointed does if its dump was killed when that was written down, and CRIU let it go on; one
-        that is only about to end, which much memory can delay, does not.  One that cannot be seen is as it was written down.
+        One that is said to be checkpointed does if its dump was killed when that was written down,
+        and CRIU let it go on; one that is only about to end, which much memory can delay, does not.
+        One that cannot be seen is as it was written down.
         """
         if self.hidden:
             return True
@@ -97,7 +102,9 @@ class SessionRecord(Struct, frozen=True):
 
 
 def restore_command(config: Config, ref: str, store: str, *, copy: bool = False) -> str:
-    """The command that restores `ref`, in backquotes; with the store that holds it, where another one is configured."""
+    """The command that restores `ref`, in backquotes; with the store that holds it, where another
+    one is configured.
+    """
     words = f"`criuctl restore {quoted(ref)}"
     if copy:
         words += " --as NAME"
@@ -114,7 +121,8 @@ class Registry:
     """The sessions of this host."""
 
     def __init__(self, config: Config) -> None:
-        check_own(config.state_dir)  # what is there says which process is killed, and which commands are our own
+        # what is there says which process is killed, and which commands are our own
+        check_own(config.state_dir)
         self._config = config
         self.folder = Path(config.state_dir) / "sessions"
         self._around: str | None = None  # see `check_outside`
@@ -123,24 +131,40 @@ class Registry:
     def get(self, name: str) -> SessionRecord | None:
         """The record of `name`, None when there is none or it cannot be understood.
 
-        A holder knows its session better: what it runs is the session, whether or not it was ever dumped.
+        A holder knows its session better: what it runs is the session, whether or not it was ever
+        dumped.
         """
         record = self._recorded(name)
         if record is not None and record.alive():
             return replace(record, state="running")
         return self._held(sessions.state_of(self._config, name), name, record) or record
 
-    def _held(self, state: Mapping[str, Any] | None, name: str, record: SessionRecord | None) -> SessionRecord | None:
-        if state is None or not state["holder_alive"] or state["state"] not in ("running", "paused") or not state["pid"]:
+    def _held(
+        self, state: Mapping[str, Any] | None, name: str, record: SessionRecord | None
+    ) -> SessionRecord | None:
+        if (
+            state is None
+            or not state["holder_alive"]
+            or state["state"] not in ("running", "paused")
+            or not state["pid"]
+        ):
             return None
-        known = record if record is not None and record.id == state["id"] else SessionRecord(name, state["id"])
-        here = replace(known, state="running", incarnation=state["incarnation"], boot_id=state["boot_id"])
+        known = (
+            record
+            if record is not None and record.id == state["id"]
+            else SessionRecord(name, state["id"])
+        )
+        here = replace(
+            known, state="running", incarnation=state["incarnation"], boot_id=state["boot_id"]
+        )
         return self._seen(replace(here, pid=state["pid"], start_time=state["start_time"]))
 
     def _seen(self, record: SessionRecord) -> SessionRecord:
         if not self._looked:
             self._around, self._looked = sessions.secluded(self._config), True
-        hidden = self._around is not None and record.state == "running" and record.boot_id == boot_id()
+        hidden = (
+            self._around is not None and record.state == "running" and record.boot_id == boot_id()
+        )
         return replace(record, hidden=hidden)
 
     def _recorded(self, name: str, holding: bytes = b"") -> SessionRecord | None:
@@ -157,7 +181,11 @@ class Registry:
     def _names(self) -> list[str]:
         """Of those that have a record."""
         try:
-            return sorted(file[:-5] for file in os.listdir(self.folder) if file.endswith(".json") and valid_name(file[:-5]))
+            return sorted(
+                file[:-5]
+                for file in os.listdir(self.folder)
+                if file.endswith(".json") and valid_name(file[:-5])
+            )
         except FileNotFoundError:
             return []
 
@@ -172,29 +200,57 @@ class Registry:
         return [record for _, record in sorted(records.items()) if record is not None]
 
     def of_pid(self, pid: int) -> list[SessionRecord]:
-        """Those whose root has, or had, this PID; a host may have thousands of records, and few of them are read for this."""
-        names = {name for name in self._names() if self._recorded(name, b'"pid": %d,' % pid) is not None}
-        names |= {str(state["session"]) for state in sessions.all_states(self._config) if state["pid"] == pid}
-        return [record for name in sorted(names) if (record := self.get(name)) is not None and record.pid == pid]
+        """Those whose root has, or had, this PID; a host may have thousands of records, and few of
+        them are read for this.
+        """
+        names = {
+            name for name in self._names() if self._recorded(name, b'"pid": %d,' % pid) is not None
+        }
+        names |= {
+            str(state["session"])
+            for state in sessions.all_states(self._config)
+            if state["pid"] == pid
+        }
+        return [
+            record
+            for name in sorted(names)
+            if (record := self.get(name)) is not None and record.pid == pid
+        ]
 
     def locked(self) -> list[SessionRecord]:
         """Those with a firewall table."""
         return [r for name in self._names() if (r := self._recorded(name, _LOCKED)) is not None]
 
     def find(self, identity: ProcessIdentity) -> SessionRecord | None:
-        """The running session whose root is this process; of several names the last one that it was given."""
+        """The running session whose root is this process; of several names the last one that it was
+        given.
+        """
         here = boot_id()
-        known = (record for record in self.of_pid(identity.pid) if record.state == "running" and record.boot_id == here)
-        return max((r for r in known if r.identity == identity), key=lambda record: record.updated, default=None)
+        known = (
+            record
+            for record in self.of_pid(identity.pid)
+            if record.state == "running" and record.boot_id == here
+        )
+        return max(
+            (r for r in known if r.identity == identity),
+            key=lambda record: record.updated,
+            default=None,
+        )
 
     def held(self, identity: ProcessIdentity) -> str | None:
-        """The name of the session with a holder, and so with a terminal, whose root is this process."""
+        """The name of the session with a holder, and so with a terminal, whose root is this
+        process.
+        """
         states = [state for state in sessions.all_states(self._config) if state["holder_alive"]]
         root = (identity.pid, identity.start_time)
-        return next((str(s["session"]) for s in states if (s["pid"], s["start_time"]) == root), None)
+        return next(
+            (str(s["session"]) for s in states if (s["pid"], s["start_time"]) == root), None
+        )
 
     def lookup(self, name: str) -> ProcessIdentity | None:
-        """The root process of session `name`, if it runs here, else of the configured tree of that name."""
+        """The root process of session `name`, if it runs here, else of the configured tree of that
+        name.
+        """
         record = self.get(name)
         if record is not None and record.alive():
             if record.hidden:
@@ -214,12 +270,19 @@ class Registry:
     def put(self, record: SessionRecord) -> SessionRecord:
         """Write a record, durably, and return it with its time."""
         record = replace(record, updated=time.time())
-        write_record(self.folder, check_name(record.name), {k: v for k, v in asdict(record).items() if k in _KEYS})
+        write_record(
+            self.folder,
+            check_name(record.name),
+            {k: v for k, v in asdict(record).items() if k in _KEYS},
+        )
         return record
 
     def check_writable(self) -> None:
-        """Find out before anything is touched that records cannot be written: `OSError`, with the folder."""
-        make_private(self.folder.parent)  # the state folder itself: what is made on the way is open to all
+        """Find out before anything is touched that records cannot be written: `OSError`, with the
+        folder.
+        """
+        # the state folder itself: what is made on the way is open to all
+        make_private(self.folder.parent)
         make_private(self.folder)
         probe = self.folder / f".probe.{os.getpid()}"
         try:
@@ -237,7 +300,9 @@ class Registry:
 
 
 def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
-    """Write ``NAME.json``, whole or not at all; it is there after a power cut, too, once this returns."""
+    """Write ``NAME.json``, whole or not at all; it is there after a power cut, too, once this
+    returns.
+    """
     if not folder.parent.exists():  # the state folder, as a rule
         make_private(folder.parent)
     make_private(folder)
@@ -262,12 +327,17 @@ def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
 
 
 def run_folder(config: Config, name: str) -> Path:
-    """A folder of files that live as long as who has locked them, and no longer than the host runs (`criuctl.proc.locks`).
+    """A folder of files that live as long as who has locked them, and no longer than the host runs
+    (`criuctl.proc.locks`).
 
     `UntrustedPath` if somebody else has made it, or could put something else there.
     """
     folder = Path(config.run_dir or DEFAULT_RUN_DIR)
-    if not config.run_dir and os.geteuid() == 0 and not os.access(folder if folder.exists() else folder.parent, os.W_OK):
+    if (
+        not config.run_dir
+        and os.geteuid() == 0
+        and not os.access(folder if folder.exists() else folder.parent, os.W_OK)
+    ):
         folder = _INSTEAD  # in a container whose root is read-only, say
     check_own(folder / name)  # in /dev/shm anybody could have made it
     return folder / name
@@ -280,33 +350,44 @@ def _lock_name(what: str) -> str:
         return name
     import hashlib  # slow to import, and seldom needed
 
-    return f"{what.partition('/')[0]}-{hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()}"
+    return (
+        f"{what.partition('/')[0]}-{hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()}"
+    )
 
 
 @contextlib.contextmanager
 def exclusive(config: Config, what: str, busy: str) -> Iterator[None]:
-    """Hold the lock `what` on this host; `Conflict` with the sentence `busy` when somebody has it."""
+    """Hold the lock `what` on this host; `Conflict` with the sentence `busy` when somebody has
+    it.
+    """
     path = run_folder(config, LOCKS) / _lock_name(what)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locks.held(path))
         except BlockingIOError as error:
             pid = locks.holder(path)
-            raise Conflict(busy, hint=f"Wait for the other criuctl{f' (PID {pid})' if pid else ''} to finish.") from error
+            raise Conflict(
+                busy, hint=f"Wait for the other criuctl{f' (PID {pid})' if pid else ''} to finish."
+            ) from error
         except OSError as error:
             if error.errno not in _NO_PLACE:
                 raise
             raise PlatformError(
                 f"there is no place for the locks of criuctl: {error.filename}: {error.strerror}",
-                hint="Run criuctl as root, or configure a run_dir and a state_dir that may be written.",
+                hint=(
+                    "Run criuctl as root, or configure a run_dir and a state_dir that may be "
+                    "written."
+                ),
             ) from error
         yield
 
 
 def check_outside(config: Config, *, begins: bool = False) -> None:
-    """`Conflict` inside of a session that has PIDs of its own: there every other one would be taken for gone.
+    """`Conflict` inside of a session that has PIDs of its own: there every other one would be taken
+    for gone.
 
-    What `begins` a tree is refused in every session: the tree would be a part of it, and end with it.
+    What `begins` a tree is refused in every session: the tree would be a part of it, and end with
+    it.
     """
     around = sessions.secluded(config)
     if around is None and begins and (around := sessions.inside(config)) is not None:
@@ -316,11 +397,16 @@ def check_outside(config: Config, *, begins: bool = False) -> None:
         )
     if around is not None:
         raise Conflict(
-            f"this runs inside of session {around!r}, from where the processes of other sessions cannot be seen",
+            f"this runs inside of session {around!r}, from where the processes of other sessions "
+            "cannot be seen",
             hint="Run it from outside of any session.",
         )
 
 
 def exclusive_session(config: Config, name: str) -> contextlib.AbstractContextManager[None]:
     """Hold the session `name` of this state folder; `Conflict` when another criuctl works on it."""
-    return exclusive(config, f"session/{config.state_dir}/{name}", f"session {name!r} is in use by another criuctl")
+    return exclusive(
+        config,
+        f"session/{config.state_dir}/{name}",
+        f"session {name!r} is in use by another criuctl",
+    )

@@ -1,16 +1,18 @@
 """Which checkpoints to keep: rules, and what they decide; a pure function of a list.
 
-`decide` looks at each session by itself.  Rules do not know of each other: a checkpoint is kept if any rule keeps it.
+`decide` looks at each session by itself.  Rules do not know of each other: a checkpoint is kept if
+any rule keeps it.
 
     last N                     the N newest
-    hourly, daily, ... N       the newest one of each of the N last hours, days, ISO weeks, months in which there is one
-    within SPAN                those younger than that
+    hourly, daily, ... N       the newest one of each of the N last hours, days, ISO weeks, months
+    in which there is one within SPAN                those younger than that
     label K=V                  those that bear the label
 
-Which of two is newer their numbers tell, as for whoever restores: hosts' clocks differ, and what was imported is the newest
-however old it is.  Only periods and spans go by the time at which a checkpoint was made.  Hours and days are those of UTC, so
-all hosts decide alike.  Whatever the rules say, what is pinned is kept, and so is what the caller names as `protected`.  So
-pruning twice changes nothing, and another rule, or a larger number, never removes what was kept before.
+Which of two is newer their numbers tell, as for whoever restores: hosts' clocks differ, and what
+was imported is the newest however old it is.  Only periods and spans go by the time at which a
+checkpoint was made.  Hours and days are those of UTC, so all hosts decide alike.  Whatever the
+rules say, what is pinned is kept, and so is what the caller names as `protected`.  So pruning twice
+changes nothing, and another rule, or a larger number, never removes what was kept before.
 """
 
 from __future__ import annotations
@@ -47,12 +49,17 @@ def seconds(text: str) -> float:
         return 0.0
     pieces = _SPAN.findall(text)
     if not pieces or "".join(number + unit for number, unit in pieces) != text:
-        raise UsageError(f"{text!r} is not a span of time", hint="Write a number and s, min, h, d, w or y: 36h, 7d, 1d12h.")
+        raise UsageError(
+            f"{text!r} is not a span of time",
+            hint="Write a number and s, min, h, d, w or y: 36h, 7d, 1d12h.",
+        )
     return sum(float(number) * _UNITS[unit] for number, unit in pieces)
 
 
 def patience(text: str | None) -> float:
-    """The span of something that is waited for, 0 without a text; `UsageError` also for one beyond `LONGEST`."""
+    """The span of something that is waited for, 0 without a text; `UsageError` also for one beyond
+    `LONGEST`.
+    """
     found = seconds(text) if text is not None else 0.0
     if found > LONGEST:
         raise UsageError(f"{text!r} is longer than 366 days")
@@ -75,7 +82,9 @@ class Rules(Struct, frozen=True):
 
     @classmethod
     def make(cls, values: Mapping[str, Any], where: str) -> Rules:
-        """Rules from ``{keep_last: 3, keep_within: 7d, keep_label: [k=v], ...}``; `ConfigError` names `where`."""
+        """Rules from ``{keep_last: 3, keep_within: 7d, keep_label: [k=v], ...}``; `ConfigError`
+        names `where`.
+        """
         made: dict[str, Any] = {}
         for key, value in values.items():
             name = str(key).removeprefix("keep_")
@@ -86,13 +95,20 @@ class Rules(Struct, frozen=True):
                 elif name == "within":
                     made["within"] = seconds(str(value))
                 elif f"keep_{name}" == key and name in set(cls.__struct_fields__) - {"labels"}:
-                    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MOST:
+                    if (
+                        isinstance(value, bool)
+                        or not isinstance(value, int)
+                        or not 0 < value < _MOST
+                    ):
                         raise UsageError(f"{key} must be a number above 0, not {value!r}")
                     made[name] = value
                 else:
                     raise UsageError(f"unknown rule {key!r}")
             except (UsageError, TypeError, AttributeError) as error:
-                known = "keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_within, keep_label"
+                known = (
+                    "keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_within, "
+                    "keep_label"
+                )
                 raise ConfigError(f"{where}: {error}", hint=f"Known rules: {known}.") from None
         return cls(**made)
 
@@ -122,9 +138,15 @@ class Decision(Struct, frozen=True):
 
 
 def decide(
-    checkpoints: Iterable[CheckpointSummary], rules: Rules, now: datetime, *, protected: Mapping[str, str] | None = None
+    checkpoints: Iterable[CheckpointSummary],
+    rules: Rules,
+    now: datetime,
+    *,
+    protected: Mapping[str, str] | None = None,
 ) -> list[Decision]:
-    """What becomes of each of one session's checkpoints, newest first; `protected` maps ids to why they stay."""
+    """What becomes of each of one session's checkpoints, newest first; `protected` maps ids to why
+    they stay.
+    """
     ordered = sorted(checkpoints, key=lambda c: (c.number, moment(c), c.id), reverse=True)
     reasons: dict[str, list[str]] = {c.id: [] for c in ordered}
     for checkpoint in ordered:
@@ -143,12 +165,16 @@ def decide(
     for checkpoint in ordered:
         if rules.within and (now - moment(checkpoint)).total_seconds() <= rules.within:
             reasons[checkpoint.id].append("within")
-        reasons[checkpoint.id] += [f"label {k}={v}" for k, v in rules.labels if checkpoint.labels.get(k) == v]
+        reasons[checkpoint.id] += [
+            f"label {k}={v}" for k, v in rules.labels if checkpoint.labels.get(k) == v
+        ]
     return [Decision(checkpoint, tuple(reasons[checkpoint.id])) for checkpoint in ordered]
 
 
 def moment(checkpoint: CheckpointSummary) -> datetime:
-    """When the checkpoint was made, in UTC; one without a time that can be read counts as made at the beginning of time."""
+    """When the checkpoint was made, in UTC; one without a time that can be read counts as made at
+    the beginning of time.
+    """
     try:
         found = datetime.fromisoformat(checkpoint.created)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
@@ -158,9 +184,14 @@ def moment(checkpoint: CheckpointSummary) -> datetime:
 
 def policy(session: str, policies: Sequence[tuple[str, Rules]]) -> Rules | None:
     """The rules of the first policy whose pattern fits the session's name."""
-    return next((rules for pattern, rules in policies if fnmatch.fnmatchcase(session, pattern)), None)
+    return next(
+        (rules for pattern, rules in policies if fnmatch.fnmatchcase(session, pattern)), None
+    )
 
 
 def policies(configured: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Rules]]:
     """The configuration's policies, in its order; `ConfigError`."""
-    return [(pattern, Rules.make(values, f"retention of {pattern!r}")) for pattern, values in configured.items()]
+    return [
+        (pattern, Rules.make(values, f"retention of {pattern!r}"))
+        for pattern, values in configured.items()
+    ]

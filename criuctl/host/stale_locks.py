@@ -11,7 +11,9 @@ from .registry import GPUS, LOCKS, SHIELDS, Registry, boot_id, exclusive_session
 
 
 def forget_stale_locks(config: Config) -> None:
-    """Take down the firewall tables of dumps whose criuctl was killed before it could, and remove the files of its locks."""
+    """Take down the firewall tables of dumps whose criuctl was killed before it could, and remove
+    the files of its locks.
+    """
     locks.sweep(run_folder(config, LOCKS))
     if any(True for _ in locks.left(run_folder(config, SHIELDS))):
         from . import connection_locks  # seldom

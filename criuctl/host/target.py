@@ -1,11 +1,12 @@
 """What a TARGET on the command line means: the one process whose tree is meant.
 
-``4711`` is a PID, ``NAME`` a session, ``unit:NAME`` a systemd unit and ``cgroup:PATH`` a control group, as
-a path under ``/sys/fs/cgroup`` or as ``/proc/PID/cgroup`` tells it (version 1 and 2).  A unit or group means
-the process in it that none of the others descends from; if there are several such, criuctl does not guess.
+``4711`` is a PID, ``NAME`` a session, ``unit:NAME`` a systemd unit and ``cgroup:PATH`` a control
+group, as a path under ``/sys/fs/cgroup`` or as ``/proc/PID/cgroup`` tells it (version 1 and 2).  A
+unit or group means the process in it that none of the others descends from; if there are several
+such, criuctl does not guess.
 
-Refused here, because no option could make it work: PID 1, kernel threads, criuctl itself and whatever
-criuctl descends from.  Nothing is looked at but the process table.
+Refused here, because no option could make it work: PID 1, kernel threads, criuctl itself and
+whatever criuctl descends from.  Nothing is looked at but the process table.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def is_pid(text: str) -> bool:
 def resolve_target(text: str, lookup: Lookup, session_of: SessionOf) -> Target:
     """The tree that `text` names.
 
-    Raises `NoSuchProcess` or `NotFound` (exit code 3), `UsageError` for what cannot be a target and for a
-    group with several roots, `PreflightRefused` for a process that can never be dumped.
+    Raises `NoSuchProcess` or `NotFound` (exit code 3), `UsageError` for what cannot be a target and
+    for a group with several roots, `PreflightRefused` for a process that can never be dumped.
     """
     kind, colon, name = text.partition(":")
     if is_pid(text):
@@ -58,19 +59,31 @@ def resolve_target(text: str, lookup: Lookup, session_of: SessionOf) -> Target:
     elif colon and kind == "cgroup":
         root = _root(_only_root(_pids_of_cgroup(name), text))
     elif colon:
-        raise UsageError(f"{text!r} is no target", hint="A target is a PID, a session's name, unit:NAME or cgroup:PATH.")
+        raise UsageError(
+            f"{text!r} is no target",
+            hint="A target is a PID, a session's name, unit:NAME or cgroup:PATH.",
+        )
     elif _NAME.fullmatch(text) is None:
         raise InvalidName(
             f"{text!r} cannot be a session's name",
-            hint="A target is a PID, a session's name (letters, digits, '.', '_', '-'), unit:NAME or cgroup:PATH.",
+            hint=(
+                "A target is a PID, a session's name (letters, digits, '.', '_', '-'), unit:NAME "
+                "or cgroup:PATH."
+            ),
         )
     else:
         identity = lookup(text)
         if identity is None:
-            raise NotFound(f"no session {text!r} is running on this host", hint="A process is named by its PID.")
+            raise NotFound(
+                f"no session {text!r} is running on this host",
+                hint="A process is named by its PID.",
+            )
         if not identity.alive():
-            raise NoSuchProcess(f"session {text!r} is not running: its root, PID {identity.pid}, has ended")
-        _refuse_own(identity.pid, f"session {text!r}", "`criuctl schedule`")  # its subreaper keeps who tries to leave
+            raise NoSuchProcess(
+                f"session {text!r} is not running: its root, PID {identity.pid}, has ended"
+            )
+        # its subreaper keeps who tries to leave
+        _refuse_own(identity.pid, f"session {text!r}", "`criuctl schedule`")
         return Target(identity, text)
     return Target(root.identity, session_of(root.identity))
 
@@ -82,16 +95,25 @@ def _root(pid: int) -> Process:
     process = read_process(pid)
     leader = _thread_group(pid)
     if leader != pid:
-        raise UsageError(f"{pid} is a thread of process {leader}", hint=f"Name the process: {leader}.")
+        raise UsageError(
+            f"{pid} is a thread of process {leader}", hint=f"Name the process: {leader}."
+        )
     if process.kernel_thread:
         raise PreflightRefused(f"PID {process} is a kernel thread; it has nothing to dump")
     if process.zombie and process.threads <= 1:
-        raise NoSuchProcess(f"PID {process} has ended already; its parent, PID {process.ppid}, has not reaped it")
+        raise NoSuchProcess(
+            f"PID {process} has ended already; its parent, PID {process.ppid}, has not reaped it"
+        )
     if pid == 1:
-        raise PreflightRefused("PID 1 holds up this whole system; dumping it would end criuctl too", hint="Name a tree below it.")
+        raise PreflightRefused(
+            "PID 1 holds up this whole system; dumping it would end criuctl too",
+            hint="Name a tree below it.",
+        )
     if pid == os.getpid():
         raise PreflightRefused(f"PID {pid} is criuctl itself")
-    _refuse_own(pid, f"the tree of PID {process}", f"or out of the tree by `setsid -f criuctl dump {pid}`")
+    _refuse_own(
+        pid, f"the tree of PID {process}", f"or out of the tree by `setsid -f criuctl dump {pid}`"
+    )
     return process
 
 
@@ -112,10 +134,16 @@ def _thread_group(pid: int) -> int:
 
 
 def ancestors(pid: int) -> set[int]:
-    """PIDs above a process, from the status alone: not every host lets us see what its PID 1 executes.  `NoSuchProcess`."""
+    """PIDs above a process, from the status alone: not every host lets us see what its PID 1
+    executes.  `NoSuchProcess`.
+    """
     found: set[int] = set()
     while pid > 0:
-        pid = next(int(line.split()[1]) for line in read_text(pid, "status").split("\n") if line.startswith("PPid:"))
+        pid = next(
+            int(line.split()[1])
+            for line in read_text(pid, "status").split("\n")
+            if line.startswith("PPid:")
+        )
         if pid in found:
             break
         found.add(pid)
@@ -152,9 +180,12 @@ def _members(folder: str) -> set[int]:
         if "cgroup.procs" in files:
             try:
                 # 0 stands for a process outside of our PID namespace.
-                pids.update(int(word) for word in read_raw(f"{path}/cgroup.procs").split() if word != b"0")
+                pids.update(
+                    int(word) for word in read_raw(f"{path}/cgroup.procs").split() if word != b"0"
+                )
             except OSError:
-                continue  # the group was removed, or is a threaded one whose parent lists its processes
+                # the group was removed, or is a threaded one whose parent lists its processes
+                continue
     return pids
 
 
@@ -163,10 +194,15 @@ def _pids_of_cgroup(path: str) -> set[int]:
         raise UsageError(f"{path!r} is no path of a control group")
     hierarchies = _hierarchies()
     inside = [h for h in hierarchies if path == h.mount or path.startswith(h.mount + "/")]
-    candidates = [path] if inside else [f"{h.mount}/{path.strip('/')}".rstrip("/") for h in hierarchies]
+    candidates = (
+        [path] if inside else [f"{h.mount}/{path.strip('/')}".rstrip("/") for h in hierarchies]
+    )
     there = [folder for folder in candidates if os.path.exists(f"{folder}/cgroup.procs")]
     if not there:
-        raise NotFound(f"there is no control group {path}", hint="`cat /proc/PID/cgroup` tells the groups of a process.")
+        raise NotFound(
+            f"there is no control group {path}",
+            hint="`cat /proc/PID/cgroup` tells the groups of a process.",
+        )
     for folder in there:
         pids = _members(folder)
         if pids:
@@ -184,12 +220,15 @@ def _unit_folders(name: str) -> Iterator[str]:
 
 def _pids_of_unit(name: str) -> set[int]:
     if not name or "/" in name or "\0" in name:
-        raise UsageError(f"{name!r} is no name of a unit", hint="Like unit:nginx or unit:nginx.service.")
+        raise UsageError(
+            f"{name!r} is no name of a unit", hint="Like unit:nginx or unit:nginx.service."
+        )
     full = name if name.endswith(_UNIT_TYPES) else f"{name}.service"
     groups = {folder: pids for folder in _unit_folders(full) if (pids := _members(folder))}
     if not groups:
         raise NotFound(
-            f"no unit {full} with processes is known to this host", hint="`systemctl status` shows the units that run."
+            f"no unit {full} with processes is known to this host",
+            hint="`systemctl status` shows the units that run.",
         )
     if len(set(map(frozenset, groups.values()))) > 1:
         raise UsageError(
@@ -213,5 +252,8 @@ def _only_root(pids: set[int], text: str) -> int:
         raise NoSuchProcess(f"{text} has no processes any more")
     if len(roots) > 1:
         listed = ", ".join(str(process) for process in roots)
-        raise UsageError(f"{text} has several roots: {listed}", hint="Name one of them by its PID; each is a tree of its own.")
+        raise UsageError(
+            f"{text} has several roots: {listed}",
+            hint="Name one of them by its PID; each is a tree of its own.",
+        )
     return roots[0].pid

@@ -1,1 +1,3 @@
-"""What CRIU leaves to its caller, a kind of the kernel's per module: taken at the dump, and given back at the restore."""
+"""What CRIU leaves to its caller, a kind of the kernel's per module: taken at the dump, and given
+back at the restore.
+"""

@@ -1,7 +1,9 @@
-"""The network interfaces that sockets of the tree are bound to: by name (SO_BINDTODEVICE), or as a link-local address wants it.
+"""The network interfaces that sockets of the tree are bound to: by name (SO_BINDTODEVICE), or as a
+link-local address wants it.
 
-CRIU binds to the interface of the same name, and fails half-way where there is none; so it is asked before anything starts.  A
-connection that is given up needs none: it comes without (`ImageSet.give_up`).
+CRIU binds to the interface of the same name, and fails half-way where there is none; so it is asked
+before anything starts.  A connection that is given up needs none: it comes without
+(`ImageSet.give_up`).
 """
 
 from __future__ import annotations
@@ -26,16 +28,24 @@ class BoundSocket(Struct, frozen=True):
 
     interface: str
     holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor), as the tree sees itself
-    here: bool = True  # there is such an interface where the tree would come to, if no new network is made for it
+    # there is such an interface where the tree would come to, if no new network is made for it
+    here: bool = True
 
 
 def bound(images: ImageSet, net: Place) -> tuple[BoundSocket, ...]:
     """Every such socket; `net` is how, and from where, the tree's net namespace can be had."""
-    found = {entry.id: name for entry in images.files() if entry.HasField("isk") and (name := _interface(entry.isk))}
+    found = {
+        entry.id: name
+        for entry in images.files()
+        if entry.HasField("isk") and (name := _interface(entry.isk))
+    }
     if not found:
         return ()
     held, here = images.holders(), _present(found.values(), net)
-    return tuple(BoundSocket(name, tuple(held.get(number, ())), name in here) for number, name in found.items())
+    return tuple(
+        BoundSocket(name, tuple(held.get(number, ())), name in here)
+        for number, name in found.items()
+    )
 
 
 def _interface(isk: Any) -> str:

@@ -1,8 +1,9 @@
 """Which net namespace a tree comes back into: that of the dump, wherever it is still there.
 
-A name is what an operator means by it, also of a namespace that was made anew.  Without one it is looked for by its inode, and
-that alone says nothing: the kernel gives it to the next namespace at once, a stranger's perhaps, in which sockets would be bound
-and connections ended.  So its cookie must be that of the dump as well, which no two namespaces of a boot have.
+A name is what an operator means by it, also of a namespace that was made anew.  Without one it is
+looked for by its inode, and that alone says nothing: the kernel gives it to the next namespace at
+once, a stranger's perhaps, in which sockets would be bound and connections ended.  So its cookie
+must be that of the dump as well, which no two namespaces of a boot have.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _FOLDERS = ("/run/netns", "/var/run/netns")
 
 
 def is_new(mode: NetMode) -> bool:
-    """Whether it is made for the tree: with a loopback interface alone, or by CRIU with all that was in that of the dump."""
+    """Whether it is made for the tree: with a loopback interface alone, or by CRIU with all that
+    was in that of the dump.
+    """
     return mode in ("private", "dumped")
 
 
@@ -39,7 +42,8 @@ class Place(NamedTuple):
 
     mode: NetMode
     path: str = ""
-    unsure: bool = False  # private, as one that is here might be that of the dump, and nothing tells
+    # private, as one that is here might be that of the dump, and nothing tells
+    unsure: bool = False
 
 
 def find(manifest: Manifest, *, copy: bool) -> Place:
@@ -55,7 +59,8 @@ def find(manifest: Manifest, *, copy: bool) -> Place:
     saved = net.get("networks")
     several = isinstance(saved, list) and len(saved) > 1  # CRIU makes all of them, or none
     if copy or several or manifest.host.boot_id != boot_id():
-        return Place(new(manifest))  # what another kernel's namespaces are known by means nothing here
+        # what another kernel's namespaces are known by means nothing here
+        return Place(new(manifest))
     unsure = False
     for path in _with_inode(net.get("inode")):
         with suppress(OSError):  # its process has just ended
@@ -67,7 +72,9 @@ def find(manifest: Manifest, *, copy: bool) -> Place:
 
 
 def addresses(manifest: Manifest) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """Of a host's own addresses those that the tree waits for clients at, or is connected to itself through."""
+    """Of a host's own addresses those that the tree waits for clients at, or is connected to itself
+    through.
+    """
     found = set()
     for record in manifest.connections:
         if record.family not in ("inet", "inet6") or not (record.waits or not record.external):
@@ -75,13 +82,19 @@ def addresses(manifest: Manifest) -> set[ipaddress.IPv4Address | ipaddress.IPv6A
         with suppress(ValueError):
             ip = ipaddress.ip_address(endpoint(record.local)[0])
             ip = getattr(ip, "ipv4_mapped", None) or ip
-            if not (ip.is_loopback or ip.is_unspecified or ip.is_multicast or (ip.version == 6 and ip.is_link_local)):
+            if not (
+                ip.is_loopback
+                or ip.is_unspecified
+                or ip.is_multicast
+                or (ip.version == 6 and ip.is_link_local)
+            ):
                 found.add(ip)
     return found
 
 
 def lend_addresses(manifest: Manifest, pid: int) -> None:
-    """Give the new net namespace of `pid` the addresses that the tree's sockets are bound to, on its loopback interface.
+    """Give the new net namespace of `pid` the addresses that the tree's sockets are bound to, on
+    its loopback interface.
 
     CRIU binds them again, and in there nobody else has them.
     """
@@ -93,11 +106,15 @@ def lend_addresses(manifest: Manifest, pid: int) -> None:
     namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         with rtnetlink.Rtnetlink(namespace) as net:
-            loopback = next(link.index for link in net.links() if link.flags & rtnetlink.IFF_LOOPBACK)
+            loopback = next(
+                link.index for link in net.links() if link.flags & rtnetlink.IFF_LOOPBACK
+            )
             for ip in wanted:
                 family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
                 attributes = ((rtnetlink.IFA_LOCAL, ip.packed), (rtnetlink.IFA_ADDRESS, ip.packed))
-                address = rtnetlink.Address(family, ip.max_prefixlen, rtnetlink.F_NODAD, 0, loopback, attributes)
+                address = rtnetlink.Address(
+                    family, ip.max_prefixlen, rtnetlink.F_NODAD, 0, loopback, attributes
+                )
                 with suppress(OSError):  # no IPv6 here, say: CRIU tells which socket misses it
                     net.add_address(address)
     finally:
@@ -105,9 +122,16 @@ def lend_addresses(manifest: Manifest, pid: int) -> None:
 
 
 def _with_inode(inode: Any) -> Iterator[str]:
-    """Where a net namespace of this inode can be had: of processes, and of names that were given since the dump."""
+    """Where a net namespace of this inode can be had: of processes, and of names that were given
+    since the dump.
+    """
     held = [f"/proc/{pid}/ns/net" for pid in os.listdir("/proc") if pid.isdigit()]
-    named = [f"{folder}/{name}" for folder in _FOLDERS if os.path.isdir(folder) for name in os.listdir(folder)]
+    named = [
+        f"{folder}/{name}"
+        for folder in _FOLDERS
+        if os.path.isdir(folder)
+        for name in os.listdir(folder)
+    ]
     for path in (*held, *named):
         try:
             found = os.stat(path).st_ino == inode
@@ -135,11 +159,14 @@ def _known(namespace: int, net: dict[str, Any]) -> bool | None:
 
 
 def enter(manifest: Manifest, mode: NetMode, path: str) -> tuple[int, str]:
-    """A descriptor of the namespace that was found there, and a path of it for as long as that is open; `RestoreFailed`."""
+    """A descriptor of the namespace that was found there, and a path of it for as long as that is
+    open; `RestoreFailed`.
+    """
     namespace = _open(mode, path)
     if mode == "named":
         return namespace, path
-    # A process that has ended since may have left its PID, and the namespace its inode, to somebody else.
+    # A process that has ended since may have left its PID, and the namespace its inode, to somebody
+    # else.
     if not _known(namespace, manifest.namespaces.get("net", {})):
         os.close(namespace)
         raise _ended(mode, path)
@@ -167,5 +194,9 @@ def _open(mode: NetMode, path: str) -> int:
 
 
 def _ended(mode: NetMode, what: str) -> RestoreFailed:
-    again = "Restore again: it gets a network of its own then." if mode == "existing" else "`ip netns` tells which there are."
+    again = (
+        "Restore again: it gets a network of its own then."
+        if mode == "existing"
+        else "`ip netns` tells which there are."
+    )
     return RestoreFailed(f"the net namespace of the tree has just ended: {what}", hint=again)

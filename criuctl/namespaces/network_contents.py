@@ -2,10 +2,10 @@
 
 A net namespace without a name ends with its last process.  Where it is the tree's alone, and CRIU
 can make again all that is in it (`own_network`), CRIU stays outside of it and saves it: links,
-addresses, the routes of the main table, rules, firewall tables.  What CRIU leaves out (most settings
-under /proc/sys/net, routes of other tables) criuctl notes itself, and puts back into the new one
-before the program runs.  Everywhere else CRIU enters the namespace and saves nothing of it; then the
-differences from a new one are what `check` and `dump` warn of.
+addresses, the routes of the main table, rules, firewall tables.  What CRIU leaves out (most
+settings under /proc/sys/net, routes of other tables) criuctl notes itself, and puts back into the
+new one before the program runs.  Everywhere else CRIU enters the namespace and saves nothing of it;
+then the differences from a new one are what `check` and `dump` warn of.
 
 `Network` is compared with one of a namespace that was just made, so what every namespace has (the
 devices of tunnels that the kernel makes itself, its rules) is no difference, whatever the kernel.
@@ -37,7 +37,8 @@ _SECRETS = ("key", "secret")  # ends of the names of settings that differ in eve
 _OF_LOOPBACK = frozenset({"127.0.0.1/8 on lo", "::1/128 on lo"})
 _WITH_DEVICES = ("conf", "neigh")
 _ALWAYS = ("all", "default", "lo")
-_SAVED_KINDS = frozenset({"veth", "bridge", "tun"})  # by CRIU, with all that makes them what they are
+# by CRIU, with all that makes them what they are
+_SAVED_KINDS = frozenset({"veth", "bridge", "tun"})
 _FIRST = ("ip_forward", "forwarding")
 _PID_1 = "/nsinit.py"
 
@@ -66,14 +67,24 @@ class Network(Struct, frozen=True):
             self.rules - other.rules,
             self.tables - other.tables,
             self.queueing - other.queueing,
-            {name: value for name, value in self.settings.items() if other.settings.get(name) != value},
+            {
+                name: value
+                for name, value in self.settings.items()
+                if other.settings.get(name) != value
+            },
             self.lost - other.links,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As a manifest has it: what a restore puts back itself, and what it looks for in the new namespace."""
+        """As a manifest has it: what a restore puts back itself, and what it looks for in the new
+        namespace.
+        """
         listed = {name: sorted(getattr(self, name)) for name in _LISTED}
-        return {**listed, **{name: sorted(v.hex() for v in getattr(self, name)) for name in _COUNTED}, "settings": self.settings}
+        return {
+            **listed,
+            **{name: sorted(v.hex() for v in getattr(self, name)) for name in _COUNTED},
+            "settings": self.settings,
+        }
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Network:
@@ -82,7 +93,9 @@ class Network(Struct, frozen=True):
         parts |= {name: frozenset(map(_bytes, _texts(told.get(name)))) - {b""} for name in _COUNTED}
         settings = told.get("settings")
         known = settings.items() if isinstance(settings, Mapping) else ()
-        return cls(**parts, settings={n: v for n, v in known if isinstance(n, str) and isinstance(v, str)})
+        return cls(
+            **parts, settings={n: v for n, v in known if isinstance(n, str) and isinstance(v, str)}
+        )
 
     def words(self) -> list[str]:
         """What there is, for a sentence; [] for nothing."""
@@ -93,7 +106,11 @@ class Network(Struct, frozen=True):
             *_some("queueing discipline", "queueing disciplines", sorted(self.queueing)),
             *([_count(len(self.routes), "route")] if self.routes else []),
             *([_count(len(self.rules), "routing rule")] if self.rules else []),
-            *_some("setting", "settings", [f"net.{_dotted(n)}={v}" for n, v in sorted(self.settings.items())]),
+            *_some(
+                "setting",
+                "settings",
+                [f"net.{_dotted(n)}={v}" for n, v in sorted(self.settings.items())],
+            ),
         ]
 
 
@@ -131,7 +148,11 @@ def look(namespace: int, others: Iterable[int] = ()) -> Network:
         links = {link.index: link for link in net.links()}
         saved = {None, *(net.number_of(other) for other in others)}
         names = {index: link.name for index, link in links.items()}
-        addresses = {f"{a.ip}/{a.prefix} on {names.get(a.index, '?')}" for a in net.addresses() if not _by_itself(a.ip)}
+        addresses = {
+            f"{a.ip}/{a.prefix} on {names.get(a.index, '?')}"
+            for a in net.addresses()
+            if not _by_itself(a.ip)
+        }
         routes = frozenset(_all_routes(net))
         rules = net.rules()
         queueing = {f"{kind} on {names.get(index, '?')}" for index, kind in net.queueing()}
@@ -145,7 +166,11 @@ def look(namespace: int, others: Iterable[int] = ()) -> Network:
         tables,
         frozenset(queueing),
         in_net_namespace(namespace, _settings),
-        frozenset(_name(link) for link in own if link.driver not in _SAVED_KINDS or link.lower_namespace not in saved),
+        frozenset(
+            _name(link)
+            for link in own
+            if link.driver not in _SAVED_KINDS or link.lower_namespace not in saved
+        ),
     )
 
 
@@ -165,7 +190,9 @@ def _name(link: rtnetlink.Link) -> str:
 
 
 def _settings() -> dict[str, str]:
-    """What /proc/sys/net says in the caller's net namespace, without what devices of their own have."""
+    """What /proc/sys/net says in the caller's net namespace, without what devices of their own
+    have.
+    """
     found = {}
     for folder, folders, files in os.walk(_SYSCTLS):
         if os.path.basename(folder) in _WITH_DEVICES:
@@ -181,7 +208,8 @@ def _settings() -> dict[str, str]:
 class OwnNetwork(Struct, frozen=True):
     """The net namespace of a tree's root, which ends with the tree."""
 
-    networks: dict[int, Network]  # what it, and others in which processes of the tree live, have beyond a new one, by a PID in it
+    # what it, and others in which processes of the tree live, have beyond a new one, by a PID in it
+    networks: dict[int, Network]
     why_not: str = ""  # why CRIU cannot save it; "" if it can
 
     @property
@@ -198,8 +226,8 @@ class OwnNetwork(Struct, frozen=True):
 def own_network(root: int, tree: Collection[int], *, tools_in: str = "/") -> OwnNetwork | None:
     """That of `root`, if it is another than ours; None if something else than the `tree` keeps it.
 
-    `tools_in` is the root folder in which CRIU looks for the programs it runs.  `NoSuchProcess`, `OSError`,
-    `PlatformError`.
+    `tools_in` is the root folder in which CRIU looks for the programs it runs.  `NoSuchProcess`,
+    `OSError`, `PlatformError`.
     """
     with ExitStack() as stack:
         opened: dict[int, tuple[int, int]] = {}  # inode -> a PID, and a descriptor
@@ -263,10 +291,14 @@ def _below(pid: int, tree: Collection[int]) -> bool:
 
 
 def _ends_with_child(pid: int) -> bool:
-    """Whether it has made namespaces for a tree and waits: ``unshare --fork``, or the PID 1 of a restored tree."""
+    """Whether it has made namespaces for a tree and waits: ``unshare --fork``, or the PID 1 of a
+    restored tree.
+    """
     try:
         words = read_text(pid, "cmdline").split("\0")
-        return os.path.basename(read_link(pid, "exe")) == "unshare" or any(w.endswith(_PID_1) for w in words)
+        return os.path.basename(read_link(pid, "exe")) == "unshare" or any(
+            w.endswith(_PID_1) for w in words
+        )
     except NoSuchProcess:
         return True  # it has ended
     except CriuctlError:
@@ -274,12 +306,15 @@ def _ends_with_child(pid: int) -> bool:
 
 
 def _tools_missing(folder: str) -> bool:
-    path = os.pathsep.join(folder.rstrip("/") + place for place in os.get_exec_path() if place.startswith("/"))
+    path = os.pathsep.join(
+        folder.rstrip("/") + place for place in os.get_exec_path() if place.startswith("/")
+    )
     return shutil.which("ip", path=path) is None
 
 
 def complete(net: Mapping[str, Any], pids: Mapping[int, int], reporter: Reporter) -> None:
-    """Put what CRIU has left out into the net namespaces that it has just made; warn of what is not there.
+    """Put what CRIU has left out into the net namespaces that it has just made; warn of what is not
+    there.
 
     `net` is what a manifest says of them; `pids` has the PID here of each PID there.
     """
@@ -293,9 +328,12 @@ def complete(net: Mapping[str, Any], pids: Mapping[int, int], reporter: Reporter
             with reading(pid):
                 namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                # Images and manifest are two things: together they must not change a network that is not the tree's own.
+                # Images and manifest are two things: together they must not change a network that
+                # is not the tree's own.
                 if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
-                    reporter.warning(f"PID {pid} has no net namespace of its own: nothing is set in this one")
+                    reporter.warning(
+                        f"PID {pid} has no net namespace of its own: nothing is set in this one"
+                    )
                     continue
                 missing = _complete(namespace, Network.from_dict(told)).words()
             finally:
@@ -304,11 +342,15 @@ def complete(net: Mapping[str, Any], pids: Mapping[int, int], reporter: Reporter
             reporter.warning(f"the network of PID {pid} may not be complete: {error}")
             continue
         if missing:
-            reporter.warning(f"the network of PID {pid} is not complete, missing: {'; '.join(missing)}")
+            reporter.warning(
+                f"the network of PID {pid} is not complete, missing: {'; '.join(missing)}"
+            )
 
 
 def _complete(namespace: int, wanted: Network) -> Network:
-    """Set what is missing, but for settings that the namespace does not have; what is missing then."""
+    """Set what is missing, but for settings that the namespace does not have; what is missing
+    then.
+    """
     in_net_namespace(namespace, partial(_set, wanted.settings))
     with rtnetlink.Rtnetlink(namespace) as net:
         for message in wanted.routes - set(_all_routes(net)):

@@ -1,14 +1,16 @@
 """Which namespaces CRIU is started in for a dump, and what a restore must make of them.
 
-CRIU does not save a namespace that it is in itself.  For PID and mount namespaces that is the better way:
-a mount namespace can rarely be rebuilt from images.  So CRIU enters those of the tree; a restore puts CRIU
-into fresh ones (or into the same, if they still exist) first.  So it does with a net namespace that others
-live in, that has a name, or that has links which CRIU cannot make again (`networks`).  One that is the
-tree's alone, and the others (UTS, IPC, time), CRIU saves and restores as part of the tree.
+CRIU does not save a namespace that it is in itself.  For PID and mount namespaces that is the
+better way: a mount namespace can rarely be rebuilt from images.  So CRIU enters those of the tree;
+a restore puts CRIU into fresh ones (or into the same, if they still exist) first.  So it does with
+a net namespace that others live in, that has a name, or that has links which CRIU cannot make again
+(`networks`).  One that is the tree's alone, and the others (UTS, IPC, time), CRIU saves and
+restores as part of the tree.
 
-A root that is PID 1 of its PID namespace is different: from inside, CRIU cannot stop it, and nobody could
-take its place at a restore.  CRIU then stays outside and saves the PID and mount namespaces itself, with all
-mounts marked as coming from outside; a restore gives it a bind mount of the root folder to build them on.
+A root that is PID 1 of its PID namespace is different: from inside, CRIU cannot stop it, and nobody
+could take its place at a restore.  CRIU then stays outside and saves the PID and mount namespaces
+itself, with all mounts marked as coming from outside; a restore gives it a bind mount of the root
+folder to build them on.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ DUMPED = ("ipc", "uts", "time", "cgroup", "user")
 
 
 class NamespacePlan(Struct, frozen=True):
-    """How CRIU gets at a tree: the argv prefix that enters, and the root's PID as seen from there."""
+    """How CRIU gets at a tree: the argv prefix that enters, and the root's PID as seen from
+    there.
+    """
 
     prefix: tuple[str, ...]
     root: int  # the root's PID as CRIU sees it
@@ -49,25 +53,34 @@ class NamespacePlan(Struct, frozen=True):
     netns_inode: int
     last_pid: int  # that was given in the root's PID namespace; 0: not known
     netns_cookie: int = 0  # of another than ours, by which a restore knows it again; 0: not known
-    networks: Mapping[int, Network] = {}  # what is in the net namespaces that CRIU saves, by the PID inside of one in it
+    # what is in the net namespaces that CRIU saves, by the PID inside of one in it
+    networks: Mapping[int, Network] = {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Per kind: ``mode`` host (ours), entered, or dumped (in CRIU's images); for net also what it is known by."""
+        """Per kind: ``mode`` host (ours), entered, or dumped (in CRIU's images); for net also what
+        it is known by.
+        """
         modes: dict[str, Any] = {}
         for kind in (*ENTERED, *DUMPED):
-            mode = "entered" if kind in self.entered else "dumped" if kind in self.dumped else "host"
+            mode = (
+                "entered" if kind in self.entered else "dumped" if kind in self.dumped else "host"
+            )
             modes[kind] = {"mode": mode, "name": None}
         modes["net"].update(name=self.netns_name, inode=self.netns_inode)
         if self.netns_cookie:
             modes["net"]["cookie"] = self.netns_cookie
         if self.networks:
-            modes["net"]["networks"] = [{"pid": pid, **network.to_dict()} for pid, network in self.networks.items()]
+            modes["net"]["networks"] = [
+                {"pid": pid, **network.to_dict()} for pid, network in self.networks.items()
+            ]
         modes["pid"].update(init=self.is_init, last=self.last_pid)
         return modes
 
 
 def entered_kinds(root: int) -> frozenset[str]:
-    """The kinds of namespaces that CRIU has to enter for the tree of `root`, but for a net namespace that it can save."""
+    """The kinds of namespaces that CRIU has to enter for the tree of `root`, but for a net
+    namespace that it can save.
+    """
     strange = foreign(root)
     init = "pid" in strange and is_namespace_init(root)
     return frozenset(strange & ({"net"} if init else set(ENTERED)))
@@ -78,7 +91,9 @@ def network_of(root: int, tree: Collection[int]) -> OwnNetwork | None:
 
     CRIU runs its helper programs in the mount namespace that it is in.
     """
-    return own_network(root, tree, tools_in=f"/proc/{root}/root" if "mnt" in entered_kinds(root) else "/")
+    return own_network(
+        root, tree, tools_in=f"/proc/{root}/root" if "mnt" in entered_kinds(root) else "/"
+    )
 
 
 def plan_entry(root: int) -> NamespacePlan:
@@ -120,7 +135,11 @@ def _last_pid(inside: int) -> int:
     try:
         if not inside:
             return int(Path(_LAST_PID).read_text())
-        return int(command.run([*entry_prefix(inside, ("pid",)), "cat", _LAST_PID], timeout=_TIMEOUT).stdout)
+        return int(
+            command.run(
+                [*entry_prefix(inside, ("pid",)), "cat", _LAST_PID], timeout=_TIMEOUT
+            ).stdout
+        )
     except (CriuctlError, OSError, ValueError):
         return 0  # a kernel without it
 
@@ -132,10 +151,11 @@ def last_pid(modes: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 def saved_devices(root: int) -> frozenset[int]:
-    """The file systems, by device, that CRIU saves with all that is in them, or that the kernel fills again.
+    """The file systems, by device, that CRIU saves with all that is in them, or that the kernel
+    fills again.
 
-    Only of a root that is PID 1, in whichever mount namespace of its tree: a tmpfs that this host has not mounted,
-    and /proc, wherever it is mounted.
+    Only of a root that is PID 1, in whichever mount namespace of its tree: a tmpfs that this host
+    has not mounted, and /proc, wherever it is mounted.
     """
     strange = foreign(root)
     if "mnt" not in strange or "pid" not in strange or not is_namespace_init(root):
@@ -146,7 +166,8 @@ def saved_devices(root: int) -> frozenset[int]:
 
 
 def mount_tops(root: int) -> dict[int, int]:
-    """Mount namespace -> a process of the tree of `root` that sees all of it; one in a chroot where there is no other.
+    """Mount namespace -> a process of the tree of `root` that sees all of it; one in a chroot where
+    there is no other.
 
     That of the root's own is the root.
     """

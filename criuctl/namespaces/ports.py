@@ -1,10 +1,12 @@
 """Ports that connections of the tree's own past keep from it.
 
-When a server closes a connection first, the kernel remembers it for a minute (FIN_WAIT2 until its client closes it, too, then
-TIME_WAIT), and where the server had not set SO_REUSEADDR, nobody can bind to the port meanwhile, whatever he sets himself: the
-tree's listener would not come back.  Nobody has such a socket open any more, so the memory is given up.
+When a server closes a connection first, the kernel remembers it for a minute (FIN_WAIT2 until its
+client closes it, too, then TIME_WAIT), and where the server had not set SO_REUSEADDR, nobody can
+bind to the port meanwhile, whatever he sets himself: the tree's listener would not come back.
+Nobody has such a socket open any more, so the memory is given up.
 
-What a peer has not acknowledged yet (FIN_WAIT1, LAST_ACK) is not: it would be lost to him.  That is waited for a little.
+What a peer has not acknowledged yet (FIN_WAIT1, LAST_ACK) is not: it would be lost to him.  That is
+waited for a little.
 """
 
 from __future__ import annotations
@@ -25,8 +27,12 @@ from ..proc.sockdiag import socket_inside
 _PATIENCE, _PAUSE = 2.0, 0.05  # seconds for peers to acknowledge: a few round trips
 
 
-def free_ports(records: Iterable[ConnectionRecord], images: ImageSet, namespace: int | None) -> None:
-    """Free the ports of the TCP listeners among `records`, in the net namespace of that descriptor (None: ours)."""
+def free_ports(
+    records: Iterable[ConnectionRecord], images: ImageSet, namespace: int | None
+) -> None:
+    """Free the ports of the TCP listeners among `records`, in the net namespace of that descriptor
+    (None: ours).
+    """
     listeners = [r for r in records if r.protocol == "tcp" and r.waits]
     only6 = _only6(images) if any(r.family == "inet6" for r in listeners) else set()
     deadline = time.monotonic() + _PATIENCE
@@ -45,8 +51,12 @@ def _only6(images: ImageSet) -> set[int]:
     return {entry.isk.ino for entry in images.files() if entry.HasField("isk") and entry.isk.v6only}
 
 
-def is_taken(local: str, kind: socket.SocketKind, namespace: int | None = None, *, v6only: bool) -> bool:
-    """Whether a socket, one for IPv6 alone if `v6only`, cannot be bound as CRIU binds it: the port is not shared."""
+def is_taken(
+    local: str, kind: socket.SocketKind, namespace: int | None = None, *, v6only: bool
+) -> bool:
+    """Whether a socket, one for IPv6 alone if `v6only`, cannot be bound as CRIU binds it: the port
+    is not shared.
+    """
     host, port = endpoint(local)
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
     with made(socket.AF_INET6 if ":" in host else socket.AF_INET, kind, 0) as probe:

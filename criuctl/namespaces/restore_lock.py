@@ -1,9 +1,11 @@
-"""The firewall lock of a restore: no packet of the tree's kept connections may pass before all of it is restored.
+"""The firewall lock of a restore: no packet of the tree's kept connections may pass before all of
+it is restored.
 
-The first packet of a restored socket would otherwise meet a peer that is not restored yet, and the connection
-would be reset.  The table has the name that CRIU gave it at the dump, so CRIU itself takes it down when the
-tree is complete; `unlock` is for every path on which it does not come to that.  Sockets that come back
-unconnected are not in it: their packets pass when `handback` connects them.
+The first packet of a restored socket would otherwise meet a peer that is not restored yet, and the
+connection would be reset.  The table has the name that CRIU gave it at the dump, so CRIU itself
+takes it down when the tree is complete; `unlock` is for every path on which it does not come to
+that.  Sockets that come back unconnected are not in it: their packets pass when `handback` connects
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _NEXT = "The next `criuctl dump` or `restore` takes it down."
 
 
 def table_of(images: ImageSet) -> str:
-    """The name of the table that a restore from `images` will lock connections with; "" for none to lock."""
+    """The name of the table that a restore from `images` will lock connections with; "" for none to
+    lock.
+    """
     run_id = images.run_id()
     return netfilter.criu_table(run_id) if run_id is not None and images.connections() else ""
 
@@ -33,7 +37,8 @@ class ConnectionLock(Struct):
     images: ImageSet
     reporter: Reporter
     net: int | None = None  # descriptor of that namespace; None for ours
-    fresh: bool = False  # a namespace made for the tree, which `net` does not lead to and which ends with it
+    # a namespace made for the tree, which `net` does not lead to and which ends with it
+    fresh: bool = False
     stood: bool = False  # the dump's own lock was still there
 
     def make(self, enter: list[str]) -> None:
@@ -43,8 +48,9 @@ class ConnectionLock(Struct):
         if run_id is None:
             return
         table = netfilter.criu_table(run_id)
-        # The dump's own lock still stands while a connection is to be kept.  It is on all connections of the dump, and one
-        # that is connected anew might get its old port again: the lock becomes one on the kept ones, at no moment none.
+        # The dump's own lock still stands while a connection is to be kept.  It is on all
+        # connections of the dump, and one that is connected anew might get its old port again: the
+        # lock becomes one on the kept ones, at no moment none.
         self.stood = not self.fresh and table in netfilter.tables(self._socket)
         if pairs:
             netfilter.lock_connections(table, pairs, enter=enter, replace=self.stood)
@@ -52,7 +58,8 @@ class ConnectionLock(Struct):
             netfilter.delete_table(table, self._socket)
 
     def remove(self, *, failed: bool) -> bool:
-        """Take the lock down, which CRIU does only when all goes well; after a failure the dump's own stays for the next try.
+        """Take the lock down, which CRIU does only when all goes well; after a failure the dump's
+        own stays for the next try.
 
         Whether it could be taken down, where it was to be.
         """
@@ -65,7 +72,10 @@ class ConnectionLock(Struct):
             self.reporter.warning(error.message, error.hint)
             return False
         except OSError as error:
-            self.reporter.warning(f"the lock on the connections could not be taken down: {error.strerror or error}", _NEXT)
+            self.reporter.warning(
+                f"the lock on the connections could not be taken down: {error.strerror or error}",
+                _NEXT,
+            )
             return False
         return True
 

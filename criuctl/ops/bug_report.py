@@ -1,12 +1,14 @@
 """What somebody who is to help needs to see of a host, on one page, without secrets.
 
-The page is made of what is known to be harmless, never of everything but what looks dangerous: of the configuration only numbers,
-choices and folders are shown and of any other key that it is set; of S3 the endpoint's host, of sessions names and
-states, of events codes.  Command lines, environments, labels and messages of programs are not looked at.  What is left,
-sentences of findings and CRIU's own, might quote something: so the values of variables that sound like secrets, and the
-configured passphrase, are struck out of the whole page at last.
+The page is made of what is known to be harmless, never of everything but what looks dangerous: of
+the configuration only numbers, choices and folders are shown and of any other key that it is set;
+of S3 the endpoint's host, of sessions names and states, of events codes.  Command lines,
+environments, labels and messages of programs are not looked at.  What is left, sentences of
+findings and CRIU's own, might quote something: so the values of variables that sound like secrets,
+and the configured passphrase, are struck out of the whole page at last.
 
-Each part is made for itself: one that fails says so in its place, for it is on broken hosts that the page is wanted.
+Each part is made for itself: one that fails says so in its place, for it is on broken hosts that
+the page is wanted.
 """
 
 from __future__ import annotations
@@ -39,9 +41,26 @@ _SESSIONS = 100
 _LOG_BYTES = 4 << 20
 _LINE = 300
 STRUCK = "[not shown]"
-_FOLDERS = ("state_dir", "cache_dir", "run_dir", "key_dir", "criu", "hook_dirs", "gc_grace", "detach_key")  # shown as they are
-_CHOICES = frozenset(get_args(FilePolicy) + get_args(FileConflictPolicy) + get_args(ConnectionPolicy) + get_args(EventSink))
-_SOUNDS_SECRET = re.compile(r"PASS|SECRET|TOKEN|KEY|CREDENTIAL|AUTH|COOKIE|PRIVATE|_PWD$", re.IGNORECASE)
+# shown as they are
+_FOLDERS = (
+    "state_dir",
+    "cache_dir",
+    "run_dir",
+    "key_dir",
+    "criu",
+    "hook_dirs",
+    "gc_grace",
+    "detach_key",
+)
+_CHOICES = frozenset(
+    get_args(FilePolicy)
+    + get_args(FileConflictPolicy)
+    + get_args(ConnectionPolicy)
+    + get_args(EventSink)
+)
+_SOUNDS_SECRET = re.compile(
+    r"PASS|SECRET|TOKEN|KEY|CREDENTIAL|AUTH|COOKIE|PRIVATE|_PWD$", re.IGNORECASE
+)
 _MAY_HOLD_ONE = frozenset({"preamble", "command"})  # of a connection rule, of a host
 _SHORTEST = 4  # what is shorter is struck out of nothing: it would be found everywhere
 
@@ -61,11 +80,14 @@ def report(config: Config) -> dict[str, Any]:
         "events": lambda config: list(deque(EventLog(config.state_dir).read(), EVENTS)),
         "criu_logs": _logs,
     }
-    body: dict[str, Any] = {"made": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")}
+    body: dict[str, Any] = {
+        "made": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    }
     for name, make in parts.items():
         try:
             body[name] = make(config)
-        except Exception as error:  # on a broken host anything may be; the other parts are wanted all the more
+        # on a broken host anything may be; the other parts are wanted all the more
+        except Exception as error:
             body[name] = {"error": str(error)}
     struck: dict[str, Any] = _strike(body, _secrets(config))
     return struck
@@ -84,10 +106,20 @@ def _versions(config: Config) -> dict[str, Any]:
 
 def _host(config: Config) -> dict[str, Any]:
     memory = memory_info()
-    amounts = {key: int(memory[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")}
-    places = {key: str(getattr(config, key)) for key in ("state_dir", "cache_dir", "run_dir") if getattr(config, key)}
+    amounts = {
+        key: int(memory[key].split()[0]) * 1024
+        for key in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
+    }
+    places = {
+        key: str(getattr(config, key))
+        for key in ("state_dir", "cache_dir", "run_dir")
+        if getattr(config, key)
+    }
     local = not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", config.store)
-    disks = {key: _room(path) for key, path in (places | ({"store": config.store} if local else {})).items()}
+    disks = {
+        key: _room(path)
+        for key, path in (places | ({"store": config.store} if local else {})).items()
+    }
     return {
         "system": _system(),
         "processors": os.cpu_count(),
@@ -126,10 +158,17 @@ def _store(config: Config) -> dict[str, Any]:
 
     with open_store(config.store, config) as store:
         url = store.url
-        endpoint = config.s3_endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        endpoint = (
+            config.s3_endpoint
+            or os.environ.get("AWS_ENDPOINT_URL_S3")
+            or os.environ.get("AWS_ENDPOINT_URL")
+            or ""
+        )
         body: dict[str, Any] = {"url": url}
         if url.startswith("s3:"):
-            body["endpoint"] = (urlsplit(endpoint).hostname or "unreadable") if endpoint else "boto3's"
+            body["endpoint"] = (
+                (urlsplit(endpoint).hostname or "unreadable") if endpoint else "boto3's"
+            )
         try:
             with Repository.open(store, config) as repository:
                 unreadable: list[Any] = []
@@ -153,7 +192,9 @@ def _configuration(config: Config) -> dict[str, Any]:
     return {
         "files": list(config.sources),
         "variables": sorted(name for name in os.environ if name.startswith("CRIUCTL_")),
-        "set": {name: shown(name, value) for name, value in known if value != getattr(default, name)},
+        "set": {
+            name: shown(name, value) for name, value in known if value != getattr(default, name)
+        },
     }
 
 
@@ -165,7 +206,11 @@ def shown(name: str, value: Any) -> Any:
         return list(value) if isinstance(value, tuple) else value
     if name == "store":
         parts = urlsplit(value)
-        return redacted(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else value)
+        return redacted(
+            f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+            if parts.scheme
+            else value
+        )
     if name == "s3_endpoint":
         return urlsplit(value).hostname or STRUCK
     if isinstance(value, tuple | dict):
@@ -191,22 +236,39 @@ def _logs(config: Config) -> list[dict[str, Any]]:
     told = []
     for path in paths:
         with suppress(OSError), path.open("rb") as file:
-            found = diagnosis.diagnose(file.read(_LOG_BYTES).decode(errors="replace"), "no error in it")
-            told.append({"log": path.name, "code": found.code, "error": (found.line or found.text)[:_LINE]})
+            found = diagnosis.diagnose(
+                file.read(_LOG_BYTES).decode(errors="replace"), "no error in it"
+            )
+            told.append(
+                {"log": path.name, "code": found.code, "error": (found.line or found.text)[:_LINE]}
+            )
     return told
 
 
-# -- secrets --------------------------------------------------------------------------------------------
+# -- secrets
+# --------------------------------------------------------------------------------------------
 
 
 def _secrets(config: Config) -> list[str]:
     """What must not be seen, the longest first."""
-    own = {f"CRIUCTL_{name.upper()}" for name in Config.__struct_fields__} - {"CRIUCTL_PASSPHRASE_COMMAND"}
-    found = {value for name, value in os.environ.items() if _SOUNDS_SECRET.search(name) and name not in own}
-    found |= {os.environ.get(PASSPHRASE_VARIABLE, ""), os.environ.get(RECOVERY_VARIABLE, ""), config.passphrase_command}
+    own = {f"CRIUCTL_{name.upper()}" for name in Config.__struct_fields__} - {
+        "CRIUCTL_PASSPHRASE_COMMAND"
+    }
+    found = {
+        value
+        for name, value in os.environ.items()
+        if _SOUNDS_SECRET.search(name) and name not in own
+    }
+    found |= {
+        os.environ.get(PASSPHRASE_VARIABLE, ""),
+        os.environ.get(RECOVERY_VARIABLE, ""),
+        config.passphrase_command,
+    }
     if config.passphrase_file:
         with suppress(CriuctlError, OSError):
-            found.add(read_secret(Path(config.passphrase_file)).decode(errors="replace").rstrip("\r\n"))
+            found.add(
+                read_secret(Path(config.passphrase_file)).decode(errors="replace").rstrip("\r\n")
+            )
     for _where, rule in config.connection_rules:
         found |= set(_texts(rule))
     for host in config.hosts.values():
@@ -220,7 +282,9 @@ def _texts(value: Any, suspect: bool = False) -> Iterator[str]:
         yield value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _texts(inner, suspect or key in _MAY_HOLD_ONE or bool(_SOUNDS_SECRET.search(str(key))))
+            yield from _texts(
+                inner, suspect or key in _MAY_HOLD_ONE or bool(_SOUNDS_SECRET.search(str(key)))
+            )
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _texts(inner, suspect)

@@ -1,8 +1,10 @@
-"""What has changed between two checkpoints of one store: processes, descriptors, connections, files, memory.
+"""What has changed between two checkpoints of one store: processes, descriptors, connections,
+files, memory.
 
-Everything is told from the two manifests, CRIU's small images (descriptors and mappings) and the names of chunks; see
-`diffparts` and `diffmemory`.  The memory itself is read only if pages are to be counted exactly, and then only where it
-differs.  The checkpoints may be of different sessions: what is paired with what is told by `diffparts.pair`.
+Everything is told from the two manifests, CRIU's small images (descriptors and mappings) and the
+names of chunks; see `diffparts` and `diffmemory`.  The memory itself is read only if pages are to
+be counted exactly, and then only where it differs.  The checkpoints may be of different sessions:
+what is paired with what is told by `diffparts.pair`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Space(Struct, frozen=True):
     """The memory of one process, or of a shared object, in both checkpoints."""
 
     kind: str  # task, shmem
-    before: int | None  # the tree's own PID, or the object's id; None if only the other checkpoint has it
+    # the tree's own PID, or the object's id; None if only the other checkpoint has it
+    before: int | None
     after: int | None
     regions: list[Region]
 
@@ -92,31 +95,47 @@ class Difference(Struct, frozen=True):
 
 
 def _about(m: Manifest) -> dict[str, Any]:
-    return {"session": m.session.name, "session_id": m.session.id, **{name: getattr(m, name) for name in _IDENTITY}}
+    return {
+        "session": m.session.name,
+        "session_id": m.session.id,
+        **{name: getattr(m, name) for name in _IDENTITY},
+    }
 
 
 def _changed_about(before: Manifest, after: Manifest) -> list[dict[str, Any]]:
     """What differs in where and how they were taken."""
     rows = [(name, getattr(before.host, name), getattr(after.host, name)) for name in _HOST]
-    rows += [("criu", before.criu.get("version"), after.criu.get("version")), ("criuctl", before.criuctl, after.criuctl)]
     rows += [
-        (f"namespace {kind}", before.namespaces.get(kind), after.namespaces.get(kind)) for kind in sorted(_kinds(before, after))
+        ("criu", before.criu.get("version"), after.criu.get("version")),
+        ("criuctl", before.criuctl, after.criuctl),
     ]
-    return [{"what": "host" if what == "name" else what, "before": a, "after": b} for what, a, b in rows if a != b]
+    rows += [
+        (f"namespace {kind}", before.namespaces.get(kind), after.namespaces.get(kind))
+        for kind in sorted(_kinds(before, after))
+    ]
+    return [
+        {"what": "host" if what == "name" else what, "before": a, "after": b}
+        for what, a, b in rows
+        if a != b
+    ]
 
 
 def _kinds(*manifests: Manifest) -> set[str]:
     return {kind for manifest in manifests for kind in manifest.namespaces}
 
 
-def diff(config: Config, before: str, after: str, *, exact: bool = False, reporter: Reporter) -> Difference:
+def diff(
+    config: Config, before: str, after: str, *, exact: bool = False, reporter: Reporter
+) -> Difference:
     """Compare two checkpoints; with `exact` pages are read and counted where memory differs."""
     store = open_store(config.store, config)
     try:
         with Repository.open(store, config) as repository:
             reporter.step("manifests", before=before, after=after)
             reader = repository.reader(reporter)
-            old, new = (_Side(repository.manifest(ref), reader, reporter) for ref in (before, after))
+            old, new = (
+                _Side(repository.manifest(ref), reader, reporter) for ref in (before, after)
+            )
             found = diff_parts.pair(old.manifest, new.manifest)
             reporter.step("compare")
             return Difference(
@@ -125,8 +144,14 @@ def diff(config: Config, before: str, after: str, *, exact: bool = False, report
                 after=new.manifest,
                 processes=diff_parts.processes(found),
                 descriptors=diff_parts.descriptors(old.descriptors, new.descriptors, found),
-                connections=diff_parts.connections(old.manifest.connections, new.manifest.connections, found),
-                files=diff_parts.files(old.manifest.files, new.manifest.files, lambda a, b: _changed_bytes(reader, a, b)),
+                connections=diff_parts.connections(
+                    old.manifest.connections, new.manifest.connections, found
+                ),
+                files=diff_parts.files(
+                    old.manifest.files,
+                    new.manifest.files,
+                    lambda a, b: _changed_bytes(reader, a, b),
+                ),
                 spaces=list(_spaces(old, new, found, reader if exact else None)),
                 exact=exact,
                 warnings=list(reporter.warnings),
@@ -185,28 +210,48 @@ def _changed_bytes(reader: CheckpointReader, before: FileRecord, after: FileReco
     return sum(size for piece, size in new.items() if piece not in old)
 
 
-def _spaces(old: _Side, new: _Side, found: Pairing, exact: CheckpointReader | None) -> Iterator[Space]:
-    """The address spaces: those of paired processes, and shared objects of the same id, or of none in order."""
+def _spaces(
+    old: _Side, new: _Side, found: Pairing, exact: CheckpointReader | None
+) -> Iterator[Space]:
+    """The address spaces: those of paired processes, and shared objects of the same id, or of none
+    in order.
+    """
     images: list[tuple[MemoryImage | None, MemoryImage | None]] = []
     for kind in ("task", "shmem"):
         left = [image for image in old.manifest.memory if image.kind == kind]
         right = {image.id: image for image in new.manifest.memory if image.kind == kind}
         partner = found.after() if kind == "task" else _shared(left, list(right.values()))
-        images += [(image, right.pop(partner[image.id], None) if image.id in partner else None) for image in left]
+        images += [
+            (image, right.pop(partner[image.id], None) if image.id in partner else None)
+            for image in left
+        ]
         images += [(None, image) for image in right.values()]
     for before, after in images:
-        if before is not None and after is not None and (before.data, before.entries) == (after.data, after.entries):
+        if (
+            before is not None
+            and after is not None
+            and (before.data, before.entries) == (after.data, after.entries)
+        ):
             yield _unchanged(before, after)
             continue
         areas = (_areas(old, before), _areas(new, after))
-        regions = compare(old.windows(before) if before else {}, new.windows(after) if after else {}, areas, exact)
+        regions = compare(
+            old.windows(before) if before else {}, new.windows(after) if after else {}, areas, exact
+        )
         one = before or after
-        yield Space(one.kind if one else "", before.id if before else None, after.id if after else None, regions)
+        yield Space(
+            one.kind if one else "",
+            before.id if before else None,
+            after.id if after else None,
+            regions,
+        )
 
 
 def _unchanged(before: MemoryImage, after: MemoryImage) -> Space:
     """Nothing needs to be read for this."""
-    return Space(before.kind, before.id, after.id, [Region(0, 0, "", before.data.size, after.data.size)])
+    return Space(
+        before.kind, before.id, after.id, [Region(0, 0, "", before.data.size, after.data.size)]
+    )
 
 
 def _areas(side: _Side, image: MemoryImage | None) -> list[Area]:
@@ -214,7 +259,9 @@ def _areas(side: _Side, image: MemoryImage | None) -> list[Area]:
 
 
 def _shared(before: list[MemoryImage], after: list[MemoryImage]) -> dict[int, int]:
-    """Which shared object is which: those of the same id, then by size; a restore gives them other ids."""
+    """Which shared object is which: those of the same id, then by size; a restore gives them other
+    ids.
+    """
     same = {image.id for image in before} & {image.id for image in after}
     left = sorted((i for i in before if i.id not in same), key=lambda i: (i.pages, i.id))
     right = sorted((i for i in after if i.id not in same), key=lambda i: (i.pages, i.id))

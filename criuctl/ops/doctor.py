@@ -1,8 +1,9 @@
-"""Is this host ready?  CRIU, kernel, rights, folders, configuration, clock and store, each with a remedy.
+"""Is this host ready?  CRIU, kernel, rights, folders, configuration, clock and store, each with a
+remedy.
 
-`doctor` asks the parts themselves: it starts CRIU, makes a private tmpfs, writes and removes a probe in the
-store.  It leaves nothing behind and tells no secrets: of keys and credentials only whether they work.
-A finding's code is that of the error which a command would end with.
+`doctor` asks the parts themselves: it starts CRIU, makes a private tmpfs, writes and removes a
+probe in the store.  It leaves nothing behind and tells no secrets: of keys and credentials only
+whether they work.  A finding's code is that of the error which a command would end with.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from .. import __version__
 from ..checkpoint.manifest import MANIFEST_VERSION
 from ..config import Config
 from ..criu import binary
-from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreError, StoreNotInitialised, UntrustedPath
+from ..errors import (
+    CriuctlError,
+    NoSuchBucket,
+    PlatformError,
+    StoreError,
+    StoreNotInitialised,
+    UntrustedPath,
+)
 from ..proc import command, netfilter
 from ..proc.limits import effective_capabilities
 from ..proc.memory import soft_dirty
@@ -55,11 +63,28 @@ _LOW_MEMORY = 256 << 20
 
 def doctor(config: Config) -> list[Finding]:
     """All findings about this host, errors first."""
-    return _ask(config, (_rights, _criu, _hooks, _kernel, _programs, _memory, _folders, _configuration, _named, _clock, _store))
+    return _ask(
+        config,
+        (
+            _rights,
+            _criu,
+            _hooks,
+            _kernel,
+            _programs,
+            _memory,
+            _folders,
+            _configuration,
+            _named,
+            _clock,
+            _store,
+        ),
+    )
 
 
 def readiness(config: Config) -> list[Finding]:
-    """The part of it that a restore of somebody else's checkpoint needs, errors first: no store, no room."""
+    """The part of it that a restore of somebody else's checkpoint needs, errors first: no store, no
+    room.
+    """
     return _ask(config, (_rights, _criu, _kernel, _programs, _folders))
 
 
@@ -84,7 +109,11 @@ def versions(config: Config) -> dict[str, Any]:
     """What a bug report needs; ``criu`` is None where none is found."""
     try:
         found = binary.find(config)
-        criu: dict[str, Any] | None = {"version": _dotted(found.version()), "argv": list(found.argv), "origin": found.origin}
+        criu: dict[str, Any] | None = {
+            "version": _dotted(found.version()),
+            "argv": list(found.argv),
+            "origin": found.origin,
+        }
     except CriuctlError:
         criu = None
     return {
@@ -120,7 +149,12 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 def _rights(_config: Config) -> Iterator[Finding]:
     if os.geteuid() != 0:
-        yield Finding("error", "platform", "criuctl does not run as root", "Dumping and restoring need root: use sudo.")
+        yield Finding(
+            "error",
+            "platform",
+            "criuctl does not run as root",
+            "Dumping and restoring need root: use sudo.",
+        )
         return
     have = effective_capabilities()
     missing = {number: name for number, name in _NEEDED.items() if not have >> number & 1}
@@ -144,7 +178,9 @@ def _rights(_config: Config) -> Iterator[Finding]:
 def _criu(config: Config) -> Iterator[Finding]:
     found = binary.find(config)
     version = found.version()
-    yield Finding("info", "criu", f"CRIU {_dotted(version)} ({found.origin}): {' '.join(found.argv)}")
+    yield Finding(
+        "info", "criu", f"CRIU {_dotted(version)} ({found.origin}): {' '.join(found.argv)}"
+    )
     if version[: len(binary.MINIMUM)] < binary.MINIMUM:
         yield Finding(
             "error",
@@ -152,13 +188,18 @@ def _criu(config: Config) -> Iterator[Finding]:
             f"CRIU {_dotted(version)} is too old; criuctl needs {_dotted(binary.MINIMUM)}",
             "Run scripts/setup, which installs a newer one beside it.",
         )
-    checked = command.run([*found.argv, "--no-default-config", "check"], timeout=_CHECK_TIMEOUT, check=False)
+    checked = command.run(
+        [*found.argv, "--no-default-config", "check"], timeout=_CHECK_TIMEOUT, check=False
+    )
     if checked.returncode != 0:
-        lines = [line for line in (checked.text + checked.error_text).splitlines() if "Error" in line]
+        lines = [
+            line for line in (checked.text + checked.error_text).splitlines() if "Error" in line
+        ]
         yield Finding(
             "error",
             "platform",
-            f"`criu check` fails on this kernel: {lines[0].strip() if lines else 'no reason given'}",
+            "`criu check` fails on this kernel: "
+            f"{lines[0].strip() if lines else 'no reason given'}",
             "Run scripts/setup for another CRIU, or use a kernel with CONFIG_CHECKPOINT_RESTORE.",
         )
     for path in binary.host_configs():
@@ -193,24 +234,49 @@ def _kernel(_config: Config) -> Iterator[Finding]:
         )
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         yield Finding(
-            "error", "platform", "this kernel lacks CONFIG_PROC_CHILDREN, which CRIU needs", "Use a distribution's stock kernel."
+            "error",
+            "platform",
+            "this kernel lacks CONFIG_PROC_CHILDREN, which CRIU needs",
+            "Use a distribution's stock kernel.",
         )
     try:
         sockets()
     except PlatformError as error:
-        yield Finding("error", error.code, error.message, "The kernel needs CONFIG_INET_DIAG and CONFIG_UNIX_DIAG.")
+        yield Finding(
+            "error",
+            error.code,
+            error.message,
+            "The kernel needs CONFIG_INET_DIAG and CONFIG_UNIX_DIAG.",
+        )
     if not _has_pidfd_getfd():
         yield Finding(
-            "warning", "pidfd-getfd", "this kernel lacks pidfd_getfd(2) (Linux 5.6)", "Connections cannot be handed back."
+            "warning",
+            "pidfd-getfd",
+            "this kernel lacks pidfd_getfd(2) (Linux 5.6)",
+            "Connections cannot be handed back.",
         )
     try:
         netfilter.tables()
     except PlatformError as error:
-        yield Finding("warning", "nftables", error.message, "Trees with TCP connections need nftables (CONFIG_NF_TABLES).")
+        yield Finding(
+            "warning",
+            "nftables",
+            error.message,
+            "Trees with TCP connections need nftables (CONFIG_NF_TABLES).",
+        )
     if not os.path.exists("/proc/sys/vm/unprivileged_userfaultfd"):
-        yield Finding("warning", "userfaultfd", "this kernel lacks userfaultfd", "`restore --lazy` does not work here.")
+        yield Finding(
+            "warning",
+            "userfaultfd",
+            "this kernel lacks userfaultfd",
+            "`restore --lazy` does not work here.",
+        )
     if soft_dirty():
-        yield Finding("info", "soft-dirty", "this kernel tracks changed pages: later rounds of pre-copy read only those")
+        yield Finding(
+            "info",
+            "soft-dirty",
+            "this kernel tracks changed pages: later rounds of pre-copy read only those",
+        )
     else:
         yield Finding(
             "info",
@@ -236,7 +302,10 @@ def _programs(_config: Config) -> Iterator[Finding]:
     for name, why in _PROGRAMS.items():
         if shutil.which(name, path=path) is None:
             yield Finding(
-                "error", "platform", f"{name} is not installed; criuctl needs it {why}", "Install the package util-linux."
+                "error",
+                "platform",
+                f"{name} is not installed; criuctl needs it {why}",
+                "Install the package util-linux.",
             )
 
 
@@ -245,12 +314,20 @@ def _memory(_config: Config) -> Iterator[Finding]:
         free = scratch.free_bytes()
         yield from scratch.findings()
     available = next(
-        int(line.split()[1]) * 1024 for line in read_raw("/proc/meminfo").splitlines() if line.startswith(b"MemAvailable:")
+        int(line.split()[1]) * 1024
+        for line in read_raw("/proc/meminfo").splitlines()
+        if line.startswith(b"MemAvailable:")
     )
-    text = f"plain images lie in a private tmpfs only ({free >> 20} MiB at most); {available >> 20} MiB of memory are available"
+    text = (
+        f"plain images lie in a private tmpfs only ({free >> 20} MiB at most); {available >> 20} "
+        "MiB of memory are available"
+    )
     if min(free, available) < _LOW_MEMORY:
         yield Finding(
-            "warning", "memory", text, "Restoring a tree needs about as much memory as it had, and room for its images."
+            "warning",
+            "memory",
+            text,
+            "Restoring a tree needs about as much memory as it had, and room for its images.",
         )
     else:
         yield Finding("info", "memory", text)
@@ -278,7 +355,9 @@ def _folders(config: Config) -> Iterator[Finding]:
 
 
 def _probe_folder(path: Path) -> Path:
-    """Write a probe where `path` is, or will be made at first use; returns the folder that is there.  `OSError`."""
+    """Write a probe where `path` is, or will be made at first use; returns the folder that is
+    there.  `OSError`.
+    """
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     with tempfile.TemporaryFile(dir=nearest):
         return nearest
@@ -289,24 +368,43 @@ def _configuration(config: Config) -> Iterator[Finding]:
     yield Finding("info", "config", f"configuration files read: {read}")
     for source in config.sources:
         if os.stat(source).st_mode & 0o022:
-            yield Finding("warning", "config-mode", f"{source} can be written by other users", f"chmod go-w {quoted(source)}")
+            yield Finding(
+                "warning",
+                "config-mode",
+                f"{source} can be written by other users",
+                f"chmod go-w {quoted(source)}",
+            )
     from ..connections.rules import UNKNOWN_USER, parse
 
     rules = parse(config).rules
     if rules:
-        yield Finding("info", "connection-rules", f"{len(rules)} connection rules; else connections are: {config.connections}")
+        yield Finding(
+            "info",
+            "connection-rules",
+            f"{len(rules)} connection rules; else connections are: {config.connections}",
+        )
     for rule in rules:
         if UNKNOWN_USER in rule.match.users:
-            yield Finding("warning", "rule-user", f"{rule.where}: its match names a user that this host does not have")
+            yield Finding(
+                "warning",
+                "rule-user",
+                f"{rule.where}: its match names a user that this host does not have",
+            )
         if rule.lends and not rule.match.users:
             text = f"{rule.where} has a secret and names no user: "
             text += (
                 "a process of any user that connects to its peer is logged in with it"
                 if rule.match.pinned
-                else "it matches by what processes say of themselves, so only connections of root's get it"
+                else (
+                    "it matches by what processes say of themselves, so only connections of "
+                    "root's get it"
+                )
             )
             yield Finding(
-                "warning", "rule-secret", text, "Name the users whose processes may have it: `user: NAME` in its match."
+                "warning",
+                "rule-secret",
+                text,
+                "Name the users whose processes may have it: `user: NAME` in its match.",
             )
 
 
@@ -338,7 +436,8 @@ def _clock(_config: Config) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "clock",
-            f"the clock says {time.strftime('%Y-%m-%d', time.gmtime())}; checkpoints would bear wrong dates",
+            f"the clock says {time.strftime('%Y-%m-%d', time.gmtime())}; checkpoints would bear "
+            "wrong dates",
             "Set the clock (timedatectl set-ntp true).",
         )
 
@@ -355,11 +454,19 @@ def _store(config: Config) -> Iterator[Finding]:
         more = f", as {others} more would" if others > 0 else ""
         sealed = f"encrypted, the key opens it{more}" if repository.encrypted else "not encrypted"
         if repository.write_only:
-            sealed = "encrypted, and this host is write-only: it reads what it has stored itself, and nothing else"
+            sealed = (
+                "encrypted, and this host is write-only: it reads what it has stored itself, and "
+                "nothing else"
+            )
         yield Finding("info", "store", f"the store {store.url} can be written; it is {sealed}")
         if problem := repository.about.unpinned:
-            text = f"the store {store.url} is not pinned on this host ({problem}): another one in its place is not noticed"
-            yield Finding("warning", "store-not-pinned", text, "Name a state_dir that may be written.")
+            text = (
+                f"the store {store.url} is not pinned on this host ({problem}): another one in "
+                "its place is not noticed"
+            )
+            yield Finding(
+                "warning", "store-not-pinned", text, "Name a state_dir that may be written."
+            )
     except (StoreNotInitialised, NoSuchBucket) as error:
         if config.store.lower().startswith("s3:"):
             raise
@@ -367,7 +474,8 @@ def _store(config: Config) -> Iterator[Finding]:
             _probe_folder(Path(store.url.removeprefix("file://")))
         except OSError as cause:
             raise StoreError(
-                f"{store.url} cannot be made: {cause.strerror}", hint="Name a folder on a writable file system."
+                f"{store.url} cannot be made: {cause.strerror}",
+                hint="Name a folder on a writable file system.",
             ) from cause
         yield Finding("info", error.code, error.message, "A local store is made at the first dump.")
     finally:

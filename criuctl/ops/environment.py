@@ -1,13 +1,14 @@
 """The environment that a session inherits: its caller's, without what only criuctl may know.
 
-The environment of a process lies in its memory, so whatever a session inherits is in every checkpoint of it, readable for
-each holder of the store's key and for each process that runs as the session's user.  Of the variables ``CRIUCTL_*`` a session
-therefore gets an allow-list: numbers and choices, and the texts in `_PLAIN`, which say where things are.  A criuctl that runs
-inside finds its sessions and stores by them.  Passphrases, keys, commands, rules, and any variable that this list does not
-know, of a hook say, stay outside.
+The environment of a process lies in its memory, so whatever a session inherits is in every
+checkpoint of it, readable for each holder of the store's key and for each process that runs as the
+session's user.  Of the variables ``CRIUCTL_*`` a session therefore gets an allow-list: numbers and
+choices, and the texts in `_PLAIN`, which say where things are.  A criuctl that runs inside finds
+its sessions and stores by them.  Passphrases, keys, commands, rules, and any variable that this
+list does not know, of a hook say, stay outside.
 
-``AWS_*`` goes on: the program may be one that uses S3 itself, and criuctl cannot tell.  Where criuctl's own store is on S3,
-`credentials` names those that will be in checkpoints, for a warning.
+``AWS_*`` goes on: the program may be one that uses S3 itself, and criuctl cannot tell.  Where
+criuctl's own store is on S3, `credentials` names those that will be in checkpoints, for a warning.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Looking at checkpoints that are in no store: exported files, folders of CRIU's images, podman's checkpoint archives.
+"""Looking at checkpoints that are in no store: exported files, folders of CRIU's images, podman's
+checkpoint archives.
 
-They are told of in the words of a manifest, so whatever shows one shows them; what the images do not tell (the host, command
-lines, which files were taken along) stays empty.  Nothing is written, and nothing of them can be restored from here: an
-exported file is imported first, what podman or CRIU have dumped they restore themselves.
+They are told of in the words of a manifest, so whatever shows one shows them; what the images do
+not tell (the host, command lines, which files were taken along) stays empty.  Nothing is written,
+and nothing of them can be restored from here: an exported file is imported first, what podman or
+CRIU have dumped they restore themselves.
 """
 
 from __future__ import annotations
@@ -36,30 +38,49 @@ from .inspect import Shown, page_entries, page_maps
 from .storing.contents import environments
 
 _FREE_PROCESSES = 1 << 16
-_PROCESS = 256  # bytes of the images for each process beyond those; that of its state alone has more
+# bytes of the images for each process beyond those; that of its state alone has more
+_PROCESS = 256
 _PAGEMAP = re.compile(r"pagemap-(?:(shmem)-)?(\d+)\.img")
 
 
 def look(config: Config, path: Path, *, maps: bool, env: bool = False, reporter: Reporter) -> Shown:
-    """What the file or folder at `path` holds; `NoSuchCheckpoint`, `UnsupportedFormat`, `Damaged`, `KeyMissing`."""
+    """What the file or folder at `path` holds; `NoSuchCheckpoint`, `UnsupportedFormat`, `Damaged`,
+    `KeyMissing`.
+    """
     if (file := _opened_export(path)) is not None:
         with file:
             return _exported(config, path, file.fileno(), maps, env, reporter)
     if env:
         raise UsageError(
-            "environments are told of checkpoints of criuctl only", hint="They are in memory, which is not read here."
+            "environments are told of checkpoints of criuctl only",
+            hint="They are in memory, which is not read here.",
         )
     images = plain.read(path)
-    runs = {name: image_records.page_runs(images.get, name) for name in images.images if _PAGEMAP.fullmatch(name)}
-    memory = [_memory(name, sum(pages for _address, pages, _flags in found)) for name, found in sorted(runs.items())]
-    shown = {i: page_entries(_packed(found), PAGE) for i, (_name, found) in enumerate(sorted(runs.items()))} if maps else {}
+    runs = {
+        name: image_records.page_runs(images.get, name)
+        for name in images.images
+        if _PAGEMAP.fullmatch(name)
+    }
+    memory = [
+        _memory(name, sum(pages for _address, pages, _flags in found))
+        for name, found in sorted(runs.items())
+    ]
+    shown = (
+        {
+            i: page_entries(_packed(found), PAGE)
+            for i, (_name, found) in enumerate(sorted(runs.items()))
+        }
+        if maps
+        else {}
+    )
     return Shown(_manifest(images, memory), str(path), shown)
 
 
 def _opened_export(path: Path) -> BinaryIO | None:
     """The file, open, if it is an exported checkpoint."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO keeps nobody waiting
+        # a FIFO keeps nobody waiting
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return None
     try:
@@ -70,21 +91,33 @@ def _opened_export(path: Path) -> BinaryIO | None:
     return None
 
 
-def _exported(config: Config, path: Path, fd: int, maps: bool, env: bool, reporter: Reporter) -> Shown:
+def _exported(
+    config: Config, path: Path, fd: int, maps: bool, env: bool, reporter: Reporter
+) -> Shown:
     archive = ArchiveStore.verified(fd, str(path))
     with ExportedCheckpoint.unlock(archive, config, Key()) as exported:
         manifest = exported.manifest_at(exported.only().object)
         reader = exported.reader(reporter)
         found = page_maps(manifest, reader) if maps else {}
-        return Shown(manifest, str(path), found, environments=environments(manifest, reader) if env else None)
+        return Shown(
+            manifest, str(path), found, environments=environments(manifest, reader) if env else None
+        )
 
 
 def _manifest(images: plain.PlainImages, memory: list[MemoryImage]) -> Manifest:
     if len(image_records.pids(images.get)) > _FREE_PROCESSES + images.read // _PROCESS:
-        raise Damaged(f"{images.where} has more than {_FREE_PROCESSES} processes, of which the images say nothing")
+        raise Damaged(
+            f"{images.where} has more than {_FREE_PROCESSES} processes, of which the images "
+            "say "
+            "nothing"
+        )
     processes = tuple(_process(task) for task in image_records.tasks(images.get))
     name, image = (str(images.container.get(key, "")) for key in ("name", "rootfsImageName"))
-    created = datetime.fromtimestamp(images.modified, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    created = (
+        datetime.fromtimestamp(images.modified, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
     return Manifest(
         id="",
         session=SessionRef(name or Path(images.where).resolve().name, ""),
@@ -121,7 +154,9 @@ def _process(task: image_records.Task) -> ProcessRecord:
 def _memory(name: str, pages: int) -> MemoryImage:
     match = _PAGEMAP.fullmatch(name)
     assert match is not None
-    return MemoryImage("shmem" if match[1] else "task", int(match[2]), pages, StreamRef(), StreamRef(pages * PAGE))
+    return MemoryImage(
+        "shmem" if match[1] else "task", int(match[2]), pages, StreamRef(), StreamRef(pages * PAGE)
+    )
 
 
 def _packed(runs: list[tuple[int, int, int]]) -> bytes:

@@ -1,7 +1,8 @@
-"""Removing what this host keeps of sessions that have ended: output, audit log, and the line in ``criuctl ls``.
+"""Removing what this host keeps of sessions that have ended: output, audit log, and the line in
+``criuctl ls``.
 
-Checkpoints are none of it.  Nothing goes of a session that runs, that left processes behind, or that can come back from a
-checkpoint, unless it was named and nobody waits for it.
+Checkpoints are none of it.  Nothing goes of a session that runs, that left processes behind, or
+that can come back from a checkpoint, unless it was named and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from ..host import latest_checkpoints
 from ..host.holders import end_holder
 from ..host.journal import events
 from ..host.moves import Moves, Outgoing
-from ..host.registry import Registry, SessionRecord, check_outside, exclusive_session, restore_command
+from ..host.registry import (
+    Registry,
+    SessionRecord,
+    check_outside,
+    exclusive_session,
+    restore_command,
+)
 from ..quoting import quoted
 from ..session import names, sessions
 from . import kill
@@ -60,8 +67,11 @@ def _forgetting(wishes: Mapping[str, Any]) -> str:
 
 
 @events.recorded(_forgetting, events.forgotten)
-def forget(config: Config, chosen: Sequence[str], *, older: float | None = None, dry_run: bool = False) -> list[Forgotten]:
-    """Forget the sessions of these names, or, without names, all that have ended more than `older` seconds ago.
+def forget(
+    config: Config, chosen: Sequence[str], *, older: float | None = None, dry_run: bool = False
+) -> list[Forgotten]:
+    """Forget the sessions of these names, or, without names, all that have ended more than `older`
+    seconds ago.
 
     One that was named and may not go is told with its error, and does not keep the others.
     """
@@ -73,21 +83,39 @@ def forget(config: Config, chosen: Sequence[str], *, older: float | None = None,
     check_outside(config)
     before = time.time() - older if older is not None else None
     if not chosen:
-        return [done for name in _over(config) if (done := _one(config, name, before, dry_run)) and done.error is None]
-    found = (_one(config, names.check_name(name), before, dry_run) for name in dict.fromkeys(chosen))
+        return [
+            done
+            for name in _over(config)
+            if (done := _one(config, name, before, dry_run)) and done.error is None
+        ]
+    found = (
+        _one(config, names.check_name(name), before, dry_run) for name in dict.fromkeys(chosen)
+    )
     return [done for done in found if done is not None]
 
 
 def _over(config: Config) -> list[str]:
-    """Who has ended with nothing to come back from: exited, lost without a checkpoint, or of an earlier boot."""
+    """Who has ended with nothing to come back from: exited, lost without a checkpoint, or of an
+    earlier boot.
+    """
     known = all_sessions(config)
-    bare = [body for body in known if body["state"] == "exited" or (body["state"] == "lost" and not body["checkpoint"])]
+    bare = [
+        body
+        for body in known
+        if body["state"] == "exited" or (body["state"] == "lost" and not body["checkpoint"])
+    ]
     over = {body["session"] for body in bare}
     try:
         folders = os.listdir(Path(config.state_dir) / "holders")
     except FileNotFoundError:
         folders = []
-    return sorted(over | ({name for name in folders if names.valid_name(name)} - {body["session"] for body in known}))
+    return sorted(
+        over
+        | (
+            {name for name in folders if names.valid_name(name)}
+            - {body["session"] for body in known}
+        )
+    )
 
 
 def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forgotten | None:
@@ -96,13 +124,18 @@ def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forg
     try:
         with exclusive_session(config, name):
             state, record = sessions.state_of(config, name), Registry(config).get(name)
-            size, ended = _weight(names.run_folder(config.run_dir, name), names.state_folder(config.state_dir, name))
+            size, ended = _weight(
+                names.run_folder(config.run_dir, name), names.state_folder(config.state_dir, name)
+            )
             if state is not None or record is not None:
                 known = known_of(state, record)
                 about = Forgotten(name, known["state"], known["since"])
                 ended = datetime.fromisoformat(about.since).timestamp() if about.since else ended
             elif not ended and latest_checkpoints.known(config, name) is None:
-                raise NotFound(f"no session {name!r} is known to this host", hint="`criuctl ls` shows those that are.")
+                raise NotFound(
+                    f"no session {name!r} is known to this host",
+                    hint="`criuctl ls` shows those that are.",
+                )
             if before is not None and ended > before:
                 return None
             _check(config, name, about.state, state, record)
@@ -118,23 +151,39 @@ def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forg
         return replace(about, bytes=0, error=error)
 
 
-def _check(config: Config, name: str, now: str, state: Mapping[str, Any] | None, record: SessionRecord | None) -> None:
+def _check(
+    config: Config,
+    name: str,
+    now: str,
+    state: Mapping[str, Any] | None,
+    record: SessionRecord | None,
+) -> None:
     """`Conflict` unless the session is over for this host."""
     if now in ("running", "paused"):
         raise Conflict(f"session {name!r} is {now}", hint=f"`criuctl kill {quoted(name)}` ends it.")
-    if record is not None and record.state == "checkpointed" and not record.moved_to and now == "checkpointed":
+    if (
+        record is not None
+        and record.state == "checkpointed"
+        and not record.moved_to
+        and now == "checkpointed"
+    ):
         back = restore_command(config, name, record.store)
         raise Conflict(
             f"session {name!r} is checkpointed",
-            hint=f"{back} brings it back; `criuctl kill {quoted(name)}` says that nobody waits for it.",
+            hint=(
+                f"{back} brings it back; `criuctl kill {quoted(name)}` says that nobody waits for "
+                "it."
+            ),
         )
     if Moves(config, Outgoing).of(name) is not None:
         raise Conflict(
-            f"session {name!r} is on its way to another host", hint=f"`criuctl migrate --resolve {quoted(name)}` ends that."
+            f"session {name!r} is on its way to another host",
+            hint=f"`criuctl migrate --resolve {quoted(name)}` ends that.",
         )
     if state is not None and not state["holder_alive"] and (left := sessions.leftovers(state)):
         raise Conflict(
-            f"processes of session {name!r} live on without its holder: PID {', '.join(str(p.pid) for p in left[:5])}",
+            f"processes of session {name!r} live on without its holder: PID "
+            f"{', '.join(str(p.pid) for p in left[:5])}",
             hint=f"`criuctl kill {quoted(name)}` ends them.",
         )
 

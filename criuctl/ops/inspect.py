@@ -1,9 +1,9 @@
 """Looking at what a store holds and keeping it in order: list, show, verify, remove.
 
-Short stories over `Repository`, each opening the store, doing one thing and closing it.  None of them needs
-CRIU or a process tree.  What concerns one checkpoint of several (damage, a missing object, an unknown name)
-is recorded as the outcome of that one and the others are looked at all the same; what concerns the store as
-a whole (unreachable, denied, wrong key) ends the operation.
+Short stories over `Repository`, each opening the store, doing one thing and closing it.  None of
+them needs CRIU or a process tree.  What concerns one checkpoint of several (damage, a missing
+object, an unknown name) is recorded as the outcome of that one and the others are looked at all the
+same; what concerns the store as a whole (unreachable, denied, wrong key) ends the operation.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Listing(Struct, frozen=True):
 
 
 def list_checkpoints(config: Config, session: str | None = None) -> Listing:
-    """The checkpoints of the store, by session and number; `NoSuchCheckpoint` if `session` has none."""
+    """The checkpoints of the store, by session and number; `NoSuchCheckpoint` if `session` has
+    none.
+    """
     unreadable: list[DataError] = []
     hidden: list[DataError] = []
     with opened(config) as (_, repository):
@@ -85,15 +87,20 @@ def list_checkpoints(config: Config, session: str | None = None) -> Listing:
 
 
 class Shown(Struct, frozen=True):
-    """What `show` found: a manifest without its lists of chunks, and the memory map if that was asked for."""
+    """What `show` found: a manifest without its lists of chunks, and the memory map if that was
+    asked for.
+    """
 
     manifest: Manifest
     store: str
-    maps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # by index into manifest.memory
+    # by index into manifest.memory
+    maps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     environments: dict[int, Variables] | None = None  # by the tree's own PIDs
     values: bool = False  # of variables, too
-    writer: dict[str, str] | None = None  # the write-only host that has stored it: fingerprint, label
-    predicates: tuple[Verdict, ...] = ()  # what has become of what it requires, as far as no command must be run for it
+    # the write-only host that has stored it: fingerprint, label
+    writer: dict[str, str] | None = None
+    # what has become of what it requires, as far as no command must be run for it
+    predicates: tuple[Verdict, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of ``list``, and everything else that a manifest tells."""
@@ -102,7 +109,12 @@ class Shown(Struct, frozen=True):
         machine = body["host"]
         memory = []
         for i, image in enumerate(m.memory):
-            one: dict[str, Any] = {"kind": image.kind, "id": image.id, "pages": image.pages, "bytes": image.data.size}
+            one: dict[str, Any] = {
+                "kind": image.kind,
+                "id": image.id,
+                "pages": image.pages,
+                "bytes": image.data.size,
+            }
             if i in self.maps:
                 one["maps"] = self.maps[i]
             memory.append(one)
@@ -144,13 +156,20 @@ class Shown(Struct, frozen=True):
             "hooks": body["hooks"],
             "warnings": body["warnings"],
         }
-        return told if self.environments is None else {**told, "environments": self._environments(self.environments)}
+        return (
+            told
+            if self.environments is None
+            else {**told, "environments": self._environments(self.environments)}
+        )
 
     def _environments(self, found: Mapping[int, Variables]) -> list[dict[str, Any]]:
         return [
             {
                 "pid": p.pid,
-                "variables": [{"name": name, "value": value if self.values else None} for name, value in found[p.ns_pid]],
+                "variables": [
+                    {"name": name, "value": value if self.values else None}
+                    for name, value in found[p.ns_pid]
+                ],
             }
             for p in self.manifest.processes
             if p.ns_pid in found
@@ -158,9 +177,16 @@ class Shown(Struct, frozen=True):
 
 
 def show(
-    config: Config, ref: str, *, maps: bool = False, env: bool = False, values: bool = False, reporter: Reporter | None = None
+    config: Config,
+    ref: str,
+    *,
+    maps: bool = False,
+    env: bool = False,
+    values: bool = False,
+    reporter: Reporter | None = None,
 ) -> Shown:
-    """The manifest of `ref`; with `maps` also which addresses of each address space are stored, with `env` the environments.
+    """The manifest of `ref`; with `maps` also which addresses of each address space are stored,
+    with `env` the environments.
 
     Of those the `values`, among which secrets are, are told only if asked for.
 
@@ -169,7 +195,11 @@ def show(
     from ..files import predicates
 
     found = _look(config, ref, maps, env, reporter or Reporter())
-    return replace(found, values=values, predicates=tuple(predicates.verdicts(config, found.manifest, run=False)))
+    return replace(
+        found,
+        values=values,
+        predicates=tuple(predicates.verdicts(config, found.manifest, run=False)),
+    )
 
 
 def _look(config: Config, ref: str, maps: bool, env: bool, reporter: Reporter) -> Shown:
@@ -185,14 +215,18 @@ def _look(config: Config, ref: str, maps: bool, env: bool, reporter: Reporter) -
             return Shown(manifest, url, found, writer=writer)
         from .storing.contents import environments
 
-        return Shown(manifest, url, found, environments(manifest, repository.reader(reporter)), writer=writer)
+        return Shown(
+            manifest, url, found, environments(manifest, repository.reader(reporter)), writer=writer
+        )
 
 
 def page_maps(manifest: Manifest, reader: CheckpointReader) -> dict[int, list[dict[str, Any]]]:
     """The list of pages of each memory image, by its index; `Damaged`."""
     reader.check_size([image.entries for image in manifest.memory])
     size = manifest.host.page_size
-    return {i: page_entries(reader.read(image.entries), size) for i, image in enumerate(manifest.memory)}
+    return {
+        i: page_entries(reader.read(image.entries), size) for i, image in enumerate(manifest.memory)
+    }
 
 
 def page_entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:
@@ -230,13 +264,16 @@ class Verified(Struct, frozen=True):
 
 
 def verify(config: Config, ref: str | None, *, reporter: Reporter) -> list[Verified]:
-    """Read and check everything that a restore of `ref` would need; of every checkpoint if `ref` is None.
+    """Read and check everything that a restore of `ref` would need; of every checkpoint if `ref` is
+    None.
 
     Of all, who is removed meanwhile, by a prune beside us, was no damage and is left out.
     """
     with opened(config) as (_, repository):
         unreadable: list[DataError] = []
-        wanted = repository.list(unreadable=unreadable) if ref is None else [repository.resolve(ref)]
+        wanted = (
+            repository.list(unreadable=unreadable) if ref is None else [repository.resolve(ref)]
+        )
         verdicts = []
         for summary in wanted:
             verdict = _verdict(repository, summary, reporter)
@@ -284,10 +321,11 @@ class Removal(Struct, frozen=True):
 
 @events.recorded("rm", events.removed)
 def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[Removal]:
-    """Remove checkpoints; all REFs are resolved before the first is removed, so that they mean what was listed.
+    """Remove checkpoints; all REFs are resolved before the first is removed, so that they mean what
+    was listed.
 
-    A checkpoint that two of the REFs name is removed, and told, once.  So is one whose manifest is damaged: while it is there,
-    nobody knows what it needs, and nothing can be freed.
+    A checkpoint that two of the REFs name is removed, and told, once.  So is one whose manifest is
+    damaged: while it is there, nobody knows what it needs, and nothing can be freed.
     """
     with opened(config) as (_, repository):
         looked_up: list[Removal] = []
@@ -325,15 +363,22 @@ def telling_removed(gone: Sequence[CheckpointSummary]) -> Iterator[None]:
         yield
     except CriuctlError as error:
         if gone:
-            names = [f"{summary.session}@{summary.number}" if summary.session else summary.id[:12] for summary in gone]
+            names = [
+                f"{summary.session}@{summary.number}" if summary.session else summary.id[:12]
+                for summary in gone
+            ]
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             error.message += f"; removed before that: {', '.join(names[:_NAMED])}{more}"
             error.details["removed"] = [summary.id for summary in gone]
         raise
 
 
-def remove_one(repository: Repository, removal: Removal, registry: Registry, reporter: Reporter) -> Removal:
-    """Remove what `removal` found, with what this host keeps for its sake; a pinned one is an error in the result."""
+def remove_one(
+    repository: Repository, removal: Removal, registry: Registry, reporter: Reporter
+) -> Removal:
+    """Remove what `removal` found, with what this host keeps for its sake; a pinned one is an error
+    in the result.
+    """
     summary = removal.summary
     if summary is None:
         return removal
@@ -351,10 +396,14 @@ def remove_one(repository: Repository, removal: Removal, registry: Registry, rep
     return removal
 
 
-def forget_gone(config: Config, repository: Repository, gone: Sequence[CheckpointSummary], reporter: Reporter) -> None:
-    """This host forgets the sessions of which nothing is left: no process, no holder's word, and no checkpoint any more.
+def forget_gone(
+    config: Config, repository: Repository, gone: Sequence[CheckpointSummary], reporter: Reporter
+) -> None:
+    """This host forgets the sessions of which nothing is left: no process, no holder's word, and no
+    checkpoint any more.
 
-    Else each tree that was ever dumped would be listed as lost for ever.  Of the others it notes what is the newest now.
+    Else each tree that was ever dumped would be listed as lost for ever.  Of the others it notes
+    what is the newest now.
     """
     from .kill import forget  # seldom needed
 

@@ -1,7 +1,7 @@
 """Ending a session for good: every process of it, and what says here that it lives.
 
-Its holder does it where there is one.  Where there is none (its holder was killed, or it never had a terminal of criuctl's) its
-processes are found and ended from here.
+Its holder does it where there is one.  Where there is none (its holder was killed, or it never had
+a terminal of criuctl's) its processes are found and ended from here.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ _KILL_PATIENCE = 20.0  # seconds that processes may take to end of SIGKILL
 
 @events.recorded("kill", events.killed, about=events.of_session)
 def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
-    """End every process of a session and make sure of it; whatever knows it here forgets that it runs.
+    """End every process of a session and make sure of it; whatever knows it here forgets that it
+    runs.
 
-    With a copy go the files of its unix sockets, under names of its own beside its original's: nobody else knows them.
+    With a copy go the files of its unix sockets, under names of its own beside its original's:
+    nobody else knows them.
     """
     record = Registry(config).get(name)
     own: set[str] = set()
@@ -52,7 +54,12 @@ def _kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     except SessionGone:
         with ExitStack() as stack:
             killed = _end_tree(config, name, grace, stack)
-            return {"session": name, "state": "exited", "killed": killed, "leases_kept": forget(config, name)}
+            return {
+                "session": name,
+                "state": "exited",
+                "killed": killed,
+                "leases_kept": forget(config, name),
+            }
     with session:
         was = session.hello["status"]["state"]
         if was in ("exited", "lost"):
@@ -65,7 +72,8 @@ def _kill(config: Config, name: str, grace: float) -> dict[str, Any]:
 
 
 def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
-    """End a session that has no holder: SIGTERM to its processes, SIGKILL after `grace` seconds; how many there were.
+    """End a session that has no holder: SIGTERM to its processes, SIGKILL after `grace` seconds;
+    how many there were.
 
     One that lies checkpointed is kept from coming back for as long as `stack` is open.
     """
@@ -77,16 +85,24 @@ def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
     if state is None and record is None:
         raise SessionGone(f"no session {name!r} is known to this host")
     known = known_of(state, record)
-    # Without a holder its group still stands still, if it did: who is frozen by version 1 dies of nothing.
-    tree = Tree(existing(state["cgroup"]) if state is not None and state.get("cgroup") and _is_of(state, record) else None)
+    # Without a holder its group still stands still, if it did: who is frozen by version 1 dies of
+    # nothing.
+    tree = Tree(
+        existing(state["cgroup"])
+        if state is not None and state.get("cgroup") and _is_of(state, record)
+        else None
+    )
     if record is not None and record.alive():
         tree.root = record.identity
     elif state is not None and state.get("pid") and state.get("boot_id") == boot_id():
-        tree.root = ProcessIdentity(state["pid"], state["start_time"])  # its holder is gone, it may live
+        # its holder is gone, it may live
+        tree.root = ProcessIdentity(state["pid"], state["start_time"])
     if tree.root is not None and tree.root.alive():
         tree.stopped = _stopped_init(tree.root)
-    elif tree.group is None or state is None or not leftovers(state):  # who is in the group may have outlived its root
-        stack.enter_context(exclusive_session(config, name))  # nobody is just bringing it back, nor does before it is forgotten
+    # who is in the group may have outlived its root
+    elif tree.group is None or state is None or not leftovers(state):
+        # nobody is just bringing it back, nor does before it is forgotten
+        stack.enter_context(exclusive_session(config, name))
         record = Registry(config).get(name)
         if record is not None and record.state == "checkpointed" and not record.moved_to:
             return 0  # nobody waits for it any more
@@ -101,7 +117,10 @@ def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
             tree.signal(signal.SIGKILL, members)
         if time.monotonic() >= hard + _KILL_PATIENCE:
             left = ", ".join(str(member.pid) for member in members)
-            raise TimedOut(f"session {name!r}: processes survive SIGKILL: PID {left}", hint="They are stuck in the kernel.")
+            raise TimedOut(
+                f"session {name!r}: processes survive SIGKILL: PID {left}",
+                hint="They are stuck in the kernel.",
+            )
         time.sleep(_LOOK)
     if tree.group is not None:
         tree.group.remove()
@@ -109,13 +128,19 @@ def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
 
 
 def _stopped_init(root: ProcessIdentity) -> list[ProcessIdentity]:
-    """PID 1 of the tree's namespaces, if a pause without a freezer has stopped it with the tree: it would never reap that."""
+    """PID 1 of the tree's namespaces, if a pause without a freezer has stopped it with the tree: it
+    would never reap that.
+    """
     from ..proc.namespaces import is_namespace_init
     from ..proc.tree import read_process
 
     with suppress(NoSuchProcess):
         parent = read_process(root.pid).ppid
-        if parent > 1 and (above := read_process(parent)).state == "T" and is_namespace_init(parent):
+        if (
+            parent > 1
+            and (above := read_process(parent)).state == "T"
+            and is_namespace_init(parent)
+        ):
             return [above.identity]
     return []
 
@@ -126,17 +151,24 @@ def _is_of(state: Mapping[str, Any], record: SessionRecord | None) -> bool:
 
 
 def forget(config: Config, name: str, *, stored: bool = True) -> list[str]:
-    """Nobody takes this session for one that lives here, or that is to come back here; stores that could not be told.
+    """Nobody takes this session for one that lives here, or that is to come back here; stores that
+    could not be told.
 
     One without a checkpoint (`stored`) cannot come back, so nobody need be told that it does not.
     """
     registry = Registry(config)
     record = registry.get(name)
-    if record is not None and record.lock_table and record.boot_id == boot_id() and not record.alive():
+    if (
+        record is not None
+        and record.lock_table
+        and record.boot_id == boot_id()
+        and not record.alive()
+    ):
         netfilter.delete_table(record.lock_table)  # nothing takes its connections up any more
     registry.forget(name)  # afterwards: nothing else knows of the table
     if record is None or not (record.leases or (stored and record.state == "checkpointed")):
         return []
-    from ..host import fencing  # stores are slow to import, and a session that was never stored needs none
+    # stores are slow to import, and a session that was never stored needs none
+    from ..host import fencing
 
     return fencing.give_back(config, record)

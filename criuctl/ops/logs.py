@@ -1,4 +1,6 @@
-"""What is known of a session's past: its audit log, and its output as a recording; with and without its holder."""
+"""What is known of a session's past: its audit log, and its output as a recording; with and without
+its holder.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from .sessions import connect
 
 
 def audit(config: Config, name: str, since: int = 0) -> list[dict[str, Any]]:
-    """The entries of the audit log of the session of this name, oldest first, above sequence `since`."""
+    """The entries of the audit log of the session of this name, oldest first, above sequence
+    `since`.
+    """
     try:
         with connect(config, name, role="observe") as session:
             path = Path(session.hello["status"]["audit"])
@@ -28,7 +32,9 @@ def audit(config: Config, name: str, since: int = 0) -> list[dict[str, Any]]:
     try:
         return list(entries(path, since))
     except OSError as error:
-        raise NotFound(f"the audit log of session {name!r} cannot be read: {error.strerror}") from error
+        raise NotFound(
+            f"the audit log of session {name!r} cannot be read: {error.strerror}"
+        ) from error
 
 
 def recording(config: Config, name: str) -> list[str]:
@@ -44,7 +50,9 @@ def recording(config: Config, name: str) -> list[str]:
 
 
 def kept_output(config: Config, name: str) -> tuple[dict[str, Any], int, bytes]:
-    """What is known of the session, the offset of the oldest byte of its output that is kept, and all from there on."""
+    """What is known of the session, the offset of the oldest byte of its output that is kept, and
+    all from there on.
+    """
     try:
         with connect(config, name, role="observe") as session:
             status = session.hello["status"]
@@ -55,7 +63,9 @@ def kept_output(config: Config, name: str) -> tuple[dict[str, Any], int, bytes]:
 
 
 def left_output(config: Config, name: str, gone: SessionGone) -> tuple[dict[str, Any], int, bytes]:
-    """As `kept_output`, of a session whose holder does not answer: `gone` says why, and is raised if there is nothing of it."""
+    """As `kept_output`, of a session whose holder does not answer: `gone` says why, and is raised
+    if there is nothing of it.
+    """
     state = state_of(config, name)
     if state is None:
         raise gone

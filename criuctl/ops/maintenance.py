@@ -1,16 +1,18 @@
-"""Maintenance of a host: everything that runs is stored, new sessions are refused, and what to bring back is written down.
+"""Maintenance of a host: everything that runs is stored, new sessions are refused, and what to
+bring back is written down.
 
-The record is ``STATE_DIR/maintenance.json``, written durably before and after each thing that it tells of, so whatever kills
-`begin`, the power cut included, the next `begin` goes on where it was:
+The record is ``STATE_DIR/maintenance.json``, written durably before and after each thing that it
+tells of, so whatever kills `begin`, the power cut included, the next `begin` goes on where it was:
 
 storing    the door is shut (`check_open`), and things are being stored, by falling order
 stored     all is stored that could be
 returning  things are being brought back (`criuctl.ops.recovery`)
 over       the door is open; the record is kept for what has not come back
 
-A thing is noted as ``waiting`` before its dump is begun.  Whether an interrupted dump has ended it, its session's record tells:
-it says which checkpoint before the tree is ended, and never before the checkpoint is complete.  What was started while the door
-was being shut is found by looking again until nothing new is there.
+A thing is noted as ``waiting`` before its dump is begun.  Whether an interrupted dump has ended it,
+its session's record tells: it says which checkpoint before the tree is ended, and never before the
+checkpoint is complete.  What was started while the door was being shut is found by looking again
+until nothing new is there.
 """
 
 from __future__ import annotations
@@ -36,17 +38,30 @@ def lock_of(config: Config) -> tuple[str, str]:
 
 
 @events.recorded_each("maintenance-begin", events.maintained, about=events.of_maintenance)
-def begin(config: Config, how: How, reason: str, *, jobs: int, until: float | None = None, reporter: Reporter) -> Iterator[Item]:
-    """Shut the door and store everything; each item is yielded as soon as its fate is known and written down.
+def begin(
+    config: Config,
+    how: How,
+    reason: str,
+    *,
+    jobs: int,
+    until: float | None = None,
+    reporter: Reporter,
+) -> Iterator[Item]:
+    """Shut the door and store everything; each item is yielded as soon as its fate is known and
+    written down.
 
-    Goes on with what an interrupted one has left.  What fails runs on, and is tried again by the next call.
+    Goes on with what an interrupted one has left.  What fails runs on, and is tried again by the
+    next call.
     """
     from ..session.sessions import inside
     from .scheduling.batch import alone
 
     around = inside(config)
     if around is not None:
-        raise Conflict(f"this runs inside of session {around!r}, which is to be stored, too", hint="Run it from outside of any.")
+        raise Conflict(
+            f"this runs inside of session {around!r}, which is to be stored, too",
+            hint="Run it from outside of any.",
+        )
     lock, busy = lock_of(config)
     with alone(config, lock, busy, wait=LOCK_PATIENCE):
         record = _opened(config, how, reason)
@@ -62,9 +77,15 @@ def _opened(config: Config, how: How, reason: str) -> Record:
     """The record as it is to be gone on with: the door is shut from here on."""
     record = read(config)
     if record is not None and record.phase == "returning":
-        raise Conflict("maintenance is being ended", hint="`criuctl maintenance end` goes on with that.")
+        raise Conflict(
+            "maintenance is being ended", hint="`criuctl maintenance end` goes on with that."
+        )
     if record is None or record.phase == "over":
-        record = Record(how, reason, items=[item for item in record.items if item.state == "given-up"] if record else [])
+        record = Record(
+            how,
+            reason,
+            items=[item for item in record.items if item.state == "given-up"] if record else [],
+        )
     elif record.phase == "stored" or record.how != how:
         for item in record.items:  # of what still runs, a new snapshot is wanted
             item.state = "waiting" if runs(config, record, item) else item.state
@@ -73,24 +94,38 @@ def _opened(config: Config, how: How, reason: str) -> Record:
     return record
 
 
-def _store(config: Config, record: Record, jobs: int, until: float | None, reporter: Reporter) -> Iterator[Item]:
+def _store(
+    config: Config, record: Record, jobs: int, until: float | None, reporter: Reporter
+) -> Iterator[Item]:
     from .scheduling.subjects import ranks, running
     from .snapshot import snapshot
 
     settle(config, record)
     tried: set[str] = set()
-    while found := [s for s in running(config) if s.name not in tried and not _kept(record, s.name)]:
+    while found := [
+        s for s in running(config) if s.name not in tried and not _kept(record, s.name)
+    ]:
         tried |= {subject.name for subject in found}
         _note(config, record, found)
         for rank in ranks(found, ending=True):
-            outcomes = snapshot(config, rank, reporter=reporter, jobs=jobs, until=until, leave_running=record.how == "snapshot")
+            outcomes = snapshot(
+                config,
+                rank,
+                reporter=reporter,
+                jobs=jobs,
+                until=until,
+                leave_running=record.how == "snapshot",
+            )
             for outcome in outcomes:
                 item = record.of(outcome.target)
                 assert item is not None
                 if outcome.result is not None:
                     item.state, item.error, item.degraded = "stored", None, outcome.degraded
                     item.ended = record.how == "dump"
-                    item.checkpoint, item.store = outcome.result["checkpoint"], outcome.result["store"]
+                    item.checkpoint, item.store = (
+                        outcome.result["checkpoint"],
+                        outcome.result["store"],
+                    )
                 else:
                     assert outcome.error is not None
                     item.state, item.error = "failed", outcome.error.to_dict()
@@ -117,11 +152,25 @@ def _note(config: Config, record: Record, found: Sequence[Any]) -> None:
         earlier = record.of(subject.name)
         if earlier is not None:
             record.items.remove(earlier)
-        kept = (earlier.store, earlier.checkpoint) if earlier is not None and earlier.checkpoint else (config.store, "")
+        kept = (
+            (earlier.store, earlier.checkpoint)
+            if earlier is not None and earlier.checkpoint
+            else (config.store, "")
+        )
         known = registry.get(subject.name)
         root = (subject.root.pid, subject.root.start_time) if subject.root is not None else (0, 0)
         before = known.checkpoint if known is not None else ""
-        record.items.append(Item(subject.name, subject.order, subject.tree, "waiting", *kept, before=before, root=root))
+        record.items.append(
+            Item(
+                subject.name,
+                subject.order,
+                subject.tree,
+                "waiting",
+                *kept,
+                before=before,
+                root=root,
+            )
+        )
     write(config, record)
 
 
@@ -134,17 +183,33 @@ def settle(config: Config, record: Record) -> None:
         known = registry.get(item.session)
         went_down = record.boot_id != boot_id()
         if known is not None and known.checkpoint and known.checkpoint != item.before:
-            item.state, item.checkpoint, item.store, item.error = "stored", known.checkpoint, known.store, None
+            item.state, item.checkpoint, item.store, item.error = (
+                "stored",
+                known.checkpoint,
+                known.store,
+                None,
+            )
             item.ended = known.state == "checkpointed"
         elif went_down and item.checkpoint:  # by an earlier `begin` that left it running
             item.state, item.error = "stored", None
-        elif not went_down and (item.state == "waiting" or (item.error or {}).get("exit_code") == NotFound.exit_code):
+        elif not went_down and (
+            item.state == "waiting" or (item.error or {}).get("exit_code") == NotFound.exit_code
+        ):
             item.state, item.error = "gone", None
-        elif not went_down and item.tree and not item.root[0] and item.session not in _found(config):
-            item.state, item.error = "gone", None  # it could not be told which process it is, and none is it any more
+        elif (
+            not went_down and item.tree and not item.root[0] and item.session not in _found(config)
+        ):
+            # it could not be told which process it is, and none is it any more
+            item.state, item.error = "gone", None
         elif item.state == "waiting":
-            hint = f"`criuctl restore {quoted(item.before)}` brings back what it was before." if item.before else ""
-            error = DumpFailed(f"{item.session!r} was not stored before this host went down", hint=hint)
+            hint = (
+                f"`criuctl restore {quoted(item.before)}` brings back what it was before."
+                if item.before
+                else ""
+            )
+            error = DumpFailed(
+                f"{item.session!r} was not stored before this host went down", hint=hint
+            )
             item.state, item.error = "failed", error.to_dict()
 
 
@@ -159,7 +224,9 @@ def runs(config: Config, record: Record, item: Item) -> bool:
     known = Registry(config).get(item.session)
     if known is not None and known.alive():
         return True
-    return bool(item.root[0]) and record.boot_id == boot_id() and ProcessIdentity(*item.root).alive()
+    return (
+        bool(item.root[0]) and record.boot_id == boot_id() and ProcessIdentity(*item.root).alive()
+    )
 
 
 def failure(item: Item) -> CriuctlError | None:

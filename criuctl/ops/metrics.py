@@ -1,13 +1,16 @@
-"""Figures for Prometheus: what runs here, what the store has of it, and what the operations of this host came to.
+"""Figures for Prometheus: what runs here, what the store has of it, and what the operations of this
+host came to.
 
-`gather` looks once: at the sessions of this host (nobody is asked), at the event log (`eventlog.EventLog.tally`, so counters
-survive reboots and never fall when old events go), and at the store, by one listing in the time of `PATIENCE`.  A store
-that does not answer by then costs its own figures, never the others: ``criuctl_store_up`` is 0.  `families` turns that into
-metrics and touches nothing.
+`gather` looks once: at the sessions of this host (nobody is asked), at the event log
+(`eventlog.EventLog.tally`, so counters survive reboots and never fall when old events go), and at
+the store, by one listing in the time of `PATIENCE`.  A store that does not answer by then costs its
+own figures, never the others: ``criuctl_store_up`` is 0.  `families` turns that into metrics and
+touches nothing.
 
-Names are Prometheus's: base units, ``_total`` for counters, ``_timestamp_seconds`` for moments.  Labels that can grow are the
-names of sessions alone, at most `SESSIONS` of them: those with the newest checkpoints; ``criuctl_sessions_left_out`` says how
-many are missing.  Text, files and HTTP are prometheus_client's.
+Names are Prometheus's: base units, ``_total`` for counters, ``_timestamp_seconds`` for moments.
+Labels that can grow are the names of sessions alone, at most `SESSIONS` of them: those with the
+newest checkpoints; ``criuctl_sessions_left_out`` says how many are missing.  Text, files and HTTP
+are prometheus_client's.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ class Figures(Struct, frozen=True):
 
 
 class Looker:
-    """Looks when it is asked, but at the store never twice at a time: one that hangs is not asked again meanwhile."""
+    """Looks when it is asked, but at the store never twice at a time: one that hangs is not asked
+    again meanwhile.
+    """
 
     def __init__(self, config: Config, patience: float = PATIENCE) -> None:
         self._config = config
@@ -79,13 +84,17 @@ class Looker:
         epochs = {}
         for record in Registry(self._config).all():
             if record.leases:
-                epochs[record.name] = max(int(claimed.get("epoch", 0)) for claimed in record.leases.values())
+                epochs[record.name] = max(
+                    int(claimed.get("epoch", 0)) for claimed in record.leases.values()
+                )
         tally: Tally | None = None
         with suppress(OSError):
             tally = EventLog(self._config.state_dir).tally()
         began = time.monotonic()
         found, unreadable = self._ask_store()
-        return Figures(time.time(), states, epochs, tally, found, unreadable, time.monotonic() - began)
+        return Figures(
+            time.time(), states, epochs, tally, found, unreadable, time.monotonic() - began
+        )
 
     def _ask_store(self) -> tuple[list[CheckpointSummary] | None, int]:
         if self._asking is not None and self._asking.is_alive():
@@ -96,7 +105,8 @@ class Looker:
             from .inspect import list_checkpoints
 
             brief = self._config.with_options(
-                s3_retries=min(self._config.s3_retries, _ATTEMPTS), s3_timeout=min(self._config.s3_timeout, _TIMEOUT)
+                s3_retries=min(self._config.s3_retries, _ATTEMPTS),
+                s3_timeout=min(self._config.s3_timeout, _TIMEOUT),
             )
             with suppress(CriuctlError, OSError):
                 listing = list_checkpoints(brief)
@@ -108,7 +118,8 @@ class Looker:
         return answer[0] if answer else (None, 0)
 
 
-# -- metrics --------------------------------------------------------------------------------------------
+# -- metrics
+# --------------------------------------------------------------------------------------------
 
 
 def families(figures: Figures) -> Iterator[Metric]:
@@ -119,10 +130,23 @@ def families(figures: Figures) -> Iterator[Metric]:
     tally = figures.tally
     yield _gauge("criuctl_build_info", "The criuctl that says this.", {__version__: 1}, "version")
     yield _gauge("criuctl_sessions", "Sessions that this host knows, by state.", states, "state")
-    yield _gauge("criuctl_sessions_left_out", "Sessions that are too many to have figures of their own.", left_out)
-    yield _gauge("criuctl_session_lease_epoch", "Epoch by which this host holds, or held, the session.", epochs, "session")
+    yield _gauge(
+        "criuctl_sessions_left_out",
+        "Sessions that are too many to have figures of their own.",
+        left_out,
+    )
+    yield _gauge(
+        "criuctl_session_lease_epoch",
+        "Epoch by which this host holds, or held, the session.",
+        epochs,
+        "session",
+    )
     yield from _of_store(figures, kept)
-    yield _gauge("criuctl_event_log_up", "Whether the event log, which has the counters, can be read.", tally is not None)
+    yield _gauge(
+        "criuctl_event_log_up",
+        "Whether the event log, which has the counters, can be read.",
+        tally is not None,
+    )
     if tally is not None:
         yield from _of_events(tally, kept)
 
@@ -132,16 +156,24 @@ def _of_store(figures: Figures, kept: set[str]) -> Iterator[Metric]:
     yield _gauge("criuctl_store_up", "Whether the store could be listed.", found is not None)
     yield _gauge("criuctl_store_list_seconds", "How long that took.", figures.store_seconds)
     if found is None:
-        yield from _of_session_ages(figures, {name: _seconds(at) for name, at in _dumped(figures).items() if name in kept})
+        yield from _of_session_ages(
+            figures, {name: _seconds(at) for name, at in _dumped(figures).items() if name in kept}
+        )
         return
     yield _gauge("criuctl_store_checkpoints", "Checkpoints in the store, of all hosts.", len(found))
-    yield _gauge("criuctl_store_unreadable_checkpoints", "Checkpoints whose manifests cannot be read.", figures.unreadable)
+    yield _gauge(
+        "criuctl_store_unreadable_checkpoints",
+        "Checkpoints whose manifests cannot be read.",
+        figures.unreadable,
+    )
     groups: dict[str, list[CheckpointSummary]] = {}
     for one in found:
         if one.session in kept:
             groups.setdefault(one.session, []).append(one)
     last = {name: max(group, key=lambda s: (s.created, s.number)) for name, group in groups.items()}
-    yield from _of_session_ages(figures, {name: _seconds(one.created) for name, one in last.items()})
+    yield from _of_session_ages(
+        figures, {name: _seconds(one.created) for name, one in last.items()}
+    )
 
     def of_session(name: str, what: str, values: Mapping[str, float]) -> Metric:
         return _gauge(f"criuctl_session_{name}", what, values, "session")
@@ -149,25 +181,56 @@ def _of_store(figures: Figures, kept: set[str]) -> Iterator[Metric]:
     def of_last(key: str) -> dict[str, float]:
         return {name: one.bytes.get(key, 0) for name, one in last.items()}
 
-    stored = {name: sum(one.bytes.get("stored", 0) for one in group) for name, group in groups.items()}
-    yield of_session("checkpoints", "Checkpoints of the session in the store.", {n: len(g) for n, g in groups.items()})
-    yield of_session("stored_bytes", "Bytes that the session's checkpoints added to the store.", stored)
-    yield of_session("last_checkpoint_memory_bytes", "Memory in the session's newest checkpoint.", of_last("memory"))
-    yield of_session("last_checkpoint_new_bytes", "Bytes of it that the store did not have.", of_last("new"))
-    yield of_session("last_checkpoint_stored_bytes", "The same, compressed: what it added to the store.", of_last("stored"))
+    stored = {
+        name: sum(one.bytes.get("stored", 0) for one in group) for name, group in groups.items()
+    }
+    yield of_session(
+        "checkpoints",
+        "Checkpoints of the session in the store.",
+        {n: len(g) for n, g in groups.items()},
+    )
+    yield of_session(
+        "stored_bytes", "Bytes that the session's checkpoints added to the store.", stored
+    )
+    yield of_session(
+        "last_checkpoint_memory_bytes",
+        "Memory in the session's newest checkpoint.",
+        of_last("memory"),
+    )
+    yield of_session(
+        "last_checkpoint_new_bytes", "Bytes of it that the store did not have.", of_last("new")
+    )
+    yield of_session(
+        "last_checkpoint_stored_bytes",
+        "The same, compressed: what it added to the store.",
+        of_last("stored"),
+    )
 
 
 def _of_session_ages(figures: Figures, made: Mapping[str, float]) -> Iterator[Metric]:
-    """Also while the store does not answer: what this host has dumped is in the event log, and an alert must not go out."""
+    """Also while the store does not answer: what this host has dumped is in the event log, and an
+    alert must not go out.
+    """
     name = "criuctl_session_last_checkpoint"
     ages = {session: max(0.0, figures.now - at) for session, at in made.items()}
-    yield _gauge(f"{name}_timestamp_seconds", "When the session's newest checkpoint was made.", made, "session")
-    yield _gauge(f"{name}_age_seconds", "How old the session's newest checkpoint is.", ages, "session")
+    yield _gauge(
+        f"{name}_timestamp_seconds",
+        "When the session's newest checkpoint was made.",
+        made,
+        "session",
+    )
+    yield _gauge(
+        f"{name}_age_seconds", "How old the session's newest checkpoint is.", ages, "session"
+    )
 
 
 def _dumped(figures: Figures) -> dict[str, str]:
     """When this host last dumped each session."""
-    return {name: str(last.get("time", "")) for name, last in figures.tally.dumps.items()} if figures.tally is not None else {}
+    return (
+        {name: str(last.get("time", "")) for name, last in figures.tally.dumps.items()}
+        if figures.tally is not None
+        else {}
+    )
 
 
 def _of_events(tally: Tally, kept: set[str]) -> Iterator[Metric]:
@@ -175,18 +238,43 @@ def _of_events(tally: Tally, kept: set[str]) -> Iterator[Metric]:
         known = ((name, last.get(key)) for name, last in tally.dumps.items() if name in kept)
         return {name: value / 1000 for name, value in known if isinstance(value, int | float)}
 
-    counts = {(operation, code): count for operation, codes in tally.operations.items() for code, count in codes.items()}
+    counts = {
+        (operation, code): count
+        for operation, codes in tally.operations.items()
+        for code, count in codes.items()
+    }
     succeeded = {operation: _seconds(at) for operation, at in tally.succeeded.items()}
     ended = "Operations by how they ended: exit codes 0 and 11 are successes."
     outcomes = "Connections of restored trees, by what became of them."
-    yield _gauge("criuctl_session_last_frozen_seconds", "How long its last dump froze it.", of_last("frozen_ms"), "session")
-    yield _gauge("criuctl_session_last_dump_seconds", "How long its last dump took.", of_last("total_ms"), "session")
+    yield _gauge(
+        "criuctl_session_last_frozen_seconds",
+        "How long its last dump froze it.",
+        of_last("frozen_ms"),
+        "session",
+    )
+    yield _gauge(
+        "criuctl_session_last_dump_seconds",
+        "How long its last dump took.",
+        of_last("total_ms"),
+        "session",
+    )
     yield _counter("criuctl_operations", ended, counts, "operation", "exit_code")
-    yield _counter("criuctl_operation_seconds", "Time that operations took.", tally.seconds, "operation")
-    yield _gauge("criuctl_operation_last_success_timestamp_seconds", "When it last succeeded.", succeeded, "operation")
+    yield _counter(
+        "criuctl_operation_seconds", "Time that operations took.", tally.seconds, "operation"
+    )
+    yield _gauge(
+        "criuctl_operation_last_success_timestamp_seconds",
+        "When it last succeeded.",
+        succeeded,
+        "operation",
+    )
     yield _counter("criuctl_restored_connections", outcomes, tally.connections, "outcome")
-    yield _counter("criuctl_stored_bytes", "Bytes that dumps of this host added to stores.", tally.stored)
-    yield _counter("criuctl_freed_bytes", "Bytes that collections by this host gave back.", tally.freed)
+    yield _counter(
+        "criuctl_stored_bytes", "Bytes that dumps of this host added to stores.", tally.stored
+    )
+    yield _counter(
+        "criuctl_freed_bytes", "Bytes that collections by this host gave back.", tally.freed
+    )
     yield _gauge("criuctl_events_last_sequence", "The number of the newest event.", tally.seq)
 
 
@@ -202,7 +290,8 @@ def _sessions(figures: Figures) -> tuple[set[str], int]:
     return set(kept), len(newest) - len(kept)
 
 
-Values = float | Mapping[Any, float]  # one, or by the text of the label, or by the texts of the labels
+# one, or by the text of the label, or by the texts of the labels
+Values = float | Mapping[Any, float]
 
 
 def _gauge(name: str, what: str, values: Values, *labels: str) -> Metric:
@@ -232,7 +321,8 @@ def _seconds(moment: str) -> float:
         return 0.0
 
 
-# -- giving them away -----------------------------------------------------------------------------------
+# -- giving them away
+# -----------------------------------------------------------------------------------
 
 
 class _Live:
@@ -276,14 +366,18 @@ def text(metrics: Sequence[Metric]) -> str:
 
 
 def write(metrics: Sequence[Metric], path: Path) -> None:
-    """Put the text at `path`, whole or not at all, for node_exporter's textfile collector, which may read it.
+    """Put the text at `path`, whole or not at all, for node_exporter's textfile collector, which
+    may read it.
 
-    The folder may be somebody else's, the collector's: nothing is done by a name that could lead elsewhere by then.
+    The folder may be somebody else's, the collector's: nothing is done by a name that could lead
+    elsewhere by then.
     """
     told = text(metrics).encode()
     try:
         if path.exists() and not path.is_file():  # whose place it would take: /dev/null's, say
-            raise UsageError(f"{path} is no regular file", hint="Name a file in a folder that is there.")
+            raise UsageError(
+                f"{path} is no regular file", hint="Name a file in a folder that is there."
+            )
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with open(descriptor, "wb") as file:
@@ -296,7 +390,8 @@ def write(metrics: Sequence[Metric], path: Path) -> None:
             raise
     except OSError as error:
         raise PlatformError(
-            f"{path} cannot be written: {error.strerror}", hint="Name a file in a folder that is there."
+            f"{path} cannot be written: {error.strerror}",
+            hint="Name a file in a folder that is there.",
         ) from error
 
 
@@ -315,7 +410,10 @@ class Server:
             self._server = Port(address, port, make_wsgi_app(_registry(_Live(Looker(config)))))
         except OSError as error:  # gaierror is one
             if error.errno == errno.EADDRINUSE:
-                raise Conflict(f"port {port} of {address} is taken", hint="Choose another: --listen 127.0.0.1:PORT.") from error
+                raise Conflict(
+                    f"port {port} of {address} is taken",
+                    hint="Choose another: --listen 127.0.0.1:PORT.",
+                ) from error
             raise UsageError(f"{address}:{port} cannot be listened at: {error.strerror}") from error
         self.port = self._server.server_port
         shown = f"[{address}]" if ":" in address else address

@@ -1,8 +1,10 @@
-"""The port at which metrics are served: a thread for each client that has asked, and little for those that have not.
+"""The port at which metrics are served: a thread for each client that has asked, and little for
+those that have not.
 
-Whoever reaches the port may connect.  A connection has one deadline for its request, and room is made for new ones at the expense
-of the oldest (`criuctl.proc.idle_connections`); of those that have asked only a few are answered at the same time.  An answer has a
-deadline of its own, since the one who asks may not read it.
+Whoever reaches the port may connect.  A connection has one deadline for its request, and room is
+made for new ones at the expense of the oldest (`criuctl.proc.idle_connections`); of those that have
+asked only a few are answered at the same time.  An answer has a deadline of its own, since the one
+who asks may not read it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 MOST, MOST_OF_ONE = 64, 32  # connections that have not asked yet; each has a thread
 ASKED, ASKED_BY_ONE = 8, 4  # requests that are answered at once
-_ANSWER = 30.0  # seconds for looking, which has a deadline of its own, and for the client to take the answer
+# seconds for looking, which has a deadline of its own, and for the client to take the answer
+_ANSWER = 30.0
 
 
 class Port(ThreadingMixIn, WSGIServer):
@@ -31,7 +34,13 @@ class Port(ThreadingMixIn, WSGIServer):
     block_on_close = False  # a client that takes no answer holds nobody up
     request_queue_size = 64
 
-    def __init__(self, address: str, port: int, app: WSGIApplication, waiting: Waiting[socket.socket] | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        app: WSGIApplication,
+        waiting: Waiting[socket.socket] | None = None,
+    ) -> None:
         """`OSError` when the address cannot be listened at."""
         self.waiting = waiting if waiting is not None else Waiting(MOST, MOST_OF_ONE)
         self.answered: Waiting[socket.socket] = Waiting(ASKED, ASKED_BY_ONE, _ANSWER)
@@ -39,15 +48,22 @@ class Port(ThreadingMixIn, WSGIServer):
         self.address_family, where = found[0][0], found[0][4]
         super().__init__((str(where[0]), int(where[1])), _Handler)
         self.set_app(app)
-        self._thread = threading.Thread(target=self.serve_forever, name="criuctl-metrics", daemon=True)
+        self._thread = threading.Thread(
+            target=self.serve_forever, name="criuctl-metrics", daemon=True
+        )
         self._thread.start()
 
     def server_bind(self) -> None:
-        """Bind, without asking the name service for our own name, which it may not know for a long time."""
+        """Bind, without asking the name service for our own name, which it may not know for a long
+        time.
+        """
         from socketserver import TCPServer
 
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.server_name, self.server_port = (
+            str(self.server_address[0]),
+            int(self.server_address[1]),
+        )
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -1,18 +1,20 @@
 """The life of a migration, told by the home that the session leaves.
 
-It is a dump (`criuctl.dump.story`) into the other host's inbox, with one more step before the tree is ended: the other
-host restores the checkpoint and holds it.
+It is a dump (`criuctl.dump.story`) into the other host's inbox, with one more step before the tree
+is ended: the other host restores the checkpoint and holds it.
 
     examine the other host -> send what can be sent while the tree runs -> freeze, send the rest
-    -> there: restored, connections handed back, held -> **here: written down, killed, seen gone** -> there: go
+    -> there: restored, connections handed back, held -> **here: written down, killed, seen gone**
+    -> there: go
 
-RULE: never two copies running: the word ``go`` is said only when every process of the tree is known to be gone here.
-RULE: never none: until CRIU is let end it, every failure lets the tree go on here; before that, its complete checkpoint is
-durable in the other host's inbox.
+RULE: never two copies running: the word ``go`` is said only when every process of the tree is known
+to be gone here.
+RULE: never none: until CRIU is let end it, every failure lets the tree go on here; before that, its
+complete checkpoint is durable in the other host's inbox.
 
-When the link dies before the tree is ended, the tree goes on, and the other host undoes what it has.  When it dies after, it is
-made again for a while; if that does not help, `InDoubt` tells so, and ``criuctl migrate --resolve``
-(`settling`) says the word later.
+When the link dies before the tree is ended, the tree goes on, and the other host undoes what it
+has.  When it dies after, it is made again for a while; if that does not help, `InDoubt` tells so,
+and ``criuctl migrate --resolve`` (`settling`) says the word later.
 What is written down (`moves`) is enough for that after ``kill -9`` at any moment.
 """
 
@@ -88,7 +90,9 @@ class MigrateResult(Struct):
         }
 
 
-def examine(config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter) -> list[Finding]:
+def examine(
+    config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter
+) -> list[Finding]:
     """Only look whether the session could go there."""
     check_outside(config)
     _here(config, target)
@@ -97,8 +101,12 @@ def examine(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
 
 
 @events.recorded("migrate", about=events.target)
-def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter) -> MigrateResult:
-    """Move the tree that `target` names to the host `to`; whatever fails before it is ended here lets it go on here."""
+def migrate(
+    config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter
+) -> MigrateResult:
+    """Move the tree that `target` names to the host `to`; whatever fails before it is ended here
+    lets it go on here.
+    """
     began = time.monotonic()
     check_outside(config)
     moves = Moves(config, Outgoing)
@@ -115,7 +123,9 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
         errors = [f for f in findings if f.level == "error"]
         if errors:
             text = f"{to} cannot take it: " + "; ".join(map(str, summarised(errors)))
-            raise PreflightRefused(text, hint=errors[0].hint, findings=[f.to_dict() for f in errors])
+            raise PreflightRefused(
+                text, hint=errors[0].hint, findings=[f.to_dict() for f in errors]
+            )
         for finding in summarised(findings):
             reporter.finding(finding)
         delivery = stack.enter_context(HostDelivery(config, to, there, moves, wishes, reporter))
@@ -138,7 +148,9 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
         answer = delivery.outcome()
         assert delivery.move is not None
         after.begins()
-        moved_away(config, delivery.move, str(there.link.hello.get("host_id", "")), answer, reporter, after)
+        moved_away(
+            config, delivery.move, str(there.link.hello.get("host_id", "")), answer, reporter, after
+        )
     manifest = delivery.manifest
     assert manifest is not None
     return MigrateResult(
@@ -155,7 +167,10 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
         precopy=dumped.rounds if dumped is not None else [],
         connections=answer.get("connections", []),
         files=answer.get("files", []),
-        warnings=[*reporter.warnings, *(f"{delivery.host_name}: {w}" for w in answer.get("warnings", []))],
+        warnings=[
+            *reporter.warnings,
+            *(f"{delivery.host_name}: {w}" for w in answer.get("warnings", [])),
+        ],
         degraded=after.degraded or bool(answer.get("degraded")) or bool(dumped and dumped.degraded),
     )
 
@@ -179,7 +194,10 @@ def _travelling(config: Config, target: str, wishes: Wishes) -> Wishes:
 def _keeping(config: Config, wishes: Wishes) -> Config:
     """Connections of an address that moves along are kept, whatever the rules say of others."""
     rules = (
-        (f"--keep-address {wanted}", {"match": {"local": addresses.parse(wanted)[0]}, "policy": "keep"})
+        (
+            f"--keep-address {wanted}",
+            {"match": {"local": addresses.parse(wanted)[0]}, "policy": "keep"},
+        )
         for wanted in wishes.keep_addresses
     )
     return replace(config, connection_rules=(*rules, *config.connection_rules))

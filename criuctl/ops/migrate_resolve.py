@@ -25,10 +25,17 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
     moves = Moves(config, Outgoing)
     found = [m for m in moves.all() if session in (None, m.session)]
     if session is not None and not found:
-        raise NotFound(f"no move of {session!r} was interrupted on this host", hint=_arrived(config, session))
+        raise NotFound(
+            f"no move of {session!r} was interrupted on this host", hint=_arrived(config, session)
+        )
     answers: list[dict[str, Any]] = []
     for move in found:
-        answer = {"session": move.session, "host": move.host or move.to, "checkpoint": move.checkpoint, "error": ""}
+        answer = {
+            "session": move.session,
+            "host": move.host or move.to,
+            "checkpoint": move.checkpoint,
+            "error": "",
+        }
         stays = True
         try:
             with exclusive_session(config, move.session):
@@ -37,7 +44,12 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
                 if stays and move.addresses:
                     move = moves.put(put_back(move, reporter))
                 with reach(config, move.to, reporter) as there:
-                    asked = {"id": move.id, "word": "abort" if stays else "go", "addresses": list(move.addresses), **move.options}
+                    asked = {
+                        "id": move.id,
+                        "word": "abort" if stays else "go",
+                        "addresses": list(move.addresses),
+                        **move.options,
+                    }
                     told = there.link.ask("settle", asked, timeout=RESTORE).arguments
                 if not stays:
                     answer |= {"outcome": "moved", "pid": told["result"].get("pid")}
@@ -58,17 +70,28 @@ def _arrived(config: Config, session: str) -> str:
         return ""
     inbox_store = inbox.configured(config).store
     return (
-        f"It has come here from {move.origin}, which has not said that it is gone there: resolve it there. If that host is lost"
+        f"It has come here from {move.origin}, which has not said that it is gone there: resolve "
+        "it there. If that host is lost"
         f" for good: `criuctl restore {quoted(session)} --store {quoted(inbox_store)} --take-over`."
     )
 
 
 def _stays(move: Outgoing) -> bool:
-    """Whether the tree is at home after all.  A CRIU that is just ending it, or letting it go, is waited for; so is its end."""
+    """Whether the tree is at home after all.  A CRIU that is just ending it, or letting it go, is
+    waited for; so is its end.
+    """
     deadline = time.monotonic() + SETTLE
-    while move.state == "handed-over" and move.alive() and ((doomed := move.doomed()) or move.traced()):
+    while (
+        move.state == "handed-over"
+        and move.alive()
+        and ((doomed := move.doomed()) or move.traced())
+    ):
         if time.monotonic() > deadline:
-            why = f"{move.session!r} was killed and does not end" if doomed else f"CRIU still holds {move.session!r}"
+            why = (
+                f"{move.session!r} was killed and does not end"
+                if doomed
+                else f"CRIU still holds {move.session!r}"
+            )
             raise TimedOut(why, hint="See what it waits for: `ps axf`.")
         time.sleep(0.05)
     return move.state == "sending" or move.alive()

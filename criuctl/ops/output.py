@@ -11,7 +11,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import Conflict, NoSuchProcess, NotFound, NotHeld, SessionGone, TimedOut, UsageError, WrongState
+from ..errors import (
+    Conflict,
+    NoSuchProcess,
+    NotFound,
+    NotHeld,
+    SessionGone,
+    TimedOut,
+    UsageError,
+    WrongState,
+)
 from ..host.registry import Registry, exclusive_session
 from ..proc.tree import ProcessIdentity
 from ..session.screen.plain_text import strip
@@ -29,11 +38,18 @@ _ENDED = ("exited", "lost")
 
 
 def capture(
-    config: Config, name: str, *, scrollback: bool = False, since: int | None = None, ansi: bool = False
+    config: Config,
+    name: str,
+    *,
+    scrollback: bool = False,
+    since: int | None = None,
+    ansi: bool = False,
 ) -> dict[str, Any]:
-    """What the session shows; or its scrollback; or what it printed from offset `since` on.  Of one that has ended, too.
+    """What the session shows; or its scrollback; or what it printed from offset `since` on.  Of one
+    that has ended, too.
 
-    ``lines`` is text, with control sequences for the colours if `ansi`; ``offset`` is where the next capture goes on.
+    ``lines`` is text, with control sequences for the colours if `ansi`; ``offset`` is where the
+    next capture goes on.
     """
     from ..session.client.session import Output
     from ..session.screen.redraw import replay
@@ -82,7 +98,12 @@ def capture(
 
 
 def follow(
-    config: Config, name: str, show: Callable[[bytes], None], *, since: int | str = "now", ansi: bool = False
+    config: Config,
+    name: str,
+    show: Callable[[bytes], None],
+    *,
+    since: int | str = "now",
+    ansi: bool = False,
 ) -> dict[str, Any]:
     """Give `show` what the session prints from `since` on, until it ends; what it ended with."""
     from ..session.client.session import Event, Output
@@ -91,7 +112,9 @@ def follow(
         connected = connect(config, name, role="observe")
     except SessionGone as gone:
         status, base, data = _ended(config, name, gone)
-        data = b"" if since == "now" else data[max(0, since - base) if isinstance(since, int) else 0 :]
+        data = (
+            b"" if since == "now" else data[max(0, since - base) if isinstance(since, int) else 0 :]
+        )
         show(data if ansi else strip(data)[0])
         return {"session": name, "exit_code": status["exit_code"]}
     with connected as session:
@@ -126,7 +149,8 @@ def _ended(config: Config, name: str, gone: SessionGone) -> tuple[dict[str, Any]
     return status, base, data
 
 
-# -- waiting ----------------------------------------------------------------------------------------
+# -- waiting
+# ----------------------------------------------------------------------------------------
 
 
 def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
@@ -140,7 +164,12 @@ def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any
     except SessionGone:
         known = describe(config, name)
         if known["state"] == "exited":
-            return {"session": name, "state": "exited", "exit_code": known["exit_code"], "exit_signal": known["exit_signal"]}
+            return {
+                "session": name,
+                "state": "exited",
+                "exit_code": known["exit_code"],
+                "exit_signal": known["exit_signal"],
+            }
         raise
     with session:
         try:
@@ -156,7 +185,9 @@ def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any
 
 
 def _wait_unheld(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
-    """As `wait_exit`, of a session that no holder watches: nobody sees how it ends.  `SessionGone` when a dump ends it."""
+    """As `wait_exit`, of a session that no holder watches: nobody sees how it ends.  `SessionGone`
+    when a dump ends it.
+    """
     from .sessions import describe
 
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -167,7 +198,8 @@ def _wait_unheld(config: Config, name: str, timeout: float | None) -> dict[str, 
         if not gone or (deadline is not None and time.monotonic() > deadline):
             raise TimedOut(f"session {name!r} did not end in {timeout:g} s")
         try:
-            with exclusive_session(config, name):  # who has ended it by a dump has written that down
+            # who has ended it by a dump has written that down
+            with exclusive_session(config, name):
                 known = describe(config, name)
         except Conflict:
             time.sleep(_LOCK_LOOK)
@@ -206,8 +238,12 @@ def wait_idle(config: Config, name: str, seconds: float, timeout: float | None) 
         return {"session": name, "state": session.status()["state"], "offset": offset}
 
 
-def wait_match(config: Config, name: str, pattern: str, since: int | None, timeout: float | None) -> dict[str, Any]:
-    """Wait until `pattern` is in what the session prints from `since` (the last input) on, control sequences taken out."""
+def wait_match(
+    config: Config, name: str, pattern: str, since: int | None, timeout: float | None
+) -> dict[str, Any]:
+    """Wait until `pattern` is in what the session prints from `since` (the last input) on, control
+    sequences taken out.
+    """
     try:
         wanted = re.compile(pattern, re.MULTILINE)
     except re.error as error:
@@ -243,7 +279,9 @@ def wait_match(config: Config, name: str, pattern: str, since: int | None, timeo
 
 
 def _searched(plain: bytes) -> str:
-    """Output as it is searched: a line may begin by a return of the carriage, a progress bar's, or a line editor's."""
+    """Output as it is searched: a line may begin by a return of the carriage, a progress bar's, or
+    a line editor's.
+    """
     return plain.decode(errors="replace").replace("\r", "\n")
 
 
@@ -251,8 +289,12 @@ def _matched(name: str, match: re.Match[str], offset: int) -> dict[str, Any]:
     return {"session": name, "match": match[0], "groups": list(match.groups()), "offset": offset}
 
 
-def wait_prompt(config: Config, name: str, since: int | None, timeout: float | None) -> dict[str, Any]:
-    """Wait until a shell is in the foreground and at its prompt; with `since`, only after output behind that offset."""
+def wait_prompt(
+    config: Config, name: str, since: int | None, timeout: float | None
+) -> dict[str, Any]:
+    """Wait until a shell is in the foreground and at its prompt; with `since`, only after output
+    behind that offset.
+    """
     from ..session.client.shell_integration import at_prompt
 
     deadline = None if timeout is None else time.monotonic() + timeout

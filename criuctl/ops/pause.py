@@ -1,6 +1,8 @@
-"""A session stands still, and goes on: what ``criuctl pause``, ``halt`` and ``resume`` do, and the page.
+"""A session stands still, and goes on: what ``criuctl pause``, ``halt`` and ``resume`` do, and the
+page.
 
-The holder does it (`criuctl.session.holder.tree_operations`); here it becomes an event of this host.
+The holder does it (`criuctl.session.holder.tree_operations`); here it becomes an event of this
+host.
 """
 
 from __future__ import annotations
@@ -47,7 +49,12 @@ def halt(config: Config, name: str) -> Steered:
     with connect(config, name) as session:
         was = session.hello["status"]["halted"]
         answer = session.halt()
-    return Steered(name, "paused", _of(answer, "method", "processes", "dropped"), not was or answer["dropped"] > 0)
+    return Steered(
+        name,
+        "paused",
+        _of(answer, "method", "processes", "dropped"),
+        not was or answer["dropped"] > 0,
+    )
 
 
 @events.recorded("resume", _steered, about=events.of_session)

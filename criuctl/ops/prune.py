@@ -1,9 +1,10 @@
 """Removing checkpoints by rule, freeing what they held, and pins.
 
-`prune` decides by `criuctl.host.retention` and removes what no rule keeps, one checkpoint after the other, oldest
-first; cut off anywhere it has removed a part of what it would have, and the next run the rest.  The newest checkpoint of a
-session that lives, or lies checkpointed, is kept unless that is asked for, also where another host knows of it: its lease says
-that it lives there, or was killed; the checkpoint itself, that its dump has ended it.  Space is freed by `collect`.
+`prune` decides by `criuctl.host.retention` and removes what no rule keeps, one checkpoint after the
+other, oldest first; cut off anywhere it has removed a part of what it would have, and the next run
+the rest.  The newest checkpoint of a session that lives, or lies checkpointed, is kept unless that
+is asked for, also where another host knows of it: its lease says that it lives there, or was
+killed; the checkpoint itself, that its dump has ended it.  Space is freed by `collect`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,12 @@ class Pruned(Struct):
             "failed": len(self.errors),
             "without_policy": self.passed,
             "checkpoints": [
-                {**d.to_dict(), "error": self.errors[d.checkpoint.id].to_dict() if d.checkpoint.id in self.errors else None}
+                {
+                    **d.to_dict(),
+                    "error": self.errors[d.checkpoint.id].to_dict()
+                    if d.checkpoint.id in self.errors
+                    else None,
+                }
                 for d in self.decisions
             ],
             "unreadable": [error.to_dict() for error in self.unreadable],
@@ -83,20 +89,29 @@ def prune(
     reporter: Reporter,
     now: datetime | None = None,
 ) -> Pruned:
-    """Remove what neither `rules` nor, if these are empty, the session's policy keeps; `UsageError` without any rule."""
+    """Remove what neither `rules` nor, if these are empty, the session's policy keeps; `UsageError`
+    without any rule.
+    """
     configured = policies(config.retention)
     if not rules and not configured:
         raise UsageError(
             "no rule says what to keep, so nothing was removed",
-            hint="Give --keep-last N, --keep-daily N, --keep-within 7d ..., or set `retention` in the configuration.",
+            hint=(
+                "Give --keep-last N, --keep-daily N, --keep-within 7d ..., or set `retention` in "
+                "the configuration."
+            ),
         )
     with _opened(config) as repository:
         unreadable: list[DataError] = []
-        found = [s for name in dict.fromkeys(names) for s in repository.list(name, unreadable=unreadable)]
+        found = [
+            s for name in dict.fromkeys(names) for s in repository.list(name, unreadable=unreadable)
+        ]
         found = found if names else repository.list(unreadable=unreadable)
         if missing := set(names) - {s.session for s in found}:
             if not unreadable:
-                raise NoSuchCheckpoint(f"the store holds no checkpoint of a session named {min(missing)!r}")
+                raise NoSuchCheckpoint(
+                    f"the store holds no checkpoint of a session named {min(missing)!r}"
+                )
         done = Pruned(dry_run, [], [], unreadable)
         for session, group in groupby(found, key=lambda s: s.session):
             checkpoints = list(group)
@@ -107,13 +122,20 @@ def prune(
             at = now or datetime.now(UTC)
             decisions = decide(checkpoints, own, at)
             if not newest_too and not all(d.keep for d in decisions):
-                decisions = decide(checkpoints, own, at, protected=_protected(config, repository, session, decisions))
+                decisions = decide(
+                    checkpoints,
+                    own,
+                    at,
+                    protected=_protected(config, repository, session, decisions),
+                )
             done.decisions += decisions
         if not dry_run:
             registry = Registry(config)
             with telling_removed(done.removed):
                 for summary in (d.checkpoint for d in reversed(done.decisions) if not d.keep):
-                    outcome = remove_one(repository, Removal(summary.id, summary), registry, reporter)
+                    outcome = remove_one(
+                        repository, Removal(summary.id, summary), registry, reporter
+                    )
                     if outcome.error is None:
                         done.removed.append(summary)
                     else:  # pinned since it was listed
@@ -122,17 +144,29 @@ def prune(
         return done
 
 
-def _protected(config: Config, repository: Repository, session: str, decisions: Sequence[Decision]) -> dict[str, str]:
-    """The checkpoints from which the session would be brought back, wherever it lives, and why they stay."""
+def _protected(
+    config: Config, repository: Repository, session: str, decisions: Sequence[Decision]
+) -> dict[str, str]:
+    """The checkpoints from which the session would be brought back, wherever it lives, and why they
+    stay.
+    """
     newest = decisions[0].checkpoint
     known = Registry(config).get(session)
     if known is not None:
-        where = {newest.id: "newest of a session that runs here" if known.alive() else "newest of a session of this host"}
+        where = {
+            newest.id: "newest of a session that runs here"
+            if known.alive()
+            else "newest of a session of this host"
+        }
         if known.checkpoint and not known.alive():
             where[known.checkpoint] = "this host's session would come back from it"
         return where
     try:
-        head = leases.read_head(repository, session) if repository.capabilities.conditional_create else None
+        head = (
+            leases.read_head(repository, session)
+            if repository.capabilities.conditional_create
+            else None
+        )
     except (Conflict, DataError):  # it is damaged, or a write-only host cannot see where it lives
         return {newest.id: "newest of a session that another host may hold"}
     if head is not None and head.state == "held":
@@ -144,7 +178,9 @@ def _protected(config: Config, repository: Repository, session: str, decisions: 
 
 
 def _ended_by(repository: Repository, newest: CheckpointSummary) -> bool:
-    """Whether the dump has ended the session, which lies in this checkpoint then; what cannot be told may be so."""
+    """Whether the dump has ended the session, which lies in this checkpoint then; what cannot be
+    told may be so.
+    """
     try:
         return repository.manifest_at(newest.object).criu.get("leave_running") is False
     except NoSuchCheckpoint:
@@ -158,7 +194,9 @@ def _collecting(wishes: Mapping[str, Any]) -> str:
 
 
 @events.recorded(_collecting, events.collected)
-def collect(config: Config, *, grace: str | None = None, dry_run: bool = False, reporter: Reporter) -> Collected:
+def collect(
+    config: Config, *, grace: str | None = None, dry_run: bool = False, reporter: Reporter
+) -> Collected:
     """Free what no checkpoint needs; `grace` None is the configuration's."""
     span = seconds(config.gc_grace if grace is None else grace)
     with _opened(config) as repository:
@@ -182,7 +220,9 @@ def _pinning(wishes: Mapping[str, Any]) -> str:
 
 @events.recorded(_pinning, events.pinned)
 def pin(config: Config, refs: Sequence[str], *, pinned: bool) -> list[Pinning]:
-    """Pin or unpin checkpoints; all REFs are looked up before the first is changed, and none is if one cannot be."""
+    """Pin or unpin checkpoints; all REFs are looked up before the first is changed, and none is if
+    one cannot be.
+    """
     with _opened(config) as repository:
         found = [repository.resolve(ref) if pinned else _pinned(repository, ref) for ref in refs]
         for summary in found:
@@ -194,12 +234,17 @@ def pin(config: Config, refs: Sequence[str], *, pinned: bool) -> list[Pinning]:
 
 
 def _pinned(repository: Repository, ref: str) -> CheckpointSummary:
-    """The checkpoint, damaged or not (else it could never be removed), if its pin can be taken away; `Conflict`."""
+    """The checkpoint, damaged or not (else it could never be removed), if its pin can be taken
+    away; `Conflict`.
+    """
     try:
         summary = repository.resolve(ref)
         for_good = repository.manifest_at(summary.object).pinned
     except Damaged:
         return repository.resolve_damaged(ref)
     if for_good:
-        raise Conflict(f"{summary.session}@{summary.number} was pinned for good when it was made", hint="Its manifest says so.")
+        raise Conflict(
+            f"{summary.session}@{summary.number} was pinned for good when it was made",
+            hint="Its manifest says so.",
+        )
     return summary

@@ -3,16 +3,19 @@
 ``criuctl receive`` is started by the other host over ssh and answers its requests:
 
     examine   can this host run it?  -> findings
-    begin     the inbox is opened, and the source's own part of it is served as a store (``store.*``)
-    restore   the checkpoint is restored and **held**: everything is in place, nothing has run
-    go        its old home is gone: let it run                    abort     undo, leave nothing
-    settle    (by a later criuctl) the word on a move that another one of ours holds, or held
+    begin     the inbox is opened, and the source's own part of it is served as a store
+    (``store.*``) restore   the checkpoint is restored and **held**: everything is in place, nothing
+    has run go        its old home is gone: let it run                    abort     undo, leave
+    nothing settle    (by a later criuctl) the word on a move that another one of ours holds, or
+    held
 
-RULE: nothing runs here before the word ``go``.  When the link dies while the session is held, nobody here can know whether it
-still runs there: so it stays held for a while, for the other host to come again and say (`settle`), and then only its
-checkpoint is kept.  A session that is given up can still be told to go: it is restored once more.
+RULE: nothing runs here before the word ``go``.  When the link dies while the session is held,
+nobody here can know whether it still runs there: so it stays held for a while, for the other host
+to come again and say (`settle`), and then only its checkpoint is kept.  A session that is given up
+can still be told to go: it is restored once more.
 
-A large tree's memory follows when it runs, brought by a process that is started at ``begin`` and no longer needs us (`feeding`).
+A large tree's memory follows when it runs, brought by a process that is started at ``begin`` and no
+longer needs us (`feeding`).
 """
 
 from __future__ import annotations
@@ -55,12 +58,18 @@ def facts(config: Config) -> dict[str, Any]:
     return {"host": platform.node(), "host_id": host_id(config)}
 
 
-def receive(config: Config, reading: int, writing: int, *, reporter: Reporter, hold: float = HOLD) -> None:
-    """Serve one other host over two descriptors, which are closed; returns when it has left and nothing is held any more."""
+def receive(
+    config: Config, reading: int, writing: int, *, reporter: Reporter, hold: float = HOLD
+) -> None:
+    """Serve one other host over two descriptors, which are closed; returns when it has left and
+    nothing is held any more.
+    """
     with ExitStack() as stack:
         told = _Told(reporter)
         visit = _Visit(config, told, hold, stack)
-        link = Link(reading, writing, visit.answer, timeout=config.link_timeout, facts=facts(config))
+        link = Link(
+            reading, writing, visit.answer, timeout=config.link_timeout, facts=facts(config)
+        )
         told.link = link
         stack.callback(link.close)
         link.on_lost(lambda _why: visit.left())
@@ -86,7 +95,9 @@ class _Told(Reporter):
 
 
 class _Visit:
-    """One other host's visit.  Requests are answered by the link's threads; restores are done by the main thread."""
+    """One other host's visit.  Requests are answered by the link's threads; restores are done by
+    the main thread.
+    """
 
     link: Link
 
@@ -155,14 +166,16 @@ class _Visit:
         record = Registry(self._config).get(move.session)
         if record is not None and record.alive():
             raise Conflict(f"session {move.session!r} is running there as PID {record.pid}")
-        for earlier in list(self._moves.all()):  # a move whose link broke: the session has not left its home
+        # a move whose link broke: the session has not left its home
+        for earlier in list(self._moves.all()):
             if earlier.session_id == move.session_id:
                 if earlier.state != "running":
                     with suppress(CriuctlError):
                         rendezvous.tell(self._config, earlier.id, "abort")
                 self._moves.forget(earlier.id)
         leaving = Moves(self._config, Outgoing)
-        for left in list(leaving.all()):  # from here, an earlier time: it has arrived there, since it comes back
+        # from here, an earlier time: it has arrived there, since it comes back
+        for left in list(leaving.all()):
             if left.session_id == move.session_id:
                 leaving.forget(left.id)
         repository = self._open()
@@ -176,7 +189,12 @@ class _Visit:
         self._arrival = Arrival(self._config, self._reporter, repository, self._moves, move, feeder)
         self._moves.put(move)
         features = sorted(repository.features)
-        return {"key": key.text(), "store": repository.store.url, "store_id": repository.id, "features": features}
+        return {
+            "key": key.text(),
+            "store": repository.store.url,
+            "store_id": repository.id,
+            "features": features,
+        }
 
     def _open(self) -> Repository:
         if self._repository is None:
@@ -190,7 +208,9 @@ class _Visit:
         if arrival is None:
             raise Conflict("nothing was begun")
         if self._part is None or not self._part.brought(check_id(asked["checkpoint"])):
-            raise NoSuchCheckpoint("the host that sends the session has not sent this checkpoint of it")
+            raise NoSuchCheckpoint(
+                "the host that sends the session has not sent this checkpoint of it"
+            )
         arrival.prepare(asked)
         self._jobs.put(arrival.restore)
         return arrival.wait_held()
@@ -201,30 +221,45 @@ class _Visit:
         return self._arrival.decide(word)
 
     def _settle(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The word on a move whose link has broken, from the home that the session left or stays in."""
+        """The word on a move whose link has broken, from the home that the session left or stays
+        in.
+        """
         move, word = self._moves.get(check_id(asked["id"])), str(asked["word"])
         patience = time.monotonic() + _PATIENCE
         while move is not None and move.attended() and move.state != "running":
             try:
                 return rendezvous.tell(self._config, move.id, word)
-            except NotFound:  # it does not listen yet, or no longer: it has not noticed that its link is gone, or is just ending
+            # it does not listen yet, or no longer: it has not noticed that its link is gone, or is
+            # just ending
+            except NotFound:
                 if time.monotonic() > patience:
                     raise
             time.sleep(_PAUSE)
             move = self._moves.get(move.id)
         if move is None:
             if word == "go":
-                raise NoSuchCheckpoint("that session was never received there, or was given up and removed")
+                raise NoSuchCheckpoint(
+                    "that session was never received there, or was given up and removed"
+                )
             return {}
-        here = running_here(self._config, move)  # perhaps with a newer checkpoint: it may have been dumped since
-        if move.state == "running" or (here is not None and (word == "go" or here.checkpoint == move.checkpoint)):
+        # perhaps with a newer checkpoint: it may have been dumped since
+        here = running_here(self._config, move)
+        if move.state == "running" or (
+            here is not None and (word == "go" or here.checkpoint == move.checkpoint)
+        ):
             if word == "go":
-                result = move.result or ({"pid": here.pid, "incarnation": here.incarnation} if here is not None else {})
+                result = move.result or (
+                    {"pid": here.pid, "incarnation": here.incarnation} if here is not None else {}
+                )
                 self._moves.put(replace(move, state="running", result=result))
                 return {"result": result}
             raise Conflict(f"session {move.session!r} runs there already")
         arrival = Arrival(
-            self._config, self._reporter, self._open(), self._moves, replace(move, receiver=_self(), boot_id=boot_id())
+            self._config,
+            self._reporter,
+            self._open(),
+            self._moves,
+            replace(move, receiver=_self(), boot_id=boot_id()),
         )
         if word == "abort":
             arrival.clean()

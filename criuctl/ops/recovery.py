@@ -1,9 +1,11 @@
-"""Bringing back what maintenance, or the end of the host, has ended: by rising order, and each `TRIES` times at the most.
+"""Bringing back what maintenance, or the end of the host, has ended: by rising order, and each
+`TRIES` times at the most.
 
-A try is counted, durably, before it is made: a restore that takes the host down with it is not tried for ever.  The counts last
-over all calls, until `again` forgets them.  What has come back is not tried again, nor what runs already; a configured tree that
-the host has started anew meanwhile is left as it is and told.  When nothing is left to be tried the door is open again, whatever
-has come back; the record stays while something has not.
+A try is counted, durably, before it is made: a restore that takes the host down with it is not
+tried for ever.  The counts last over all calls, until `again` forgets them.  What has come back is
+not tried again, nor what runs already; a configured tree that the host has started anew meanwhile
+is left as it is and told.  When nothing is left to be tried the door is open again, whatever has
+come back; the record stays while something has not.
 """
 
 from __future__ import annotations
@@ -27,15 +29,25 @@ from .scheduling import batch
 from .scheduling.subjects import order_of
 
 TRIES = 3
-PAUSE = 5.0  # seconds before what could not be brought back is tried again: the network, a store, a peer may be late
+# seconds before what could not be brought back is tried again: the network, a store, a peer may be
+# late
+PAUSE = 5.0
 
 
 def end(
-    config: Config, *, jobs: int, pause: float = PAUSE, again: bool = False, abandon: bool = False, reporter: Reporter
+    config: Config,
+    *,
+    jobs: int,
+    pause: float = PAUSE,
+    again: bool = False,
+    abandon: bool = False,
+    reporter: Reporter,
 ) -> Iterator[Item]:
-    """Bring back what maintenance has ended, and open the door; each item is yielded when its fate is known.
+    """Bring back what maintenance has ended, and open the door; each item is yielded when its fate
+    is known.
 
-    With `again` what was given up is tried anew; with `abandon` nothing is tried and the record is removed.
+    With `again` what was given up is tried anew; with `abandon` nothing is tried and the record is
+    removed.
     """
     return _abandon(config) if abandon else _end(config, jobs, pause, again, reporter=reporter)
 
@@ -51,7 +63,9 @@ def _abandon(config: Config) -> Iterator[Item]:
 
 
 @events.recorded_each("maintenance-end", events.maintained)
-def _end(config: Config, jobs: int, pause: float, again: bool, *, reporter: Reporter) -> Iterator[Item]:
+def _end(
+    config: Config, jobs: int, pause: float, again: bool, *, reporter: Reporter
+) -> Iterator[Item]:
     check_outside(config, begins=True)
     lock, busy = lock_of(config)
     with batch.alone(config, lock, busy, wait=LOCK_PATIENCE):
@@ -64,15 +78,25 @@ def _end(config: Config, jobs: int, pause: float, again: bool, *, reporter: Repo
 def _noted(config: Config) -> Record:
     record = read(config)
     if record is None:
-        raise NotFound("this host is not in maintenance", hint="`criuctl maintenance begin` begins it.")
+        raise NotFound(
+            "this host is not in maintenance", hint="`criuctl maintenance begin` begins it."
+        )
     return record
 
 
 @events.recorded_each("recover", events.recovered)
 def recover(
-    config: Config, *, every: bool, jobs: int, pause: float = PAUSE, again: bool = False, reporter: Reporter
+    config: Config,
+    *,
+    every: bool,
+    jobs: int,
+    pause: float = PAUSE,
+    again: bool = False,
+    reporter: Reporter,
 ) -> Iterator[Item]:
-    """What a boot calls: as `end`, if there is anything to be ended; with `every` also sessions that the host has lost."""
+    """What a boot calls: as `end`, if there is anything to be ended; with `every` also sessions
+    that the host has lost.
+    """
     check_outside(config, begins=True)
     lock, busy = lock_of(config)
     with batch.alone(config, lock, busy, wait=LOCK_PATIENCE):
@@ -94,11 +118,14 @@ def _forget_tries(record: Record) -> None:
             item.state, item.tries = "stored", 0
 
 
-# -- what the host has lost ---------------------------------------------------------------------------
+# -- what the host has lost
+# ---------------------------------------------------------------------------
 
 
 def _with_lost(config: Config, record: Record | None) -> Record | None:
-    """The record with every session that lived here, in an earlier boot, when its host went down."""
+    """The record with every session that lived here, in an earlier boot, when its host went
+    down.
+    """
     for known in lost(config):
         noted = record.of(known.name) if record is not None else None
         if noted is not None and (noted.state == "gone" or noted.checkpoint == known.checkpoint):
@@ -115,28 +142,38 @@ def _with_lost(config: Config, record: Record | None) -> Record | None:
 
 
 def lost(config: Config) -> list[SessionRecord]:
-    """Sessions that ran here in an earlier boot, have a checkpoint, and whose end nobody has seen."""
+    """Sessions that ran here in an earlier boot, have a checkpoint, and whose end nobody has
+    seen.
+    """
     here = boot_id()
     return [
         known
         for known in Registry(config).all()
-        if known.state == "running" and known.boot_id != here and known.checkpoint and not _saw_end(config, known)
+        if known.state == "running"
+        and known.boot_id != here
+        and known.checkpoint
+        and not _saw_end(config, known)
     ]
 
 
 def _saw_end(config: Config, known: SessionRecord) -> bool:
     """Whether the session's holder has written down that it ended of itself in this life."""
     try:
-        said = json.loads((names.state_folder(config.state_dir, known.name) / names.ENDED).read_text())
+        said = json.loads(
+            (names.state_folder(config.state_dir, known.name) / names.ENDED).read_text()
+        )
         return (said["id"], said["incarnation"]) == (known.id, known.incarnation)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-# -- bringing back ------------------------------------------------------------------------------------
+# -- bringing back
+# ------------------------------------------------------------------------------------
 
 
-def _bring_back(config: Config, record: Record, jobs: int, pause: float, reporter: Reporter) -> Iterator[Item]:
+def _bring_back(
+    config: Config, record: Record, jobs: int, pause: float, reporter: Reporter
+) -> Iterator[Item]:
     settle(config, record)
     tried = any(item.state == "stored" for item in record.items)
     if tried:
@@ -147,7 +184,14 @@ def _bring_back(config: Config, record: Record, jobs: int, pause: float, reporte
         for item in items:
             if item.state == "gone" or _is_here(config, record, item) or item.state != "stored":
                 yield item
-        yield from _try(config, record, [item for item in items if item.state == "stored"], jobs, pause, reporter)
+        yield from _try(
+            config,
+            record,
+            [item for item in items if item.state == "stored"],
+            jobs,
+            pause,
+            reporter,
+        )
     record.phase = "over"
     record.items = [item for item in record.items if item.state == "given-up"]
     if record.items:
@@ -158,7 +202,9 @@ def _bring_back(config: Config, record: Record, jobs: int, pause: float, reporte
 
 
 def _is_here(config: Config, record: Record, item: Item) -> bool:
-    """Whether there is nothing to be restored, since it runs, or has ended of itself; its state tells."""
+    """Whether there is nothing to be restored, since it runs, or has ended of itself; its state
+    tells.
+    """
     known = Registry(config).get(item.session)
     if runs(config, record, item):
         item.state, item.error = "back", None
@@ -166,8 +212,14 @@ def _is_here(config: Config, record: Record, item: Item) -> bool:
         return True
     if item.state != "stored":
         return False
-    if not item.ended and not item.tries:  # it lived on when it was stored; what a try of ours has left there tells nothing
-        if known is None or known.state != "running" or known.boot_id == boot_id() or _saw_end(config, known):
+    # it lived on when it was stored; what a try of ours has left there tells nothing
+    if not item.ended and not item.tries:
+        if (
+            known is None
+            or known.state != "running"
+            or known.boot_id == boot_id()
+            or _saw_end(config, known)
+        ):
             item.state = "gone"  # killed, dumped, moved, or ended of itself
             return True
         item.checkpoint, item.store = known.checkpoint, known.store  # it may have been stored again
@@ -184,13 +236,23 @@ def _is_anew(config: Config, item: Item) -> bool:
         return False
     error = Conflict(
         f"tree {item.session!r} runs already, as PID {root.pid}: it was started anew",
-        hint=f"End it, and {restore_command(config, item.checkpoint[:12], item.store)} brings back what was stored.",
+        hint=(
+            f"End it, and {restore_command(config, item.checkpoint[:12], item.store)} brings back "
+            "what was stored."
+        ),
     )
     item.state, item.error = "given-up", error.to_dict()
     return True
 
 
-def _try(config: Config, record: Record, items: Sequence[Item], jobs: int, pause: float, reporter: Reporter) -> Iterator[Item]:
+def _try(
+    config: Config,
+    record: Record,
+    items: Sequence[Item],
+    jobs: int,
+    pause: float,
+    reporter: Reporter,
+) -> Iterator[Item]:
     """Try these until they have come back or are given up."""
     todo = list(items)
     while todo:
@@ -198,8 +260,14 @@ def _try(config: Config, record: Record, items: Sequence[Item], jobs: int, pause
             todo.remove(item)
             item.state = "given-up"
             if item.error is None:
-                text = f"each of {item.tries} restores of {item.session!r} was cut off, by the end of criuctl or of the host"
-                hint = f"{restore_command(config, item.checkpoint[:12], item.store)} shows, with -v, how far one gets."
+                text = (
+                    f"each of {item.tries} restores of {item.session!r} was cut off, by the end "
+                    "of criuctl or of the host"
+                )
+                hint = (
+                    f"{restore_command(config, item.checkpoint[:12], item.store)} shows, with -v, "
+                    "how far one gets."
+                )
                 item.error = RestoreFailed(text, hint=hint).to_dict()
             write(config, record)
             reporter.step("given-up", session=item.session, tries=item.tries)
@@ -212,7 +280,9 @@ def _try(config: Config, record: Record, items: Sequence[Item], jobs: int, pause
             write(config, record)
 
         work = [(item.session, _restore(config, item)) for item in todo]
-        for outcome in batch.each(work, reporter=reporter, jobs=jobs, broken=RestoreFailed, begins=begins):
+        for outcome in batch.each(
+            work, reporter=reporter, jobs=jobs, broken=RestoreFailed, begins=begins
+        ):
             item = named[outcome.key]
             if outcome.answer is not None:
                 item.state, item.pid, item.error = "back", outcome.answer["pid"], None
@@ -238,7 +308,10 @@ def _restore(config: Config, item: Item) -> batch.Work:
         from ..restore.story import restore
 
         told = restore(
-            replace(config, store=item.store), item.checkpoint, request=RestoreRequest(returning=True), reporter=reporter
+            replace(config, store=item.store),
+            item.checkpoint,
+            request=RestoreRequest(returning=True),
+            reporter=reporter,
         )
         assert isinstance(told, RestoreResult)
         return {"pid": told.pid, "degraded": told.degraded}

@@ -1,13 +1,14 @@
 """Checking a part of a store: every manifest, and packs that are chosen at random.
 
-What damages a store, a disk or a server, knows nothing of checkpoints, so what is looked at is packs: each pack that some
-checkpoint needs has the same chance.  Of those chosen every record is opened and checked.  All manifests, and all lists of
-chunks, are read always; every chunk must be in some pack, and every such pack must be there, whole.  The same seed chooses the
-same packs of the same store.
+What damages a store, a disk or a server, knows nothing of checkpoints, so what is looked at is
+packs: each pack that some checkpoint needs has the same chance.  Of those chosen every record is
+opened and checked.  All manifests, and all lists of chunks, are read always; every chunk must be in
+some pack, and every such pack must be there, whole.  The same seed chooses the same packs of the
+same store.
 
-Where something is damaged, the checkpoints are gone through once more, to tell whose chunks these are; a chunk that is sound in
-another pack is no loss, since a restore finds it there.  So memory holds the names of all chunks, and of no checkpoint more
-than its own.
+Where something is damaged, the checkpoints are gone through once more, to tell whose chunks these
+are; a chunk that is sound in another pack is no loss, since a restore finds it there.  So memory
+holds the names of all chunks, and of no checkpoint more than its own.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _READERS = 4
 
 
 class BadPack(Struct, frozen=True):
-    """A pack that was read and is not sound, and the checkpoints that need what is damaged in it."""
+    """A pack that was read and is not sound, and the checkpoints that need what is damaged in
+    it.
+    """
 
     object: str
     error: CriuctlError
@@ -63,7 +66,9 @@ class Sample(Struct, frozen=True):
     @property
     def errors(self) -> list[CriuctlError]:
         """Everything that is wrong."""
-        return [v.error for v in self.checkpoints if v.error is not None] + [d.error for d in self.damaged]
+        return [v.error for v in self.checkpoints if v.error is not None] + [
+            d.error for d in self.damaged
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON of ``verify --all --sample``."""
@@ -81,8 +86,12 @@ class Sample(Struct, frozen=True):
         }
 
 
-def verify_sample(config: Config, percent: float, *, seed: int | None = None, reporter: Reporter) -> Sample:
-    """Read every manifest and `percent` of the packs that they need, at least one, and check them."""
+def verify_sample(
+    config: Config, percent: float, *, seed: int | None = None, reporter: Reporter
+) -> Sample:
+    """Read every manifest and `percent` of the packs that they need, at least one, and check
+    them.
+    """
     seed = secrets.randbits(32) if seed is None else seed
     with opened(config) as (_, repository):
         return _Sampling(repository, reporter).run(percent, seed)
@@ -116,7 +125,10 @@ class _Sampling:
         missing = {pack for pack, _error, _chunks in bad}
         bad += self._read({pack: needed[pack] for pack in chosen if pack not in missing})
         there = [s for s in summaries if s.id in verdicts]
-        damaged = [BadPack(object_name(pack), error, tuple(self._needing(there, pack, chunks))) for pack, error, chunks in bad]
+        damaged = [
+            BadPack(object_name(pack), error, tuple(self._needing(there, pack, chunks)))
+            for pack, error, chunks in bad
+        ]
         for pack in damaged:
             verdicts |= {summary.id: pack.error for summary in pack.needed_by}
         found = [Verified(s, error=verdicts[s.id]) for s in there]
@@ -132,7 +144,9 @@ class _Sampling:
         )
 
     def _survey(self, manifest: Manifest, seen: set[bytes], needed: dict[bytes, int]) -> None:
-        """Note the packs that the checkpoint needs; it is read in full where the index does not know a chunk."""
+        """Note the packs that the checkpoint needs; it is read in full where the index does not
+        know a chunk.
+        """
         for batch in self._chunks(manifest):
             fresh = [chunk for chunk in batch if chunk not in seen]
             places = self._repository.index.find(fresh, distrusted=True)
@@ -156,22 +170,33 @@ class _Sampling:
             if stream.runs is not None:
                 self._reader.extents(stream)  # which checks them
 
-    def _absent(self, needed: dict[bytes, int]) -> list[tuple[bytes, CriuctlError, frozenset[bytes] | None]]:
+    def _absent(
+        self, needed: dict[bytes, int]
+    ) -> list[tuple[bytes, CriuctlError, frozenset[bytes] | None]]:
         """Packs that are not there, or not whole, as a listing tells."""
         there = {info.name: info.size for info in self._repository.store.list("packs/")}
         bad: list[tuple[bytes, CriuctlError, frozenset[bytes] | None]] = []
         for pack, size in needed.items():
             name = object_name(pack)
             if name not in there:
-                bad.append((pack, ObjectMissing(f"{name} is missing from the store", object=name), None))
+                bad.append(
+                    (pack, ObjectMissing(f"{name} is missing from the store", object=name), None)
+                )
             elif there[name] != size:
-                error = Damaged(f"{name} is damaged: it has {there[name]} bytes and should have {size}", object=name)
+                error = Damaged(
+                    f"{name} is damaged: it has {there[name]} bytes and should have {size}",
+                    object=name,
+                )
                 bad.append((pack, error, self._lost(pack, there[name])))
         self._repository.index.distrust([pack for pack, _error, _chunks in bad], damaged=False)
         return bad
 
-    def _read(self, packs: dict[bytes, int]) -> list[tuple[bytes, CriuctlError, frozenset[bytes] | None]]:
-        """Open every record of these packs; of those that are not sound the error and the chunks that are lost (None: all)."""
+    def _read(
+        self, packs: dict[bytes, int]
+    ) -> list[tuple[bytes, CriuctlError, frozenset[bytes] | None]]:
+        """Open every record of these packs; of those that are not sound the error and the chunks
+        that are lost (None: all).
+        """
         total, done = sum(packs.values()), 0
         bad: list[tuple[bytes, CriuctlError, frozenset[bytes] | None]] = []
         with ThreadPoolExecutor(_READERS, "criuctl-verify") as pool:
@@ -219,7 +244,10 @@ class _Sampling:
                 manifest = self._repository.manifest(summary)
                 for batch in self._chunks(manifest):
                     wanted = batch if lost is None else [chunk for chunk in batch if chunk in lost]
-                    if any(place.pack == pack for place in self._repository.index.find(wanted, distrusted=True).values()):
+                    if any(
+                        place.pack == pack
+                        for place in self._repository.index.find(wanted, distrusted=True).values()
+                    ):
                         yield summary
                         break
             except (DataError, ObjectMissing) as error:

@@ -1,11 +1,13 @@
 """Snapshots by schedule: definitions, and one run of one of them.
 
-A definition is ``STATE_DIR/schedules/NAME.json``; what starts it (`timers`) only names it, and `run` reads it each time.
-The last run's result, or who is at it, lies beside it in ``NAME.last.json`` (no schedule's name has a dot).
+A definition is ``STATE_DIR/schedules/NAME.json``; what starts it (`timers`) only names it, and
+`run` reads it each time.  The last run's result, or who is at it, lies beside it in
+``NAME.last.json`` (no schedule's name has a dot).
 
-A run is the snapshots of its sessions and configured trees, some at a time, and then, where the definition has keep rules, a
-prune of the sessions that were dumped.  Two runs of a schedule never overlap: the second ends at once with `Conflict`, for the
-first one's checkpoints are as new as its own would be.  How that, the jitter and the deadline are kept: see `batch`.
+A run is the snapshots of its sessions and configured trees, some at a time, and then, where the
+definition has keep rules, a prune of the sessions that were dumped.  Two runs of a schedule never
+overlap: the second ends at once with `Conflict`, for the first one's checkpoints are as new as its
+own would be.  How that, the jitter and the deadline are kept: see `batch`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from .scheduling import batch, timers
 from .scheduling.subjects import chosen
 from .snapshot import SnapshotOutcome, snapshot
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")  # what cron takes as a file's name, with our prefix
+# what cron takes as a file's name, with our prefix
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 SHORTEST = 60.0  # seconds between two runs
 PLACES = timers.Places()
 _TOLD = {"began", "ended", "result", "exit_code"}  # of a run, at least
@@ -59,11 +62,15 @@ class Schedule(Struct, frozen=True):
     backend: str = ""
     created: str = ""
 
-    def trigger(self, program: tuple[str, ...] = (), variables: Mapping[str, str] | None = None) -> timers.Trigger:
+    def trigger(
+        self, program: tuple[str, ...] = (), variables: Mapping[str, str] | None = None
+    ) -> timers.Trigger:
         """What the back end is told."""
         config = ("--config", self.config) if self.config else ()
         argv = (*program, *config, "schedule", "run", self.name)
-        return timers.Trigger(self.name, self.every, self.at, self.jitter, self.deadline, argv, variables or {})
+        return timers.Trigger(
+            self.name, self.every, self.at, self.jitter, self.deadline, argv, variables or {}
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON of it."""
@@ -71,7 +78,9 @@ class Schedule(Struct, frozen=True):
 
 
 @events.recorded("schedule-add", events.nothing_more, about=events.of_schedule)
-def add(config: Config, schedule: Schedule, program: tuple[str, ...], variables: Mapping[str, str]) -> Schedule:
+def add(
+    config: Config, schedule: Schedule, program: tuple[str, ...], variables: Mapping[str, str]
+) -> Schedule:
     """Write the definition and what starts it; whatever fails, nothing of it is left."""
     _check(schedule)
     trigger = schedule.trigger(program, variables)
@@ -81,11 +90,16 @@ def add(config: Config, schedule: Schedule, program: tuple[str, ...], variables:
     backend = timers.here(PLACES)
     backend.check(trigger)
     folder = _folder(config)
-    with exclusive(config, f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"):
+    with exclusive(
+        config, f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"
+    ):
         if (folder / f"{schedule.name}.json").exists():
             raise Conflict(
                 f"there is a schedule {schedule.name!r} already",
-                hint=f"`criuctl schedule remove {quoted(schedule.name)}` removes it; `criuctl schedule list` shows all.",
+                hint=(
+                    f"`criuctl schedule remove {quoted(schedule.name)}` removes it; `criuctl "
+                    "schedule list` shows all."
+                ),
             )
         made = Schedule(**{**_values(schedule), "backend": backend.kind, "created": _now()})
         try:
@@ -94,7 +108,9 @@ def add(config: Config, schedule: Schedule, program: tuple[str, ...], variables:
         except BaseException as error:
             (folder / f"{made.name}.json").unlink(missing_ok=True)
             if isinstance(error, OSError):
-                raise PlatformError(f"{folder} cannot be written: {error.strerror}", hint="Run criuctl as root.") from error
+                raise PlatformError(
+                    f"{folder} cannot be written: {error.strerror}", hint="Run criuctl as root."
+                ) from error
             raise
     return made
 
@@ -110,7 +126,9 @@ def _check(schedule: Schedule) -> None:
             hint="Use 1 to 48 letters, digits, '_' or '-', beginning with a letter or digit.",
         )
     if bool(schedule.every) == bool(schedule.at):
-        raise UsageError("a schedule needs either a period or a calendar", hint="--every 1h, or --at daily.")
+        raise UsageError(
+            "a schedule needs either a period or a calendar", hint="--every 1h, or --at daily."
+        )
     if schedule.every and not SHORTEST <= schedule.every <= LONGEST:
         raise UsageError(f"a period must be between 1m and 366d, not {schedule.every:g} s")
     for what, seconds in (("jitter", schedule.jitter), ("deadline", schedule.deadline)):
@@ -133,10 +151,17 @@ def get(config: Config, name: str) -> Schedule:
     if found is None:
         raise _unknown(name)
     try:
-        schedule = Schedule(**{key: value for key, value in found.items() if key in Schedule.__struct_fields__})
+        schedule = Schedule(
+            **{key: value for key, value in found.items() if key in Schedule.__struct_fields__}
+        )
         timers.backends(PLACES)[schedule.backend]
         schedule = Schedule(
-            **{**_values(schedule), "name": name, "sessions": tuple(schedule.sessions), "labels": dict(schedule.labels)}
+            **{
+                **_values(schedule),
+                "name": name,
+                "sessions": tuple(schedule.sessions),
+                "labels": dict(schedule.labels),
+            }
         )
         _check(schedule)
     except (TypeError, KeyError, ValueError, AttributeError, UsageError) as error:
@@ -146,7 +171,9 @@ def get(config: Config, name: str) -> Schedule:
 
 
 def _unknown(name: str) -> NotFound:
-    return NotFound(f"there is no schedule {name!r}", hint="`criuctl schedule list` shows those there are.")
+    return NotFound(
+        f"there is no schedule {name!r}", hint="`criuctl schedule list` shows those there are."
+    )
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -155,21 +182,29 @@ def _read(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint="Remove the schedule, and add it again.") from error
+        raise UsageError(
+            f"{path} cannot be read: {error}", hint="Remove the schedule, and add it again."
+        ) from error
     return loaded if isinstance(loaded, dict) else {}
 
 
 def names(config: Config) -> list[str]:
     """What schedules there are."""
-    return sorted(path.stem for path in _folder(config).glob("*.json") if _NAME.fullmatch(path.stem))
+    return sorted(
+        path.stem for path in _folder(config).glob("*.json") if _NAME.fullmatch(path.stem)
+    )
 
 
 def listed(
-    config: Config, wanted: Sequence[str] | None = None, *, unreadable: list[CriuctlError] | None = None
+    config: Config,
+    wanted: Sequence[str] | None = None,
+    *,
+    unreadable: list[CriuctlError] | None = None,
 ) -> list[dict[str, Any]]:
     """Every schedule, or those `wanted`, with its files, its next run and how the last one ended.
 
-    A definition that cannot be understood is left out, and its error appended to `unreadable`; without that it is raised.
+    A definition that cannot be understood is left out, and its error appended to `unreadable`;
+    without that it is raised.
     """
     folder = _folder(config)
     schedules = []
@@ -196,7 +231,9 @@ def listed(
 
 
 def _last(folder: Path, name: str) -> dict[str, Any] | None:
-    """How the last run ended, if that can be read; one that does not tell and whose process is gone was killed."""
+    """How the last run ended, if that can be read; one that does not tell and whose process is gone
+    was killed.
+    """
     try:
         told = _read(folder / f"{name}.last.json")
         if told is None or not told.keys() >= _TOLD:
@@ -216,7 +253,9 @@ def remove(config: Config, name: str) -> None:
     if _NAME.fullmatch(name) is None:
         raise _unknown(name)
     folder = _folder(config)
-    with exclusive(config, f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"):
+    with exclusive(
+        config, f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"
+    ):
         try:
             known = (folder / f"{name}.json").exists()
             # What is no schedule of this state folder is left alone: it may be another one's.
@@ -228,11 +267,13 @@ def remove(config: Config, name: str) -> None:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise PlatformError(
-                f"{error.filename or folder} cannot be removed: {error.strerror}", hint="Run criuctl as root."
+                f"{error.filename or folder} cannot be removed: {error.strerror}",
+                hint="Run criuctl as root.",
             ) from error
 
 
-# -- one run ------------------------------------------------------------------------------------------
+# -- one run
+# ------------------------------------------------------------------------------------------
 
 
 class Ran(Struct):
@@ -243,7 +284,8 @@ class Ran(Struct):
     ended: str = ""
     outcomes: list[SnapshotOutcome] = field(default_factory=list)
     pruned: int | None = None  # checkpoints removed; None: no rules
-    warnings: list[str] = field(default_factory=list)  # of pruning, and of what could not be written down
+    # of pruning, and of what could not be written down
+    warnings: list[str] = field(default_factory=list)
     error: CriuctlError | None = None  # of pruning
 
     def to_dict(self) -> dict[str, Any]:
@@ -272,8 +314,18 @@ class Ran(Struct):
             if outcome.error is not None
         ]
         if self.error is not None:
-            failed.append({"target": "prune", "code": self.error.code, "message": self.error.message})
-        result = "interrupted" if interrupted else "failed" if failed else "ok" if code == 0 else "warnings"
+            failed.append(
+                {"target": "prune", "code": self.error.code, "message": self.error.message}
+            )
+        result = (
+            "interrupted"
+            if interrupted
+            else "failed"
+            if failed
+            else "ok"
+            if code == 0
+            else "warnings"
+        )
         stored = sum(outcome.error is None for outcome in self.outcomes)
         return {
             "began": self.began,
@@ -296,7 +348,8 @@ def run(
     told: Callable[[SnapshotOutcome], object],
     judge: Callable[[Ran], int],
 ) -> tuple[Ran, int]:
-    """Do now what `schedule` says, and record how it ended; `told` hears of each session, `judge` gives the exit code.
+    """Do now what `schedule` says, and record how it ended; `told` hears of each session, `judge`
+    gives the exit code.
 
     `delay` first waits a random part of the jitter.
     """
@@ -324,7 +377,9 @@ def run(
 
 
 def _note(config: Config, summary: dict[str, Any], name: str) -> str:
-    """Write it down for ``schedule list``; why that failed, "" if it did not: what was stored is stored, and is told."""
+    """Write it down for ``schedule list``; why that failed, "" if it did not: what was stored is
+    stored, and is told.
+    """
     try:
         if (_folder(config) / f"{name}.json").exists():  # it may have been removed meanwhile
             write_record(_folder(config), f"{name}.last", summary)
@@ -335,11 +390,19 @@ def _note(config: Config, summary: dict[str, Any], name: str) -> str:
     return ""
 
 
-def _take(config: Config, schedule: Schedule, ran: Ran, reporter: Reporter, told: Callable[[SnapshotOutcome], object]) -> None:
+def _take(
+    config: Config,
+    schedule: Schedule,
+    ran: Ran,
+    reporter: Reporter,
+    told: Callable[[SnapshotOutcome], object],
+) -> None:
     subjects = chosen(config, schedule.sessions, every=schedule.all, labels=schedule.labels)
     until = batch.ends_at(schedule.deadline)
     late = f"the schedule's deadline of {schedule.deadline:g} s has passed"
-    for outcome in snapshot(config, subjects, reporter=reporter, jobs=schedule.jobs, until=until, late=late):
+    for outcome in snapshot(
+        config, subjects, reporter=reporter, jobs=schedule.jobs, until=until, late=late
+    ):
         ran.outcomes.append(outcome)
         told(outcome)
     if not schedule.keep:
@@ -360,8 +423,16 @@ def _prune(config: Config, schedule: Schedule, dumped: Sequence[str]) -> batch.W
     def work(reporter: Reporter) -> dict[str, Any]:
         from .prune import prune
 
-        done = prune(config, dumped, Rules.make(schedule.keep, f"schedule {schedule.name!r}"), reporter=reporter)
-        return {"removed": len(done.removed), "warnings": [e.message for e in [*done.unreadable, *done.errors.values()]]}
+        done = prune(
+            config,
+            dumped,
+            Rules.make(schedule.keep, f"schedule {schedule.name!r}"),
+            reporter=reporter,
+        )
+        return {
+            "removed": len(done.removed),
+            "warnings": [e.message for e in [*done.unreadable, *done.errors.values()]],
+        }
 
     return work
 

@@ -1,8 +1,9 @@
 """Sessions by name: where one is, and starting a new one.
 
-What is known of a session comes from three places, the first that knows wins: its holder, if one answers; what its
-holder left in the run folder; the registry, which also knows trees that were dumped or restored without a
-terminal.  `describe` and `sessions` put that into the one shape that `ls` and `status` print.
+What is known of a session comes from three places, the first that knows wins: its holder, if one
+answers; what its holder left in the run folder; the registry, which also knows trees that were
+dumped or restored without a terminal.  `describe` and `sessions` put that into the one shape that
+`ls` and `status` print.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 SPAWNER = "criuctl.session.launch.spawn:spawn_session"
 _MAX_COPIES = 1000  # names that are tried for one command
 _CARRIED = (
-    "the session has the store's credentials in its environment ({}), and so has each checkpoint of it: start it without"
-    " them (`env -u NAME criuctl run ...`) unless its program needs them; dumps and restores read them by themselves"
+    "the session has the store's credentials in its environment ({}), and so has each checkpoint "
+    "of it: start it without"
+    " them (`env -u NAME criuctl run ...`) unless its program needs them; dumps and restores read "
+    "them by themselves"
 )
 
 
@@ -64,7 +67,8 @@ class NewSession(Struct, frozen=True):
         }
 
 
-# -- starting ---------------------------------------------------------------------------------------
+# -- starting
+# ---------------------------------------------------------------------------------------
 
 
 @events.recorded("run", events.begun, about=events.started)
@@ -83,10 +87,11 @@ def run(
 ) -> NewSession:
     """Start `argv` as a new session under a holder of its own; `size` is rows and columns.
 
-    The folder `workspace` is where it starts, and travels along when the session moves to another host.  Without `io_uring`
-    or `mptcp` (Multipath TCP) it finds a kernel that has none.
+    The folder `workspace` is where it starts, and travels along when the session moves to another
+    host.  Without `io_uring` or `mptcp` (Multipath TCP) it finds a kernel that has none.
 
-    `Conflict` when the name is taken or when we run inside of a session, `NotFound` when there is no such command.
+    `Conflict` when the name is taken or when we run inside of a session, `NotFound` when there is
+    no such command.
     """
     from ..session.launch.daemon import HolderSpec, start_holder
 
@@ -94,23 +99,32 @@ def run(
     around = inside(config)
     if around is not None:
         raise Conflict(
-            f"this runs inside of session {around!r}, whose checkpoints would then hold the new session's holder",
+            f"this runs inside of session {around!r}, whose checkpoints would then hold the new "
+            "session's holder",
             hint="Start it from outside of any session.",
         )
     if not argv or not argv[0]:  # a variable that is not set, say
         raise UsageError("an empty command")
-    if workspace == "":  # a variable that is not set, say: the whole current folder would travel along
+    # a variable that is not set, say: the whole current folder would travel along
+    if workspace == "":
         raise UsageError("'' is no folder to start in")
     try:
         folder = os.path.abspath(workspace or os.getcwd())
     except FileNotFoundError:
-        raise UsageError("the current folder is gone", hint="Go to one that is there, or name one by --workspace.") from None
+        raise UsageError(
+            "the current folder is gone",
+            hint="Go to one that is there, or name one by --workspace.",
+        ) from None
     if not os.path.isdir(folder):
         raise UsageError(f"{folder}: no such folder")
     variables = inherited(os.environ if env is None else env)
     carried = credentials(variables, config)
     with ExitStack() as reserved:
-        chosen = _free_name(config, argv[0], reserved) if name is None else _taken(config, names.check_name(name), reserved)
+        chosen = (
+            _free_name(config, argv[0], reserved)
+            if name is None
+            else _taken(config, names.check_name(name), reserved)
+        )
         spec = HolderSpec(
             name=chosen,
             argv=list(argv),
@@ -121,18 +135,32 @@ def run(
             labels=dict(labels or {}),
             facts={"workspace": folder} if workspace is not None else {},
             spawner=SPAWNER,
-            options={"host_pids": host_pids, "io_uring": io_uring, "mptcp": mptcp, "run_dir": config.run_dir, "umask": _umask()},
+            options={
+                "host_pids": host_pids,
+                "io_uring": io_uring,
+                "mptcp": mptcp,
+                "run_dir": config.run_dir,
+                "umask": _umask(),
+            },
         )
         try:
             started = start_holder(config, spec)
         except NotFound as error:
             raise NotFound(
-                f"{argv[0]}: no such command", hint=f"It is looked for in the PATH: {variables.get('PATH', '')}"
+                f"{argv[0]}: no such command",
+                hint=f"It is looked for in the PATH: {variables.get('PATH', '')}",
             ) from error
         assert started.pid is not None
-        with suppress(OSError):  # a full disk: it runs, and its holder tells so until a dump writes it down
+        # a full disk: it runs, and its holder tells so until a dump writes it down
+        with suppress(OSError):
             Registry(config).put(
-                SessionRecord(chosen, started.id, pid=started.pid, start_time=started.start_time or 0, boot_id=boot_id())
+                SessionRecord(
+                    chosen,
+                    started.id,
+                    pid=started.pid,
+                    start_time=started.start_time or 0,
+                    boot_id=boot_id(),
+                )
             )
     warnings = (_CARRIED.format(", ".join(carried)),) if carried else ()
     return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv), warnings)
@@ -149,13 +177,16 @@ def _taken(config: Config, name: str, reserved: ExitStack) -> str:
 
 
 def _claim(config: Config, name: str) -> str:
-    """The name, if a new session may have it; what is left of one that has ended is cleared away."""
+    """The name, if a new session may have it; what is left of one that has ended is cleared
+    away.
+    """
     record = Registry(config).get(name)
     state = state_of(config, name)
     if state is not None and state["holder_alive"]:
         if state["state"] not in ("exited", "lost"):
             raise Conflict(
-                f"session {name!r} exists ({state['state']})", hint=f"`criuctl attach {quoted(name)}`, or choose another name."
+                f"session {name!r} exists ({state['state']})",
+                hint=f"`criuctl attach {quoted(name)}`, or choose another name.",
             )
         end_holder(config, name, state)
     if record is not None and (record.alive() or record.state == "checkpointed"):
@@ -164,35 +195,47 @@ def _claim(config: Config, name: str) -> str:
             f"session {name!r} {what}",
             hint="Choose another name."
             if record.alive()
-            else f"{restore_command(config, name, record.store)} brings it back; or choose another name.",
+            else (
+                f"{restore_command(config, name, record.store)} brings it back; or choose another "
+                "name."
+            ),
         )
     return name
 
 
 def _free_name(config: Config, command: str, reserved: ExitStack) -> str:
     """A name after the command: ``bash``, ``bash-2``, ...; ours until `reserved` ends."""
-    base = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(command)).strip("-._")[:56] or "session"
+    base = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(command)).strip("-._")[:56] or "session"
+    )
     if not names.valid_name(base):
         base = f"run-{base}"
     taken = {s["session"] for s in sessions(config) if s["state"] not in ("exited", "lost")}
     for number in range(1, _MAX_COPIES):
         name = base if number == 1 else f"{base}-{number}"
         if name not in taken:
-            with suppress(Conflict), ExitStack() as trying:  # somebody else who starts one like it may be faster
+            # somebody else who starts one like it may be faster
+            with suppress(Conflict), ExitStack() as trying:
                 _taken(config, name, trying)
                 reserved.push(trying.pop_all())
                 return name
-    raise Conflict(f"{_MAX_COPIES} sessions are named after {base!r}", hint="Give a name: --name NAME.")
+    raise Conflict(
+        f"{_MAX_COPIES} sessions are named after {base!r}", hint="Give a name: --name NAME."
+    )
 
 
-# -- looking ----------------------------------------------------------------------------------------
+# -- looking
+# ----------------------------------------------------------------------------------------
 
 
 def sessions(config: Config) -> list[dict[str, Any]]:
     """Every session that this host knows, by name; nobody is asked, so nothing can hang."""
     states = {state["session"]: state for state in all_states(config)}
     records = {record.name: record for record in Registry(config).all()}
-    return [known_of(states.get(name), records.get(name)) for name in sorted(states.keys() | records.keys())]
+    return [
+        known_of(states.get(name), records.get(name))
+        for name in sorted(states.keys() | records.keys())
+    ]
 
 
 def describe(config: Config, name: str) -> dict[str, Any]:
@@ -203,7 +246,10 @@ def describe(config: Config, name: str) -> dict[str, Any]:
     except SessionGone:
         state, record = state_of(config, name), Registry(config).get(name)
         if state is None and record is None:
-            raise NotFound(f"no session {name!r} is known to this host", hint="`criuctl ls` shows those that are.") from None
+            raise NotFound(
+                f"no session {name!r} is known to this host",
+                hint="`criuctl ls` shows those that are.",
+            ) from None
         return known_of(state, record)
 
 
@@ -212,13 +258,17 @@ def status(config: Config, name: str) -> dict[str, Any]:
     from ..host import latest_checkpoints
 
     body = describe(config, name)
-    body["checkpoint"] = latest_checkpoints.described(config, name, body["id"], body.get("checkpoint") or None, time.time())
+    body["checkpoint"] = latest_checkpoints.described(
+        config, name, body["id"], body.get("checkpoint") or None, time.time()
+    )
     return body
 
 
 def ended(config: Config, name: str) -> bool:
     """Whether there is no session of this name, or none any more, so that one may be started."""
-    known = next((body for body in sessions(config) if body["session"] == names.check_name(name)), None)
+    known = next(
+        (body for body in sessions(config) if body["session"] == names.check_name(name)), None
+    )
     return known is None or known["state"] in ("exited", "lost")
 
 
@@ -230,17 +280,28 @@ def shown(status: Mapping[str, Any]) -> dict[str, Any]:
         body["pid"] = None
     for key in ("since", "created"):
         body[key] = utc_text(body.get(key))
-    body["operators"] = [{**operator, "since": utc_text(operator.get("since"))} for operator in body.get("operators") or ()]
+    body["operators"] = [
+        {**operator, "since": utc_text(operator.get("since"))}
+        for operator in body.get("operators") or ()
+    ]
     body["holder"] = True
     first = ("session", "state", "home", "pid", "incarnation", "exit_code", "since", "operators")
-    return {key: body[key] for key in first} | {key: value for key, value in body.items() if key not in first}
+    return {key: body[key] for key in first} | {
+        key: value for key, value in body.items() if key not in first
+    }
 
 
 def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> dict[str, Any]:
-    """From what was left behind: the state file where it is of the same, or of a later, life than the record."""
+    """From what was left behind: the state file where it is of the same, or of a later, life than
+    the record.
+    """
     if state is not None and not state["holder_alive"] and record is not None:
         ended = record.hidden and state["state"] == "exited" and record.id == state["id"]
-        later = record.state == "checkpointed" and state["state"] != "lost" and record.updated >= state["since"]
+        later = (
+            record.state == "checkpointed"
+            and state["state"] != "lost"
+            and record.updated >= state["since"]
+        )
         if (record.alive() and not ended) or later:
             state = None
     if state is not None:
@@ -266,13 +327,18 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
         alive = record.alive()
         body = {
             "session": record.name,
-            "state": "running" if alive else "checkpointed" if record.state == "checkpointed" else "lost",
+            "state": "running"
+            if alive
+            else "checkpointed"
+            if record.state == "checkpointed"
+            else "lost",
             "home": os.uname().nodename,
             "pid": record.pid if alive else None,
             "incarnation": record.incarnation,
             "exit_code": None,
             "exit_signal": None,
-            "reason": record.reason or ("it cannot be seen from inside of a session" if record.hidden else None),
+            "reason": record.reason
+            or ("it cannot be seen from inside of a session" if record.hidden else None),
             "since": utc_text(record.updated),
             "id": record.id,
             "created": None,
@@ -282,7 +348,9 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
             "holder": False,
         }
     body["operators"] = []
-    moved_to = ((state or {}).get("moved_to") or (record.moved_to if record is not None else "")) or None
+    moved_to = (
+        (state or {}).get("moved_to") or (record.moved_to if record is not None else "")
+    ) or None
     if body["state"] == "checkpointed" and moved_to:
         known = record.home if record is not None and record.moved_to else ""
         body["home"] = (state or {}).get("home") or known or _host_of(moved_to)
@@ -305,7 +373,8 @@ def _command(pid: int) -> list[str]:
     return [os.fsdecode(word) for word in words]
 
 
-# -- talking ----------------------------------------------------------------------------------------
+# -- talking
+# ----------------------------------------------------------------------------------------
 
 
 def connect(
@@ -317,7 +386,9 @@ def connect(
     operator: str = "",
     resume: tuple[str, str] | None = None,
 ) -> Session:
-    """A connection to the holder of session `name`; `NotFound` says why there is none, `NotHeld` that it runs without one."""
+    """A connection to the holder of session `name`; `NotFound` says why there is none, `NotHeld`
+    that it runs without one.
+    """
     from ..session.client.session import Session
 
     try:
@@ -325,7 +396,9 @@ def connect(
     except InvalidName as error:
         raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
     try:
-        return Session.connect(name, config=config, kind=kind, role=role, operator=operator, resume=resume)
+        return Session.connect(
+            name, config=config, kind=kind, role=role, operator=operator, resume=resume
+        )
     except SessionGone as error:
         state, record = state_of(config, name), Registry(config).get(name)
         if state is None and record is None:
@@ -333,7 +406,9 @@ def connect(
         known = known_of(state, record)
         if known["moved_to"]:
             hint = f"`criuctl attach {quoted(known['moved_to'])}`"
-            raise SessionGone(why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]) from error
+            raise SessionGone(
+                why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]
+            ) from error
         if known["state"] == "running":
             hint = (
                 "Sessions that `criuctl run` has started have one."
@@ -349,13 +424,22 @@ def why_not(known: Mapping[str, Any]) -> str:
     if known["moved_to"]:
         return f"session {name!r} has moved to {known['home']}"
     if state == "checkpointed":
-        return f"session {name!r} is checkpointed and nobody holds its terminal; `criuctl restore {quoted(name)}` brings it back"
+        return (
+            f"session {name!r} is checkpointed and nobody holds its terminal; `criuctl restore "
+            f"{quoted(name)}` brings it back"
+        )
     if state == "exited":
         code = known["exit_code"]
-        return f"session {name!r} has ended" + (f" with exit code {code}" if code is not None else "")
+        return f"session {name!r} has ended" + (
+            f" with exit code {code}" if code is not None else ""
+        )
     if state == "running":
         return f"session {name!r} runs as PID {known['pid']}, and criuctl holds no terminal of it"
-    ended = "its holder ended without a word" if known["created"] else "it ended, and as it had no holder nobody saw how"
+    ended = (
+        "its holder ended without a word"
+        if known["created"]
+        else "it ended, and as it had no holder nobody saw how"
+    )
     return f"session {name!r} is lost: {known.get('reason') or ended}"
 
 

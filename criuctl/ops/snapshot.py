@@ -1,8 +1,9 @@
 """Dumps of several trees, some at a time, all of them left running: what cron calls.
 
-Each target is a dump of its own, in a process of its own (`batch`), with its own locks, preflight and outcome; a failure of one
-is its outcome and the others are tried.  Only what concerns them all stops the whole: a signal, and the deadline, at which what
-is under way is interrupted, and it and the rest have timed out.
+Each target is a dump of its own, in a process of its own (`batch`), with its own locks, preflight
+and outcome; a failure of one is its outcome and the others are tried.  Only what concerns them all
+stops the whole: a signal, and the deadline, at which what is under way is interrupted, and it and
+the rest have timed out.
 """
 
 from __future__ import annotations
@@ -49,16 +50,24 @@ def snapshot(
     leave_running: bool = True,
     max_freeze: float | None = None,
 ) -> Iterator[SnapshotOutcome]:
-    """Dump each, `jobs` at a time, and leave it running (or not); yields each outcome as soon as it is known.
+    """Dump each, `jobs` at a time, and leave it running (or not); yields each outcome as soon as it
+    is known.
 
-    `until` is the deadline on the monotonic clock, and `late` what is said of those that were not done by then.
+    `until` is the deadline on the monotonic clock, and `late` what is said of those that were not
+    done by then.
     """
     for subject in subjects:
         if subject.error is not None:
             snapshot_failed(config, reporter, subject.name, subject.error)
             yield SnapshotOutcome(subject.name, error=subject.error)
-    work = [(subject.name, _dump(config, subject, leave_running, max_freeze)) for subject in subjects if subject.error is None]
-    for outcome in batch.each(work, reporter=reporter, jobs=jobs, until=until, broken=DumpFailed, late=late):
+    work = [
+        (subject.name, _dump(config, subject, leave_running, max_freeze))
+        for subject in subjects
+        if subject.error is None
+    ]
+    for outcome in batch.each(
+        work, reporter=reporter, jobs=jobs, until=until, broken=DumpFailed, late=late
+    ):
         if outcome.answer is not None:
             yield SnapshotOutcome(outcome.key, outcome.answer["result"], outcome.answer["degraded"])
             continue
@@ -77,7 +86,8 @@ def _dump(
             wishes = DumpWishes(leave_running=leave_running, labels=labels, max_freeze=max_freeze)
             result = dump(config, subject.name, wishes=wishes, reporter=reporter)
         except CriuctlError as error:
-            snapshot_failed(config, reporter, subject.name, error)  # here, so that nobody waits for its hooks
+            # here, so that nobody waits for its hooks
+            snapshot_failed(config, reporter, subject.name, error)
             raise
         return {"result": result.to_dict(), "degraded": result.degraded}
 
@@ -85,6 +95,8 @@ def _dump(
 
 
 def lock_of(config: Config, targets: Sequence[str], labels: Sequence[str]) -> str:
-    """The name of the lock that keeps the same snapshots from being taken twice at the same time."""
+    """The name of the lock that keeps the same snapshots from being taken twice at the same
+    time.
+    """
     what = "\0".join([config.state_dir, config.store, *sorted(targets), "", *sorted(labels)])
     return f"snapshot/{sha256(what.encode(errors='surrogateescape')).hexdigest()[:32]}"

@@ -1,7 +1,7 @@
 """Making a store, describing it, and its key.
 
-A key is told by where it is and by its fingerprint, never by what it is; only `store_key` with `export`
-writes it, to a new file that nobody but its owner can read.
+A key is told by where it is and by its fingerprint, never by what it is; only `store_key` with
+`export` writes it, to a new file that nobody but its owner can read.
 """
 
 from __future__ import annotations
@@ -33,15 +33,21 @@ class StoreFacts:
     format: int
     created: str
     encrypted: bool
-    key: dict[str, Any]  # kind: file | passphrase | recovery | master | writer | none, file, source, fingerprint, slots
+    # kind: file | passphrase | recovery | master | writer | none, file, source, fingerprint, slots
+    key: dict[str, Any]
     capabilities: dict[str, Any]
-    pin: dict[str, Any]  # what this host expects there: since, how: init | first-use | trusted, problem: why it is not recorded
-    contents: dict[str, Any] | None = None  # sessions, checkpoints, unreadable, hidden, objects, bytes
+    # what this host expects there: since, how: init | first-use | trusted, problem: why it is not
+    # recorded
+    pin: dict[str, Any]
+    # sessions, checkpoints, unreadable, hidden, objects, bytes
+    contents: dict[str, Any] | None = None
     exported: str | None = None  # where `store_key` wrote the key
     recovery_key: str | None = field(default=None, repr=False)  # that `store_init` has made
 
     def to_dict(self) -> dict[str, Any]:
-        """One object; the counts of ``contents`` stand in it directly, ``recovery_key`` where there is a new one."""
+        """One object; the counts of ``contents`` stand in it directly, ``recovery_key`` where there
+        is a new one.
+        """
         body = asdict(self)
         if self.recovery_key is None:
             del body["recovery_key"]
@@ -92,10 +98,11 @@ def store_init(
 ) -> StoreFacts:
     """Make the configured store; `Conflict` if it is one already.
 
-    `encryption` None encrypts stores on S3, in the place of one that was encrypted, and wherever a key file, a passphrase or a
-    recovery key is given.  The store is pinned, in place of one that was there before (`criuctl.checkpoint.storepins`).  With
-    `ask_passphrase` the key is sealed with the configured passphrase, or else with what that returns.  A recovery key is
-    in the answer, and nowhere else.
+    `encryption` None encrypts stores on S3, in the place of one that was encrypted, and wherever a
+    key file, a passphrase or a recovery key is given.  The store is pinned, in place of one that
+    was there before (`criuctl.checkpoint.storepins`).  With `ask_passphrase` the key is sealed with
+    the configured passphrase, or else with what that returns.  A recovery key is in the answer, and
+    nowhere else.
     """
     store = open_store(config.store, config)
     try:
@@ -106,11 +113,22 @@ def store_init(
         if encryption is None:
             given = key_file is not None or passphrase is not None or recovery_key
             before = Pinning.of(store, config).pin
-            encryption = given or config.store.lower().startswith("s3:") or (before is not None and before.encrypted)
+            encryption = (
+                given
+                or config.store.lower().startswith("s3:")
+                or (before is not None and before.encrypted)
+            )
         named = config.key_file if config.key_file != keys.ASKED else ""
         made = key_file or (Path(named) if named else None)
         secret = recovery.new_secret() if recovery_key else None
-        init = Repository.init(store, encryption=encryption, key_file=made, passphrase=passphrase, recovery=secret, config=config)
+        init = Repository.init(
+            store,
+            encryption=encryption,
+            key_file=made,
+            passphrase=passphrase,
+            recovery=secret,
+            config=config,
+        )
         return _facts(init, recovery_key=recovery.to_text(secret) if secret is not None else None)
     finally:
         store.close()
@@ -144,7 +162,9 @@ def store_info(config: Config) -> StoreFacts:
 
 
 def _unique(repository: Repository) -> int:
-    """Plain bytes of all chunks that packs hold, each counted once; those that nothing needs any more are among them."""
+    """Plain bytes of all chunks that packs hold, each counted once; those that nothing needs any
+    more are among them.
+    """
     repository.index.sync()
     return repository.index.plain_bytes()
 
@@ -167,7 +187,9 @@ def _weigh(store: Store) -> tuple[int, dict[str, int]]:
 
 
 def store_key(config: Config, *, export: Path | None = None) -> StoreFacts:
-    """Tell how the store is opened here; with `export` write its key to that new file, mode 0600."""
+    """Tell how the store is opened here; with `export` write its key to that new file, mode
+    0600.
+    """
     with _opened(config) as repository:
         if export is not None:
             repository.export_key(export)
@@ -192,7 +214,8 @@ class Trusted:
 def store_trust(config: Config, *, store_id: str = "", plain: bool = False) -> Trusted:
     """Pin the store that is at the configured place now, whatever was pinned there before.
 
-    With `store_id` only if its id begins so.  One that is not encrypted only if `plain` says that it is meant to be.
+    With `store_id` only if its id begins so.  One that is not encrypted only if `plain` says that
+    it is meant to be.
     """
     store = open_store(config.store, config)
     try:
@@ -204,7 +227,11 @@ def store_trust(config: Config, *, store_id: str = "", plain: bool = False) -> T
                 f"the pin of {store.url} cannot be written: {trusting.unrecorded}",
                 hint="Run criuctl as root, or name a state_dir that may be written.",
             )
-        old = {"id": before.id, "encrypted": before.encrypted, "since": before.since} if before is not None else None
+        old = (
+            {"id": before.id, "encrypted": before.encrypted, "since": before.since}
+            if before is not None
+            else None
+        )
         return Trusted(store.url, about.id, about.encrypted, old)
     finally:
         store.close()

@@ -1,16 +1,22 @@
-"""Looking after one session for as long as it lives: snapshots while it runs, and a restore when it has died.
+"""Looking after one session for as long as it lives: snapshots while it runs, and a restore when it
+has died.
 
 A supervisor is a home or a standby.
 
-    home      The session runs here.  Snapshots are taken by the `Schedule`, and the lease is renewed (`Heartbeat`).  When its
+    home      The session runs here.  Snapshots are taken by the `Schedule`, and the lease is
+    renewed (`Heartbeat`).  When its
               tree dies it is brought back (`Recoverer`), or given up if that does not help
-    standby   It lives on another host, whose lease is watched (`LeaseWatch`).  When that has run out it is restored here, in the
-              place of that very lease: of several standbys one gets it, the others go on watching.  So is the old home fenced:
-              when it comes back its copy is ended, and it becomes a standby
+    standby   It lives on another host, whose lease is watched (`LeaseWatch`).  When that has run
+    out it is restored here, in the
+              place of that very lease: of several standbys one gets it, the others go on watching.
+              So is the old home fenced: when it comes back its copy is ended, and it becomes a
+              standby
 
-RULE: only a tree that is known to be gone, or whose lease has run out, is restored; a store that does not answer proves neither.
-RULE: a supervisor that ends, however it does, ends no session.  Ended in order, it leaves a lease that does not run out; after
-a ``kill -9`` the lease runs out unless a supervisor is started again in time, which goes on where the other was.
+RULE: only a tree that is known to be gone, or whose lease has run out, is restored; a store that
+does not answer proves neither.
+RULE: a supervisor that ends, however it does, ends no session.  Ended in order, it leaves a lease
+that does not run out; after a ``kill -9`` the lease runs out unless a supervisor is started again
+in time, which goes on where the other was.
 
 What is done is told event by event, a mapping each: ``event`` says what, the rest is facts.
 """
@@ -69,7 +75,9 @@ _LOOK = 5.0  # seconds between two looks at a lease, at most
 
 @events.recorded("supervise", events.supervised, about=events.of_name)
 def supervise(config: Config, name: str, wishes: Wishes, *, reporter: Reporter, tell: Tell) -> bool:
-    """Look after the session until it is over or a signal comes; False if more would be lost by then than may be."""
+    """Look after the session until it is over or a signal comes; False if more would be lost by
+    then than may be.
+    """
     wishes.check()
     check_outside(config, begins=True)
     return Supervisor(Post(config, name, wishes, reporter=reporter, tell=tell)).run()
@@ -99,8 +107,12 @@ class Supervisor:
         taken = f"session {post.name!r} is supervised by another criuctl"
         with ExitStack() as stack:
             stack.callback(os.close, self._wake)
-            stack.enter_context(exclusive(post.config, f"supervise/{post.config.state_dir}/{post.name}", taken))
-            stack.callback(self._heart.stop, lambda: post.tell("lease-runs-out", lease_s=post.wishes.lease))
+            stack.enter_context(
+                exclusive(post.config, f"supervise/{post.config.state_dir}/{post.name}", taken)
+            )
+            stack.callback(
+                self._heart.stop, lambda: post.tell("lease-runs-out", lease_s=post.wishes.lease)
+            )
             stack.callback(self._terminal.close)
             stack.callback(post.service.close)
             try:
@@ -122,7 +134,8 @@ class Supervisor:
                 post.service.tell("STOPPING=1")
         return not self._risky
 
-    # -- which role ----------------------------------------------------------------------------------
+    # -- which role
+    # ----------------------------------------------------------------------------------
 
     def _role(self, *, first: bool = False) -> Role:
         """Where the session is, and what this host has to do with it."""
@@ -134,28 +147,44 @@ class Supervisor:
             leased = repository.capabilities.conditional_create
             if not leased and (post.wishes.standby or record is None):
                 raise PreflightRefused(
-                    f"session {post.name!r} does not run here, and where it runs cannot be told: {leases.UNLEASED}",
-                    hint=f"`criuctl restore {quoted(post.name)}` when you know that it runs nowhere, then supervise it.",
+                    f"session {post.name!r} does not run here, and where it runs cannot be told: "
+                    f"{leases.UNLEASED}",
+                    hint=(
+                        f"`criuctl restore {quoted(post.name)}` when you know that it runs "
+                        "nowhere, then supervise it."
+                    ),
                 )
             head = leases.read_head(repository, post.name) if leased else None
             held = head if head is not None and head.state == "held" else None
             if held is not None and held.host == post.host and record is None and not held.ttl:
                 raise Conflict(
                     f"session {post.name!r} is held by this host, which does not know it",
-                    hint="If another host has the same machine id, give each a host_id; else `criuctl restore` it.",
+                    hint=(
+                        "If another host has the same machine id, give each a host_id; else "
+                        "`criuctl restore` it."
+                    ),
                 )
-            if post.wishes.standby or (held is not None and (held.host != post.host or record is None)):
+            if post.wishes.standby or (
+                held is not None and (held.host != post.host or record is None)
+            ):
                 return "standby"
             if not candidates(repository, post.name, record.id if record is not None else None, []):
-                raise NotFound(f"session {post.name!r} does not run here, and the store has no checkpoint of it")
-        self._loss = Loss(record, time.monotonic(), moment(held.beaten) if held is not None else None)
+                raise NotFound(
+                    f"session {post.name!r} does not run here, and the store has no "
+                    "checkpoint of "
+                    "it"
+                )
+        self._loss = Loss(
+            record, time.monotonic(), moment(held.beaten) if held is not None else None
+        )
         if record is None or record.state == "checkpointed":
             return "recover"  # it lives nowhere, and is to live
         return self._after(record, fate(post.config, record))
 
     def _role_anew(self) -> Role:
-        """The same in the middle of it all: what keeps it from being told (a store that does not answer, a lease that cannot
-        be read, a restore under way here) is waited for, as there may be a session to look after then."""
+        """The same in the middle of it all: what keeps it from being told (a store that does not
+        answer, a lease that cannot be read, a restore under way here) is waited for, as there may
+        be a session to look after then."""
         told = ""
         while True:
             try:
@@ -167,7 +196,9 @@ class Supervisor:
                 self._post.sleep(_LOOK)
 
     def _look_for_lease(self, record: SessionRecord, first: bool) -> Role:
-        """It runs here: as its home, or as a copy that is stale?  A store that does not answer fences nobody."""
+        """It runs here: as its home, or as a copy that is stale?  A store that does not answer
+        fences nobody.
+        """
         post = self._post
         try:
             with post.repository() as repository:
@@ -176,7 +207,9 @@ class Supervisor:
                 if not repository.capabilities.conditional_create:
                     if post.wishes.standby or post.wishes.self_fence:
                         what = "a standby" if post.wishes.standby else "--self-fence"
-                        raise PreflightRefused(f"{what} needs a store that gives leases: {leases.UNLEASED}")
+                        raise PreflightRefused(
+                            f"{what} needs a store that gives leases: {leases.UNLEASED}"
+                        )
                     if first:
                         post.tell("unleased", text=leases.UNLEASED)
         except (NoSuchBucket, StoreNotInitialised):
@@ -197,14 +230,19 @@ class Supervisor:
             return "standby"
         with post.working():
             for found in lost_homes.stand_down(post.config, [record.name], reporter=post.reporter):
-                facts = {"host": holder_of(found.lease), "text": found.reason or None, "error": found.error}
+                facts = {
+                    "host": holder_of(found.lease),
+                    "text": found.reason or None,
+                    "error": found.error,
+                }
                 post.tell("fenced", done=found.done, processes=found.processes, **facts)
         if post.lives() is None:
             return "standby"
         post.sleep(TICK)
         return "anew"
 
-    # -- home ----------------------------------------------------------------------------------------
+    # -- home
+    # ----------------------------------------------------------------------------------------
 
     def _at_home(self) -> Role:
         """The session runs here; until it does not."""
@@ -240,9 +278,13 @@ class Supervisor:
             now = time.monotonic()
             reason, wait = None, None
             if not self._stands_still():
-                reason = self._schedule.due(now) or self._terminal.look(self._schedule, record.pid, now)
+                reason = self._schedule.due(now) or self._terminal.look(
+                    self._schedule, record.pid, now
+                )
                 wait = self._schedule.wait(now)
-            pause = 0.0 if reason else min(TICK, self._terminal.pause, TICK if wait is None else wait)
+            pause = (
+                0.0 if reason else min(TICK, self._terminal.pause, TICK if wait is None else wait)
+            )
             ready = {fd for fd, _events in poll.poll(pause * 1000)}
             self._post.tick()
             if self._wake in ready:
@@ -256,16 +298,27 @@ class Supervisor:
             self._look_at_loss()
 
     def _stands_still(self) -> bool:
-        """Whether the tree was stopped since the lease could not be renewed; told when that begins and ends."""
+        """Whether the tree was stopped since the lease could not be renewed; told when that begins
+        and ends.
+        """
         still = self._fence is not None and self._fence.holds
         if still != self._still:
             self._still = still
-            events.record(self._post.config, "self-fence" if still else "self-fence-end", [{"session": self._post.name}])
-            self._post.tell("self-fenced" if still else "goes-on", lease_s=self._post.wishes.lease if still else None)
+            events.record(
+                self._post.config,
+                "self-fence" if still else "self-fence-end",
+                [{"session": self._post.name}],
+            )
+            self._post.tell(
+                "self-fenced" if still else "goes-on",
+                lease_s=self._post.wishes.lease if still else None,
+            )
         return still
 
     def _age(self, record: SessionRecord) -> float | None:
-        """Seconds since the newest checkpoint of this life of the session, None if there is none or the store does not tell."""
+        """Seconds since the newest checkpoint of this life of the session, None if there is none or
+        the store does not tell.
+        """
         with suppress(CriuctlError), self._post.repository() as repository:
             for summary in candidates(repository, record.name, record.id, [])[:1]:
                 created = moment(summary.created)
@@ -290,13 +343,20 @@ class Supervisor:
             return False
         except Exception as error:
             if not record.alive():
-                return True  # its end, which may have come at any moment of the dump, is seen to next
+                # its end, which may have come at any moment of the dump, is seen to next
+                return True
             told = of_the_host(error) if isinstance(error, OSError) else error
             if not isinstance(told, CriuctlError):
                 raise
             self._schedule.failed(time.monotonic())
             again = round(self._schedule.wait(time.monotonic()) or 0.0, 1)
-            post.tell("snapshot-failed", reason=reason, failures=self._schedule.failures, again_s=again, error=told)
+            post.tell(
+                "snapshot-failed",
+                reason=reason,
+                failures=self._schedule.failures,
+                again_s=again,
+                error=told,
+            )
             if not isinstance(told, Conflict):  # somebody else is at work on it
                 with post.working():
                     snapshot_failed(post.config, post.reporter, record.name, told)
@@ -305,7 +365,18 @@ class Supervisor:
         self._heart.hurry()
         self._remember(record)
         body = result.to_dict()
-        facts = {key: body[key] for key in ("checkpoint", "number", "processes", "frozen_ms", "total_ms", "bytes", "warnings")}
+        facts = {
+            key: body[key]
+            for key in (
+                "checkpoint",
+                "number",
+                "processes",
+                "frozen_ms",
+                "total_ms",
+                "bytes",
+                "warnings",
+            )
+        }
         post.tell("snapshot", reason=reason, **facts)
         if post.wishes.keep_last:
             self._prune()
@@ -316,7 +387,12 @@ class Supervisor:
         post = self._post
         try:
             with post.working():
-                done = prune(post.config, [post.name], Rules(last=post.wishes.keep_last), reporter=post.reporter)
+                done = prune(
+                    post.config,
+                    [post.name],
+                    Rules(last=post.wishes.keep_last),
+                    reporter=post.reporter,
+                )
         except (CriuctlError, OSError) as error:
             told = of_the_host(error) if isinstance(error, OSError) else error
             if told is None:
@@ -333,12 +409,16 @@ class Supervisor:
         if risky == self._risky:
             return
         self._risky = risky
-        facts = {"loss_s": round(self._schedule.loss(now), 1), "max_loss_s": self._post.wishes.max_loss}
+        facts = {
+            "loss_s": round(self._schedule.loss(now), 1),
+            "max_loss_s": self._post.wishes.max_loss,
+        }
         self._post.tell("at-risk" if risky else "safe", **facts)
         if risky:
             self._post.hook("loss-exceeded", **facts)
 
-    # -- its end -------------------------------------------------------------------------------------
+    # -- its end
+    # -------------------------------------------------------------------------------------
 
     def _gone(self, record: SessionRecord) -> Role:
         """The tree of `record` has ended."""
@@ -372,10 +452,13 @@ class Supervisor:
             return "anew"
         return "home" if outcome == "back" else "standby"
 
-    # -- standby -------------------------------------------------------------------------------------
+    # -- standby
+    # -------------------------------------------------------------------------------------
 
     def _stand_by(self) -> Role:
-        """The session lives on another host, or was put away; until that host's lease has run out, or it lives here."""
+        """The session lives on another host, or was put away; until that host's lease has run out,
+        or it lives here.
+        """
         post = self._post
         self._heart.rest()
         self._recoverer.reset()
@@ -386,7 +469,9 @@ class Supervisor:
             while post.lives() is None:
                 head: Head | None = None
                 try:
-                    repository = repository or stack.enter_context(post.repository(post.wishes.lease / 4))
+                    repository = repository or stack.enter_context(
+                        post.repository(post.wishes.lease / 4)
+                    )
                     head = leases.read_head(repository, post.name)
                     blind = False
                 except (StoreError, DataError, Conflict) as error:
@@ -397,8 +482,15 @@ class Supervisor:
                 now = time.monotonic()
                 if watch.look(now, head) and head is not None:
                     silent = round(now - watch.since, 1)
-                    post.tell("lease-expired", host=holder_of(head), epoch=head.epoch, silent_s=silent)
-                    self._loss = Loss(post.registry.get(post.name), watch.since, moment(head.beaten or head.time), head)
+                    post.tell(
+                        "lease-expired", host=holder_of(head), epoch=head.epoch, silent_s=silent
+                    )
+                    self._loss = Loss(
+                        post.registry.get(post.name),
+                        watch.since,
+                        moment(head.beaten or head.time),
+                        head,
+                    )
                     return "recover"
                 post.sleep(watch.pause(usual))
         return "home"

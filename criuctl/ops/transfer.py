@@ -1,14 +1,17 @@
 """One checkpoint into a file, and back into a store: export and import.
 
-**Export** reads and verifies every chunk that the checkpoint needs and writes a file that holds the checkpoint and nothing
-else, compressed, and encrypted as the store is unless told otherwise.  The file comes to be under a temporary name beside
-FILE, is made durable, and gets its name last; so whatever fails, FILE is whole or is not there, or is what it was.
+**Export** reads and verifies every chunk that the checkpoint needs and writes a file that holds the
+checkpoint and nothing else, compressed, and encrypted as the store is unless told otherwise.  The
+file comes to be under a temporary name beside FILE, is made durable, and gets its name last; so
+whatever fails, FILE is whole or is not there, or is what it was.
 
-**Import** reads the whole file before it believes anything of it, opens it with its key, and then copies; the manifest is put
-last, like that of a dump.  So whatever fails, the store lists what it listed before.  The checkpoint keeps its id: imported
-twice it is found to be there already, and nothing is done.  It gets the next number of its session, so it becomes the newest.
+**Import** reads the whole file before it believes anything of it, opens it with its key, and then
+copies; the manifest is put last, like that of a dump.  So whatever fails, the store lists what it
+listed before.  The checkpoint keeps its id: imported twice it is found to be there already, and
+nothing is done.  It gets the next number of its session, so it becomes the newest.
 
-A pipe has no beginning to go back to: what comes from one is kept in memory until it is imported, and never on a disk.
+A pipe has no beginning to go back to: what comes from one is kept in memory until it is imported,
+and never on a disk.
 """
 
 from __future__ import annotations
@@ -29,7 +32,16 @@ from ..checkpoint.exported import ORIGIN, ExportedCheckpoint, Key, copy
 from ..checkpoint.manifest import CheckpointSummary, Manifest, SessionRef
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..errors import Conflict, Damaged, DataError, ObjectMissing, StoreError, StoreFull, UsageError, WrongKey
+from ..errors import (
+    Conflict,
+    Damaged,
+    DataError,
+    ObjectMissing,
+    StoreError,
+    StoreFull,
+    UsageError,
+    WrongKey,
+)
 from ..host import latest_checkpoints
 from ..host.journal import events
 from ..host.latest_checkpoints import Latest
@@ -46,7 +58,9 @@ Protection = Literal["store", "none", "file", "passphrase"]
 
 
 class Seal(Struct, frozen=True):
-    """How an exported file is to be protected; ``store``: as the store is, opened by what opens that."""
+    """How an exported file is to be protected; ``store``: as the store is, opened by what opens
+    that.
+    """
 
     by: Protection = "store"
     key_file: Path | None = None  # for ``file``: made if it does not exist
@@ -73,7 +87,11 @@ class Exported(Struct, frozen=True):
             "incarnation": m.incarnation,
             "store": self.store,
             "file": self.file,
-            "bytes": {"memory": m.bytes.get("memory", 0), "files": m.bytes.get("files", 0), "file": self.size},
+            "bytes": {
+                "memory": m.bytes.get("memory", 0),
+                "files": m.bytes.get("files", 0),
+                "file": self.size,
+            },
             "encrypted": self.key["kind"] != "none",
             "key": {name: self.key[name] for name in ("kind", "file", "fingerprint")},
             "warnings": self.warnings,
@@ -108,20 +126,33 @@ class Imported(Struct, frozen=True):
         }
 
 
-# -- export ---------------------------------------------------------------------------------------------
+# -- export
+# ---------------------------------------------------------------------------------------------
 
 
 def export(
-    config: Config, ref: str, target: Path | int, *, reporter: Reporter, seal: Seal | None = None, force: bool = False
+    config: Config,
+    ref: str,
+    target: Path | int,
+    *,
+    reporter: Reporter,
+    seal: Seal | None = None,
+    force: bool = False,
 ) -> Exported:
-    """Write the checkpoint `ref` to the file `target`, or to an open descriptor; with `force` a file may be replaced."""
+    """Write the checkpoint `ref` to the file `target`, or to an open descriptor; with `force` a
+    file may be replaced.
+    """
     if isinstance(target, Path):
         _see_place(target, force)
     with _opened(config) as repository:
         reporter.step("resolve", ref=ref)
         summary = repository.resolve(ref)
         manifest = repository.manifest_at(summary.object)
-        origin = {"store": repository.id, "session": manifest.session.name, "number": manifest.number}
+        origin = {
+            "store": repository.id,
+            "session": manifest.session.name,
+            "number": manifest.number,
+        }
         packed = replace(manifest, extra={ORIGIN: origin, **manifest.extra})
         protection = _protection(repository, seal or Seal(), config)
         with _written(target, force) as (fd, name):
@@ -132,7 +163,14 @@ def export(
                 writer.commit(copy(repository, packed, writer, reporter))
             archive.finish()
         reporter.step("done")
-        return Exported(manifest, repository.store.url, name, archive.size, made.key_info(), list(reporter.warnings))
+        return Exported(
+            manifest,
+            repository.store.url,
+            name,
+            archive.size,
+            made.key_info(),
+            list(reporter.warnings),
+        )
 
 
 def _protection(repository: Repository, seal: Seal, config: Config) -> dict[str, Any]:
@@ -148,7 +186,9 @@ def _protection(repository: Repository, seal: Seal, config: Config) -> dict[str,
         return {"encryption": True, "key_file": Path(key["file"])}
     if key["kind"] == "passphrase":
         return {"encryption": True, "passphrase": keys.find_passphrase(config)[0]}
-    kind = {"recovery": "recovery key", "writer": "key of a write-only host"}.get(key["kind"], "exported master key")
+    kind = {"recovery": "recovery key", "writer": "key of a write-only host"}.get(
+        key["kind"], "exported master key"
+    )
     raise UsageError(
         f"the store was opened by its {kind}, which cannot protect a file",
         hint="Choose what opens the file: --key-file FILE or --passphrase.",
@@ -164,23 +204,32 @@ def _see_place(target: Path, force: bool) -> None:
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
-        raise UsageError(f"{target} is no regular file", hint="Name a file, or - for standard output.")
+        raise UsageError(
+            f"{target} is no regular file", hint="Name a file, or - for standard output."
+        )
     if not force:
         raise Conflict(f"{target} exists", hint="Name a new file, or replace it with --force.")
 
 
 @contextmanager
 def _written(target: Path | int, force: bool) -> Iterator[tuple[int, str]]:
-    """A descriptor to write to, and what it is called; a file gets its name when all went well, and only then."""
+    """A descriptor to write to, and what it is called; a file gets its name when all went well, and
+    only then.
+    """
     if isinstance(target, int):
         yield target, "standard output"
         return
     some = os.fsdecode(os.fsencode(target.name)[:200])  # a name is 255 bytes long at most
     temporary = target.with_name(f".{some}.{secrets.token_hex(4)}.part")
     try:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(
+            temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
     except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}", hint="Name a file in a folder that exists.") from error
+        raise UsageError(
+            f"{target} cannot be written: {error.strerror}",
+            hint="Name a file in a folder that exists.",
+        ) from error
     try:
         try:
             yield fd, str(target)
@@ -212,7 +261,9 @@ def _publish(temporary: Path, target: Path, force: bool) -> None:
         try:
             os.link(temporary, target)
         except FileExistsError:
-            raise Conflict(f"{target} exists", hint="Name a new file, or replace it with --force.") from None
+            raise Conflict(
+                f"{target} exists", hint="Name a new file, or replace it with --force."
+            ) from None
         except OSError:  # a file system without hard links
             _see_place(target, force)
             os.rename(temporary, target)
@@ -223,25 +274,34 @@ def _publish(temporary: Path, target: Path, force: bool) -> None:
         os.close(folder)
 
 
-# -- import ---------------------------------------------------------------------------------------------
+# -- import
+# ---------------------------------------------------------------------------------------------
 
 
 @events.recorded("import", events.imported)
 def import_(
-    config: Config, source: Path | int, *, reporter: Reporter, key: Key | None = None, name: str | None = None
+    config: Config,
+    source: Path | int,
+    *,
+    reporter: Reporter,
+    key: Key | None = None,
+    name: str | None = None,
 ) -> Imported:
     """Read the checkpoint in the file `source`, or from an open descriptor, into the store.
 
     With `name` it is of a session of that name, and not of the one that it was taken of.
 
-    `UnsupportedFormat`, `Damaged`, `KeyMissing`, `WrongKey` tell of the file, store errors of the store.
+    `UnsupportedFormat`, `Damaged`, `KeyMissing`, `WrongKey` tell of the file, store errors of the
+    store.
     """
     if name is not None:
         check_name(name)
     with ExitStack() as stack:
         fd, url = _readable(source, stack)
         reporter.step("verify", file=url)
-        archive = ArchiveStore.verified(fd, url, lambda done, total: reporter.progress("file", done, total))
+        archive = ArchiveStore.verified(
+            fd, url, lambda done, total: reporter.progress("file", done, total)
+        )
         packed = stack.enter_context(ExportedCheckpoint.unlock(archive, config, key or Key()))
         manifest = packed.manifest_at(packed.only().object)
         origin = manifest.extra.get(ORIGIN)
@@ -253,7 +313,11 @@ def import_(
                 raise _already(there, where)
             reporter.step("done", already=f"{there.session}@{there.number}")
             return Imported(there, where, url, False, origin, list(reporter.warnings))
-        wanted = manifest if name is None else replace(manifest, session=SessionRef(name, secrets.token_hex(16)))
+        wanted = (
+            manifest
+            if name is None
+            else replace(manifest, session=SessionRef(name, secrets.token_hex(16)))
+        )
         _warn_of_another(repository, wanted.session, reporter)
         repository.preflight_write()
         reporter.step("import", checkpoint=manifest.id, store=where)
@@ -261,16 +325,24 @@ def import_(
             try:
                 copied = copy(packed, wanted, writer, reporter)
             except ObjectMissing as error:
-                raise Damaged(f"{url} is damaged: {error.message}", object=error.details.get("object")) from error
-            for unreadable in packed.index.unreadable:  # it was not needed, but nobody has exported it so
+                raise Damaged(
+                    f"{url} is damaged: {error.message}", object=error.details.get("object")
+                ) from error
+            # it was not needed, but nobody has exported it so
+            for unreadable in packed.index.unreadable:
                 raise unreadable
             writer.flush()
-            sizes = {**manifest.bytes, "new": writer.stats.bytes_new, "stored": writer.stats.bytes_stored}
+            sizes = {
+                **manifest.bytes,
+                "new": writer.stats.bytes_new,
+                "stored": writer.stats.bytes_stored,
+            }
             reporter.step("commit")
             if (there := _present(repository, manifest.id)) is not None:  # somebody else was faster
                 raise _already(there, where)
             summary = writer.commit(replace(copied, bytes=sizes))
-        latest_checkpoints.note(config, Latest.of(summary, where), reporter)  # the operator has made it the newest of that name
+        # the operator has made it the newest of that name
+        latest_checkpoints.note(config, Latest.of(summary, where), reporter)
         reporter.step("done")
         return Imported(summary, where, url, True, origin, list(reporter.warnings))
 
@@ -286,7 +358,9 @@ def _already(there: CheckpointSummary, where: str) -> Conflict:
 def _present(repository: Repository, checkpoint: str) -> CheckpointSummary | None:
     """The checkpoint of this id, if the store has it."""
     catalog = repository.catalog
-    names = {name: size for name, size in catalog.names().items() if name.endswith(f"-{checkpoint}")}
+    names = {
+        name: size for name, size in catalog.names().items() if name.endswith(f"-{checkpoint}")
+    }
     unreadable: list[DataError] = []
     found = catalog.summaries(names, unreadable)
     for error in unreadable:
@@ -299,8 +373,10 @@ def _warn_of_another(repository: Repository, session: SessionRef, reporter: Repo
     older = repository.list(session.name)
     if older and older[-1].session_id != session.id:
         reporter.warning(
-            f"the store has checkpoints of another session named {session.name!r}; this one is now the newest of that name",
-            f"The one before is {session.name}@{older[-1].number}; `import --as NAME` keeps sessions apart.",
+            f"the store has checkpoints of another session named {session.name!r}; this one is "
+            "now the newest of that name",
+            f"The one before is {session.name}@{older[-1].number}; `import --as NAME` keeps "
+            "sessions apart.",
         )
 
 
@@ -308,7 +384,11 @@ def _readable(source: Path | int, stack: ExitStack) -> tuple[int, str]:
     """A descriptor that can be read from anywhere, and what it is called."""
     url = "standard input" if isinstance(source, int) else str(source)
     try:
-        fd = os.dup(source) if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        fd = (
+            os.dup(source)
+            if isinstance(source, int)
+            else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        )
     except OSError as error:
         raise UsageError(f"{url} cannot be read: {error.strerror}") from error
     stack.callback(os.close, fd)
@@ -329,13 +409,15 @@ def _keep(fd: int, file: BinaryIO, url: str) -> None:
         limit -= len(piece)
         if limit < 0:
             raise StoreFull(
-                f"what comes from {url} is too large to be held in memory", hint="Write it to a file and import that."
+                f"what comes from {url} is too large to be held in memory",
+                hint="Write it to a file and import that.",
             )
         file.write(piece)
     file.flush()
 
 
-# -- both -----------------------------------------------------------------------------------------------
+# -- both
+# -----------------------------------------------------------------------------------------------
 
 
 @contextmanager

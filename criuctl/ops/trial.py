@@ -1,17 +1,22 @@
-"""A trial restore: whether a checkpoint comes back, found out beside the living session and without touching anything of it.
+"""A trial restore: whether a checkpoint comes back, found out beside the living session and without
+touching anything of it.
 
-It is an ordinary restore (`criuctl.restore.story`) in a shadow of this host (`criuctl.proc.shadow`), as a copy:
+It is an ordinary restore (`criuctl.restore.story`) in a shadow of this host
+(`criuctl.proc.shadow`), as a copy:
 
-- processes, names, IPC: in PID, mount, IPC, UTS and network namespaces of their own, with every PID free;
-- files: all under overlays in memory; the tree opens, changes and removes its files in there alone, and files that have changed
-  since the dump are put back in there alone.  Where an overlay cannot be, nothing can be written: a tree that has to write
-  there cannot be tried, and which places these are is told;
+- processes, names, IPC: in PID, mount, IPC, UTS and network namespaces of their own, with every PID
+  free;
+- files: all under overlays in memory; the tree opens, changes and removes its files in there alone,
+  and files that have changed since the dump are put back in there alone.  Where an overlay cannot
+  be, nothing can be written: a tree that has to write there cannot be tried, and which places these
+  are is told;
 - connections to outside: hung up, all; from the network that it gets nobody can be reached;
-- lease, record, hooks, events: no lease is claimed, what criuctl notes is noted in the shadow, and hooks are not run;
+- lease, record, hooks, events: no lease is claimed, what criuctl notes is noted in the shadow, and
+  hooks are not run;
 - what it requires (`predicates`) is not looked at: a checkpoint that is stale may be sound.
 
-Then the probe, a command of the operator's (never of the checkpoint's), runs inside the tree's namespaces.  Whatever ends it,
-SIGKILL of criuctl included, nothing of it is left.
+Then the probe, a command of the operator's (never of the checkpoint's), runs inside the tree's
+namespaces.  Whatever ends it, SIGKILL of criuctl included, nothing of it is left.
 """
 
 from __future__ import annotations
@@ -28,7 +33,15 @@ from msgspec.structs import asdict, replace
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..errors import CommandFailed, CriuctlError, NoSuchProcess, PreflightRefused, RestoreFailed, TimedOut, Vetoed
+from ..errors import (
+    CommandFailed,
+    CriuctlError,
+    NoSuchProcess,
+    PreflightRefused,
+    RestoreFailed,
+    TimedOut,
+    Vetoed,
+)
 from ..host.failures.command_failures import told_as
 from ..proc import command, shadow
 from ..proc.namespaces import entry_prefix, foreign
@@ -56,7 +69,8 @@ class Trial(Struct, frozen=True):
     alive: bool  # the tree's root lived on when it had been restored, and at the end of the probe
     restore_ms: float
     elapsed_ms: float = 0.0
-    probe: dict[str, Any] | None = None  # command, exit_code (None: it was not done in time, or could not be run), output
+    # command, exit_code (None: it was not done in time, or could not be run), output
+    probe: dict[str, Any] | None = None
     connections: list[dict[str, Any]] = field(default_factory=list)
     read_only: list[str] = field(default_factory=list)  # where nothing could be written
     warnings: list[str] = field(default_factory=list)
@@ -73,14 +87,30 @@ class Trial(Struct, frozen=True):
 
 def probe_of(config: Config, session: str) -> str | None:
     """The configured probe of a session: the first pattern that fits."""
-    return next((probe for pattern, probe in config.probes.items() if fnmatch.fnmatchcase(session, pattern)), None)
+    return next(
+        (
+            probe
+            for pattern, probe in config.probes.items()
+            if fnmatch.fnmatchcase(session, pattern)
+        ),
+        None,
+    )
 
 
-def trial(config: Config, ref: str, *, probe: str | None = None, timeout: float = 300.0, reporter: Reporter) -> Trial:
-    """Restore the checkpoint that `ref` names for a trial, and run `probe` (default: the configuration's) beside it.
+def trial(
+    config: Config,
+    ref: str,
+    *,
+    probe: str | None = None,
+    timeout: float = 300.0,
+    reporter: Reporter,
+) -> Trial:
+    """Restore the checkpoint that `ref` names for a trial, and run `probe` (default: the
+    configuration's) beside it.
 
-    `RestoreFailed` if it cannot be restored, for whatever reason that is the checkpoint's or this host's; `TimedOut`; as
-    `restore` for what keeps it from being tried: no such checkpoint, no store, no key, damage.
+    `RestoreFailed` if it cannot be restored, for whatever reason that is the checkpoint's or this
+    host's; `TimedOut`; as `restore` for what keeps it from being tried: no such checkpoint, no
+    store, no key, damage.
     """
     began = time.monotonic()
     reporter.step("trial", ref=ref)
@@ -104,7 +134,9 @@ def trial(config: Config, ref: str, *, probe: str | None = None, timeout: float 
 
 
 class _Unclaimed(Repository):
-    """A store in which nothing is claimed: a copy that is thrown away needs no lease, and leaves no trace."""
+    """A store in which nothing is claimed: a copy that is thrown away needs no lease, and leaves no
+    trace.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -117,9 +149,12 @@ def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Tri
     from ..restore.story import restore
 
     read_only = shadow.enter()
-    shadow.empty(config.run_dir or DEFAULT_RUN_DIR)  # of the same name: what the tree knows of itself is there
+    # of the same name: what the tree knows of itself is there
+    shadow.empty(config.run_dir or DEFAULT_RUN_DIR)
     own = config  # knows which store is expected there, and which session
-    config = config.with_options(state_dir=tempfile.mkdtemp(prefix="criuctl-"), hook_dirs=(), events="none")
+    config = config.with_options(
+        state_dir=tempfile.mkdtemp(prefix="criuctl-"), hook_dirs=(), events="none"
+    )
     reporter = Reporter()
     store = open_store(config.store, config)
     repository = _Unclaimed.open(store, own)
@@ -128,8 +163,12 @@ def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Tri
     _check(manifest, read_only)
     began = time.monotonic()
     try:
-        request = RestoreRequest(new_name=manifest.session.name, connections="hangup", files="restore", alone=True)
-        result = restore(config, manifest.id, request=request, reporter=reporter, repository=repository)
+        request = RestoreRequest(
+            new_name=manifest.session.name, connections="hangup", files="restore", alone=True
+        )
+        result = restore(
+            config, manifest.id, request=request, reporter=reporter, repository=repository
+        )
     except (PreflightRefused, Vetoed) as error:
         raise RestoreFailed(error.message, hint=error.hint, **error.details) from error
     assert isinstance(result, RestoreResult)  # it was no dry run
@@ -151,20 +190,32 @@ def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Tri
 
 
 def _check(manifest: Manifest, read_only: Sequence[str]) -> None:
-    """What the tree writes to must lie where it can be written; its memory, and a copy of each such file, must fit."""
+    """What the tree writes to must lie where it can be written; its memory, and a copy of each such
+    file, must fit.
+    """
     for file in manifest.files:
-        place = next((p for p in read_only if file.path == p or file.path.startswith(f"{p.rstrip('/')}/")), None)
+        place = next(
+            (p for p in read_only if file.path == p or file.path.startswith(f"{p.rstrip('/')}/")),
+            None,
+        )
         if place is not None and file.kind in ("written", "carried"):
             raise PreflightRefused(
-                f"a trial would have to write to {file.path}, and no copy-on-write view of {place} can be had",
-                hint="Try it on another host that has the store, or with the files on a file system that overlayfs can cover.",
+                f"a trial would have to write to {file.path}, and no copy-on-write view of "
+                f"{place} can be had",
+                hint=(
+                    "Try it on another host that has the store, or with the files on a file "
+                    "system that overlayfs can cover."
+                ),
             )
-    copied = [f.size for f in manifest.files if f.kind in ("written", "carried") or f.data is not None]
+    copied = [
+        f.size for f in manifest.files if f.kind in ("written", "carried") or f.data is not None
+    ]
     needed = sum(copied) + sum(image.data.size for image in manifest.memory)
     free = available_memory()
     if needed > free:
         raise PreflightRefused(
-            f"a trial needs {needed >> 20} MiB of memory, for the tree and for copies of the files that it writes to;"
+            f"a trial needs {needed >> 20} MiB of memory, for the tree and for copies of the "
+            "files that it writes to;"
             f" {free >> 20} MiB are free",
             hint="Try it on another host that has the store.",
         )
@@ -187,8 +238,15 @@ def _probe(result: RestoreResult, manifest: Manifest, text: str, deadline: float
         "CRIUCTL_PID": str(result.inner_pid),
     }
     try:
-        argv = [*entry_prefix(result.pid, foreign(result.pid) & _KINDS), "sh", "-c", f"exec 2>&1\n{text}"]
-        done = command.run(argv, timeout=max(left, 0.1), check=False, env=env, cwd="/", max_stdout=_OUTPUT)
+        argv = [
+            *entry_prefix(result.pid, foreign(result.pid) & _KINDS),
+            "sh",
+            "-c",
+            f"exec 2>&1\n{text}",
+        ]
+        done = command.run(
+            argv, timeout=max(left, 0.1), check=False, env=env, cwd="/", max_stdout=_OUTPUT
+        )
     except NoSuchProcess:
         return {**told, "output": "the tree's root has ended at once"}
     except TimedOut:

@@ -16,12 +16,15 @@ from .sessions import connect
 if TYPE_CHECKING:
     from ..session.client.session import Session
 
-_PATIENCE, _LOOK = 3.0, 0.1  # seconds for somebody who types to pause; between two questions whether he does
+# seconds for somebody who types to pause; between two questions whether he does
+_PATIENCE, _LOOK = 3.0, 0.1
 _BEGIN, _END = b"\x1b[200~", b"\x1b[201~"
 
 
 def writer(config: Config, name: str, *, take: bool) -> Session:
-    """A connection that holds the lease and may type; whoever is typing just now is waited for a little, or not with `take`."""
+    """A connection that holds the lease and may type; whoever is typing just now is waited for a
+    little, or not with `take`.
+    """
     session = connect(config, name, kind="agent", role="admin" if take else "write")
     deadline = time.monotonic() + _PATIENCE
     try:
@@ -47,9 +50,15 @@ def _may_type(session: Session, *, take: bool, last: bool) -> bool:
 
 
 def type_into(
-    config: Config, name: str, parts: Sequence[tuple[str, str]], *, take: bool = False, timeout: float = 30.0
+    config: Config,
+    name: str,
+    parts: Sequence[tuple[str, str]],
+    *,
+    take: bool = False,
+    timeout: float = 30.0,
 ) -> dict[str, Any]:
-    """Type `parts`: (``text``, TEXT), (``enter``, ""), (``keys``, KEYS), (``paste``, FILE); what and where, when it is done.
+    """Type `parts`: (``text``, TEXT), (``enter``, ""), (``keys``, KEYS), (``paste``, FILE); what
+    and where, when it is done.
 
     Files are read and keys understood before anything is typed.
     """
@@ -82,7 +91,9 @@ def type_into(
 
 
 def _keys(text: str, modes: dict[str, Any]) -> bytes:
-    return b"".join(keys.encode(word, cursor_keys=bool(modes.get("cursor_keys"))) for word in text.split())
+    return b"".join(
+        keys.encode(word, cursor_keys=bool(modes.get("cursor_keys"))) for word in text.split()
+    )
 
 
 def _file(path: str) -> bytes:
@@ -93,7 +104,9 @@ def _file(path: str) -> bytes:
 
 
 def _pasted(data: bytes, modes: dict[str, Any]) -> bytes:
-    """As a terminal sends what is pasted: lines end with a carriage return, and the text cannot end its own bracket."""
+    """As a terminal sends what is pasted: lines end with a carriage return, and the text cannot end
+    its own bracket.
+    """
     data = data.replace(b"\r\n", b"\r").replace(b"\n", b"\r")
     if modes.get("bracketed_paste"):
         while _END in data:
@@ -112,7 +125,9 @@ def run_in_shell(
     timeout: float | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Run `command` in the session's live shell; its output goes to `show`, or into the answer as text."""
+    """Run `command` in the session's live shell; its output goes to `show`, or into the answer as
+    text.
+    """
     from ..session.client.shell_integration import execute
 
     kept, carry = bytearray(), b""

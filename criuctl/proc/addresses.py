@@ -1,14 +1,16 @@
-"""An address that moves from one host to another, with the established connections that are bound to it.
+"""An address that moves from one host to another, with the established connections that are bound
+to it.
 
-Around a migration with ``--keep-address``: the tree is frozen and CRIU's firewall lock holds every packet of its
-connections back.  The source gives the address up (`take`), the target gets it (`bring`) before CRIU restores the
-sockets, which bind to it, and tells the network where it is now (`BroughtAddress.announce`).  A migration that fails
-undoes both, target first: an address that two hosts have breaks the connections of both.  So the target's is on trial
-until the tree runs there.
+Around a migration with ``--keep-address``: the tree is frozen and CRIU's firewall lock holds every
+packet of its connections back.  The source gives the address up (`take`), the target gets it
+(`bring`) before CRIU restores the sockets, which bind to it, and tells the network where it is now
+(`BroughtAddress.announce`).  A migration that fails undoes both, target first: an address that two
+hosts have breaks the connections of both.  So the target's is on trial until the tree runs there.
 
-Taking one address away may take more with it: other addresses of its subnet, when it was the first of them, and routes
-that were set through it.  What can stay is put back at once; what cannot is part of what is held and comes back with
-`HeldAddress.put_back`, whose description is JSON, so that another criuctl can do it if this one is killed.
+Taking one address away may take more with it: other addresses of its subnet, when it was the first
+of them, and routes that were set through it.  What can stay is put back at once; what cannot is
+part of what is held and comes back with `HeldAddress.put_back`, whose description is JSON, so that
+another criuctl can do it if this one is killed.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Found:
 
 @dataclass(slots=True)
 class HeldAddress:
-    """An address that `take` has taken away; it is nobody's until it is brought somewhere or put back."""
+    """An address that `take` has taken away; it is nobody's until it is brought somewhere or put
+    back.
+    """
 
     ip: str
     device: str
@@ -78,27 +82,39 @@ class HeldAddress:
 
     @classmethod
     def from_dict(cls, told: Any, namespace: int | None = None) -> HeldAddress:
-        """What `to_dict` has told, read on the host that it was taken from.  `UsageError` if it makes no sense."""
+        """What `to_dict` has told, read on the host that it was taken from.  `UsageError` if it
+        makes no sense.
+        """
         try:
             ip = ipaddress.ip_address(told["ip"])
-            attributes = tuple((int(kind), bytes.fromhex(value)) for kind, value in told["attributes"][:32])
+            attributes = tuple(
+                (int(kind), bytes.fromhex(value)) for kind, value in told["attributes"][:32]
+            )
             routes = tuple(Route(bytes.fromhex(text), 0) for text in told["routes"][:_MAX_ROUTES])
             family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
-            address = Address(family, int(told["prefix"]), int(told["flags"]), int(told["scope"]), 0, attributes)
+            address = Address(
+                family, int(told["prefix"]), int(told["flags"]), int(told["scope"]), 0, attributes
+            )
             if address.ip != str(ip):
                 raise ValueError("two addresses in one")
             return cls(str(ip), str(told["device"]), address, routes, namespace)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise UsageError(f"the description of an address that moves is not valid: {error}") from error
+            raise UsageError(
+                f"the description of an address that moves is not valid: {error}"
+            ) from error
 
     def put_back(self) -> None:
-        """Give it back to its device, with its routes, and tell the network.  An address that is there is fine.
+        """Give it back to its device, with its routes, and tell the network.  An address that is
+        there is fine.
 
-        `NotFound` if the device is gone.  Where it was the first of several in its subnet, it is the last of them now.
+        `NotFound` if the device is gone.  Where it was the first of several in its subnet, it is
+        the last of them now.
         """
         with Rtnetlink(self.namespace) as net:
             link = _link(net, self.device)
-            address = replace(self.address, index=link.index, flags=self.address.flags | rtnetlink.F_NODAD)
+            address = replace(
+                self.address, index=link.index, flags=self.address.flags | rtnetlink.F_NODAD
+            )
             _add(net, address, self.device)
             _set_routes(net, self.routes)
         announce(self.ip, link, self.namespace)
@@ -107,8 +123,8 @@ class HeldAddress:
 class BroughtAddress:
     """An address that `bring` has given to this host: on trial, until `announce` or `undo`.
 
-    On trial it has a lifetime of seconds, which a thread renews: should this process be killed, the kernel itself takes
-    the address away, and the host that it came from can have it again.
+    On trial it has a lifetime of seconds, which a thread renews: should this process be killed, the
+    kernel itself takes the address away, and the host that it came from can have it again.
     """
 
     def __init__(self, address: Address, device: str, namespace: int | None, trial: int) -> None:
@@ -122,7 +138,9 @@ class BroughtAddress:
         threading.Thread(target=self._renew, name=f"trial of {self.ip}", daemon=True).start()
 
     def announce(self) -> None:
-        """It stays: take its lifetime away and tell the network that it is here; harmless as often as one likes."""
+        """It stays: take its lifetime away and tell the network that it is here; harmless as often
+        as one likes.
+        """
         self._over.set()
         with self._lock:
             link = self._give(trial=False, renew=True)
@@ -138,24 +156,29 @@ class BroughtAddress:
                     _delete(net, address)
 
     def _give(self, *, trial: bool, renew: bool) -> Link:
-        lifetime = struct.pack("=IIII", self._trial, self._trial, 0, 0)  # preferred, valid, and when it was made and changed
+        # preferred, valid, and when it was made and changed
+        lifetime = struct.pack("=IIII", self._trial, self._trial, 0, 0)
         with Rtnetlink(self._namespace) as net:
             link = _link(net, self.device)
             address = replace(self._address, index=link.index)
             if trial:
                 attributes = (*address.attributes, (rtnetlink.IFA_CACHEINFO, lifetime))
-                address = replace(address, flags=address.flags & ~rtnetlink.F_PERMANENT, attributes=attributes)
+                address = replace(
+                    address, flags=address.flags & ~rtnetlink.F_PERMANENT, attributes=attributes
+                )
             _add(net, address, self.device, renew=renew)
         return link
 
     def _renew(self) -> None:
         while not self._over.wait(self._trial / 5):
-            with self._lock, suppress(CriuctlError, OSError):  # the device may be gone; the next try tells
+            # the device may be gone; the next try tells
+            with self._lock, suppress(CriuctlError, OSError):
                 if not self._over.is_set():
                     self._give(trial=True, renew=True)
 
 
-# -- asking --------------------------------------------------------------------------------------------------------
+# -- asking
+# --------------------------------------------------------------------------------------------------------
 
 
 def parse(text: str) -> tuple[str, str | None]:
@@ -164,9 +187,15 @@ def parse(text: str) -> tuple[str, str | None]:
     try:
         ip = ipaddress.ip_address(plain)
     except ValueError:
-        raise UsageError(f"{plain!r} is no IP address", hint="--keep-address takes IP or IP@DEVICE (of the target).") from None
+        raise UsageError(
+            f"{plain!r} is no IP address",
+            hint="--keep-address takes IP or IP@DEVICE (of the target).",
+        ) from None
     if "%" in plain or ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified:
-        raise UsageError(f"{plain} means another place on each host and cannot move", hint="Only addresses of a subnet can.")
+        raise UsageError(
+            f"{plain} means another place on each host and cannot move",
+            hint="Only addresses of a subnet can.",
+        )
     if at and not (0 < len(device) <= 15 and "/" not in device and device.isprintable()):
         raise UsageError(f"{device!r} is no name of a network device")
     return str(ip), device or None
@@ -178,7 +207,13 @@ def find(ip: str, namespace: int | None) -> Found | None:
     with Rtnetlink(namespace) as net:
         for address in _all(net, wanted):
             names = {link.index: link.name for link in net.links()}
-            shares = sum(a.index == address.index and a.network == address.network for a in net.addresses()) - 1
+            shares = (
+                sum(
+                    a.index == address.index and a.network == address.network
+                    for a in net.addresses()
+                )
+                - 1
+            )
             dynamic = not address.flags & rtnetlink.F_PERMANENT
             return Found(wanted, names.get(address.index, ""), address.prefix, dynamic, shares)
     return None
@@ -187,9 +222,9 @@ def find(ip: str, namespace: int | None) -> Found | None:
 def choose_device(ip: str, device: str | None, namespace: int | None) -> tuple[str, int]:
     """(device, prefix length) that the address would get here.
 
-    The device that was asked for, else the one in whose subnet the address is, else the one with the default route.
-    Outside of every subnet the address stands for itself alone: a subnet that is not here would be cut off.
-    `NotFound` if there is none that is up.
+    The device that was asked for, else the one in whose subnet the address is, else the one with
+    the default route.  Outside of every subnet the address stands for itself alone: a subnet that
+    is not here would be cut off.  `NotFound` if there is none that is up.
     """
     wanted, _none = parse(ip)
     with Rtnetlink(namespace) as net:
@@ -199,16 +234,26 @@ def choose_device(ip: str, device: str | None, namespace: int | None) -> tuple[s
 
 def _choose(net: Rtnetlink, ip: IpAddress, device: str | None) -> tuple[Link, int]:
     alone = ip.max_prefixlen
-    links = {link.index: link for link in net.links() if link.up and not link.flags & rtnetlink.IFF_LOOPBACK}
+    links = {
+        link.index: link
+        for link in net.links()
+        if link.up and not link.flags & rtnetlink.IFF_LOOPBACK
+    }
     around = [
         a
         for a in net.addresses()
-        if a.index in links and a.prefix < alone and a.network.version == ip.version and ip in a.network
+        if a.index in links
+        and a.prefix < alone
+        and a.network.version == ip.version
+        and ip in a.network
     ]
     if device is not None:
         chosen = next((link for link in links.values() if link.name == device), None)
         if chosen is None:
-            raise NotFound(f"there is no network device {device} that is up on the target", hint="`ip link` shows them.")
+            raise NotFound(
+                f"there is no network device {device} that is up on the target",
+                hint="`ip link` shows them.",
+            )
         around = [a for a in around if a.index == chosen.index]
         return chosen, max((a.prefix for a in around), default=alone)
     if around:
@@ -233,18 +278,23 @@ def _link(net: Rtnetlink, device: str) -> Link:
         if link.name == device:
             return link
     raise NotFound(
-        f"the network device {device} is gone", hint="Make it again, or add the address to another (`ip address add`)."
+        f"the network device {device} is gone",
+        hint="Make it again, or add the address to another (`ip address add`).",
     )
 
 
-# -- moving --------------------------------------------------------------------------------------------------------
+# -- moving
+# --------------------------------------------------------------------------------------------------------
 
 
-def take(ip: str, namespace: int | None, noted: Callable[[HeldAddress], None] | None = None) -> HeldAddress:
-    """Take the address away from the device that has it.  `NotFound` without it, `Conflict` if two devices have it.
+def take(
+    ip: str, namespace: int | None, noted: Callable[[HeldAddress], None] | None = None
+) -> HeldAddress:
+    """Take the address away from the device that has it.  `NotFound` without it, `Conflict` if two
+    devices have it.
 
-    `namespace` is a descriptor of the net namespace (None: ours), which the result keeps using: it stays the caller's.
-    `noted` is told what is about to be taken, to write it down.
+    `namespace` is a descriptor of the net namespace (None: ours), which the result keeps using: it
+    stays the caller's.  `noted` is told what is about to be taken, to write it down.
     """
     wanted, _device = parse(ip)
     with Rtnetlink(namespace) as net:
@@ -254,13 +304,24 @@ def take(ip: str, namespace: int | None, noted: Callable[[HeldAddress], None] | 
         names = {link.index: link.name for link in net.links()}
         if len(found) > 1:
             where = ", ".join(names.get(a.index, "?") for a in found)
-            raise Conflict(f"several devices have the address {wanted}: {where}", hint="Take it away from all but one.")
+            raise Conflict(
+                f"several devices have the address {wanted}: {where}",
+                hint="Take it away from all but one.",
+            )
         address = found[0]
-        others = [a for a in net.addresses() if a.index == address.index and a.family == address.family and a != address]
+        others = [
+            a
+            for a in net.addresses()
+            if a.index == address.index and a.family == address.family and a != address
+        ]
         before = net.routes(address.family)
         held = HeldAddress(wanted, names[address.index], address, (), namespace)
         if not address.flags & rtnetlink.F_PERMANENT:
-            held.notes.append(f"{wanted} has a lifetime: whoever gave it (DHCP, a router) may give it to this host again")
+            held.notes.append(
+                f"{wanted} has a lifetime: whoever gave it (DHCP, a router) may give it to "
+                "this "
+                "host again"
+            )
         if noted is not None:
             noted(replace(held, routes=tuple(before)))
         _delete(net, address)
@@ -290,14 +351,21 @@ def _missing(before: Iterable[Route], after: Iterable[Route]) -> list[Route]:
 
 
 def _set_routes(net: Rtnetlink, routes: Iterable[Route]) -> None:
-    """Those that can be: one through an address that is not here cannot, nor one that is there already."""
+    """Those that can be: one through an address that is not here cannot, nor one that is there
+    already.
+    """
     for route in routes:
         with suppress(OSError):
             net.add_route(route)
 
 
 def bring(
-    ip: str, description: Any, *, device: str | None = None, namespace: int | None = None, trial: int = TRIAL
+    ip: str,
+    description: Any,
+    *,
+    device: str | None = None,
+    namespace: int | None = None,
+    trial: int = TRIAL,
 ) -> BroughtAddress:
     """Give the address to this host; `description` is what `HeldAddress.to_dict` told there.
 
@@ -308,7 +376,9 @@ def bring(
         raise UsageError(f"the description that came with {wanted} is of another address")
     with Rtnetlink(namespace) as net:
         if _all(net, wanted):
-            raise Conflict(f"{wanted} is an address of this host already", hint="Take it away here first.")
+            raise Conflict(
+                f"{wanted} is an address of this host already", hint="Take it away here first."
+            )
         parsed = ipaddress.ip_address(wanted)
         link, prefix = _choose(net, parsed, device)
         family = socket.AF_INET if parsed.version == 4 else socket.AF_INET6
@@ -338,17 +408,21 @@ def _delete(net: Rtnetlink, address: Address) -> None:
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise CriuctlError(
-                f"{address.ip} cannot be taken away: {error.strerror}", hint="criuctl needs CAP_NET_ADMIN."
+                f"{address.ip} cannot be taken away: {error.strerror}",
+                hint="criuctl needs CAP_NET_ADMIN.",
             ) from error
 
 
-# -- announcing ----------------------------------------------------------------------------------------------------
+# -- announcing
+# ----------------------------------------------------------------------------------------------------
 
 
 def announce(ip: str, link: Link, namespace: int | None) -> None:
-    """Gratuitous ARP (request and reply), or an unsolicited neighbour advertisement, on a device that has such a thing.
+    """Gratuitous ARP (request and reply), or an unsolicited neighbour advertisement, on a device
+    that has such a thing.
 
-    Hosts that know the address learn its new place; nothing is said of failure: who missed it asks before long.
+    Hosts that know the address learn its new place; nothing is said of failure: who missed it asks
+    before long.
     """
     parsed = ipaddress.ip_address(ip)
     if link.kind != _ETHERNET or len(link.hardware) != 6 or link.flags & rtnetlink.IFF_NOARP:
@@ -376,7 +450,8 @@ def _gratuitous_arp(ip: bytes, link: Link, namespace: int | None) -> None:
 
 def _advertisement(ip: bytes, link: Link, namespace: int | None) -> None:
     with _make(namespace, socket.AF_INET6, socket.IPPROTO_ICMPV6) as sock:
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)  # else it is not believed
+        # else it is not believed
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, link.index)
         sock.bind((str(ipaddress.IPv6Address(ip)), 0))
         option = struct.pack("!BB", 2, 1) + link.hardware

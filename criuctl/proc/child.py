@@ -1,9 +1,9 @@
 """A child process that is followed by its pidfd, and how none is lost while it is started.
 
-`command` starts them.  A `Child` is never ended unless somebody asks: losing the object or an exception passing by
-does not kill it, because CRIU killed half way leaves a tree frozen.  Its owner calls `wait`, or uses it in a ``with``
-block, which says "end it with me".  Its stderr goes to a memory file of which the tail can be read at any time; no
-thread pumps, nothing blocks.
+`command` starts them.  A `Child` is never ended unless somebody asks: losing the object or an
+exception passing by does not kill it, because CRIU killed half way leaves a tree frozen.  Its owner
+calls `wait`, or uses it in a ``with`` block, which says "end it with me".  Its stderr goes to a
+memory file of which the tail can be read at any time; no thread pumps, nothing blocks.
 """
 
 from __future__ import annotations
@@ -66,14 +66,18 @@ class Child:
             except ChildProcessError:
                 # Somebody's waitpid(-1) took it: its fate is unknown, and saying 0 would be a lie.
                 self._ended(-1)
-                raise CommandFailed(f"{self.argv[0]}: was reaped by somebody else, its exit code is lost") from None
+                raise CommandFailed(
+                    f"{self.argv[0]}: was reaped by somebody else, its exit code is lost"
+                ) from None
             if result is not None:
                 exited = result.si_code == os.CLD_EXITED
                 self._ended(result.si_status if exited else -result.si_status)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it ends and return the exit code; `TimedOut` after `timeout` seconds, child untouched."""
+        """Wait until it ends and return the exit code; `TimedOut` after `timeout` seconds, child
+        untouched.
+        """
         if self.poll() is None:
             poller = select.poll()
             poller.register(self.pidfd, select.POLLIN)
@@ -81,7 +85,9 @@ class Child:
             while self.poll() is None:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise TimedOut(f"{self.argv[0]} (PID {self.pid}) is still running after {timeout:g} s")
+                    raise TimedOut(
+                        f"{self.argv[0]} (PID {self.pid}) is still running after {timeout:g} s"
+                    )
                 poller.poll(None if left is None else left * 1000)
         assert self.returncode is not None
         return self.returncode
@@ -126,7 +132,12 @@ class Child:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.poll() is None:
             self.end()
         self._close_fds()
@@ -146,17 +157,20 @@ class Child:
 
 
 class InterruptsDeferred:
-    """Signals that raise (``^C`` and whoever turned SIGTERM into an exception) wait until the block is left.
+    """Signals that raise (``^C`` and whoever turned SIGTERM into an exception) wait until the block
+    is left.
 
-    An exception in the middle of starting a child would lose the child: it runs, and nobody knows its PID.
-    Blocking the signals instead would be inherited by the child.  Only the main thread runs handlers.
+    An exception in the middle of starting a child would lose the child: it runs, and nobody knows
+    its PID.  Blocking the signals instead would be inherited by the child.  Only the main thread
+    runs handlers.
     """
 
     def __enter__(self) -> None:
         self._came: list[int] = []
         self._handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG):  # the last: a freeze is too long
+            # the last: a freeze is too long
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG):
                 handler = signal.getsignal(number)
                 if callable(handler) and not isinstance(handler, signal.Handlers):
                     self._handlers[number] = handler

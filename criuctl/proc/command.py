@@ -4,15 +4,18 @@ Nothing else in criuctl imports `subprocess`.  Whatever goes through here
 
 - gets an argument list, never a shell line,
 - sees an allow-listed environment (secrets of ours, ``AWS_*`` and ``CRIUCTL_*``, stay here),
-- has stdin closed (``/dev/null``) unless it is given input, and no descriptor of ours but those passed,
+- has stdin closed (``/dev/null``) unless it is given input, and no descriptor of ours but those
+  passed,
 - is followed by its pidfd, so that no signal can hit a recycled PID,
 - is reaped, on every path out.
 
-`run` is for helpers that end by themselves soon: they sit in a process group of their own (a ``^C`` on the
-terminal reaches only us), and whatever exception leaves `run` (time-out, ``KeyboardInterrupt``) has first
-ended and reaped that group.  `run` returns when the child ends, even if a grandchild keeps its pipes.
+`run` is for helpers that end by themselves soon: they sit in a process group of their own (a ``^C``
+on the terminal reaches only us), and whatever exception leaves `run` (time-out,
+``KeyboardInterrupt``) has first ended and reaped that group.  `run` returns when the child ends,
+even if a grandchild keeps its pipes.
 
-`spawn` is for children that live along with an operation, CRIU above all: a `Child`, which nobody ends unless asked.
+`spawn` is for children that live along with an operation, CRIU above all: a `Child`, which nobody
+ends unless asked.
 """
 
 from __future__ import annotations
@@ -30,18 +33,33 @@ from typing import NamedTuple
 from ..errors import CommandFailed, PlatformError, TimedOut
 from .child import GRACE, STDERR_TAIL, Child, InterruptsDeferred
 
-ENVIRONMENT = ("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TERM", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR")
+ENVIRONMENT = (
+    "HOME",
+    "LANG",
+    "LANGUAGE",
+    "LOGNAME",
+    "PATH",
+    "TERM",
+    "TMPDIR",
+    "TZ",
+    "USER",
+    "XDG_RUNTIME_DIR",
+)
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MAX_STDOUT = 256 << 20  # a helper that prints more than this is broken
 
 Argv = Sequence[str | os.PathLike[str]]
 
 Starter = Callable[[Sequence[str], Sequence[int]], int]
-"""Starts a program, with descriptors of ours under the same numbers, as somebody else's child; its PID."""
+"""Starts a program, with descriptors of ours under the same numbers, as somebody else's child; its
+PID.
+"""
 
 
 class Completed(NamedTuple):
-    """A helper that has ended: its exit code (negative: ended by that signal) and what it printed."""
+    """A helper that has ended: its exit code (negative: ended by that signal) and what it
+    printed.
+    """
 
     argv: tuple[str, ...]
     returncode: int
@@ -62,12 +80,14 @@ class Completed(NamedTuple):
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a child: the allow-listed part of ours, ``LC_*``, then `extra` on top.
 
-    The system's sbin folders are always on the PATH: criuctl needs ``criu``, ``nft`` and ``ip`` from there
-    even when it is started from a bare cron environment.
+    The system's sbin folders are always on the PATH: criuctl needs ``criu``, ``nft`` and ``ip``
+    from there even when it is started from a bare cron environment.
     """
     env = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith("LC_")}
     have = env.get("PATH", "").split(":")
-    env["PATH"] = ":".join([p for p in have if p] + [p for p in SYSTEM_PATH.split(":") if p not in have])
+    env["PATH"] = ":".join(
+        [p for p in have if p] + [p for p in SYSTEM_PATH.split(":") if p not in have]
+    )
     env.update(extra or {})
     return env
 
@@ -106,8 +126,12 @@ def _start(
         )
     except FileNotFoundError as error:
         if cwd is not None and not os.path.isdir(cwd):
-            raise CommandFailed(f"{words[0]}: cannot start in {os.fspath(cwd)}: no such folder") from error
-        raise PlatformError(f"{words[0]}: no such program", hint=f"Install it; the PATH is {child_env['PATH']}") from error
+            raise CommandFailed(
+                f"{words[0]}: cannot start in {os.fspath(cwd)}: no such folder"
+            ) from error
+        raise PlatformError(
+            f"{words[0]}: no such program", hint=f"Install it; the PATH is {child_env['PATH']}"
+        ) from error
     except OSError as error:
         raise CommandFailed(f"{words[0]}: cannot be started: {error.strerror}") from error
     return process, words
@@ -124,9 +148,11 @@ def spawn(
     cwd: str | os.PathLike[str] | None = None,
     new_session: bool = False,
 ) -> Child:
-    """Start a long-lived child.  `pass_fds` keep their numbers; stdin and stdout default to ``/dev/null``.
+    """Start a long-lived child.  `pass_fds` keep their numbers; stdin and stdout default to
+    ``/dev/null``.
 
-    `stderr` None keeps it for `Child.stderr_tail`.  `new_session` takes it off our terminal and process
+    `stderr` None keeps it for `Child.stderr_tail`.  `new_session` takes it off our terminal and
+    process
     group: what must not be ended by a ``^C`` needs it.  `env` adds to the allow-listed environment.
     Raises `PlatformError` if there is no such program, `CommandFailed` if it cannot be started.
     """
@@ -173,9 +199,10 @@ def run(
 ) -> Completed:
     """Run a helper to its end and return what it said.
 
-    With `check` an exit code other than 0 is `CommandFailed`, with the tail of stderr in the message.  One that
-    prints more than `max_stdout` bytes (default: `MAX_STDOUT`) is ended: `TooMuchOutput`.
-    After `timeout` seconds the helper's process group is ended and reaped: `TimedOut`.
+    With `check` an exit code other than 0 is `CommandFailed`, with the tail of stderr in the
+    message.  One that prints more than `max_stdout` bytes (default: `MAX_STDOUT`) is ended:
+    `TooMuchOutput`.  After `timeout` seconds the helper's process group is ended and reaped:
+    `TimedOut`.
     """
     process: subprocess.Popen[bytes] | None = None
     child: Child | None = None
@@ -192,7 +219,9 @@ def run(
                 new_group=True,
             )
             child = Child(process, words, None)
-        stdout, stderr = _talk(process, child, input or b"", time.monotonic() + timeout, max_stdout or MAX_STDOUT)
+        stdout, stderr = _talk(
+            process, child, input or b"", time.monotonic() + timeout, max_stdout or MAX_STDOUT
+        )
     except BaseException as error:
         if child is not None:
             _end_group(child)
@@ -212,7 +241,9 @@ def run(
 
 
 def waiter(pid: int) -> Callable[[float | None], object]:
-    """What waits for the end of a process that is somebody else's child; `TimedOut` after that many seconds."""
+    """What waits for the end of a process that is somebody else's child; `TimedOut` after that many
+    seconds.
+    """
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -239,9 +270,16 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 def failure(done: Completed) -> CommandFailed:
     """The error that tells how a helper ended and the last it said."""
-    how = f"exit code {done.returncode}" if done.returncode >= 0 else f"ended by signal {-done.returncode}"
+    how = (
+        f"exit code {done.returncode}"
+        if done.returncode >= 0
+        else f"ended by signal {-done.returncode}"
+    )
     said = done.error_text or done.text.strip()[-500:]
-    return CommandFailed(f"{shlex.join(done.argv)}: {how}" + (f": {said}" if said else ""), returncode=done.returncode)
+    return CommandFailed(
+        f"{shlex.join(done.argv)}: {how}" + (f": {said}" if said else ""),
+        returncode=done.returncode,
+    )
 
 
 def _end_group(child: Child) -> None:
@@ -260,7 +298,9 @@ def _end_group(child: Child) -> None:
                 continue
 
 
-def _talk(process: subprocess.Popen[bytes], child: Child, data: bytes, deadline: float, max_stdout: int) -> tuple[bytes, bytes]:
+def _talk(
+    process: subprocess.Popen[bytes], child: Child, data: bytes, deadline: float, max_stdout: int
+) -> tuple[bytes, bytes]:
     """Feed stdin, collect stdout and the tail of stderr until the child ends."""
     assert process.stdout is not None and process.stderr is not None
     out, err = process.stdout.fileno(), process.stderr.fileno()
@@ -297,7 +337,8 @@ def _talk(process: subprocess.Popen[bytes], child: Child, data: bytes, deadline:
                         assert process.stdin is not None
                         process.stdin.close()
     for fd, into in collected.items():
-        _drain(fd, into, err, max_stdout)  # what is still in the pipes; a grandchild that holds them is not waited for
+        # what is still in the pipes; a grandchild that holds them is not waited for
+        _drain(fd, into, err, max_stdout)
     return bytes(collected[out]), bytes(collected[err])
 
 

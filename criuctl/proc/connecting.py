@@ -1,8 +1,10 @@
-"""Connecting a socket that belongs to somebody else: bounded in time, and nothing of theirs changed afterwards.
+"""Connecting a socket that belongs to somebody else: bounded in time, and nothing of theirs changed
+afterwards.
 
-A restored program's socket is borrowed (`syscalls.borrow_socket`) while the program is held.  File status flags and
-socket options belong to the socket, not to us: `connect` makes it non-blocking only for as long as it takes.  A
-waiting connect ends at once when the descriptor `cancel` becomes readable.
+A restored program's socket is borrowed (`syscalls.borrow_socket`) while the program is held.  File
+status flags and socket options belong to the socket, not to us: `connect` makes it non-blocking
+only for as long as it takes.  A waiting connect ends at once when the descriptor `cancel` becomes
+readable.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ from .credentials import Credentials, acting_as
 from .scratch import Scratch
 from .syscalls import disconnect as _dissolve
 
-__all__ = ["Address", "Cancelled", "connect", "disconnect", "hang_up", "hosts_of", "inside_root", "spelled"]
+__all__ = [
+    "Address",
+    "Cancelled",
+    "connect",
+    "disconnect",
+    "hang_up",
+    "hosts_of",
+    "inside_root",
+    "spelled",
+]
 
 Address = tuple[str, int] | tuple[str, int, int, int] | str | bytes
 
@@ -38,13 +49,16 @@ class Cancelled(Exception):
 
 
 def disconnect(sock: socket.socket) -> None:
-    """Back to a socket that was never connected: queues empty, no pending error.  Unix streams cannot do this."""
+    """Back to a socket that was never connected: queues empty, no pending error.  Unix streams
+    cannot do this.
+    """
     try:
         _dissolve(sock.fileno())
     except OSError as error:
         if error.errno not in (errno.ENOTCONN, errno.EINVAL, errno.EOPNOTSUPP):
             raise
-    sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # reading it clears it: the program must not find our failed try
+    # reading it clears it: the program must not find our failed try
+    sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
 
 @contextmanager
@@ -57,15 +71,20 @@ def _non_blocking(sock: socket.socket) -> Iterator[None]:
         fcntl.fcntl(sock.fileno(), fcntl.F_SETFL, flags)
 
 
-def connect(sock: socket.socket, address: Address, deadline: float, cancel: int | None = None) -> None:
-    """Connect; `OSError` of the kernel, ETIMEDOUT when `deadline` (of `time.monotonic`) passes, `Cancelled`."""
+def connect(
+    sock: socket.socket, address: Address, deadline: float, cancel: int | None = None
+) -> None:
+    """Connect; `OSError` of the kernel, ETIMEDOUT when `deadline` (of `time.monotonic`) passes,
+    `Cancelled`.
+    """
     with _non_blocking(sock):
         code = sock.connect_ex(address)
         if code in _IN_USE:
             code = _wait(sock, deadline, cancel)
     if code:
         raise OSError(code, os.strerror(code))
-    # On loopback, a connect to a port that nobody listens on may meet itself, when the kernel picks that very port.
+    # On loopback, a connect to a port that nobody listens on may meet itself, when the kernel picks
+    # that very port.
     if sock.family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
         raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
@@ -82,7 +101,9 @@ def _wait(sock: socket.socket, deadline: float, cancel: int | None) -> int:
 
 
 def hosts_of(host: str, port: int, family: int, kind: int) -> list[Address]:
-    """The addresses of `host` that a socket of `family` can be connected to; `OSError` when the name is not known."""
+    """The addresses of `host` that a socket of `family` can be connected to; `OSError` when the
+    name is not known.
+    """
     wanted = socket.AF_INET6 if family == socket.AF_INET6 else socket.AF_INET
     flags = socket.AI_V4MAPPED | socket.AI_ALL if wanted == socket.AF_INET6 else 0
     found = socket.getaddrinfo(host, port, wanted, kind, 0, flags)
@@ -90,7 +111,8 @@ def hosts_of(host: str, port: int, family: int, kind: int) -> list[Address]:
 
 
 def inside_root(pid: int, path: str, user: Credentials | None = None) -> int:
-    """An O_PATH descriptor of what `path` is for process `pid`: below its root, links followed as it would, with `user`'s rights.
+    """An O_PATH descriptor of what `path` is for process `pid`: below its root, links followed as
+    it would, with `user`'s rights.
 
     A path that does not begin with ``/`` is below its working folder.
     """
@@ -118,18 +140,22 @@ def spelled(name: str) -> bytes | None:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Let the program see the end at once: EOF on read, EPIPE on write, EPOLLHUP on poll; nothing stays queued."""
+    """Let the program see the end at once: EOF on read, EPIPE on write, EPOLLHUP on poll; nothing
+    stays queued.
+    """
     if sock.family == socket.AF_UNIX:
         _abandon(sock)
     else:
         disconnect(sock)
         if sock.type == socket.SOCK_DGRAM:
-            # Without a peer, writing would be EDESTADDRREQ rather than EPIPE. Nothing is ever sent to this one.
+            # Without a peer, writing would be EDESTADDRREQ rather than EPIPE. Nothing is ever sent
+            # to this one.
             host = "::1" if sock.family == socket.AF_INET6 else "127.0.0.1"
             with _tolerant():
                 connect(sock, (host, 9), time.monotonic() + 1)
     with _tolerant():
-        sock.shutdown(socket.SHUT_RDWR)  # ENOTCONN is what an unconnected socket answers; it is marked all the same
+        # ENOTCONN is what an unconnected socket answers; it is marked all the same
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _abandon(sock: socket.socket) -> None:
@@ -137,10 +163,12 @@ def _abandon(sock: socket.socket) -> None:
     if sock.type == socket.SOCK_DGRAM:
         disconnect(sock)
     else:
-        with suppress(OSError):  # what a peer said that was given up on: the program must not read it
+        # what a peer said that was given up on: the program must not read it
+        with suppress(OSError):
             while sock.recv(1 << 16, socket.MSG_DONTWAIT):
                 pass
-    # By path, for an abstract name would be one of our net namespace; in a folder that nothing can leave behind.
+    # By path, for an abstract name would be one of our net namespace; in a folder that nothing can
+    # leave behind.
     with Scratch("64k") as folder, socket.socket(socket.AF_UNIX, sock.type) as peer:
         name = f"{folder.path}/end"
         peer.bind(name)
@@ -158,5 +186,11 @@ def _tolerant() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOTCONN, errno.EISCONN, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EINVAL):
+        if error.errno not in (
+            errno.ENOTCONN,
+            errno.EISCONN,
+            errno.ENETUNREACH,
+            errno.EADDRNOTAVAIL,
+            errno.EINVAL,
+        ):
             raise

@@ -1,13 +1,15 @@
-"""Ends a tree when the criuctl that feeds it dies: a program of its own, ``python -I -S deathwatch.py FD``.
+"""Ends a tree when the criuctl that feeds it dies: a program of its own, ``python -I -S
+deathwatch.py FD``.
 
-A lazily restored tree depends on criuctl until its last page has arrived.  If criuctl is killed before, the
-kernel would give the tree zeros for what is missing, and it would go on with them.  This process waits on FD, a
-socket to criuctl: it is told ``PID START`` when the tree is there, whose root that is (which began at START), and says
-``watching``.  ``done`` means that every page has arrived; the end of the stream without it means that criuctl is gone,
-and then that process and all its descendants are killed.
+A lazily restored tree depends on criuctl until its last page has arrived.  If criuctl is killed
+before, the kernel would give the tree zeros for what is missing, and it would go on with them.
+This process waits on FD, a socket to criuctl: it is told ``PID START`` when the tree is there,
+whose root that is (which began at START), and says ``watching``.  ``done`` means that every page
+has arrived; the end of the stream without it means that criuctl is gone, and then that process and
+all its descendants are killed.
 
-It is started with a duplicate of the page server's socket, so that CRIU's daemon waits for an answer, and the
-tree with it, rather than give up before the tree has ended.
+It is started with a duplicate of the page server's socket, so that CRIU's daemon waits for an
+answer, and the tree with it, rather than give up before the tree has ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Open descriptors of a process, from ``/proc/PID/fd`` and ``/proc/PID/fdinfo``.
 
-Each is described by what the kernel shows to a bystander: nothing is opened, duplicated or disturbed.
-Everything is read relative to one directory descriptor, which pins the very process: after a PID changed
-hands, reads through it fail instead of answering for the wrong process.
+Each is described by what the kernel shows to a bystander: nothing is opened, duplicated or
+disturbed.  Everything is read relative to one directory descriptor, which pins the very process:
+after a PID changed hands, reads through it fail instead of answering for the wrong process.
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ _ANONYMOUS: dict[str, Kind] = {
 }
 _DELETED = " (deleted)"
 _O_CLOEXEC = 0o2000000
-_LOOKS = 3  # at one that becomes another file meanwhile, as a shell's do; some file systems tell two inodes of the same file
+# at one that becomes another file meanwhile, as a shell's do; some file systems tell two inodes of
+# the same file
+_LOOKS = 3
 
-# Majors of character devices that are terminals: consoles and tty0.., /dev/tty and ptmx, BSD and Unix98 ptys, serial.
+# Majors of character devices that are terminals: consoles and tty0.., /dev/tty and ptmx, BSD and
+# Unix98 ptys, serial.
 TTY_MAJORS = frozenset({2, 3, 4, 5, 204, 229, *range(128, 144)})
 _MISC_TTYLESS = frozenset({(5, 3)})  # /dev/ttyprintk is write-only output, not a terminal
 
@@ -60,7 +63,8 @@ class Descriptor(NamedTuple):
 
     fd: int
     kind: Kind
-    target: str  # where /proc/PID/fd/N points, without " (deleted)"; "" to a path that is too long to be told
+    # where /proc/PID/fd/N points, without " (deleted)"; "" to a path that is too long to be told
+    target: str
     inode: int
     device: int  # st_dev
     rdev: int  # st_rdev; of devices and terminals
@@ -81,17 +85,21 @@ class Descriptor(NamedTuple):
 
     @property
     def leased(self) -> bool:
-        """Whether there is a write lease on it (fcntl F_SETLEASE), which whoever opens the file breaks.
+        """Whether there is a write lease on it (fcntl F_SETLEASE), which whoever opens the file
+        breaks.
 
-        Of one that is being broken, the kernel tells what it is to become.  Whoever opens the file then waits for its holder.
+        Of one that is being broken, the kernel tells what it is to become.  Whoever opens the file
+        then waits for its holder.
         """
         return any(
-            line.startswith("lock:") and "LEASE" in line and ("WRITE" in line or "BREAKING" in line) for line in self.extra
+            line.startswith("lock:") and "LEASE" in line and ("WRITE" in line or "BREAKING" in line)
+            for line in self.extra
         )
 
 
 def descriptors(pid: int) -> list[Descriptor]:
-    """All open descriptors of `pid`, ascending; none for a zombie.  `NoSuchProcess`, `PreflightRefused`.
+    """All open descriptors of `pid`, ascending; none for a zombie.  `NoSuchProcess`,
+    `PreflightRefused`.
 
     Descriptors that are closed while we look are left out.
     """
@@ -120,12 +128,14 @@ def descriptors(pid: int) -> list[Descriptor]:
 def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:
     for _ in range(_LOOKS):
         lines = os.fsdecode(read_raw(name, dir_fd=infos)).splitlines()
-        handle = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=fds)  # of one file, whatever the program does meanwhile
+        # of one file, whatever the program does meanwhile
+        handle = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=fds)
         try:
             target, status = target_of(f"/proc/self/fd/{handle}"), os.fstat(handle)
         finally:
             os.close(handle)
-        common = {"pos": "0", "flags": "0", "mnt_id": "-1", "ino": str(status.st_ino)}  # older kernels do not tell the inode
+        # older kernels do not tell the inode
+        common = {"pos": "0", "flags": "0", "mnt_id": "-1", "ino": str(status.st_ino)}
         extra = []
         for line in lines:
             key, _, value = line.partition(":")
@@ -136,7 +146,9 @@ def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:
         if int(common["ino"]) == status.st_ino:
             break
     flags = int(common["flags"], 8)
-    deleted = target.endswith(_DELETED) and (status.st_nlink == 0 or not _is_there(root + target, status))
+    deleted = target.endswith(_DELETED) and (
+        status.st_nlink == 0 or not _is_there(root + target, status)
+    )
     return Descriptor(
         fd=int(name),
         kind=_kind(target, status),
@@ -171,7 +183,9 @@ def is_tty(rdev: int) -> bool:
 
 @lru_cache(maxsize=1)
 def _shared_memory() -> int:
-    """The device of memory that has no name: memfds, and anonymous shared memory that was opened by ``/proc/PID/map_files``."""
+    """The device of memory that has no name: memfds, and anonymous shared memory that was opened by
+    ``/proc/PID/map_files``.
+    """
     try:
         fd = os.memfd_create("criuctl", os.MFD_CLOEXEC)
     except OSError:

@@ -1,12 +1,15 @@
-"""A process that is forked off at the very beginning of a command, loads what takes long to load, and is asked for it later.
+"""A process that is forked off at the very beginning of a command, loads what takes long to load,
+and is asked for it later.
 
-Both ends are this very program.  Each of a fixed number of connections carries one request at a time, as a pickle behind its
-length, and its answer alike.  What is large need not be sent if it lies in memory that both ends have, `Shared`.
+Both ends are this very program.  Each of a fixed number of connections carries one request at a
+time, as a pickle behind its length, and its answer alike.  What is large need not be sent if it
+lies in memory that both ends have, `Shared`.
 
-The process ends when its end of `Aside.control` closes, and is killed by the kernel when we die.  Signals of a terminal are ours
-alone to serve.
+The process ends when its end of `Aside.control` closes, and is killed by the kernel when we die.
+Signals of a terminal are ours alone to serve.
 
-This module is imported before anything else is, so it imports little; that is all that the process begins with.
+This module is imported before anything else is, so it imports little; that is all that the process
+begins with.
 """
 
 from __future__ import annotations
@@ -38,13 +41,17 @@ _waiting: dict[str, Aside] = {}
 
 
 def begin(module: str) -> None:
-    """Fork off a process that loads `module`, where there is room for one; for a process that has one thread as yet."""
+    """Fork off a process that loads `module`, where there is room for one; for a process that has
+    one thread as yet.
+    """
     with suppress(OSError):
         _waiting[module] = Aside(module)
 
 
 def begun(module: str) -> Aside | None:
-    """The process that loads `module`; one that was forked off before, if there is one.  None: there is no room for one."""
+    """The process that loads `module`; one that was forked off before, if there is one.  None:
+    there is no room for one.
+    """
     aside = _waiting.pop(module, None)
     with suppress(OSError):
         aside = aside or Aside(module)
@@ -62,7 +69,9 @@ class Shared:
     """Memory that both ends have."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _SHARED, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE)
+        self._memory = mmap.mmap(
+            -1, _SHARED, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE
+        )
         self._view = memoryview(self._memory)
         self._taken = 0
         self._lock = threading.Lock()
@@ -107,13 +116,19 @@ class Connection:
             self._end.sendall(view)
 
     def receive(self, into: memoryview | None = None) -> tuple[Any, memoryview]:
-        """The next message, and what is behind it: in `into`, if that is given and fits.  `EOFError`: the other end is gone."""
+        """The next message, and what is behind it: in `into`, if that is given and fits.
+        `EOFError`: the other end is gone.
+        """
         length, behind = _LENGTHS.unpack(self._exactly(_LENGTHS.size))
         value = pickle.loads(self._exactly(length))  # noqa: S301  # the other end is this very program
-        return value, self._exactly(behind, into if into is not None and into.nbytes == behind else None)
+        return value, self._exactly(
+            behind, into if into is not None and into.nbytes == behind else None
+        )
 
     def patience(self, seconds: float | None) -> None:
-        """`TimeoutError` from a `send` or `receive` in which the other end does nothing for so long."""
+        """`TimeoutError` from a `send` or `receive` in which the other end does nothing for so
+        long.
+        """
         self._end.settimeout(seconds)
 
     def waiting(self) -> bool:
@@ -121,7 +136,9 @@ class Connection:
         return bool(select.select([self._end], [], [], 0)[0])
 
     def close(self) -> None:
-        """The other end is told, also if a copy of this end has gone to another process that we have forked."""
+        """The other end is told, also if a copy of this end has gone to another process that we
+        have forked.
+        """
         with suppress(OSError):  # it is gone already
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
@@ -140,7 +157,8 @@ class Aside:
     """The process, as the one that has forked it off sees it."""
 
     def __init__(self, module: str) -> None:
-        """Fork it off, in a process that has one thread as yet: ``module.serve(shared, control, connections)`` is its life.
+        """Fork it off, in a process that has one thread as yet: ``module.serve(shared, control,
+        connections)`` is its life.
 
         `OSError` where there is no room for it, with nothing left.
         """
@@ -157,7 +175,9 @@ class Aside:
             there.close()
         self.control, *self.connections = [Connection(here) for here, _there in pairs]
 
-    def _fork(self, module: str, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> tuple[int, int]:
+    def _fork(
+        self, module: str, pairs: Sequence[tuple[socket.socket, socket.socket]]
+    ) -> tuple[int, int]:
         """Its PID and a descriptor of it."""
         parent = os.getpid()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
@@ -211,7 +231,8 @@ def _be(module: str, parent: int, shared: Shared, connections: list[Connection])
     """The life of the process."""
     try:
         for number in _OURS:
-            signal.signal(number, _unheard)  # not SIG_IGN, which a program that it starts would inherit
+            # not SIG_IGN, which a program that it starts would inherit
+            signal.signal(number, _unheard)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):  # who reads what the command prints must not wait for this process

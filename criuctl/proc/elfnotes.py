@@ -1,8 +1,9 @@
-"""The build-id of a program or library: the note by which two builds of the same size are told apart.
+"""The build-id of a program or library: the note by which two builds of the same size are told
+apart.
 
-CRIU compares it when it opens a mapped file again (criu/files-reg.c, get_build_id) and looks for it in the first
-mebibyte only; so does this.  The file may be anybody's: every number in it is checked before it is used, and no more
-than a few kilobytes are read.
+CRIU compares it when it opens a mapped file again (criu/files-reg.c, get_build_id) and looks for it
+in the first mebibyte only; so does this.  The file may be anybody's: every number in it is checked
+before it is used, and no more than a few kilobytes are read.
 """
 
 from __future__ import annotations
@@ -18,14 +19,22 @@ _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
 _NOTE = struct.Struct("<III")  # name size, description size, type
 
-# class -> (offset of e_phoff in the header, its format, offset of e_phentsize, program header up to p_filesz)
+# class -> (offset of e_phoff in the header, its format, offset of e_phentsize, program header up to
+# p_filesz)
 _HEADERS = {1: (28, "I", 42, "IIIII"), 2: (32, "Q", 54, "IIQQQQ")}
 
 
 def build_id(fd: int) -> str:
-    """The build-id (hex) in the open file `fd`; "" for a file that is no ELF file or has none where CRIU looks."""
+    """The build-id (hex) in the open file `fd`; "" for a file that is no ELF file or has none where
+    CRIU looks.
+    """
     start = os.pread(fd, 64, 0)
-    if len(start) < 64 or start[:4] != b"\x7fELF" or start[4] not in _HEADERS or start[5] not in (1, 2):
+    if (
+        len(start) < 64
+        or start[:4] != b"\x7fELF"
+        or start[4] not in _HEADERS
+        or start[5] not in (1, 2)
+    ):
         return ""
     order = "<" if start[5] == 1 else ">"
     at, size, count_at, shape = _HEADERS[start[4]]
@@ -37,7 +46,8 @@ def build_id(fd: int) -> str:
     headers = os.pread(fd, entry * count, table)
     for number in range(len(headers) // entry):
         fields = header.unpack_from(headers, number * entry)
-        # 32 bit: type, offset, vaddr, paddr, filesz; 64 bit: type, flags, offset, vaddr, paddr, filesz
+        # 32 bit: type, offset, vaddr, paddr, filesz; 64 bit: type, flags, offset, vaddr, paddr,
+        # filesz
         kind, offset, length = fields[0], fields[-4], fields[-1]
         if kind == _PT_NOTE and 0 < length <= _MAX_NOTES and offset + length <= _SEEN:
             found = _in_notes(os.pread(fd, length, offset), order)
@@ -53,7 +63,11 @@ def _in_notes(notes: bytes, order: str) -> str:
         name_size, size, kind = note.unpack_from(notes, at)
         name_at = at + note.size
         data_at = name_at + (name_size + 3) // 4 * 4
-        if kind == _NT_GNU_BUILD_ID and notes[name_at : name_at + name_size] == b"GNU\0" and 0 < size <= _MAX_ID:
+        if (
+            kind == _NT_GNU_BUILD_ID
+            and notes[name_at : name_at + name_size] == b"GNU\0"
+            and 0 < size <= _MAX_ID
+        ):
             data = notes[data_at : data_at + size]
             return data.hex() if len(data) == size else ""
         at = data_at + (size + 3) // 4 * 4

@@ -1,6 +1,7 @@
 """Named pipes (FIFOs) of this host: who has one open, and what is queued in it, which stays there.
 
-A named pipe lives, with what is in it, for as long as any process has it open; who opens it when nobody has gets an empty one.
+A named pipe lives, with what is in it, for as long as any process has it open; who opens it when
+nobody has gets an empty one.
 """
 
 from __future__ import annotations
@@ -36,32 +37,42 @@ class Opener(NamedTuple):
 
 
 def openers(sought: Container[Inode], but: Container[int] = ()) -> dict[Inode, list[Opener]]:
-    """Who, of all that we may look at, has these files open to read or to write; not the processes `but`.  Nothing is opened."""
+    """Who, of all that we may look at, has these files open to read or to write; not the processes
+    `but`.  Nothing is opened.
+    """
     found: dict[Inode, list[Opener]] = {}
     for pid in all_pids():
         if pid in but:
             continue
-        with suppress(OSError, NoSuchProcess, PreflightRefused):  # it ends just now, or is not ours to look at
+        # it ends just now, or is not ours to look at
+        with suppress(OSError, NoSuchProcess, PreflightRefused):
             reads: dict[Inode, bool] = {}
             for name in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(OSError):  # closed meanwhile
                     link = f"/proc/{pid}/fd/{name}"
                     mode = os.lstat(link).st_mode
-                    if not mode & (stat.S_IRUSR | stat.S_IWUSR) or os.readlink(link).startswith(_NO_PATHS):
+                    if not mode & (stat.S_IRUSR | stat.S_IWUSR) or os.readlink(link).startswith(
+                        _NO_PATHS
+                    ):
                         continue  # O_PATH has neither
                     status = os.stat(link)
                     inode = status.st_dev, status.st_ino
                     if inode in sought:
                         reads[inode] = reads.get(inode, False) or bool(mode & stat.S_IRUSR)
             if reads:
-                start_time, command = ProcessIdentity.of(pid).start_time, read_text(pid, "comm").strip()
+                start_time, command = (
+                    ProcessIdentity.of(pid).start_time,
+                    read_text(pid, "comm").strip(),
+                )
                 for inode, does in reads.items():
                     found.setdefault(inode, []).append(Opener(pid, start_time, command, does))
     return found
 
 
 def open_both_ways(path: str) -> int:
-    """A descriptor of a named pipe, to read and to write, which waits for nobody; `OSError`, also for what is none."""
+    """A descriptor of a named pipe, to read and to write, which waits for nobody; `OSError`, also
+    for what is none.
+    """
     itself = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISFIFO(os.fstat(itself).st_mode):

@@ -1,8 +1,9 @@
 """The way to a folder, walked one part after the other, so that no other user leads us elsewhere.
 
-Who may write in a folder can put a symbolic link in the place of what is in it; and what root then makes by path, or gives an
-owner, is where only root may write.  So a link is followed if only root, or we, can have put it there, or if what it leads to
-belongs to who can: they may write there anyway.  From whoever has the descriptor, nobody takes the folder away any more.
+Who may write in a folder can put a symbolic link in the place of what is in it; and what root then
+makes by path, or gives an owner, is where only root may write.  So a link is followed if only root,
+or we, can have put it there, or if what it leads to belongs to who can: they may write there
+anyway.  From whoever has the descriptor, nobody takes the folder away any more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ class ForeignLink(PermissionError):
 
     def __init__(self, path: str, uid: int) -> None:
         super().__init__(
-            errno.EACCES, f"{path} is a symbolic link that user {uid} can have put there, to what is somebody else's", path
+            errno.EACCES,
+            (
+                f"{path} is a symbolic link that user {uid} can have put there, to what is "
+                "somebody else's"
+            ),
+            path,
         )
 
 
@@ -46,7 +52,9 @@ def folder(path: str, root: int | None = None) -> Iterator[int]:
 
 
 def handle(fd: int) -> str:
-    """By which `by_handle` finds an open file again; "" where its file system has none, an overlay say."""
+    """By which `by_handle` finds an open file again; "" where its file system has none, an overlay
+    say.
+    """
     try:
         kind, found = handle_of(fd)
     except OSError:
@@ -56,13 +64,17 @@ def handle(fd: int) -> str:
 
 @contextmanager
 def by_handle(handle: str, beside: str) -> Iterator[int | None]:
-    """A descriptor (``O_PATH``) of the file, on the file system of the folder `beside`, if it has a name yet, whatever it is."""
+    """A descriptor (``O_PATH``) of the file, on the file system of the folder `beside`, if it has a
+    name yet, whatever it is.
+    """
     fd = None
     kind, _, packed = handle.partition(":")
     with suppress(OSError):  # ESTALE: it is gone
         if packed:
             with folder(beside) as here:
-                mount = os.open(f"/proc/self/fd/{here}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                mount = os.open(
+                    f"/proc/self/fd/{here}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                )
                 try:
                     fd = open_by_handle(mount, int(kind), bytes.fromhex(packed))
                 finally:
@@ -76,7 +88,9 @@ def by_handle(handle: str, beside: str) -> Iterator[int | None]:
 
 @contextmanager
 def place(parts: Sequence[str], folder: int) -> Iterator[int]:
-    """A descriptor (``O_PATH``) of what is at the end of this way from a folder; over a link the way leads nowhere; `OSError`."""
+    """A descriptor (``O_PATH``) of what is at the end of this way from a folder; over a link the
+    way leads nowhere; `OSError`.
+    """
     fd = os.dup(folder)
     try:
         for part in parts:
@@ -89,9 +103,11 @@ def place(parts: Sequence[str], folder: int) -> Iterator[int]:
 
 
 def trail(path: str, root: int) -> Iterator[str]:
-    """Where `path` leads, as whoever has the folder `root` as root sees it: each link at its end, and what the last one leads to.
+    """Where `path` leads, as whoever has the folder `root` as root sees it: each link at its end,
+    and what the last one leads to.
 
-    Each by its own name, without links on the way; nothing for what is not there.  `ForeignLink`, and every other `OSError`.
+    Each by its own name, without links on the way; nothing for what is not there.  `ForeignLink`,
+    and every other `OSError`.
     """
     makers: set[int] = set()  # who can have put there what led here
     for _ in range(_LINKS):
@@ -131,7 +147,8 @@ def _own_name(fd: int, root: int) -> str:
 
 
 def regular(path: str, folder: int | None = None) -> int:
-    """A descriptor to read a regular file with; `OSError`, also for a link.  Nobody has us wait at a FIFO put in its place.
+    """A descriptor to read a regular file with; `OSError`, also for a link.  Nobody has us wait at
+    a FIFO put in its place.
 
     Without a `folder` that `path` is in, nobody leads us elsewhere on the way, either.
     """
@@ -187,5 +204,7 @@ class _Walk:
         others = {status.st_uid, os.fstat(fd).st_uid} - {0, os.geteuid(), os.fstat(inner).st_uid}
         if others:
             os.close(inner)
-            raise ForeignLink(f"{os.readlink(f'/proc/self/fd/{fd}').rstrip('/')}/{part}", others.pop())
+            raise ForeignLink(
+                f"{os.readlink(f'/proc/self/fd/{fd}').rstrip('/')}/{part}", others.pop()
+            )
         return inner

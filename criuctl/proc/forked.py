@@ -1,15 +1,22 @@
-"""Work in processes of our own making: several things at once, each in the main thread of a process that is forked off.
+"""Work in processes of our own making: several things at once, each in the main thread of a process
+that is forked off.
 
-A dump and a restore own the signals of their process and what it has started, so no two of them share one.  A forked process
-begins with all that is imported and configured here, which a new criuctl would need half a second for.  It
+A dump and a restore own the signals of their process and what it has started, so no two of them
+share one.  A forked process begins with all that is imported and configured here, which a new
+criuctl would need half a second for.  It
 
-- is in a process group of its own, so that a ``^C`` on the terminal reaches us alone, and we tell it;
-- is told SIGTERM when it is to stop, which becomes a `KeyboardInterrupt` there: it cleans up, and ends without an answer;
+- is in a process group of its own, so that a ``^C`` on the terminal reaches us alone, and we tell
+  it;
+- is told SIGTERM when it is to stop, which becomes a `KeyboardInterrupt` there: it cleans up, and
+  ends without an answer;
 - is told the same by the kernel when we are killed;
-- keeps our descriptors, so a lock of ours (`ops.registry.exclusive`) is free only when the last of them has ended;
-- answers with one JSON object, in a memory file: nothing can block, and what it left behind cannot hold anything open.
+- keeps our descriptors, so a lock of ours (`ops.registry.exclusive`) is free only when the last of
+  them has ended;
+- answers with one JSON object, in a memory file: nothing can block, and what it left behind cannot
+  hold anything open.
 
-Whoever forks must have no threads that hold locks: only the forking thread goes on in the new process.
+Whoever forks must have no threads that hold locks: only the forking thread goes on in the new
+process.
 """
 
 from __future__ import annotations
@@ -32,7 +39,8 @@ from . import syscalls
 Work = Callable[[], dict[str, Any]]
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_GRACE = 240.0  # seconds that one which was told to stop may clean up; killing a dump or a restore undoes it, too
+# seconds that one which was told to stop may clean up; killing a dump or a restore undoes it, too
+_GRACE = 240.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +61,13 @@ def run_all(
     until: float | None = None,
     begins: Callable[[str], object] = lambda _key: None,
 ) -> Iterator[Ended]:
-    """Do all of `work`, `at_once` at a time and in this order, and yield each end as soon as it is known.
+    """Do all of `work`, `at_once` at a time and in this order, and yield each end as soon as it is
+    known.
 
     `begins` is told of each, here, just before its process is there.
-    At the monotonic time `until` what is under way is interrupted and what was not begun is left; both are yielded as late.
-    When the caller lets go, or a signal becomes an exception, what is under way is interrupted and awaited.
+    At the monotonic time `until` what is under way is interrupted and what was not begun is left;
+    both are yielded as late.  When the caller lets go, or a signal becomes an exception, what is
+    under way is interrupted and awaited.
     """
     waiting, running = deque(work), list[_Process]()
     try:
@@ -121,7 +131,9 @@ class _Process:
 
 
 def _poll(running: Sequence[_Process], seconds: float | None) -> None:
-    """Wait until one of them has ended, or for so long, and a day at most: `poll` counts milliseconds in 31 bits."""
+    """Wait until one of them has ended, or for so long, and a day at most: `poll` counts
+    milliseconds in 31 bits.
+    """
     poller = select.poll()
     for process in running:
         poller.register(process.pidfd, select.POLLIN)
@@ -159,7 +171,8 @@ def _be(work: Work, answer: int, parent: int, mask: set[Any]) -> None:
     try:
         os.setpgid(0, 0)
         syscalls.set_parent_death_signal(signal.SIGTERM)
-        if not callable(signal.getsignal(signal.SIGTERM)):  # the program's own handler makes an exception of it, once
+        # the program's own handler makes an exception of it, once
+        if not callable(signal.getsignal(signal.SIGTERM)):
             signal.signal(signal.SIGTERM, _stop)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask - set(_STOPS))
         if os.getppid() == parent:

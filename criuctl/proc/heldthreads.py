@@ -6,8 +6,8 @@ is sent SIGSTOP while CRIU still traces it, stops with its first step, is traced
 and is continued; what we trace stays where it is.  The stop is dequeued and applied to all threads
 of the process under one lock of the kernel, before any of them returns to its program.
 
-If we die, the kernel kills every held process (PTRACE_O_EXITKILL): a tree that is half restored must
-not run.  A process that was stopped by job control is left alone: it does not run anyway.
+If we die, the kernel kills every held process (PTRACE_O_EXITKILL): a tree that is half restored
+must not run.  A process that was stopped by job control is left alone: it does not run anyway.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _STOPPING = 30.0  # seconds for all threads of a tree to stop
 
 
 class HeldThreads:
-    """The tree `pids`, of whose threads all but `free` are held.  The thread that makes it must do all with it."""
+    """The tree `pids`, of whose threads all but `free` are held.  The thread that makes it must do
+    all with it.
+    """
 
     def __init__(self, pids: Iterable[int], free: Collection[int]) -> None:
         self._pids = list(pids)
@@ -35,13 +37,17 @@ class HeldThreads:
         self._held: list[int] = []
 
     def stop(self) -> None:
-        """Have each process stop as soon as it would run; they are traced by another process now."""
+        """Have each process stop as soon as it would run; they are traced by another process
+        now.
+        """
         for pid in self._pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
     def hold(self) -> None:
-        """Trace every thread that is to be held, then continue the processes: the free threads run.  `TimedOut`."""
+        """Trace every thread that is to be held, then continue the processes: the free threads run.
+        `TimedOut`.
+        """
         until = time.monotonic() + _STOPPING
         for pid in self._pids:
             while _state(pid) not in ("T", "", "Z"):

@@ -1,14 +1,15 @@
 """Runs one hook and ends all of it: a program of its own, see `main` for its arguments.
 
-A hook is somebody else's program; it may hang, fork, or daemonise.  This process is its parent and the
-subreaper of whatever it starts, so that nothing of it can get away: when the hook has ended, when its time is
-up, when criuctl asks (SIGTERM), and when criuctl is gone, ``kill -9`` included (the pipe LIFE closes), every
-descendant is ended, first by SIGTERM, then by SIGKILL.  The last case has no reader any more and goes
-straight to SIGKILL.
+A hook is somebody else's program; it may hang, fork, or daemonise.  This process is its parent and
+the subreaper of whatever it starts, so that nothing of it can get away: when the hook has ended,
+when its time is up, when criuctl asks (SIGTERM), and when criuctl is gone, ``kill -9`` included
+(the pipe LIFE closes), every descendant is ended, first by SIGTERM, then by SIGKILL.  The last case
+has no reader any more and goes straight to SIGKILL.
 
-The hook gets a session of its own (no terminal, no ``^C`` of ours), default signals, and only the descriptors
-that were mapped to it.  How it ended is written to STATUS as one JSON object: ``{"exit": N}``,
-``{"signal": N}``, ``{"timeout": true}`` or ``{"exec": "why it could not be started"}``.
+The hook gets a session of its own (no terminal, no ``^C`` of ours), default signals, and only the
+descriptors that were mapped to it.  How it ended is written to STATUS as one JSON object:
+``{"exit": N}``, ``{"signal": N}``, ``{"timeout": true}`` or ``{"exec": "why it could not be
+started"}``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from typing import Any, NoReturn
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_GRACE = 1.0  # seconds between SIGTERM and SIGKILL; less than the grace that criuctl gives this process
+# seconds between SIGTERM and SIGKILL; less than the grace that criuctl gives this process
+_GRACE = 1.0
 _GIVE_UP = 10.0  # seconds after SIGKILL for a process that the kernel does not let go
 
 
@@ -86,7 +88,8 @@ def _become(path: str, numbers: dict[int, int], failed: int) -> NoReturn:
     """The hook's side of the fork."""
     try:
         os.setsid()
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # should somebody kill this watcher, the hook goes too
+        # should somebody kill this watcher, the hook goes too
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 try:
@@ -94,8 +97,11 @@ def _become(path: str, numbers: dict[int, int], failed: int) -> NoReturn:
                 except (OSError, ValueError):
                     continue  # kept by the C library for itself
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        # Out of the way of their final numbers first: one mapping must not overwrite another's source.
-        moved = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for number, fd in numbers.items()}
+        # Out of the way of their final numbers first: one mapping must not overwrite another's
+        # source.
+        moved = {
+            number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for number, fd in numbers.items()
+        }
         failed = fcntl.fcntl(failed, fcntl.F_DUPFD_CLOEXEC, 64)
         for number, fd in moved.items():
             os.dup2(fd, number, inheritable=True)
@@ -113,8 +119,12 @@ def _become(path: str, numbers: dict[int, int], failed: int) -> NoReturn:
         os._exit(127)
 
 
-def _run(path: str, numbers: dict[int, int], life: int, timeout: float) -> tuple[dict[str, Any] | None, bool]:
-    """Start the hook and wait; how it ended (None: criuctl wants no answer), and whether to end the rest gently."""
+def _run(
+    path: str, numbers: dict[int, int], life: int, timeout: float
+) -> tuple[dict[str, Any] | None, bool]:
+    """Start the hook and wait; how it ended (None: criuctl wants no answer), and whether to end the
+    rest gently.
+    """
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -128,7 +138,8 @@ def _run(path: str, numbers: dict[int, int], life: int, timeout: float) -> tuple
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)  # whoever reads the hook's output sees its end, not ours
-    reason = os.read(why, 4096).decode(errors="replace")  # ends at once: by the exec, or by what prevented it
+    # ends at once: by the exec, or by what prevented it
+    reason = os.read(why, 4096).decode(errors="replace")
     pidfd = os.pidfd_open(pid)
     poll = select.poll()
     for fd in (pidfd, life, wake):

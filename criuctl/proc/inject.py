@@ -1,18 +1,22 @@
 """Running one system call inside another process, with ptrace.
 
-Some state can only be set by the process itself: whether it adopts orphans, its POSIX file locks, what it watches.  CRIU loses
-a few of these; while a restored tree waits at a stage of CRIU's, each of its threads sits in a system call
-(a futex wait), so the instruction just before its program counter is a ``syscall``: that one is run again with
-our number and arguments, and everything is put back.  CRIU retries the interrupted wait.  A thread that has been interrupted
-is out of its wait for a moment, about to enter it again: then the ``syscall`` is what its program counter points to; whoever
-is further off is let go on and met again (`stopped`).  The registers of a thread can
-only be set by who traces it: when that is CRIU, waiting for us in a system call, CRIU is made to (`set_traced`).
+Some state can only be set by the process itself: whether it adopts orphans, its POSIX file locks,
+what it watches.  CRIU loses a few of these; while a restored tree waits at a stage of CRIU's, each
+of its threads sits in a system call (a futex wait), so the instruction just before its program
+counter is a ``syscall``: that one is run again with our number and arguments, and everything is put
+back.  CRIU retries the interrupted wait.  A thread that has been interrupted is out of its wait for
+a moment, about to enter it again: then the ``syscall`` is what its program counter points to;
+whoever is further off is let go on and met again (`stopped`).  The registers of a thread can only
+be set by who traces it: when that is CRIU, waiting for us in a system call, CRIU is made to
+(`set_traced`).
 
-A thread is taken from the entry of the call to its exit, never by single steps: a step ends with a SIGTRAP that the kernel
-forces on it, which, blocked as all signals are while CRIU restores or ignored, loses its handler.  Other signals are blocked
-meanwhile, and come afterwards.  No other thread may poll a child of ours that is stopped so (`Child.poll`).
+A thread is taken from the entry of the call to its exit, never by single steps: a step ends with a
+SIGTRAP that the kernel forces on it, which, blocked as all signals are while CRIU restores or
+ignored, loses its handler.  Other signals are blocked meanwhile, and come afterwards.  No other
+thread may poll a child of ours that is stopped so (`Child.poll`).
 
-Only x86-64 is known here; elsewhere `call` raises `PlatformError` and the caller reports what is lost.
+Only x86-64 is known here; elsewhere `call` raises `PlatformError` and the caller reports what is
+lost.
 """
 
 from __future__ import annotations
@@ -69,15 +73,48 @@ class _Registers(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_ulonglong)
         for name in (
-            *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
-            *("orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
+            *(
+                "r15",
+                "r14",
+                "r13",
+                "r12",
+                "rbp",
+                "rbx",
+                "r11",
+                "r10",
+                "r9",
+                "r8",
+                "rax",
+                "rcx",
+                "rdx",
+                "rsi",
+                "rdi",
+            ),
+            *(
+                "orig_rax",
+                "rip",
+                "cs",
+                "eflags",
+                "rsp",
+                "ss",
+                "fs_base",
+                "gs_base",
+                "ds",
+                "es",
+                "fs",
+                "gs",
+            ),
         )
     ]
 
 
 def _ptrace(request: int, pid: int, address: int = 0, data: object = None) -> int:
     ctypes.set_errno(0)
-    pointer = ctypes.cast(ctypes.byref(data), ctypes.c_void_p) if isinstance(data, ctypes.Structure) else data
+    pointer = (
+        ctypes.cast(ctypes.byref(data), ctypes.c_void_p)
+        if isinstance(data, ctypes.Structure)
+        else data
+    )
     result = int(_libc.ptrace(request, pid, address, pointer))
     if result == -1 and ctypes.get_errno():
         code = ctypes.get_errno()
@@ -101,10 +138,13 @@ def _wait_stop(pid: int) -> int:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """`pid`'s main thread is stopped under our trace; the very thread that enters must do everything inside.
+    """`pid`'s main thread is stopped under our trace; the very thread that enters must do
+    everything inside.
 
-    That is in the system call in which it waits for us, if it is to be met there at all.  Signals of ours that raise come
-    afterwards: who is not stopped yet can neither be let go of nor given its registers back, and would stay so.
+    That is in the system call in which it waits for us, if it is to be met there at all.  Signals
+    of ours that raise come
+    afterwards: who is not stopped yet can neither be let go of nor given its registers back, and
+    would stay so.
     """
     if platform.machine() != "x86_64":
         raise PlatformError("running a system call in another process is only known for x86-64")
@@ -122,7 +162,9 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def _stop(pid: int, *, standing: bool = False) -> None:
-    """Have it stop for us; `standing`: it does already, elsewhere.  A signal that comes first it gets, and is asked again."""
+    """Have it stop for us; `standing`: it does already, elsewhere.  A signal that comes first it
+    gets, and is asked again.
+    """
     number = 0
     while True:
         _ptrace(_INTERRUPT, pid)
@@ -135,7 +177,8 @@ def _stop(pid: int, *, standing: bool = False) -> None:
 
 
 def seize(pid: int, *, forks: bool = False, exit_kill: bool = False) -> None:
-    """Trace `pid` from this thread on, without stopping it; with `forks` also whomever it forks, from their birth.
+    """Trace `pid` from this thread on, without stopping it; with `forks` also whomever it forks,
+    from their birth.
 
     With `exit_kill` the kernel kills it when this thread ends without having let it go.
     """
@@ -161,12 +204,16 @@ def let_go(pid: int, number: int = 0) -> None:
 
 
 def result(pid: int) -> int:
-    """What the stopped process's register for results holds: -ENOSYS at the entry of a system call."""
+    """What the stopped process's register for results holds: -ENOSYS at the entry of a system
+    call.
+    """
     return ctypes.c_longlong(_registers(pid).rax).value
 
 
 def end_with(pid: int, code: int) -> bool:
-    """Have the process, stopped at a system call, end with this code if that call is its end; whether it is."""
+    """Have the process, stopped at a system call, end with this code if that call is its end;
+    whether it is.
+    """
     registers = _registers(pid)
     entered = ctypes.c_longlong(registers.rax).value == -errno.ENOSYS
     if not entered or registers.orig_rax != _EXIT_GROUP:
@@ -184,7 +231,9 @@ def call(pid: int, number: int, *arguments: int) -> int:
 
 @contextmanager
 def calling(pid: int) -> Iterator[Callable[..., int]]:
-    """The same for several calls; the registers are put back at the end.  `BlockingIOError`: it is in no system call."""
+    """The same for several calls; the registers are put back at the end.  `BlockingIOError`: it is
+    in no system call.
+    """
     saved, mask = _registers(pid), _Mask()
     site = _call_site(pid, saved)
     if site is None:
@@ -192,7 +241,11 @@ def calling(pid: int) -> Iterator[Callable[..., int]]:
     registers = _Registers.from_buffer_copy(saved)
 
     def run(number: int, *arguments: int) -> int:
-        registers.rip, registers.rax, registers.orig_rax = site, number, ctypes.c_ulonglong(-1).value
+        registers.rip, registers.rax, registers.orig_rax = (
+            site,
+            number,
+            ctypes.c_ulonglong(-1).value,
+        )
         for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8", "r9"), arguments, strict=False):
             setattr(registers, name, value & 0xFFFFFFFFFFFFFFFF)
         _ptrace(_SETREGS, pid, 0, registers)
@@ -206,7 +259,8 @@ def calling(pid: int) -> Iterator[Callable[..., int]]:
     try:
         yield run
     finally:
-        _stop(pid, standing=True)  # from there, not from the exit of a call, the kernel enters an interrupted one again
+        # from there, not from the exit of a call, the kernel enters an interrupted one again
+        _stop(pid, standing=True)
         _ptrace(_SETREGS, pid, 0, saved)
         _ptrace(_SETSIGMASK, pid, ctypes.sizeof(mask), mask)
 
@@ -218,7 +272,9 @@ def _registers(pid: int) -> _Registers:
 
 
 def _call_site(pid: int, registers: _Registers) -> int | None:
-    """Where the ``syscall`` is that the stopped process has just left or is about to enter; None: it is at no such place."""
+    """Where the ``syscall`` is that the stopped process has just left or is about to enter; None:
+    it is at no such place.
+    """
     before = registers.rip - len(_SYSCALL)
     code = read_memory(pid, before, 2 * len(_SYSCALL))
     if code.startswith(_SYSCALL):
@@ -227,7 +283,9 @@ def _call_site(pid: int, registers: _Registers) -> int | None:
 
 
 def _to_syscall(pid: int) -> None:
-    """Let the stopped process run to the entry of its next system call, or from there to its exit."""
+    """Let the stopped process run to the entry of its next system call, or from there to its
+    exit.
+    """
     number = 0
     while True:
         _ptrace(_TO_SYSCALL, pid, 0, number)
@@ -238,11 +296,13 @@ def _to_syscall(pid: int) -> None:
 
 
 def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
-    """Have the stopped `tracer` put threads that it traces to where their system calls were interrupted.
+    """Have the stopped `tracer` put threads that it traces to where their system calls were
+    interrupted.
 
-    They are known by their numbers in the tracer's PID namespace; of each there are ``ip, sp, ax, orig_ax, di, dx, r10`` as
-    attributes.  Nothing is done to a thread that stands neither after its call, which ended with EINTR, nor before it.
-    `BlockingIOError`: the tracer is in no system call itself.
+    They are known by their numbers in the tracer's PID namespace; of each there are ``ip, sp, ax,
+    orig_ax, di, dx, r10`` as attributes.  Nothing is done to a thread that stands neither after its
+    call, which ended with EINTR, nor before it.  `BlockingIOError`: the tracer is in no system call
+    itself.
     """
     size = ctypes.sizeof(_Registers)
     address = (stack_pointer(tracer) - _BELOW_STACK) & ~0xF
@@ -257,8 +317,16 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
                     registers = _Registers.from_buffer_copy(os.pread(memory, size, address))
                     stands = (wanted.ip, _MINUS_EINTR), (wanted.ip - len(_SYSCALL), wanted.orig_ax)
                     if registers.rsp == wanted.sp and (registers.rip, registers.rax) in stands:
-                        registers.rip, registers.rax, registers.orig_rax = wanted.ip, wanted.ax, wanted.orig_ax
-                        registers.rdi, registers.rdx, registers.r10 = wanted.di, wanted.dx, wanted.r10
+                        registers.rip, registers.rax, registers.orig_rax = (
+                            wanted.ip,
+                            wanted.ax,
+                            wanted.orig_ax,
+                        )
+                        registers.rdi, registers.rdx, registers.r10 = (
+                            wanted.di,
+                            wanted.dx,
+                            wanted.r10,
+                        )
                         os.pwrite(memory, registers, address)
                         _there(run(_PTRACE, _SETREGS, tid, 0, address), tid)
         finally:
@@ -268,7 +336,8 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
 
 
 def queued_signals(tracer: int, tid: int, *, shared: bool) -> list[bytes]:
-    """The siginfo of each signal that waits for a thread that the stopped `tracer` traces, or for its process (`shared`).
+    """The siginfo of each signal that waits for a thread that the stopped `tracer` traces, or for
+    its process (`shared`).
 
     It is known by its number in the tracer's PID namespace.  Not more than `_MOST` are told.
     `BlockingIOError`: the tracer is in no system call itself.
@@ -281,7 +350,9 @@ def queued_signals(tracer: int, tid: int, *, shared: bool) -> list[bytes]:
         try:
             with calling(tracer) as run:
                 while len(found) < _MOST:
-                    os.pwrite(memory, _PEEK.pack(len(found), _OF_PROCESS if shared else 0, 1), address)
+                    os.pwrite(
+                        memory, _PEEK.pack(len(found), _OF_PROCESS if shared else 0, 1), address
+                    )
                     count = run(_PTRACE, _PEEKSIGINFO, tid, address, address + _PEEK.size)
                     if not _there(count, tid) or not count:
                         break

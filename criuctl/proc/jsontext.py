@@ -1,6 +1,7 @@
 """JSON that others have written: how many values it has is found out before any of them is made.
 
-A value of three bytes takes seventy in Python, so the length of a text alone says little of what becomes of it.
+A value of three bytes takes seventy in Python, so the length of a text alone says little of what
+becomes of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ class TooManyValues(ValueError):
 
 
 def values(text: bytes) -> int:
-    """How many values it has at most: each but the first follows one of these, which texts in it may have as well."""
+    """How many values it has at most: each but the first follows one of these, which texts in it
+    may have as well.
+    """
     return sum(map(text.count, (b",", b"[", b"{")))
 
 

@@ -12,7 +12,8 @@ _OTHERS = 256  # descriptors that all else may need
 
 @contextmanager
 def room_for_descriptors(count: int) -> Iterator[None]:
-    """While inside, `count` descriptors may be opened besides what is open, as far as the hard limit lets them.
+    """While inside, `count` descriptors may be opened besides what is open, as far as the hard
+    limit lets them.
 
     Not for longer: programs that are started get the limit too, and some of them go by it.
     """
@@ -21,7 +22,10 @@ def room_for_descriptors(count: int) -> Iterator[None]:
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         yield
         return
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE,
+        (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard),
+    )
     try:
         yield
     finally:

@@ -1,34 +1,42 @@
-"""What a terminal's line discipline holds: taken out, put back; also a program: ``python linediscipline.py FD ROOT``.
+"""What a terminal's line discipline holds: taken out, put back; also a program: ``python
+linediscipline.py FD ROOT``.
 
-What was typed and not yet read sits in the kernel, a half-typed line included, and no call shows it: it can only
-be read, as if by the program, with canonical mode switched off.  So whoever looks has to put it back, and a
-process that is killed between the two would lose what somebody typed.  Therefore the looking is done by a small
-process of its own, the *guard*, which outlives criuctl's death by ``kill -9``.  It inherits descriptors of terminals, and
-answers words, followed by these descriptors' numbers (and PID:FD of masters), that come on FD:
+What was typed and not yet read sits in the kernel, a half-typed line included, and no call shows
+it: it can only be read, as if by the program, with canonical mode switched off.  So whoever looks
+has to put it back, and a process that is killed between the two would lose what somebody typed.
+Therefore the looking is done by a small process of its own, the *guard*, which outlives criuctl's
+death by ``kill -9``.  It inherits descriptors of terminals, and answers words, followed by these
+descriptors' numbers (and PID:FD of masters), that come on FD:
 
-- ``take``: reads what each holds and puts it back at once, while the tree is frozen; answers with it.
-- ``hold``: reads it, answers with it, and keeps it: for a terminal whose master is in the tree, of which CRIU itself would
-  take a part otherwise.  So it does with what was printed there and the master has not read yet: CRIU would print it
-  once more, with every newline translated again, and forget it where nobody has the slave open any more.
-- ``drop``: the checkpoint exists, the tree is about to be ended: takes away what ``take`` had seen (and only
-  that), lest the shell that gets the terminal back reads it.
+- ``take``: reads what each holds and puts it back at once, while the tree is frozen; answers with
+  it.
+- ``hold``: reads it, answers with it, and keeps it: for a terminal whose master is in the tree, of
+  which CRIU itself would take a part otherwise.  So it does with what was printed there and the
+  master has not read yet: CRIU would print it once more, with every newline translated again, and
+  forget it where nobody has the slave open any more.
+- ``drop``: the checkpoint exists, the tree is about to be ended: takes away what ``take`` had seen
+  (and only that), lest the shell that gets the terminal back reads it.
 - ``back``: the tree goes on: puts back what was held and dropped.  ``ready``: only answers.
 
-- ``attend``, with PID:FD: this end of a socket; who reads the other one must not see its end before all is put back.
+- ``attend``, with PID:FD: this end of a socket; who reads the other one must not see its end before
+  all is put back.
 
-When the channel ends, so does the guard; but if it has something and the tree, whose root is ROOT, lives on, it puts that
-back first.
+When the channel ends, so does the guard; but if it has something and the tree, whose root is ROOT,
+lives on, it puts that back first.
 
-``hold`` is also told descriptors of the tree that block, as PID:FD:FLAGS.  CRIU makes both ends of a pair not block when it
-looks into them, and leaves them so where the tree is to end; if it goes on all the same, its writes would fail with EAGAIN.
-``block``, as the first thing when CRIU has looked, and ``back`` have them block again.
+``hold`` is also told descriptors of the tree that block, as PID:FD:FLAGS.  CRIU makes both ends of
+a pair not block when it looks into them, and leaves them so where the tree is to end; if it goes on
+all the same, its writes would fail with EAGAIN.  ``block``, as the first thing when CRIU has
+looked, and ``back`` have them block again.
 
-*Queued* is what the line discipline has processed (lines edited, echoed); it is put back with echo, editing and
-signals off, so that the program reads exactly these bytes.  *Raw* is what still waits in front of a full line
-discipline; it is typed again.  A NUL in a canonical queue is an end of file (^D).
+*Queued* is what the line discipline has processed (lines edited, echoed); it is put back with echo,
+editing and signals off, so that the program reads exactly these bytes.  *Raw* is what still waits
+in front of a full line discipline; it is typed again.  A NUL in a canonical queue is an end of file
+(^D).
 
-TIOCSTI puts bytes in like a keyboard, and at once; it holds for terminals whose master nobody knows.  Stopped
-output (^S) shows as a terminal that takes no output though its master has nothing to read.
+TIOCSTI puts bytes in like a keyboard, and at once; it holds for terminals whose master nobody
+knows.  Stopped output (^S) shows as a terminal that takes no output though its master has nothing
+to read.
 
 It imports nothing of criuctl and little of the standard library: it runs as a program of its own.
 """
@@ -53,12 +61,16 @@ _TCGETS, _TCSETS, _TIOCSTI, _FIONREAD, _TIOCGPTPEER = 0x5401, 0x5402, 0x5412, 0x
 _TIOCPKT, _TIOCGPKT = 0x5420, 0x80045438
 _VERASE, _VKILL, _VEOF, _VTIME, _VMIN, _VSTART, _VSTOP = 2, 3, 4, 5, 6, 8, 9
 _VREPRINT, _VWERASE, _VLNEXT = 12, 14, 15
-_MAPPING = termios.ICRNL | termios.INLCR | termios.IGNCR | termios.ISTRIP | 0o1000 | termios.PARMRK  # 0o1000: IUCLC
+# 0o1000: IUCLC
+_MAPPING = termios.ICRNL | termios.INLCR | termios.IGNCR | termios.ISTRIP | 0o1000 | termios.PARMRK
 _ROOM = 4095  # bytes that a line discipline holds
 _LIMIT = 1 << 20
-_PIECE = 255  # bytes; of the sizes up to 600 nearly the one of which most fits: 20.9 KB, where 13.8 KB do of large ones
+# bytes; of the sizes up to 600 nearly the one of which most fits: 20.9 KB, where 13.8 KB do of
+# large ones
+_PIECE = 255
 _CHANGED = os.O_NONBLOCK | os.O_APPEND | os.O_ASYNC  # what F_SETFL sets of a terminal
-_PASSING = 200  # milliseconds for what was printed to pass from one buffer of the kernel into the next
+# milliseconds for what was printed to pass from one buffer of the kernel into the next
+_PASSING = 200
 _ENDING = 3.0  # seconds that a tree may take to end after its checkpoint is made
 
 
@@ -112,20 +124,26 @@ def set_modes(fd: int, modes: Modes) -> None:
 
 
 def _readable(fd: int) -> bool:
-    """Whether there is input; the kernel first hands what has just been typed to the line discipline."""
+    """Whether there is input; the kernel first hands what has just been typed to the line
+    discipline.
+    """
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(0))
 
 
 def take(fd: int) -> Held:
-    """Take out all that is held; the slave `fd` does not block and is the controlling terminal of somebody else."""
+    """Take out all that is held; the slave `fd` does not block and is the controlling terminal of
+    somebody else.
+    """
     modes = get_modes(fd)
     _readable(fd)
     quiet = modes.lflag & ~(termios.ICANON | termios.ECHO | termios.ISIG | termios.IEXTEN)
     cc = bytearray(modes.cc)
     cc[_VMIN], cc[_VTIME] = 1, 0
-    set_modes(fd, Modes(modes.iflag & ~_MAPPING, modes.oflag, modes.cflag, quiet, modes.line, bytes(cc)))
+    set_modes(
+        fd, Modes(modes.iflag & ~_MAPPING, modes.oflag, modes.cflag, quiet, modes.line, bytes(cc))
+    )
     try:
         (count,) = struct.unpack("i", fcntl.ioctl(fd, _FIONREAD, bytes(4)))
         found = bytearray()
@@ -140,7 +158,9 @@ def take(fd: int) -> Held:
 
 
 def give(fd: int, held: Held, master: int | None = None) -> None:
-    """Put back what `take` took from this terminal (or from another one whose modes this one has)."""
+    """Put back what `take` took from this terminal (or from another one whose modes this one
+    has).
+    """
     modes = get_modes(fd)
     if held.queued:
         set_modes(fd, _plain(modes, held))
@@ -198,7 +218,9 @@ def _type_raw(fd: int, data: bytes, master: int | None) -> None:
 
 
 def find_master(fd: int) -> int | None:
-    """A duplicate of the master of this slave, from whoever holds it; None when that cannot be found."""
+    """A duplicate of the master of this slave, from whoever holds it; None when that cannot be
+    found.
+    """
     wanted = os.fstat(fd)
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -252,7 +274,9 @@ def take_printed(master: int) -> Printed:
     poller.register(master, select.POLLIN)
     found = bytearray()
     try:
-        while (events := sum(event for _, event in poller.poll(0))) & select.POLLIN and len(found) < _LIMIT:
+        while (events := sum(event for _, event in poller.poll(0))) & select.POLLIN and len(
+            found
+        ) < _LIMIT:
             found += os.read(master, 65536)
     finally:
         if packets:
@@ -261,16 +285,25 @@ def take_printed(master: int) -> Printed:
 
 
 def give_printed(master: int, printed: Printed) -> int:
-    """Put back what `take_printed` took; where the slave is open nowhere else, the master hangs up behind it.
+    """Put back what `take_printed` took; where the slave is open nowhere else, the master hangs up
+    behind it.
 
     Returns how many bytes there was no room for.
     """
-    slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    slave = fcntl.ioctl(
+        master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+    )
     try:
         modes = get_modes(slave)
         stopped = not _writable(slave, 0)
-        plain = modes.iflag & ~termios.IXON if stopped else modes.iflag  # without IXON, what ^S stopped goes on
-        set_modes(slave, Modes(plain, modes.oflag & ~termios.OPOST, modes.cflag, modes.lflag, modes.line, modes.cc))
+        # without IXON, what ^S stopped goes on
+        plain = modes.iflag & ~termios.IXON if stopped else modes.iflag
+        set_modes(
+            slave,
+            Modes(
+                plain, modes.oflag & ~termios.OPOST, modes.cflag, modes.lflag, modes.line, modes.cc
+            ),
+        )
         called = stopped and not _writable(slave, 0)
         if called:
             termios.tcflow(slave, termios.TCOON)
@@ -288,7 +321,8 @@ def give_printed(master: int, printed: Printed) -> int:
 
 
 def _print(slave: int, data: bytes) -> int:
-    """Print it in pieces that fill the kernel's buffers best: what small writes have left there has no room in large ones.
+    """Print it in pieces that fill the kernel's buffers best: what small writes have left there has
+    no room in large ones.
 
     Returns how much is left.
     """
@@ -305,7 +339,9 @@ def _print(slave: int, data: bytes) -> int:
 
 
 def _block_again(pid: int, number: int, flags: int) -> None:
-    """Undo what CRIU has done to the terminal that the process has open there, which had these flags."""
+    """Undo what CRIU has done to the terminal that the process has open there, which had these
+    flags.
+    """
     fd = _duplicate(pid, number)
     try:
         if os.isatty(fd) and fcntl.fcntl(fd, fcntl.F_GETFL) & _CHANGED == os.O_NONBLOCK:
@@ -421,7 +457,9 @@ class _Guard:
         self.kept = {}
         for master, printed in self.printed.items():
             try:
-                give_printed(master, printed._replace(data=printed.data + take_printed(master).data))
+                give_printed(
+                    master, printed._replace(data=printed.data + take_printed(master).data)
+                )
             except OSError:
                 pass
             os.close(master)
@@ -438,7 +476,9 @@ class _Guard:
                     self.attend(*theirs.pop())
             printed = [self.hold_printed(*master) for master in theirs if len(master) == 2]
             if word in (b"take", b"hold"):
-                self.blocking += [(pid, fd, flags) for pid, fd, flags in (one for one in theirs if len(one) == 3)]
+                self.blocking += [
+                    (pid, fd, flags) for pid, fd, flags in (one for one in theirs if len(one) == 3)
+                ]
                 what = self.take if word == b"take" else self.hold
                 answer = [what(int(number)) for number in numbers if b":" not in number]
             elif word == b"drop":
@@ -448,7 +488,9 @@ class _Guard:
             elif word == b"back":
                 self.back()
             # It never leaves this machine's memory.
-            body: list[list[object]] = [[_text(h.queued), _text(h.raw), h.stopped, h.canonical, h.echo] for h in answer]
+            body: list[list[object]] = [
+                [_text(h.queued), _text(h.raw), h.stopped, h.canonical, h.echo] for h in answer
+            ]
             body += [[_text(p.data), p.hung_up] for p in printed]
             self.channel.sendall(json.dumps(body).encode() + b"\n")
 

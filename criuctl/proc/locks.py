@@ -1,12 +1,14 @@
-"""Locks between the criuctl of a host: files that are locked (flock), in a folder that only their owner can look into.
+"""Locks between the criuctl of a host: files that are locked (flock), in a folder that only their
+owner can look into.
 
-Who has locked the file that a path leads to holds the lock of that path.  The kernel frees it with the last process that has its
-descriptor, ``kill -9`` included: one that was forked off has it, one that executes a program has not.  Another user cannot come
-near it, and every net namespace sees the same.
+Who has locked the file that a path leads to holds the lock of that path.  The kernel frees it with
+the last process that has its descriptor, ``kill -9`` included: one that was forked off has it, one
+that executes a program has not.  Another user cannot come near it, and every net namespace sees the
+same.
 
-The file goes with the lock.  A process that was killed leaves it, empty and locked by nobody: the next one takes it over, and
-`sweep` removes it.  Only who has locked a file removes it, and who has locked one makes sure that the path still leads to it, so
-there are never two who hold the same.
+The file goes with the lock.  A process that was killed leaves it, empty and locked by nobody: the
+next one takes it over, and `sweep` removes it.  Only who has locked a file removes it, and who has
+locked one makes sure that the path still leads to it, so there are never two who hold the same.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _TRIES, _PAUSE = 25, 0.002  # seconds: who looks whether a file is still locked 
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold this lock; `BlockingIOError` when somebody has it, another `OSError` when it cannot be had at all."""
+    """Hold this lock; `BlockingIOError` when somebody has it, another `OSError` when it cannot be
+    had at all.
+    """
     _make(path.parent)
     file = _take(path)
     try:
@@ -45,7 +49,11 @@ def holder(path: Path) -> int:
     except OSError:
         return 0
     file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    pids = [int(words[4]) for words in map(str.split, lines) if len(words) > 5 and words[1] == "FLOCK" and words[5] == file]
+    pids = [
+        int(words[4])
+        for words in map(str.split, lines)
+        if len(words) > 5 and words[1] == "FLOCK" and words[5] == file
+    ]
     return next((pid for pid in pids if pid > 0), 0)
 
 
@@ -57,7 +65,9 @@ def sweep(folder: Path) -> None:
 
 
 def left(folder: Path) -> Iterator[Path]:
-    """What killed processes have left there; each is locked while the caller looks at it, who removes it or leaves it there."""
+    """What killed processes have left there; each is locked while the caller looks at it, who
+    removes it or leaves it there.
+    """
     with suppress(OSError):
         for name in os.listdir(folder):
             path = folder / name
@@ -67,7 +77,8 @@ def left(folder: Path) -> Iterator[Path]:
 
 
 def _make(folder: Path) -> None:
-    if not folder.parent.exists():  # in which others have something to look for, whatever the umask is
+    # in which others have something to look for, whatever the umask is
+    if not folder.parent.exists():
         make_private(folder.parent)
         folder.parent.chmod(0o755)
     make_private(folder)
@@ -91,7 +102,9 @@ def _remove(path: Path) -> None:
 
 
 def _open(path: Path, flags: int = 0) -> IO[bytes]:
-    return open(os.open(path, flags | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+b", buffering=0)
+    return open(
+        os.open(path, flags | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+b", buffering=0
+    )
 
 
 def _locks(file: IO[bytes], path: Path) -> bool:

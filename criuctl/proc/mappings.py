@@ -1,7 +1,7 @@
 """Memory mappings of a process, from ``/proc/PID/maps``.
 
-``smaps`` knows more (VmFlags) but walks all page tables: a noticeable time for gigabytes.  `vm_flags` reads
-it, for those who found a reason to in the plain list.
+``smaps`` knows more (VmFlags) but walks all page tables: a noticeable time for gigabytes.
+`vm_flags` reads it, for those who found a reason to in the plain list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Mapping(NamedTuple):
     major: int
     minor: int
     inode: int
-    path: str  # as shown, without " (deleted)"; "" when anonymous; "[heap]", "[stack]", ... for the special ones
+    # as shown, without " (deleted)"; "" when anonymous; "[heap]", "[stack]", ... for the special
+    # ones
+    path: str
     deleted: bool
 
     @property
@@ -46,7 +48,9 @@ class Mapping(NamedTuple):
 
 
 def mappings(pid: int) -> list[Mapping]:
-    """All mappings of `pid` in order; none for zombies and kernel threads.  `NoSuchProcess`, `PreflightRefused`."""
+    """All mappings of `pid` in order; none for zombies and kernel threads.  `NoSuchProcess`,
+    `PreflightRefused`.
+    """
     return list(each_mapping(pid))
 
 
@@ -75,7 +79,9 @@ def _parsed(line: str) -> Mapping:
 
 
 def vm_flags(pid: int) -> dict[int, frozenset[str]]:
-    """Start address -> the two-letter VmFlags of each mapping (``io``, ``pf``, ``lo``, ``ht``, ...)."""
+    """Start address -> the two-letter VmFlags of each mapping (``io``, ``pf``, ``lo``, ``ht``,
+    ...).
+    """
     flags: dict[int, frozenset[str]] = {}
     start = 0
     for line in read_text(pid, "smaps").split("\n"):

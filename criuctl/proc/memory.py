@@ -1,18 +1,19 @@
-"""The memory of a process that runs: which pages are there, what they hold, which were written to since.
+"""The memory of a process that runs: which pages are there, what they hold, which were written to
+since.
 
-Nothing here stops the process or changes its pages: the kernel walks the page tables (``PAGEMAP_SCAN`` where it has
-it, Linux 6.7, else ``/proc/PID/pagemap``) and copies the contents.  So every answer is of a moment that has passed;
-whoever needs one moment freezes the process.
+Nothing here stops the process or changes its pages: the kernel walks the page tables
+(``PAGEMAP_SCAN`` where it has it, Linux 6.7, else ``/proc/PID/pagemap``) and copies the contents.
+So every answer is of a moment that has passed; whoever needs one moment freezes the process.
 
-Contents are read through ``/proc/PID/mem``.  ``process_vm_readv`` is a third faster, but it pins the pages, and since
-Linux 5.19 a pin ends the sharing of pages since a fork: a tree of forked workers would need a multiple of its memory.
-Both files stay with the address space they were opened on, so no PID that changes hands, and no exec, mixes in
-the memory of another.
+Contents are read through ``/proc/PID/mem``.  ``process_vm_readv`` is a third faster, but it pins
+the pages, and since Linux 5.19 a pin ends the sharing of pages since a fork: a tree of forked
+workers would need a multiple of its memory.  Both files stay with the address space they were
+opened on, so no PID that changes hands, and no exec, mixes in the memory of another.
 
-Which pages were written to is known by the soft-dirty bit alone, where the kernel was built with it (`soft_dirty`).
-``PAGEMAP_SCAN``'s own idea of it, ``PAGE_IS_WRITTEN``, means "not write-protected by userfaultfd": without a
-userfaultfd that the process itself has registered on its memory every page counts as written, so it is of no use to
-a bystander.
+Which pages were written to is known by the soft-dirty bit alone, where the kernel was built with it
+(`soft_dirty`).  ``PAGEMAP_SCAN``'s own idea of it, ``PAGE_IS_WRITTEN``, means "not write-protected
+by userfaultfd": without a userfaultfd that the process itself has registered on its memory every
+page counts as written, so it is of no use to a bystander.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ _PAGEMAP_SCAN = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
 _SCAN = struct.Struct("<12Q")
 _REGION = struct.Struct("<3Q")
 _REGIONS = 4096  # at most that many are asked for at once
-_FILE, _PRESENT, _SWAPPED, _ZERO, _SOFT_DIRTY, _GUARD = 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 7, 1 << 8
+_FILE, _PRESENT, _SWAPPED, _ZERO, _SOFT_DIRTY, _GUARD = (
+    1 << 2,
+    1 << 3,
+    1 << 4,
+    1 << 5,
+    1 << 7,
+    1 << 8,
+)
 _TOP = (1 << 47) - PAGE  # no page of a process lies above, but for vsyscall's
 _PIECE = 1 << 30  # bytes of address space whose pagemap is read at once
 
@@ -75,12 +83,19 @@ class TaskMemory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         os.close(self._pagemap)
         os.close(self._mem)
 
     def runs(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Run]:
-        """The pages in these ascending ranges that are in memory or swapped out, neither a file's own nor just zeros."""
+        """The pages in these ascending ranges that are in memory or swapped out, neither a file's
+        own nor just zeros.
+        """
         if not scans():
             for start, end in ranges:
                 yield from self._pagemap_runs(start, end)
@@ -96,17 +111,27 @@ class TaskMemory:
                 run = next(found, None)
 
     def frames(self, start: int, end: int) -> bytes:
-        """The pagemap entries of this range: two processes that share its page frames have the same ones."""
-        return os.pread(self._pagemap, (end - start) // PAGE * ENTRY_SIZE, start // PAGE * ENTRY_SIZE)
+        """The pagemap entries of this range: two processes that share its page frames have the same
+        ones.
+        """
+        return os.pread(
+            self._pagemap, (end - start) // PAGE * ENTRY_SIZE, start // PAGE * ENTRY_SIZE
+        )
 
     def own(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of this range in which no page is one that another process may have as well, since a fork."""
+        """The parts of this range in which no page is one that another process may have as well,
+        since a fork.
+        """
         for at in range(start, end, _PIECE):
-            for found in _OWN.finditer(self.frames(at, min(at + _PIECE, end))[7::8].translate(_OTHERS)):
+            for found in _OWN.finditer(
+                self.frames(at, min(at + _PIECE, end))[7::8].translate(_OTHERS)
+            ):
                 yield at + found.start() * PAGE, at + found.end() * PAGE
 
     def read(self, pieces: Sequence[tuple[int, int]], target: memoryview) -> int:
-        """Read these ranges, one behind the other, into `target`; the bytes up to the first page that cannot be read."""
+        """Read these ranges, one behind the other, into `target`; the bytes up to the first page
+        that cannot be read.
+        """
         done = 0
         for start, end in pieces:
             while start < end:
@@ -120,7 +145,9 @@ class TaskMemory:
         return done
 
     def clear_dirty(self) -> None:
-        """From now on `Run.dirty` tells what was written to since; costs the process a fault per page written to."""
+        """From now on `Run.dirty` tells what was written to since; costs the process a fault per
+        page written to.
+        """
         with reading(self._pid):
             fd = os.open(f"/proc/{self._pid}/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
             try:
@@ -137,7 +164,9 @@ class TaskMemory:
                 count, at = _scan(self._pagemap, at, _TOP, regions)
             except ProcessLookupError:
                 return  # it has ended
-            for start, end, categories in _REGION.iter_unpack(memoryview(regions)[: count * _REGION.size]):
+            for start, end, categories in _REGION.iter_unpack(
+                memoryview(regions)[: count * _REGION.size]
+            ):
                 if not categories & _GUARD:
                     yield Run(start, end, bool(categories & _SOFT_DIRTY))
 
@@ -150,17 +179,34 @@ class TaskMemory:
             for page in _zero_pages(data):
                 marks[page] = 0
             for found in _RUNS.finditer(marks):
-                yield Run(at + found.start() * PAGE, at + found.end() * PAGE, marks[found.start()] == 3)
+                yield Run(
+                    at + found.start() * PAGE, at + found.end() * PAGE, marks[found.start()] == 3
+                )
 
 
 def _scan(fd: int, start: int, end: int, regions: bytearray) -> tuple[int, int]:
-    """One PAGEMAP_SCAN: how many regions were found, and how far it came; what CRIU asks for is asked for."""
+    """One PAGEMAP_SCAN: how many regions were found, and how far it came; what CRIU asks for is
+    asked for.
+    """
     found = memoryview(regions)
     address = address_of(regions)
     wanted = _PRESENT | _SWAPPED
     tells = wanted | _SOFT_DIRTY | (_GUARD if guards() else 0)
     arguments = bytearray(
-        _SCAN.pack(96, 0, start, end, 0, address, len(found) // _REGION.size, 0, _ZERO | _FILE, _ZERO | _FILE, wanted, tells)
+        _SCAN.pack(
+            96,
+            0,
+            start,
+            end,
+            0,
+            address,
+            len(found) // _REGION.size,
+            0,
+            _ZERO | _FILE,
+            _ZERO | _FILE,
+            wanted,
+            tells,
+        )
     )
     count = fcntl.ioctl(fd, _PAGEMAP_SCAN, arguments, True)
     return count, _SCAN.unpack(arguments)[4]
@@ -174,7 +220,10 @@ def _zero_pages(data: bytes) -> Iterator[int]:
     pattern = frame.to_bytes(8, "little")[:6]
     at = data.find(pattern)
     while at >= 0:
-        if at % ENTRY_SIZE == 0 and int.from_bytes(data[at : at + ENTRY_SIZE], "little") & _FRAME == frame:
+        if (
+            at % ENTRY_SIZE == 0
+            and int.from_bytes(data[at : at + ENTRY_SIZE], "little") & _FRAME == frame
+        ):
             yield at // ENTRY_SIZE
         at = data.find(pattern, at + 1)
 
@@ -194,7 +243,12 @@ def guards() -> bool:
 def _probe(tells: int) -> bool:
     fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.ioctl(fd, _PAGEMAP_SCAN, bytearray(_SCAN.pack(96, 0, 0, 0, 0, 0, 0, 0, 0, 0, _PRESENT, _PRESENT | tells)), True)
+        fcntl.ioctl(
+            fd,
+            _PAGEMAP_SCAN,
+            bytearray(_SCAN.pack(96, 0, 0, 0, 0, 0, 0, 0, 0, 0, _PRESENT, _PRESENT | tells)),
+            True,
+        )
     except OSError:
         return False
     finally:

@@ -1,7 +1,8 @@
 """What is mounted where: mountinfo, read in one place.
 
-Its lines are fields with one space between them, and a field may be empty (a mount whose source is ""); spaces, tabs, newlines
-and backslashes within fields are written as octal numbers, every other byte as it is (proc_pid_mountinfo(5)).
+Its lines are fields with one space between them, and a field may be empty (a mount whose source is
+""); spaces, tabs, newlines and backslashes within fields are written as octal numbers, every other
+byte as it is (proc_pid_mountinfo(5)).
 """
 
 from __future__ import annotations
@@ -30,8 +31,14 @@ class Mount(NamedTuple):
 
 
 def read_mounts(pid: int | None = None) -> list[Mount]:
-    """What `pid` sees (None: this process), in the order in which it was mounted; `NoSuchProcess`, `PreflightRefused`."""
-    lines = read_lines(pid, "mountinfo") if pid is not None else text_lines(os.fsdecode(read_raw("/proc/self/mountinfo")))
+    """What `pid` sees (None: this process), in the order in which it was mounted; `NoSuchProcess`,
+    `PreflightRefused`.
+    """
+    lines = (
+        read_lines(pid, "mountinfo")
+        if pid is not None
+        else text_lines(os.fsdecode(read_raw("/proc/self/mountinfo")))
+    )
     return [parse(line) for line in lines]
 
 

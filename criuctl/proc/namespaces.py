@@ -1,11 +1,13 @@
 """Namespaces of processes: which, whose, and how a command gets into them.
 
-A namespace is known by its kind and inode.  Two PIDs matter for a tree in another PID namespace: the one
-criuctl sees and the one the tree sees itself; the kernel tells both (NSpid in ``/proc/PID/status``).
+A namespace is known by its kind and inode.  Two PIDs matter for a tree in another PID namespace:
+the one criuctl sees and the one the tree sees itself; the kernel tells both (NSpid in
+``/proc/PID/status``).
 
-Entering is left to util-linux's ``nsenter``, for commands: joining a user namespace is refused to a program that has threads,
-which criuctl has.  It changes the working directory and, for the mount namespace, what every path means: the command is looked
-up *inside*.  A few system calls in a mount namespace a thread can do (`in_mount_namespace`).
+Entering is left to util-linux's ``nsenter``, for commands: joining a user namespace is refused to a
+program that has threads, which criuctl has.  It changes the working directory and, for the mount
+namespace, what every path means: the command is looked up *inside*.  A few system calls in a mount
+namespace a thread can do (`in_mount_namespace`).
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def namespaces(pid: int | str) -> dict[str, int]:
 
 
 def for_children(pid: int, kind: str) -> int | None:
-    """Inode of the PID or time namespace that the next child of `pid` will be born in; None if that is not set up yet."""
+    """Inode of the PID or time namespace that the next child of `pid` will be born in; None if that
+    is not set up yet.
+    """
     with reading(pid):
         match = _LINK.match(os.readlink(f"/proc/{pid}/ns/{kind}_for_children"))
     return int(match[1]) if match else None
@@ -69,8 +73,9 @@ def foreign(pid: int) -> set[str]:
 def entry_prefix(pid: int, kinds: Iterable[str]) -> list[str]:
     """The argv prefix that runs a command in these namespaces of `pid`; [] for no kinds.
 
-    With ``pid`` among the kinds nsenter forks and passes the command's exit code on.  With ``mnt`` the
-    command, a path, is looked up in the target's mount namespace and starts in its root directory.
+    With ``pid`` among the kinds nsenter forks and passes the command's exit code on.  With ``mnt``
+    the command, a path, is looked up in the target's mount namespace and starts in its root
+    directory.
     """
     wanted = set(kinds)
     unknown = wanted - KINDS.keys()
@@ -78,11 +83,18 @@ def entry_prefix(pid: int, kinds: Iterable[str]) -> list[str]:
         raise ValueError(f"unknown kinds of namespaces: {', '.join(sorted(unknown))}")
     if not wanted:
         return []
-    return ["nsenter", f"--target={pid}", *(option for kind, option in KINDS.items() if kind in wanted), "--"]
+    return [
+        "nsenter",
+        f"--target={pid}",
+        *(option for kind, option in KINDS.items() if kind in wanted),
+        "--",
+    ]
 
 
 def in_mount_namespace(pid: int, work: Callable[[], R]) -> R:
-    """The result of `work` in the mount namespace of `pid`, at its root folder; `OSError`, and what `work` raises."""
+    """The result of `work` in the mount namespace of `pid`, at its root folder; `OSError`, and what
+    `work` raises.
+    """
 
     def alone() -> None:
         unshare(CLONE_FS)  # a root and a current folder of this thread's own, which setns sets
@@ -96,7 +108,8 @@ def in_ipc_namespace(pid: int, work: Callable[[], R]) -> R:
 
 
 def in_net_namespace(namespace: int, work: Callable[[], R]) -> R:
-    """The result of `work` in the net namespace of that descriptor, whose settings /proc/sys/net has there.
+    """The result of `work` in the net namespace of that descriptor, whose settings /proc/sys/net
+    has there.
 
     `OSError`, and what `work` raises.
     """
@@ -109,7 +122,9 @@ def in_net_namespace(namespace: int, work: Callable[[], R]) -> R:
 
 
 def new_net_namespace() -> int:
-    """A descriptor of a net namespace that was made just now, and ends when that is closed; `OSError`."""
+    """A descriptor of a net namespace that was made just now, and ends when that is closed;
+    `OSError`.
+    """
 
     def make() -> int:
         unshare(CLONE_NEWNET)
@@ -118,7 +133,9 @@ def new_net_namespace() -> int:
     return _in_thread("net", make)
 
 
-def _within(pid: int, kind: str, flag: int, work: Callable[[], R], first: Callable[[], None] = lambda: None) -> R:
+def _within(
+    pid: int, kind: str, flag: int, work: Callable[[], R], first: Callable[[], None] = lambda: None
+) -> R:
     namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
 
     def enter() -> R:
@@ -135,7 +152,8 @@ def _within(pid: int, kind: str, flag: int, work: Callable[[], R], first: Callab
 def _in_thread(kind: str, work: Callable[[], R]) -> R:
     later = Later(work)
     with InterruptsDeferred():  # what it uses is the thread's as long as it runs
-        thread = threading.Thread(target=later.run, name=f"enter-{kind}")  # and with its end all others are where they were
+        # and with its end all others are where they were
+        thread = threading.Thread(target=later.run, name=f"enter-{kind}")
         thread.start()
         thread.join()
     return later.result()
@@ -160,7 +178,9 @@ def is_namespace_init(pid: int) -> bool:
 
 
 def nested_pid_namespaces(root: int, pids: Iterable[int]) -> dict[int, int]:
-    """PID -> inode of its PID namespace, for those of `pids` that are in another one than `root`."""
+    """PID -> inode of its PID namespace, for those of `pids` that are in another one than
+    `root`.
+    """
     home = namespaces(root).get("pid")
     nested = {}
     for pid in pids:
@@ -190,7 +210,9 @@ def named_netns(inode: int) -> str | None:
 
 
 def pid_in(inode: int, inner: int) -> int | None:
-    """The process that is `inner` in the PID namespace of this inode, as we see it; None when there is none (yet)."""
+    """The process that is `inner` in the PID namespace of this inode, as we see it; None when there
+    is none (yet).
+    """
     for pid in all_pids():
         try:
             if namespaces(pid).get("pid") == inode and ns_pids(pid)[-1] == inner:

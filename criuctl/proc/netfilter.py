@@ -1,9 +1,10 @@
 """CRIU's firewall tables: listing, deleting, and making one.
 
-CRIU locks the TCP connections of a tree with an nftables table of its own and, after a dump that ends the tree,
-leaves it behind for a restore to remove.  criuctl removes it when the dump is over: between a dump and a
-restore may lie years.  A restore needs the lock again, for otherwise the first packet of a restored socket
-meets a peer that is not restored yet, and the connection is reset; CRIU itself takes it down at the end.
+CRIU locks the TCP connections of a tree with an nftables table of its own and, after a dump that
+ends the tree, leaves it behind for a restore to remove.  criuctl removes it when the dump is over:
+between a dump and a restore may lie years.  A restore needs the lock again, for otherwise the first
+packet of a restored socket meets a peer that is not restored yet, and the connection is reset; CRIU
+itself takes it down at the end.
 
 Listing and deleting are two netlink messages; the table is made by the ``nft`` program.
 """
@@ -44,7 +45,9 @@ def criu_table(run_id: str) -> str:
     return f"inet {CRIU_TABLE}{run_id}"[:_TABLE_LENGTH].removeprefix("inet ")
 
 
-def _message(kind: int, flags: int, sequence: int, family: int, resource: int = 0, attributes: bytes = b"") -> bytes:
+def _message(
+    kind: int, flags: int, sequence: int, family: int, resource: int = 0, attributes: bytes = b""
+) -> bytes:
     body = _GENERIC.pack(family, 0, socket.htons(resource)) + attributes
     return _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0) + body
 
@@ -68,20 +71,30 @@ def _open(make_socket: SocketMaker) -> socket.socket:
     try:
         sock = make_socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
     except OSError as error:
-        raise PlatformError(f"the kernel's netfilter cannot be reached: {error.strerror}") from error
+        raise PlatformError(
+            f"the kernel's netfilter cannot be reached: {error.strerror}"
+        ) from error
     sock.settimeout(10)
     return sock
 
 
 def tables(make_socket: SocketMaker = socket.socket) -> list[str]:
-    """Names of the tables of family inet; `make_socket` may open the socket in another net namespace."""
+    """Names of the tables of family inet; `make_socket` may open the socket in another net
+    namespace.
+    """
     return [name for _family, name in _tables(make_socket, _INET)]
 
 
 def all_tables(make_socket: SocketMaker = socket.socket) -> list[str]:
-    """``FAMILY NAME`` of every table, as ``nft list tables`` has them, without those of CRIU's locks."""
+    """``FAMILY NAME`` of every table, as ``nft list tables`` has them, without those of CRIU's
+    locks.
+    """
     found = _tables(make_socket, _ANY_FAMILY)
-    return [f"{_FAMILIES.get(number, number)} {name}" for number, name in found if not name.startswith(CRIU_TABLE)]
+    return [
+        f"{_FAMILIES.get(number, number)} {name}"
+        for number, name in found
+        if not name.startswith(CRIU_TABLE)
+    ]
 
 
 def _tables(make_socket: SocketMaker, family: int) -> list[tuple[int, str]]:
@@ -100,36 +113,58 @@ def _tables(make_socket: SocketMaker, family: int) -> list[tuple[int, str]]:
             while position + 4 <= len(body):
                 length, attribute = struct.unpack_from("=HH", body, position)
                 if attribute & 0x3FFF == _TABLE_NAME:
-                    name = body[position + 4 : position + length].rstrip(b"\0").decode(errors="replace")
+                    name = (
+                        body[position + 4 : position + length]
+                        .rstrip(b"\0")
+                        .decode(errors="replace")
+                    )
                     found.append((body[0], name))
                 position += max(4, (length + 3) & ~3)
     return found
 
 
 def lock_connections(
-    name: str, pairs: Iterable[tuple[Endpoint, Endpoint]], *, enter: Sequence[str] = (), replace: bool = False
+    name: str,
+    pairs: Iterable[tuple[Endpoint, Endpoint]],
+    *,
+    enter: Sequence[str] = (),
+    replace: bool = False,
 ) -> None:
-    """Make table `name` (as CRIU makes it at a dump), which drops every packet of these connections.
+    """Make table `name` (as CRIU makes it at a dump), which drops every packet of these
+    connections.
 
-    `enter` runs ``nft`` in another net namespace; `replace` puts it into the place of the one that is there, in one
-    transaction.  Raises `CommandFailed`.
+    `enter` runs ``nft`` in another net namespace; `replace` puts it into the place of the one that
+    is there, in one transaction.  Raises `CommandFailed`.
     """
     elements: dict[int, list[str]] = {socket.AF_INET: [], socket.AF_INET6: []}
     for (family, local, local_port), (_family, peer, peer_port) in pairs:
         here, there = socket.inet_ntop(family, local), socket.inet_ntop(family, peer)
-        elements[family] += [f"{here} . {local_port} . {there} . {peer_port}", f"{there} . {peer_port} . {here} . {local_port}"]
+        elements[family] += [
+            f"{here} . {local_port} . {there} . {peer_port}",
+            f"{there} . {peer_port} . {here} . {local_port}",
+        ]
     lines = [f"delete table inet {name}"] if replace else []
     lines.append(f"create table inet {name}")
-    lines += [f"add chain inet {name} {hook} {{ type filter hook {hook} priority 0; }}" for hook in ("output", "input")]
-    lines += [f"add rule inet {name} {hook} meta mark {_CRIU_MARK} accept" for hook in ("output", "input")]
+    lines += [
+        f"add chain inet {name} {hook} {{ type filter hook {hook} priority 0; }}"
+        for hook in ("output", "input")
+    ]
+    lines += [
+        f"add rule inet {name} {hook} meta mark {_CRIU_MARK} accept" for hook in ("output", "input")
+    ]
     for family, set_name, kind, header in (
         (socket.AF_INET, "conns4", "ipv4_addr", "ip"),
         (socket.AF_INET6, "conns6", "ipv6_addr", "ip6"),
     ):
         if not elements[family]:
             continue
-        lines.append(f"add set inet {name} {set_name} {{ type {kind} . inet_service . {kind} . inet_service; }}")
-        lines.append(f"add element inet {name} {set_name} {{ {', '.join(dict.fromkeys(elements[family]))} }}")
+        lines.append(
+            f"add set inet {name} {set_name} {{ type {kind} . inet_service . {kind} . "
+            f"inet_service; }}"
+        )
+        lines.append(
+            f"add element inet {name} {set_name} {{ {', '.join(dict.fromkeys(elements[family]))} }}"
+        )
         match = f"{header} saddr . tcp sport . {header} daddr . tcp dport @{set_name} drop"
         lines += [f"add rule inet {name} {hook} {match}" for hook in ("output", "input")]
     command.run([*enter, "nft", "-f", "-"], timeout=30, input="\n".join(lines).encode() + b"\n")

@@ -1,6 +1,8 @@
-"""Telling the service manager how it goes: systemd's protocol of datagrams (sd_notify), without its library.
+"""Telling the service manager how it goes: systemd's protocol of datagrams (sd_notify), without its
+library.
 
-Nothing is sent where nobody has asked for it (``NOTIFY_SOCKET``), and a message that cannot be sent is dropped.
+Nothing is sent where nobody has asked for it (``NOTIFY_SOCKET``), and a message that cannot be sent
+is dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from collections.abc import Callable, Mapping
 
 
 class ServiceManager:
-    """The one that has started us, if it wants to be told; `watchdog` pings it for as long as all is well."""
+    """The one that has started us, if it wants to be told; `watchdog` pings it for as long as all
+    is well.
+    """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._path = environ.get("NOTIFY_SOCKET", "")
@@ -30,7 +34,9 @@ class ServiceManager:
         address = "\0" + self._path[1:] if self._path.startswith("@") else self._path
         text = "\n".join(line.replace("\n", " ") for line in lines)
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sock:
+            with socket.socket(
+                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            ) as sock:
                 sock.sendto(text.encode(errors="backslashreplace"), address)
         except OSError:
             return

@@ -1,31 +1,34 @@
 """PID 1 of a private PID namespace: a program of its own,
 ``python nsinit.py FD LAST_PID [net] [ipc] [layers FD] [bind FROM TO]``.
 
-A session, and a restored tree whose old PIDs are taken, get a PID and mount namespace of their own, with its own
-/proc.  A namespace lives only while its PID 1 does, so this process is that PID 1: it reaps orphans, and ends
-with the exit status of the tree's root.  A session ends with its root: the kernel kills what is left in the
-namespace.  Another restored tree ends when nobody is left.
+A session, and a restored tree whose old PIDs are taken, get a PID and mount namespace of their own,
+with its own /proc.  A namespace lives only while its PID 1 does, so this process is that PID 1: it
+reaps orphans, and ends with the exit status of the tree's root.  A session ends with its root: the
+kernel kills what is left in the namespace.  Another restored tree ends when nobody is left.
 
-CRIU is a guest of the namespace for a while and needs PIDs of its own there: numbering begins behind LAST_PID,
-so that its numbers are none of the tree's.
+CRIU is a guest of the namespace for a while and needs PIDs of its own there: numbering begins
+behind LAST_PID, so that its numbers are none of the tree's.
 
-It is not part of the dumped tree.  It imports nothing of criuctl and little of the standard library, because
-one of it stays in memory per restored tree.
+It is not part of the dumped tree.  It imports nothing of criuctl and little of the standard
+library, because one of it stays in memory per restored tree.
 
-The protocol on FD, a socket whose other end is criuctl (`criuctl.proc.privatens`): the helper that made the
-namespaces sends ``pid <N>`` (as criuctl sees it) and ends; PID 1 sends ``ready``, or ``error <text>``.  When
-criuctl answers, the namespace stands on its own:
+The protocol on FD, a socket whose other end is criuctl (`criuctl.proc.privatens`): the helper that
+made the namespaces sends ``pid <N>`` (as criuctl sees it) and ends; PID 1 sends ``ready``, or
+``error <text>``.  When criuctl answers, the namespace stands on its own:
 
 - ``go <ROOT>``: the tree's root has this PID inside, and is about to be let go of; end with it.
   ``wait <ROOT>``: end when nobody is left.
-- ``run <JSON>``, {argv, env, groups, umask}: start the root as the leader of a session of its own, in the control groups
-  with these ``cgroup.procs`` files; PID 1 answers ``root <PID>``, and ends with it.
+- ``run <JSON>``, {argv, env, groups, umask}: start the root as the leader of a session of its own,
+  in the control groups with these ``cgroup.procs`` files; PID 1 answers ``root <PID>``, and ends
+  with it.
 
-Until then it ends with criuctl: the end of the stream makes PID 1 exit, as one that was killed, and the kernel kills whatever
-is in the namespace.  ``bind`` shows the folder FROM at TO inside.  ``layers`` is a detached tmpfs; its file ``list``, JSON, says
-which of its files are shown over which here (``binds``), and which of its folders are laid over which here (``covers``), each
-with the device and inode that must be there: the way may be another user's, so it is walked without links, and nothing is mounted
-over another inode.  Without ``set_uid`` no mount of the namespace has set-uid programs, and none arrives from the host later.
+Until then it ends with criuctl: the end of the stream makes PID 1 exit, as one that was killed, and
+the kernel kills whatever is in the namespace.  ``bind`` shows the folder FROM at TO inside.
+``layers`` is a detached tmpfs; its file ``list``, JSON, says which of its files are shown over
+which here (``binds``), and which of its folders are laid over which here (``covers``), each with
+the device and inode that must be there: the way may be another user's, so it is walked without
+links, and nothing is mounted over another inode.  Without ``set_uid`` no mount of the namespace has
+set-uid programs, and none arrives from the host later.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ def _loopback_up() -> None:
 
 
 def _ping_sockets_allowed() -> None:
-    """A new net namespace allows them (ICMP datagrams) to nobody: a tree that has one could not get it again."""
+    """A new net namespace allows them (ICMP datagrams) to nobody: a tree that has one could not get
+    it again.
+    """
     try:
         with open("/proc/sys/net/ipv4/ping_group_range", "w") as file:
             file.write("0 2147483647")  # everybody, as systemd has it
@@ -77,15 +82,24 @@ def _ping_sockets_allowed() -> None:
         pass  # a kernel without IPv4
 
 
-def _mount(source: str, target: str, kind: str = "", flags: int = _MS_BIND, options: str = "") -> None:
+def _mount(
+    source: str, target: str, kind: str = "", flags: int = _MS_BIND, options: str = ""
+) -> None:
     words = (word.encode("utf-8", "surrogateescape") for word in (source, target, kind))
     _check(_libc.mount(*words, ctypes.c_ulong(flags), options.encode()), f"mounting {target}")
 
 
 def _lay(fd: int) -> None:
-    """Show what is in the tmpfs `fd` where its list says; the tmpfs lives on in those mounts alone."""
+    """Show what is in the tmpfs `fd` where its list says; the tmpfs lives on in those mounts
+    alone.
+    """
     moved = _libc.syscall(
-        ctypes.c_long(_SYS_MOVE_MOUNT), fd, b"", _AT_FDCWD, _STAGE.encode(), ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)
+        ctypes.c_long(_SYS_MOVE_MOUNT),
+        fd,
+        b"",
+        _AT_FDCWD,
+        _STAGE.encode(),
+        ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
     )
     _check(moved, "attaching the carried files")
     with open(f"{_STAGE}/list") as file:
@@ -106,8 +120,18 @@ def _lay(fd: int) -> None:
 def _no_set_uid() -> None:
     """Make every mount of the namespace nosuid, and have no more come from the host."""
     attributes = struct.pack("=QQQQ", _MOUNT_ATTR_NOSUID, 0, _MS_PRIVATE, 0)
-    call = (_SYS_MOUNT_SETATTR, _AT_FDCWD, b"/", ctypes.c_uint(_AT_RECURSIVE), attributes, ctypes.c_size_t(len(attributes)))
-    _check(_libc.syscall(ctypes.c_long(call[0]), *call[1:]), "taking set-uid programs away (Linux 5.12)")
+    call = (
+        _SYS_MOUNT_SETATTR,
+        _AT_FDCWD,
+        b"/",
+        ctypes.c_uint(_AT_RECURSIVE),
+        attributes,
+        ctypes.c_size_t(len(attributes)),
+    )
+    _check(
+        _libc.syscall(ctypes.c_long(call[0]), *call[1:]),
+        "taking set-uid programs away (Linux 5.12)",
+    )
 
 
 def _place(path: str) -> int:
@@ -138,9 +162,16 @@ def _cover(layer: str, folder: str, there: list[int], source: str, flags: int) -
     with os.scandir(below) as entries:
         names = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
     inside = {name: os.open(name, _PLACE | os.O_DIRECTORY, dir_fd=below) for name in names}
-    _mount(source, f"/proc/self/fd/{place}", "overlay", flags, f"lowerdir={layer}:/proc/self/fd/{below}")
+    _mount(
+        source,
+        f"/proc/self/fd/{place}",
+        "overlay",
+        flags,
+        f"lowerdir={layer}:/proc/self/fd/{below}",
+    )
     top = _place(folder)
-    if os.fstat(top).st_dev == there[0]:  # it is the overlay's now, unless the folder has been moved away
+    # it is the overlay's now, unless the folder has been moved away
+    if os.fstat(top).st_dev == there[0]:
         raise OSError(errno.ESTALE, f"{folder}: something else is in its place by now")
     for name, fd in inside.items():
         _mount(f"/proc/self/fd/{fd}", f"/proc/self/fd/{top}/{name}", flags=_MS_BIND | _MS_REC)
@@ -151,11 +182,19 @@ def _cover(layer: str, folder: str, there: list[int], source: str, flags: int) -
 
 def _prepare(last_pid: int, net: bool, bind: list[str], layers: int | None) -> None:
     """Inside the new namespaces: own /proc, host mounts still arrive but ours never leave."""
-    _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_SLAVE_REC), None), "making mounts private")
-    _check(_libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_MS_NOSUID_NODEV_NOEXEC), None), "mounting /proc")
+    _check(
+        _libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_SLAVE_REC), None),
+        "making mounts private",
+    )
+    _check(
+        _libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_MS_NOSUID_NODEV_NOEXEC), None),
+        "mounting /proc",
+    )
     if bind:
         source, target = (os.fsencode(path) for path in bind)
-        _check(_libc.mount(source, target, None, ctypes.c_ulong(_MS_BIND), None), f"mounting {bind[1]}")
+        _check(
+            _libc.mount(source, target, None, ctypes.c_ulong(_MS_BIND), None), f"mounting {bind[1]}"
+        )
     if layers is not None:
         _lay(layers)
     if last_pid > 1:
@@ -241,7 +280,9 @@ def _line(channel: socket.socket) -> bytes:
     return received[:-1]
 
 
-def _init(channel: socket.socket, last_pid: int, net: bool, bind: list[str], layers: int | None) -> int:
+def _init(
+    channel: socket.socket, last_pid: int, net: bool, bind: list[str], layers: int | None
+) -> int:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -277,7 +318,9 @@ def main() -> int:
         at = words.index("bind")
         words, bind = words[:at], words[at + 1 : at + 3]
     layers = int(words[words.index("layers") + 1]) if "layers" in words else None
-    kinds = _NEWPID | _NEWNS | (_NEWNET if "net" in words else 0) | (_NEWIPC if "ipc" in words else 0)
+    kinds = (
+        _NEWPID | _NEWNS | (_NEWNET if "net" in words else 0) | (_NEWIPC if "ipc" in words else 0)
+    )
     try:
         _check(_libc.unshare(kinds), "making namespaces")
     except OSError as error:

@@ -48,7 +48,8 @@ class Looks:
     def at(self, path: str, flags: int = 0) -> Iterator[Found]:
         """What is there, its links followed whoever made them; `OSError`.
 
-        `flags`, those of an open file: with O_PATH and O_NOFOLLOW a link at the end may be what is open.
+        `flags`, those of an open file: with O_PATH and O_NOFOLLOW a link at the end may be what is
+        open.
         """
         last = os.O_NOFOLLOW if flags & os.O_PATH and flags & os.O_NOFOLLOW else 0
         try:
@@ -95,7 +96,8 @@ class Looks:
         status: os.stat_result,
     ) -> tuple[Fault | None, tuple[Component, ...]]:
         try:
-            if stat.S_ISLNK(status.st_mode):  # nothing but its text can be had through it: its folder decides
+            # nothing but its text can be had through it: its folder decides
+            if stat.S_ISLNK(status.st_mode):
                 with trustedpath.opened(os.path.dirname(path), root=self.root) as folder:
                     return folder.way_fault, folder.walked
             with trustedpath.opened(path, root=self.root) as place:

@@ -1,4 +1,6 @@
-"""A private PID (and mount, perhaps net) namespace for one tree; criuctl's side of `criuctl.proc.nsinit`."""
+"""A private PID (and mount, perhaps net) namespace for one tree; criuctl's side of
+`criuctl.proc.nsinit`.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,21 @@ def _room_behind(reserved: Iterable[int], last: int = 1) -> int:
     if before > limit and last > 1:
         return _room_behind(reserved)  # they begin anew, as the kernel's do
     if before > limit:
-        raise PlatformError("the PID numbers of this host do not suffice for the tree", hint="Raise kernel.pid_max.")
+        raise PlatformError(
+            "the PID numbers of this host do not suffice for the tree", hint="Raise kernel.pid_max."
+        )
     return before
 
 
 class PrivateNamespaces:
-    """Fresh namespaces with a PID 1 of ours; they vanish on leaving the ``with`` unless `keep` was called.
+    """Fresh namespaces with a PID 1 of ours; they vanish on leaving the ``with`` unless `keep` was
+    called.
 
-    `reserved` are the PIDs that the tree will have: whoever enters before it gets other ones; `last` is the one that was given
-    last where it comes from, so none is given again soon.  `bind` shows a folder (the first) at another one's place inside.
-    `layers`: a detached tmpfs with files that are shown inside, by its list.  `start` starts PID 1 in another way than as
-    a child of ours.
+    `reserved` are the PIDs that the tree will have: whoever enters before it gets other ones;
+    `last` is the one that was given last where it comes from, so none is given again soon.  `bind`
+    shows a folder (the first) at another one's place inside.  `layers`: a detached tmpfs with files
+    that are shown inside, by its list.  `start` starts PID 1 in another way than as a child of
+    ours.
     """
 
     def __init__(
@@ -73,7 +79,15 @@ class PrivateNamespaces:
                     *(["layers", str(layers)] if layers is not None else []),
                 ]
                 fds = [theirs.fileno(), *([layers] if layers is not None else [])]
-                argv = [sys.executable, "-I", "-S", "-E", str(script), *arguments, *(["bind", *bind] if bind else [])]
+                argv = [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-E",
+                    str(script),
+                    *arguments,
+                    *(["bind", *bind] if bind else []),
+                ]
                 helper = None
                 if start is not None:
                     start(argv, fds)
@@ -88,8 +102,14 @@ class PrivateNamespaces:
                 words.update((line.decode() + " ").split(" ", 1) for line in lines)  # type: ignore[misc]  # pairs by construction
                 if "error" in words or not received:
                     if "error" not in words:
-                        raise CommandFailed("private namespaces cannot be made: what makes them has ended without a word")
-                    raise PlatformError(f"private namespaces cannot be made: {words['error'].strip()}")
+                        raise CommandFailed(
+                            "private namespaces cannot be made: what makes them has ended "
+                            "without "
+                            "a word"
+                        )
+                    raise PlatformError(
+                        f"private namespaces cannot be made: {words['error'].strip()}"
+                    )
             if helper is not None:
                 helper.wait(_TIMEOUT)
             self.init = ProcessIdentity.of(int(words["pid"]))
@@ -112,15 +132,25 @@ class PrivateNamespaces:
         return entry_prefix(self.init.pid, {"net"})
 
     def keep(self, root: int, *, ends_with_root: bool = False) -> None:
-        """The tree is in, `root` is its root's PID inside; from now on the namespaces end with it, not with us."""
+        """The tree is in, `root` is its root's PID inside; from now on the namespaces end with it,
+        not with us.
+        """
         self._channel.sendall(f"{'go' if ends_with_root else 'wait'} {root}\n".encode())
         self.kept = True
         self._channel.close()
 
-    def run(self, argv: Sequence[str], env: Mapping[str, str], *, groups: Sequence[str] = (), umask: int = 0o022) -> int:
+    def run(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        groups: Sequence[str] = (),
+        umask: int = 0o022,
+    ) -> int:
         """Start the tree's root (argv[0] is a path), whose end is the namespaces'; its PID inside.
 
-        It leads a session of its own without a terminal, in the control groups with these ``cgroup.procs`` files.
+        It leads a session of its own without a terminal, in the control groups with these
+        ``cgroup.procs`` files.
         """
         order = {"argv": list(argv), "env": dict(env), "groups": list(groups), "umask": umask}
         self._channel.sendall(b"run " + json.dumps(order).encode() + b"\n")
@@ -149,6 +179,11 @@ class PrivateNamespaces:
     def __enter__(self) -> PrivateNamespaces:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if not self.kept:
             self.discard()

@@ -1,8 +1,8 @@
 """Reading ``/proc`` with its races mapped to two errors.
 
-A process may vanish between any two system calls: that is `NoSuchProcess`, never an empty answer.  The
-kernel may refuse to let us look (another user's process, no CAP_SYS_PTRACE): that is `PreflightRefused`,
-since whoever may not look at a process cannot dump it either.
+A process may vanish between any two system calls: that is `NoSuchProcess`, never an empty answer.
+The kernel may refuse to let us look (another user's process, no CAP_SYS_PTRACE): that is
+`PreflightRefused`, since whoever may not look at a process cannot dump it either.
 """
 
 from __future__ import annotations
@@ -26,19 +26,23 @@ def reading(pid: int) -> Iterator[None]:
         raise NoSuchProcess(f"there is no process with PID {pid}") from None
     except PermissionError as error:
         raise PreflightRefused(
-            f"PID {pid}: the kernel does not let criuctl look at it ({error.filename or error.strerror})",
+            f"PID {pid}: the kernel does not let criuctl look at it "
+            f"({error.filename or error.strerror})",
             hint="Run criuctl as root, with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE.",
             pid=pid,
         ) from error
 
 
 def open_pidfd(pid: int) -> int:
-    """A pidfd of the process that has this PID now, close-on-exec; `NoSuchProcess`, `PreflightRefused`."""
+    """A pidfd of the process that has this PID now, close-on-exec; `NoSuchProcess`,
+    `PreflightRefused`.
+    """
     with reading(pid):
         try:
             return os.pidfd_open(pid)
         except OSError as error:
-            # Linux 6.12 says so of one that was reaped while a group or a session is still called by its number.
+            # Linux 6.12 says so of one that was reaped while a group or a session is still called
+            # by its number.
             if error.errno == errno.EINVAL:
                 raise ProcessLookupError from None
             raise
@@ -51,7 +55,8 @@ def read_raw(path: str, dir_fd: int | None = None) -> bytes:
         data = os.read(fd, _FIRST_READ)
         if not data:
             return data
-        # Large files (maps, mountinfo) come page by page: an empty read is the only sign of their end.
+        # Large files (maps, mountinfo) come page by page: an empty read is the only sign of their
+        # end.
         pieces = [data]
         while piece := os.read(fd, 1 << 20):
             pieces.append(piece)
@@ -77,7 +82,9 @@ def read_lines(pid: int, name: str) -> list[str]:
 
 
 def text_lines(text: str) -> list[str]:
-    """Lines as the kernel writes them: names may hold every other character at which Python cuts lines."""
+    """Lines as the kernel writes them: names may hold every other character at which Python cuts
+    lines.
+    """
     return text.removesuffix("\n").split("\n") if text else []
 
 
@@ -88,7 +95,9 @@ def read_link(pid: int, name: str) -> str:
 
 
 def target_of(link: str, dir_fd: int | None = None) -> str:
-    """Where a link of procfs points; "" to a path that is longer than the kernel tells (4096 bytes).  Lets `OSError` through."""
+    """Where a link of procfs points; "" to a path that is longer than the kernel tells (4096
+    bytes).  Lets `OSError` through.
+    """
     try:
         return os.readlink(link, dir_fd=dir_fd)
     except OSError as error:
@@ -133,7 +142,9 @@ def all_tids(pid: int) -> list[int]:
 
 
 def unit_of(pid: int) -> str:
-    """The systemd unit (a service or a scope) that a process is of, by its control group; "" for none."""
+    """The systemd unit (a service or a scope) that a process is of, by its control group; "" for
+    none.
+    """
     return unit_in(read_text(pid, "cgroup"))
 
 

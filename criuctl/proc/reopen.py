@@ -1,7 +1,7 @@
 """Changing what a process holds, by system calls that it runs itself (`criuctl.proc.inject`).
 
-For what cannot be handed to it in another way: a descriptor is opened anew under its number, or taken
-over from another process; a mapping is taken away.
+For what cannot be handed to it in another way: a descriptor is opened anew under its number, or
+taken over from another process; a mapping is taken away.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ _BELOW_STACK = 8192  # below the red zone, well inside the stack's mapping
 _ALIGN = 16
 
 
-def reopen(pid: int, path: str, flags: int, fds: Iterable[tuple[int, bool]], position: int = 0) -> None:
-    """Have `pid` open `path` with the credentials that it has now, go to `position` and put it under each number
-    of `fds` (with close-on-exec or without).
+def reopen(
+    pid: int, path: str, flags: int, fds: Iterable[tuple[int, bool]], position: int = 0
+) -> None:
+    """Have `pid` open `path` with the credentials that it has now, go to `position` and put it
+    under each number of `fds` (with close-on-exec or without).
 
     What was open there is closed.  `OSError` says what the process was answered.
     """

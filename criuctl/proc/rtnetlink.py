@@ -1,8 +1,10 @@
-"""Links, addresses and routes of a net namespace, asked and changed in the kernel's own words (NETLINK_ROUTE).
+"""Links, addresses and routes of a net namespace, asked and changed in the kernel's own words
+(NETLINK_ROUTE).
 
-The socket is made inside of the namespace (`criuctl.proc.sockdiag.socket_inside`) and stays with it, so neither a
-thread of ours nor a helper program has to go there.  Addresses and routes are kept as the kernel tells them, attributes
-that are not known here included: what was told is what is put back.
+The socket is made inside of the namespace (`criuctl.proc.sockdiag.socket_inside`) and stays with
+it, so neither a thread of ours nor a helper program has to go there.  Addresses and routes are kept
+as the kernel tells them, attributes that are not known here included: what was told is what is put
+back.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _DUMP_INTERRUPTED = 0x10
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
 _ADDRESS = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, index
-_ROUTE_MESSAGE = struct.Struct("=BBBBBBBBI")  # family, dst and src length, tos, table, protocol, scope, type, flags
+# family, dst and src length, tos, table, protocol, scope, type, flags
+_ROUTE_MESSAGE = struct.Struct("=BBBBBBBBI")
 _RULE_MESSAGE = struct.Struct("=BBBBBBBBI")  # as that of a route, with an action instead of a type
 _QDISC = struct.Struct("=BxxxiIII")  # family, index, handle, parent, info
 _ATTRIBUTE = struct.Struct("=HH")
@@ -43,7 +46,15 @@ _IFLA_INFO_KIND, _TCA_KIND = 1, 1
 IFA_ADDRESS, IFA_LOCAL, IFA_LABEL, IFA_BROADCAST, IFA_CACHEINFO, IFA_FLAGS = 1, 2, 3, 4, 6, 8
 RTA_OIF, RTA_TABLE = 4, 15
 IFF_UP, IFF_LOOPBACK, IFF_NOARP = 1, 8, 0x80
-F_SECONDARY, F_NODAD, F_DEPRECATED, F_TENTATIVE, F_PERMANENT, F_MANAGE_TEMPORARY, F_NO_PREFIX_ROUTE = (
+(
+    F_SECONDARY,
+    F_NODAD,
+    F_DEPRECATED,
+    F_TENTATIVE,
+    F_PERMANENT,
+    F_MANAGE_TEMPORARY,
+    F_NO_PREFIX_ROUTE,
+) = (
     *(0x01, 0x02, 0x20, 0x40, 0x80),
     *(0x100, 0x200),
 )
@@ -61,8 +72,10 @@ class Link:
     kind: int  # ARPHRD_*: 1 is Ethernet
     flags: int
     hardware: bytes  # "" without one
-    driver: str = ""  # "veth", "bridge", ...: IFLA_INFO_KIND; "" for loopback and for physical devices
-    lower_namespace: int | None = None  # the number of the other net namespace that its other end, or device below it, is in
+    # "veth", "bridge", ...: IFLA_INFO_KIND; "" for loopback and for physical devices
+    driver: str = ""
+    # the number of the other net namespace that its other end, or device below it, is in
+    lower_namespace: int | None = None
 
     @property
     def up(self) -> bool:
@@ -114,7 +127,10 @@ class Route:
     def default(self) -> bool:
         """Whether it leads everywhere, in the main table."""
         table = _attributes(self.message, _ROUTE_MESSAGE.size).get(RTA_TABLE)
-        return self.message[1] == 0 and (struct.unpack("=I", table)[0] if table else self.message[4]) == 254
+        return (
+            self.message[1] == 0
+            and (struct.unpack("=I", table)[0] if table else self.message[4]) == 254
+        )
 
 
 class Rtnetlink:
@@ -129,7 +145,8 @@ class Rtnetlink:
                 self._socket = socket_inside(namespace, socket.AF_NETLINK, socket.SOCK_RAW, _ROUTE)
         except OSError as error:
             raise PlatformError(
-                f"the network cannot be looked at: {error.strerror}", hint="criuctl needs CAP_SYS_ADMIN and CAP_NET_ADMIN."
+                f"the network cannot be looked at: {error.strerror}",
+                hint="criuctl needs CAP_SYS_ADMIN and CAP_NET_ADMIN.",
             ) from error
         self._sequence = 0
 
@@ -154,7 +171,9 @@ class Rtnetlink:
             name = os.fsdecode(told.get(IFLA_IFNAME, b"").rstrip(b"\0"))
             info = _attributes(told.get(_IFLA_LINKINFO, b""), 0)
             driver = os.fsdecode(info.get(_IFLA_INFO_KIND, b"").rstrip(b"\0"))
-            other = _NSID.unpack(told[_IFLA_LINK_NETNSID])[0] if _IFLA_LINK_NETNSID in told else None
+            other = (
+                _NSID.unpack(told[_IFLA_LINK_NETNSID])[0] if _IFLA_LINK_NETNSID in told else None
+            )
             found.append(Link(index, name, kind, flags, told.get(IFLA_ADDRESS, b""), driver, other))
         return found
 
@@ -164,20 +183,29 @@ class Rtnetlink:
         for message in self._dump(_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0)):
             family, prefix, flags, scope, index = _ADDRESS.unpack_from(message)
             told = _attributes(message, _ADDRESS.size)
-            if family not in (socket.AF_INET, socket.AF_INET6) or not (IFA_LOCAL in told or IFA_ADDRESS in told):
+            if family not in (socket.AF_INET, socket.AF_INET6) or not (
+                IFA_LOCAL in told or IFA_ADDRESS in told
+            ):
                 continue
             flags = struct.unpack("=I", told[IFA_FLAGS])[0] if IFA_FLAGS in told else flags
             found.append(Address(family, prefix, flags, scope, index, tuple(told.items())))
         return found
 
     def routes(self, family: int) -> list[Route]:
-        """The routes of a family, in the order in which the kernel tells them, without those that it makes by itself."""
+        """The routes of a family, in the order in which the kernel tells them, without those that
+        it makes by itself.
+        """
         found = []
         for message in self._dump(_GETROUTE, _ROUTE_MESSAGE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
             route = _ROUTE_MESSAGE.unpack_from(message)
             told = _attributes(message, _ROUTE_MESSAGE.size)
             table = struct.unpack("=I", told[RTA_TABLE])[0] if RTA_TABLE in told else route[4]
-            if route[7] != _UNICAST or route[5] == _KERNEL_OWN or table == _TABLE_LOCAL or route[8] & _CLONED:
+            if (
+                route[7] != _UNICAST
+                or route[5] == _KERNEL_OWN
+                or table == _TABLE_LOCAL
+                or route[8] & _CLONED
+            ):
                 continue
             device = struct.unpack("=I", told[RTA_OIF])[0] if RTA_OIF in told else 0
             head = _ROUTE_MESSAGE.pack(*route[:8], route[8] & _ONLINK)  # the other flags are states
@@ -185,8 +213,12 @@ class Rtnetlink:
         return found
 
     def number_of(self, namespace: int) -> int | None:
-        """The number by which this net namespace knows that of a descriptor; None if it does not yet."""
-        attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + _NSID.size, _NETNSA_FD) + _NSID.pack(namespace)
+        """The number by which this net namespace knows that of a descriptor; None if it does not
+        yet.
+        """
+        attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + _NSID.size, _NETNSA_FD) + _NSID.pack(
+            namespace
+        )
         self._send(_GETNSID, 0, bytes(4) + attribute)
         for kind, _flags, payload in self._answers():
             if kind == _ERROR:
@@ -200,11 +232,18 @@ class Rtnetlink:
         found: set[bytes] = set()
         for family in (socket.AF_INET, socket.AF_INET6):
             with suppress(OSError):  # a kernel without rules, or without IPv6
-                found.update(map(bytes, self._dump(_GETRULE, _RULE_MESSAGE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))))
+                found.update(
+                    map(
+                        bytes,
+                        self._dump(_GETRULE, _RULE_MESSAGE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)),
+                    )
+                )
         return found
 
     def queueing(self) -> set[tuple[int, str]]:
-        """(index of the device, name) of each queueing discipline that was set on a device: the kernel's own have no handle."""
+        """(index of the device, name) of each queueing discipline that was set on a device: the
+        kernel's own have no handle.
+        """
         found = set()
         with suppress(OSError):  # a kernel without them
             for message in self._dump(_GETQDISC, _QDISC.pack(0, 0, 0, 0, 0)):
@@ -222,17 +261,25 @@ class Rtnetlink:
         With `renew` one that is there gets the lifetime anew.
         """
         flags = address.flags & (F_NODAD | F_NO_PREFIX_ROUTE)
-        told = {kind: value for kind, value in address.attributes if kind not in (IFA_FLAGS, IFA_CACHEINFO)}
+        told = {
+            kind: value
+            for kind, value in address.attributes
+            if kind not in (IFA_FLAGS, IFA_CACHEINFO)
+        }
         told[IFA_FLAGS] = struct.pack("=I", flags)
         lifetime = address.attribute(IFA_CACHEINFO)
         if lifetime and not address.flags & F_PERMANENT:
             told[IFA_CACHEINFO] = lifetime
-        head = _ADDRESS.pack(address.family, address.prefix, flags & 0xFF, address.scope, address.index)
+        head = _ADDRESS.pack(
+            address.family, address.prefix, flags & 0xFF, address.scope, address.index
+        )
         self._change(_NEWADDR, head + _packed(told), _CREATE | (_REPLACE if renew else _EXCLUSIVE))
 
     def delete_address(self, address: Address) -> None:
         """Take an address away from a device."""
-        told = {kind: value for kind, value in address.attributes if kind in (IFA_LOCAL, IFA_ADDRESS)}
+        told = {
+            kind: value for kind, value in address.attributes if kind in (IFA_LOCAL, IFA_ADDRESS)
+        }
         head = _ADDRESS.pack(address.family, address.prefix, 0, 0, address.index)
         self._change(_DELADDR, head + _packed(told))
 
@@ -244,7 +291,9 @@ class Rtnetlink:
 
     def _send(self, kind: int, flags: int, body: bytes) -> None:
         self._sequence += 1
-        self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, self._sequence, 0) + body)
+        self._socket.send(
+            _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, self._sequence, 0) + body
+        )
 
     def _answers(self) -> Iterator[tuple[int, int, bytes]]:
         """(type, flags, payload) of each message that answers the last request."""
@@ -301,5 +350,7 @@ def _attributes(message: bytes, start: int) -> dict[int, bytes]:
 def _packed(attributes: dict[int, bytes]) -> bytes:
     made = b""
     for kind, value in attributes.items():
-        made += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + b"\0" * (-len(value) % 4)
+        made += (
+            _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + b"\0" * (-len(value) % 4)
+        )
     return made

@@ -1,13 +1,15 @@
 """A folder in memory that no path leads to and that nothing can leave behind.
 
-Plain images hold everything that a process has in memory, so they must never lie on a disk and must be gone
-on every path out, ``kill -9`` included.  A *detached* tmpfs does both by construction: ``fsopen`` and
-``fsmount`` give a descriptor of a mount that is attached to no mount namespace; whoever inherits the
-descriptor (CRIU) reaches it as ``/proc/self/fd/N``, from any namespace, and when the last descriptor is
-closed, by whatever end of its process, the kernel frees it.
+Plain images hold everything that a process has in memory, so they must never lie on a disk and must
+be gone on every path out, ``kill -9`` included.  A *detached* tmpfs does both by construction:
+``fsopen`` and
+``fsmount`` give a descriptor of a mount that is attached to no mount namespace; whoever inherits
+the descriptor (CRIU) reaches it as ``/proc/self/fd/N``, from any namespace, and when the last
+descriptor is closed, by whatever end of its process, the kernel frees it.
 
-The pages of a tmpfs may be swapped out, to a disk, where they outlive it.  Kernels since 6.4 know the option ``noswap``,
-for root of the first user namespace.  Where it is not to be had, `Scratch.findings` says whether that matters.
+The pages of a tmpfs may be swapped out, to a disk, where they outlive it.  Kernels since 6.4 know
+the option ``noswap``, for root of the first user namespace.  Where it is not to be had,
+`Scratch.findings` says whether that matters.
 """
 
 from __future__ import annotations
@@ -42,12 +44,20 @@ def _call(number: int, *arguments: object) -> int:
     return result
 
 
-def detached_mount(kind: str, settings: Iterable[tuple[str, str | None]], attributes: int = _MOUNT_ATTR) -> int:
-    """A descriptor of the root of a new mount of the file system `kind` that is attached nowhere; a setting of None is a flag."""
+def detached_mount(
+    kind: str, settings: Iterable[tuple[str, str | None]], attributes: int = _MOUNT_ATTR
+) -> int:
+    """A descriptor of the root of a new mount of the file system `kind` that is attached nowhere; a
+    setting of None is a flag.
+    """
     context = _call(_SYS_FSOPEN, ctypes.c_char_p(kind.encode()), ctypes.c_uint(_FSOPEN_CLOEXEC))
     try:
         for key, value in settings:
-            told = (_FSCONFIG_SET_FLAG, None) if value is None else (_FSCONFIG_SET_STRING, ctypes.c_char_p(value.encode()))
+            told = (
+                (_FSCONFIG_SET_FLAG, None)
+                if value is None
+                else (_FSCONFIG_SET_STRING, ctypes.c_char_p(value.encode()))
+            )
             _call(
                 _SYS_FSCONFIG,
                 ctypes.c_int(context),
@@ -56,8 +66,20 @@ def detached_mount(kind: str, settings: Iterable[tuple[str, str | None]], attrib
                 told[1],
                 ctypes.c_int(0),
             )
-        _call(_SYS_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_CMD_CREATE), None, None, ctypes.c_int(0))
-        return _call(_SYS_FSMOUNT, ctypes.c_int(context), ctypes.c_uint(_FSMOUNT_CLOEXEC), ctypes.c_uint(attributes))
+        _call(
+            _SYS_FSCONFIG,
+            ctypes.c_int(context),
+            ctypes.c_uint(_FSCONFIG_CMD_CREATE),
+            None,
+            None,
+            ctypes.c_int(0),
+        )
+        return _call(
+            _SYS_FSMOUNT,
+            ctypes.c_int(context),
+            ctypes.c_uint(_FSMOUNT_CLOEXEC),
+            ctypes.c_uint(attributes),
+        )
     finally:
         os.close(context)
 
@@ -65,11 +87,18 @@ def detached_mount(kind: str, settings: Iterable[tuple[str, str | None]], attrib
 class Scratch:
     """A detached tmpfs; `fd` is its root folder, mode 0700, and ``close`` (or a ``with``) frees it.
 
-    `source` is what mountinfo calls it where somebody attaches it; `executable`: programs in it can be run then, with
-    `set_uid` also with the rights of their owners.
+    `source` is what mountinfo calls it where somebody attaches it; `executable`: programs in it can
+    be run then, with `set_uid` also with the rights of their owners.
     """
 
-    def __init__(self, size: str = "90%", *, source: str = "none", executable: bool = False, set_uid: bool = False) -> None:
+    def __init__(
+        self,
+        size: str = "90%",
+        *,
+        source: str = "none",
+        executable: bool = False,
+        set_uid: bool = False,
+    ) -> None:
         settings = (("source", source), ("mode", "0700"), ("size", size))
         attributes = _NODEV | (0 if set_uid else _NOSUID) | (0 if executable else _NOEXEC)
         self.may_swap = executable  # files of a tree that runs on, not memory
@@ -87,13 +116,17 @@ class Scratch:
         return f"/proc/self/fd/{self.fd}"
 
     def findings(self) -> Iterator[Finding]:
-        """Whether what is in it may come to a disk: the kernel cannot keep it in memory, and there is a swap area."""
+        """Whether what is in it may come to a disk: the kernel cannot keep it in memory, and there
+        is a swap area.
+        """
         if self.may_swap and (areas := swaps()):
             yield Finding(
                 "warning",
                 "swap",
-                f"plain images may be swapped out, to {', '.join(areas)}: here the kernel cannot keep a tmpfs in memory",
-                "Linux 6.4 and newer can (noswap). Until then encrypt the swap area, or turn it off (`swapoff -a`).",
+                f"plain images may be swapped out, to {', '.join(areas)}: here the kernel cannot "
+                "keep a tmpfs in memory",
+                "Linux 6.4 and newer can (noswap). Until then encrypt the swap area, or turn it "
+                "off (`swapoff -a`).",
             )
 
     def free_bytes(self) -> int:
@@ -115,5 +148,10 @@ class Scratch:
     def __enter__(self) -> Scratch:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

@@ -1,11 +1,13 @@
-"""Becomes a session's command: a program of its own, ``python sessionchild.py TTY REPORT CWD REFUSED COMMAND...``.
+"""Becomes a session's command: a program of its own, ``python sessionchild.py TTY REPORT CWD
+REFUSED COMMAND...``.
 
-It is started by the session's init (tini), which has put it into a process group of its own.  It leaves that
-group, leads a new session with the terminal TTY, and executes COMMAND there.  TTY is opened here, inside the
-session's mount namespace.  REPORT is the name of an abstract unix socket; whoever listens there sends one byte when the command
-may begin, then reads an error number if it could not be executed, and the end of the stream if it was.  (A pipe would
-not do: the init keeps what it inherits.)  REFUSED names what the kernel is to refuse the command: "io_uring", "mptcp", both with
-a comma between, or "-".
+It is started by the session's init (tini), which has put it into a process group of its own.  It
+leaves that group, leads a new session with the terminal TTY, and executes COMMAND there.  TTY is
+opened here, inside the session's mount namespace.  REPORT is the name of an abstract unix socket;
+whoever listens there sends one byte when the command may begin, then reads an error number if it
+could not be executed, and the end of the stream if it was.  (A pipe would not do: the init keeps
+what it inherits.)  REFUSED names what the kernel is to refuse the command: "io_uring", "mptcp",
+both with a comma between, or "-".
 
 The environment is passed on as it was given, not as Python may have changed it.
 """
@@ -24,7 +26,8 @@ from collections.abc import Container, Mapping
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _MODE_FILTER = 2
-_LOAD_WORD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06  # BPF_LD|W|ABS, BPF_ALU|AND|K, BPF_JMP|JEQ|K, BPF_RET|K
+# BPF_LD|W|ABS, BPF_ALU|AND|K, BPF_JMP|JEQ|K, BPF_RET|K
+_LOAD_WORD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
 _RET_ERRNO, _RET_ALLOW = 0x00050000, 0x7FFF0000
 _SYS_IO_URING_SETUP = 425
 _X32 = 0x40000000
@@ -39,11 +42,15 @@ def _environment() -> dict[bytes, bytes]:
         return {name: value for name, _, value in pairs}
 
 
-def filter_of(refused: Container[str], socket_calls: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
-    """The BPF program that refuses these; `socket_calls` are the numbers of socket(2) by architecture (AUDIT_ARCH_*).
+def filter_of(
+    refused: Container[str], socket_calls: Mapping[int, int]
+) -> list[tuple[int, int, int, int]]:
+    """The BPF program that refuses these; `socket_calls` are the numbers of socket(2) by
+    architecture (AUDIT_ARCH_*).
 
-    io_uring_setup(2) fails as in a kernel without io_uring (ENOSYS); its number is the same on every architecture but for x32's
-    mark.  socket(2) with IPPROTO_MPTCP fails as in a kernel without Multipath TCP (EPROTONOSUPPORT): programs then take TCP.
+    io_uring_setup(2) fails as in a kernel without io_uring (ENOSYS); its number is the same on
+    every architecture but for x32's mark.  socket(2) with IPPROTO_MPTCP fails as in a kernel
+    without Multipath TCP (EPROTONOSUPPORT): programs then take TCP.
     """
     program = []
     if "io_uring" in refused:
@@ -61,7 +68,8 @@ def filter_of(refused: Container[str], socket_calls: Mapping[int, int]) -> list[
                 (_LOAD_WORD, 0, 0, _NUMBER),
                 (_AND, 0, 0, ~_X32 & 0xFFFFFFFF),
                 (_EQUAL, 0, 3, number),
-                # The kernel takes the lower half of the argument; it comes first, as every architecture here is little-endian.
+                # The kernel takes the lower half of the argument; it comes first, as every
+                # architecture here is little-endian.
                 (_LOAD_WORD, 0, 0, _THIRD_ARGUMENT),
                 (_EQUAL, 0, 1, _IPPROTO_MPTCP),
                 (_RETURN, 0, 0, _RET_ERRNO | errno.EPROTONOSUPPORT),
@@ -70,16 +78,20 @@ def filter_of(refused: Container[str], socket_calls: Mapping[int, int]) -> list[
 
 
 def refuse(refused: Container[str]) -> None:
-    """Have the kernel refuse this process, and all that it starts, what is named, by a seccomp filter (seccomp(2)).
+    """Have the kernel refuse this process, and all that it starts, what is named, by a seccomp
+    filter (seccomp(2)).
 
-    CRIU saves and restores the filter.  A process without CAP_SYS_ADMIN has to give up gaining privileges by execve(2) before it
-    may set one: it does for io_uring, which was asked for, and not for Multipath TCP, which is refused by default.
+    CRIU saves and restores the filter.  A process without CAP_SYS_ADMIN has to give up gaining
+    privileges by execve(2) before it may set one: it does for io_uring, which was asked for, and
+    not for Multipath TCP, which is refused by default.
     """
     import ctypes  # which takes as long as all else here
 
     instructions = filter_of(refused, _SOCKET_CALLS)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in instructions))
-    program = ctypes.create_string_buffer(struct.pack("HP", len(instructions), ctypes.addressof(code)))
+    program = ctypes.create_string_buffer(
+        struct.pack("HP", len(instructions), ctypes.addressof(code))
+    )
     libc = ctypes.CDLL(None, use_errno=True)
     for _ in range(2):
         if not libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, program, 0, 0):

@@ -1,15 +1,18 @@
-"""A host that is a shadow of this one: work in it sees the same files and changes none, and when it ends nothing of it is left.
+"""A host that is a shadow of this one: work in it sees the same files and changes none, and when it
+ends nothing of it is left.
 
-`run` forks, and the work goes on in PID, mount, IPC and UTS namespaces of its own.  There `enter` covers every file system with
-an overlay whose upper layer is in memory: what is written, removed, renamed or bound to a name is so in there alone.  Sockets
-and FIFOs of this host are other ones in there: nobody of this host is at their other end, and its terminals are not there.
-What no overlay can cover is bound read-only; it is told which.  The network is this host's, for whoever works in there may
-need a store; what it starts should get another one.
+`run` forks, and the work goes on in PID, mount, IPC and UTS namespaces of its own.  There `enter`
+covers every file system with an overlay whose upper layer is in memory: what is written, removed,
+renamed or bound to a name is so in there alone.  Sockets and FIFOs of this host are other ones in
+there: nobody of this host is at their other end, and its terminals are not there.  What no overlay
+can cover is bound read-only; it is told which.  The network is this host's, for whoever works in
+there may need a store; what it starts should get another one.
 
 What is not isolated: devices, the kernel's own settings, the clock.
 
-Who lives as long as whom: the caller holds a pipe; at its end, by whatever end of the caller, PID 1 of the shadow ends, and the
-kernel kills everything in it; the last process frees the mounts and the memory.  Nothing has a name outside.
+Who lives as long as whom: the caller holds a pipe; at its end, by whatever end of the caller, PID 1
+of the shadow ends, and the kernel kills everything in it; the last process frees the mounts and the
+memory.  Nothing has a name outside.
 
 The caller must have no threads that hold locks: only the forking thread goes on in the shadow.
 """
@@ -37,14 +40,45 @@ from .syscalls import unshare
 Work = Callable[[], dict[str, Any]]
 
 _NEWNS, _NEWUTS, _NEWIPC, _NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
-_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 0x1000, 0x4000, 1 << 18
+_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    0x1000,
+    0x4000,
+    1 << 18,
+)
 _MNT_DETACH = 2
 _FLAGS = {"ro": _RDONLY, "nosuid": _NOSUID, "nodev": _NODEV, "noexec": _NOEXEC}
 # The kernel's own file systems: an overlay of one would be another thing, or is refused.
 _KERNEL = frozenset(
     (
-        *("sysfs", "cgroup", "cgroup2", "mqueue", "bpf", "tracefs", "debugfs", "securityfs", "pstore", "configfs"),
-        *("fusectl", "efivarfs", "binfmt_misc", "hugetlbfs", "nsfs", "rpc_pipefs", "selinuxfs", "smackfs", "resctrl", "nfsd"),
+        *(
+            "sysfs",
+            "cgroup",
+            "cgroup2",
+            "mqueue",
+            "bpf",
+            "tracefs",
+            "debugfs",
+            "securityfs",
+            "pstore",
+            "configfs",
+        ),
+        *(
+            "fusectl",
+            "efivarfs",
+            "binfmt_misc",
+            "hugetlbfs",
+            "nsfs",
+            "rpc_pipefs",
+            "selinuxfs",
+            "smackfs",
+            "resctrl",
+            "nfsd",
+        ),
     )
 )
 _STAGE = "/dev"  # is everywhere
@@ -69,14 +103,15 @@ class _Mount:
         return f"/proc/self/fd/{self.fd}"
 
 
-# -- the process -------------------------------------------------------------------------------------
+# -- the process
+# -------------------------------------------------------------------------------------
 
 
 def run(work: Work, *, timeout: float) -> dict[str, Any]:
     """Do `work` in a shadow of this host; its answer, or ``{"bug": traceback}``.
 
-    When this returns or raises, everything that ran in there is gone.  `PlatformError` when there can be no shadow,
-    `CommandFailed` when it was killed, `TimedOut` after `timeout` seconds.
+    When this returns or raises, everything that ran in there is gone.  `PlatformError` when there
+    can be no shadow, `CommandFailed` when it was killed, `TimedOut` after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     answer = os.memfd_create("answer", os.MFD_CLOEXEC)
@@ -90,23 +125,30 @@ def run(work: Work, *, timeout: float) -> dict[str, Any]:
                 if helper == 0:
                     _helper(work, ends, answer, lives)
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)  # here: what comes from now on finds us knowing the helper
+                # here: what comes from now on finds us knowing the helper
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             pidfd = os.pidfd_open(helper)
             try:
                 poller = select.poll()
                 poller.register(pidfd, select.POLLIN)
                 while not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     if time.monotonic() >= deadline:
-                        raise TimedOut(f"it was not done after {timeout:g} s; nothing is left of it")
+                        raise TimedOut(
+                            f"it was not done after {timeout:g} s; nothing is left of it"
+                        )
             finally:
                 os.close(pidfd)
         finally:
             os.close(lives)
             if helper:
-                os.waitpid(helper, 0)  # it ends after PID 1 has, which is after all that was in there
+                # it ends after PID 1 has, which is after all that was in there
+                os.waitpid(helper, 0)
         size = os.fstat(answer).st_size
         if not size:
-            raise CommandFailed("what ran in namespaces of its own was killed", hint="The kernel's log may tell why: `dmesg`.")
+            raise CommandFailed(
+                "what ran in namespaces of its own was killed",
+                hint="The kernel's log may tell why: `dmesg`.",
+            )
         told: dict[str, Any] = json.loads(os.pread(answer, size, 0))
         if "cannot" in told:
             raise PlatformError(told["cannot"], hint="It takes root (CAP_SYS_ADMIN).")
@@ -173,11 +215,14 @@ def _say(answer: int, told: dict[str, Any]) -> None:
     os.pwrite(answer, json.dumps(told).encode(), 0)
 
 
-# -- the file systems --------------------------------------------------------------------------------
+# -- the file systems
+# --------------------------------------------------------------------------------
 
 
 def enter() -> list[str]:
-    """In a shadow: come under the overlays.  The mount points that can only be read in here; `PlatformError`."""
+    """In a shadow: come under the overlays.  The mount points that can only be read in here;
+    `PlatformError`.
+    """
     try:
         return _enter()
     except OSError as error:
@@ -191,7 +236,13 @@ def empty(folder: str) -> None:
     """In a shadow, under its overlays: this folder is there, and empty."""
     try:
         os.makedirs(folder, 0o755, exist_ok=True)
-        _mount("criuctl-shadow", folder, "tmpfs", _NOSUID | _NODEV, f"mode={stat.S_IMODE(os.stat(folder).st_mode):o}")
+        _mount(
+            "criuctl-shadow",
+            folder,
+            "tmpfs",
+            _NOSUID | _NODEV,
+            f"mode={stat.S_IMODE(os.stat(folder).st_mode):o}",
+        )
     except OSError as error:
         raise PlatformError(f"{folder} cannot be covered: {error.strerror}") from error
 
@@ -207,13 +258,20 @@ def _enter() -> list[str]:
         if mount.kind == "proc":
             _mount("proc", target, "proc", flags=_NOSUID | _NODEV | _NOEXEC)
         elif mount.kind == "devpts":
-            _mount("devpts", target, "devpts", flags=_NOSUID | _NOEXEC, options="newinstance,ptmxmode=0666,mode=0620,gid=5")
+            _mount(
+                "devpts",
+                target,
+                "devpts",
+                flags=_NOSUID | _NOEXEC,
+                options="newinstance,ptmxmode=0666,mode=0620,gid=5",
+            )
         elif mount.kind == "autofs":
             continue  # what is mounted by it is there by itself
         elif mount.kind in _KERNEL:
             _bind(mount, target)
         elif not _covered(mount, target, f"{_STAGE}/{number}"):
-            with suppress(OSError):  # somebody's FUSE that we may not enter: then it is empty in here
+            # somebody's FUSE that we may not enter: then it is empty in here
+            with suppress(OSError):
                 _bind(mount, target)
             read_only.append(mount.point)
     for mount in mounts:
@@ -237,7 +295,14 @@ def _visible() -> list[_Mount]:
             os.close(fd)
             continue
         options = {*mount.options, *mount.settings}
-        found.append(_Mount(mount.point, mount.kind, sum(flag for word, flag in _FLAGS.items() if word in options), fd))
+        found.append(
+            _Mount(
+                mount.point,
+                mount.kind,
+                sum(flag for word, flag in _FLAGS.items() if word in options),
+                fd,
+            )
+        )
     return sorted(found, key=lambda mount: 0 if mount.point == "/" else 1 + mount.point.count("/"))
 
 
@@ -253,14 +318,20 @@ def _covered(mount: _Mount, target: str, layers: str) -> bool:
     except OSError:
         return False
     if not stat.S_ISDIR(status.st_mode):
-        return stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST_FILE and _copied(mount, status, target, layers)
+        return (
+            stat.S_ISREG(status.st_mode)
+            and status.st_size <= _LARGEST_FILE
+            and _copied(mount, status, target, layers)
+        )
     os.mkdir(layers)
     os.mkdir(f"{layers}/upper")
     os.mkdir(f"{layers}/work")
-    os.chown(f"{layers}/upper", status.st_uid, status.st_gid)  # the overlay's root is like its uppermost layer
+    # the overlay's root is like its uppermost layer
+    os.chown(f"{layers}/upper", status.st_uid, status.st_gid)
     os.chmod(f"{layers}/upper", stat.S_IMODE(status.st_mode))
     options = f"lowerdir={mount.source},upperdir={layers}/upper,workdir={layers}/work"
-    for more in (",index=on", ""):  # with it a file stays one under all of its names, which not every file system allows
+    # with it a file stays one under all of its names, which not every file system allows
+    for more in (",index=on", ""):
         with suppress(OSError):
             _mount("criuctl-shadow", target, "overlay", mount.flags, options + more)
             return True
@@ -285,7 +356,10 @@ def _bind(mount: _Mount, target: str) -> None:
 
 def _mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     words = [os.fsencode(word) if word else None for word in (source, target, kind)]
-    _check(_libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(options) or None), f"mounting {target}")
+    _check(
+        _libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(options) or None),
+        f"mounting {target}",
+    )
 
 
 def _check(result: int, what: str) -> None:

@@ -1,11 +1,13 @@
 """The kernel's socket tables (NETLINK_SOCK_DIAG): every socket of a net namespace, whoever owns it.
 
 The netlink socket must be *made* in the namespace that it asks about and then stays with it.  So a
-short-lived thread joins the namespace, makes the socket, hands it back and ends; no other thread ever moves.
+short-lived thread joins the namespace, makes the socket, hands it back and ends; no other thread
+ever moves.
 
 The tables hold what is bound, connected or listening, and all unix and packet sockets.  A fresh
-TCP or netlink socket, and vsock, Bluetooth, AF_ALG, raw ICMP and the like, are in none that are read here.  A
-Multipath TCP socket that is bound is there as ``tcp``, by the socket that it has inside.
+TCP or netlink socket, and vsock, Bluetooth, AF_ALG, raw ICMP and the like, are in none that are
+read here.  A Multipath TCP socket that is bound is there as ``tcp``, by the socket that it has
+inside.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _INET = struct.Struct("=BBBB")  # family, state, timer, retransmits; then the 48
 _INET_TAIL = struct.Struct("=IIIII")  # expires, rqueue, wqueue, uid, inode
 _UNIX = struct.Struct("=BBBxIII")  # family, type, state, inode, cookie
 _PACKET = struct.Struct("=BBHIII")  # family, type, num, inode, cookie
-_NETLINK = struct.Struct("=BBBBIIIIII")  # family, type, protocol, state, portid, dst_portid, dst_group, inode, cookie
+# family, type, protocol, state, portid, dst_portid, dst_group, inode, cookie
+_NETLINK = struct.Struct("=BBBBIIIIII")
 
 _STATES = {
     1: "established",
@@ -54,15 +57,47 @@ _STATES = {
     11: "closing",
     12: "new-syn-recv",
 }
-_CLOSING, _CLOSED, _LISTEN = (4, 9, 11), (5, 6), 10  # without an end whose peer has not all yet; whose peer has; a listener
+# without an end whose peer has not all yet; whose peer has; a listener
+_CLOSING, _CLOSED, _LISTEN = (4, 9, 11), (5, 6), 10
 _SKV6ONLY = 11  # attribute of IPv6 listeners
 TYPES = {1: "stream", 2: "dgram", 3: "raw", 4: "rdm", 5: "seqpacket", 10: "packet"}
-PROTOCOLS = {0: "ip", 1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp", 136: "udplite", 255: "raw", 262: "mptcp"}
-_INET_QUERIES = ((socket.AF_INET, 6), (socket.AF_INET6, 6), (socket.AF_INET, 17), (socket.AF_INET6, 17))
-_RARE_INET_QUERIES = ((socket.AF_INET, 136), (socket.AF_INET6, 136), (socket.AF_INET, 255), (socket.AF_INET6, 255))
+PROTOCOLS = {
+    0: "ip",
+    1: "icmp",
+    6: "tcp",
+    17: "udp",
+    58: "icmpv6",
+    132: "sctp",
+    136: "udplite",
+    255: "raw",
+    262: "mptcp",
+}
+_INET_QUERIES = (
+    (socket.AF_INET, 6),
+    (socket.AF_INET6, 6),
+    (socket.AF_INET, 17),
+    (socket.AF_INET6, 17),
+)
+_RARE_INET_QUERIES = (
+    (socket.AF_INET, 136),
+    (socket.AF_INET6, 136),
+    (socket.AF_INET, 255),
+    (socket.AF_INET6, 255),
+)
 
 #: TCP states in which there is, or is about to be, another end.
-CONNECTED = frozenset({"established", "syn-sent", "syn-recv", "fin-wait-1", "fin-wait-2", "close-wait", "last-ack", "closing"})
+CONNECTED = frozenset(
+    {
+        "established",
+        "syn-sent",
+        "syn-recv",
+        "fin-wait-1",
+        "fin-wait-2",
+        "close-wait",
+        "last-ack",
+        "closing",
+    }
+)
 
 
 class Address(NamedTuple):
@@ -90,11 +125,14 @@ class Socket(NamedTuple):
     uid: int = 0
     name: str = ""  # unix: path, or "@..." for an abstract name
     peer_inode: int = 0  # unix
-    pending: tuple[int, ...] = ()  # unix listeners: inodes of the clients in the accept queue; 0: closed again
-    file: tuple[int, int] = (0, 0)  # unix: device and inode (its low 32 bits) of the file that it is bound to
+    # unix listeners: inodes of the clients in the accept queue; 0: closed again
+    pending: tuple[int, ...] = ()
+    # unix: device and inode (its low 32 bits) of the file that it is bound to
+    file: tuple[int, int] = (0, 0)
     shutdown: int = 0  # unix and TCP: bit 0 no more reading, bit 1 no more writing
     port_id: int = 0  # netlink
-    groups: bytes = b""  # netlink: bit mask of the multicast groups, as long as the kernel has one for it
+    # netlink: bit mask of the multicast groups, as long as the kernel has one for it
+    groups: bytes = b""
     listed: bool = True  # False: not known to sock_diag, asked of the descriptor itself
 
     @property
@@ -116,7 +154,9 @@ class Socket(NamedTuple):
 
 
 def namespace_socket(pid: int | None, family: int, kind: int, protocol: int = 0) -> socket.socket:
-    """A new socket of ours in the net namespace of `pid` (None: our own).  `NoSuchProcess`, `PlatformError`."""
+    """A new socket of ours in the net namespace of `pid` (None: our own).  `NoSuchProcess`,
+    `PlatformError`.
+    """
 
     def make() -> socket.socket:
         return socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
@@ -137,7 +177,9 @@ def namespace_socket(pid: int | None, family: int, kind: int, protocol: int = 0)
 
 
 def socket_inside(namespace: int, family: int, kind: int, protocol: int = 0) -> socket.socket:
-    """A new socket of ours in the net namespace that the descriptor `namespace` refers to; `OSError`."""
+    """A new socket of ours in the net namespace that the descriptor `namespace` refers to;
+    `OSError`.
+    """
     result: list[socket.socket] = []
     failed: list[OSError] = []
 
@@ -158,7 +200,8 @@ def socket_inside(namespace: int, family: int, kind: int, protocol: int = 0) -> 
 
 
 def net_cookie(namespace: int) -> int:
-    """What tells the net namespace of that descriptor from every other one since the boot; 0: nothing does (before Linux 5.14).
+    """What tells the net namespace of that descriptor from every other one since the boot; 0:
+    nothing does (before Linux 5.14).
 
     Its inode does not: the kernel gives it to the next namespace as soon as this one is gone.
     """
@@ -175,7 +218,8 @@ def socket_beside(sock: socket.socket) -> socket.socket:
     try:
         namespace = fcntl.ioctl(sock.fileno(), _SIOCGSKNS)
     except OSError:
-        return socket.socket(sock.family, sock.type)  # a kernel without network namespaces, or no right to ask
+        # a kernel without network namespaces, or no right to ask
+        return socket.socket(sock.family, sock.type)
     try:
         if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
             return socket.socket(sock.family, sock.type)
@@ -185,8 +229,13 @@ def socket_beside(sock: socket.socket) -> socket.socket:
 
 
 def _dump(diag: socket.socket, request: bytes) -> Iterator[memoryview]:
-    """The payload of each message that answers a dump request; nothing where the kernel lacks that table."""
-    diag.send(_HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0) + request)
+    """The payload of each message that answers a dump request; nothing where the kernel lacks that
+    table.
+    """
+    diag.send(
+        _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0)
+        + request
+    )
     while True:
         data = memoryview(diag.recv(1 << 18))
         position = 0
@@ -195,7 +244,9 @@ def _dump(diag: socket.socket, request: bytes) -> Iterator[memoryview]:
             if kind == _NLMSG_DONE:
                 return
             if kind == _NLMSG_ERROR:
-                return  # ENOENT, EINVAL, ...: that family's diag module is not there, so neither are its sockets listed
+                # ENOENT, EINVAL, ...: that family's diag module is not there, so neither are its
+                # sockets listed
+                return
             yield data[position + _HEADER.size : position + length]
             position += (length + 3) & ~3
 
@@ -218,7 +269,9 @@ def _address(family: int, raw: memoryview, port: int) -> Address:
 
 
 def plain_host(host: str) -> str:
-    """IPv4-mapped IPv6 addresses as IPv4: both ends of one connection may be of different families."""
+    """IPv4-mapped IPv6 addresses as IPv4: both ends of one connection may be of different
+    families.
+    """
     return host[7:] if host.startswith("::ffff:") and "." in host else host
 
 
@@ -262,12 +315,13 @@ def _of_tcp(diag: socket.socket, family: int, *states: int) -> Iterator[tuple[me
 
 
 def end_waits(host: str, port: int, namespace: int | None = None, *, v6only: bool = False) -> bool:
-    """End what is left of connections that had this address (or, for a wildcard, this port) as their own end and closed it first.
+    """End what is left of connections that had this address (or, for a wildcard, this port) as
+    their own end and closed it first.
 
-    TIME_WAIT, and FIN_WAIT2 of those that nobody has open: the peer has everything, and has only not closed his end yet.
-    Nothing that a living listener would get: it is of that one's past.  In the net namespace of that descriptor (None: ours).
-    Says whether there are some that have not come so far yet, and will if their peers answer.  `OSError` where the kernel
-    cannot do it.
+    TIME_WAIT, and FIN_WAIT2 of those that nobody has open: the peer has everything, and has only
+    not closed his end yet.  Nothing that a living listener would get: it is of that one's past.  In
+    the net namespace of that descriptor (None: ours).  Says whether there are some that have not
+    come so far yet, and will if their peers answer.  `OSError` where the kernel cannot do it.
     """
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
     coming = False
@@ -290,7 +344,12 @@ def end_waits(host: str, port: int, namespace: int | None = None, *, v6only: boo
                     coming = True
                     continue
                 request = struct.pack("=BBBxI", family, 6, 0, 0) + message[4:52]
-                diag.send(_HEADER.pack(_HEADER.size + len(request), _SOCK_DESTROY, _NLM_F_REQUEST_ACK, 1, 0) + request)
+                diag.send(
+                    _HEADER.pack(
+                        _HEADER.size + len(request), _SOCK_DESTROY, _NLM_F_REQUEST_ACK, 1, 0
+                    )
+                    + request
+                )
                 (error,) = struct.unpack_from("=i", diag.recv(1 << 12), _HEADER.size)
                 if -error not in (0, errno.ENOENT):  # ENOENT: it has just run out
                     raise OSError(-error, os.strerror(-error))
@@ -299,7 +358,9 @@ def end_waits(host: str, port: int, namespace: int | None = None, *, v6only: boo
 
 def _unix(diag: socket.socket) -> Iterator[Socket]:
     show = 0x01 | 0x02 | 0x04 | 0x08 | 0x10  # name, file, peer, pending connections, queue lengths
-    request = struct.pack("=BBxxIIIII", socket.AF_UNIX, 0, 0xFFFFFFFF, 0, show, 0xFFFFFFFF, 0xFFFFFFFF)
+    request = struct.pack(
+        "=BBxxIIIII", socket.AF_UNIX, 0, 0xFFFFFFFF, 0, show, 0xFFFFFFFF, 0xFFFFFFFF
+    )
     for message in _dump(diag, request):
         _family, kind, state, inode, _cookie0, _cookie1 = _UNIX.unpack_from(message)
         attributes = _attributes(message, _UNIX.size)
@@ -315,7 +376,9 @@ def _unix(diag: socket.socket) -> Iterator[Socket]:
             state=_STATES.get(state, str(state)),
             rqueue=queues[0],
             wqueue=queues[1],
-            name="@" + os.fsdecode(raw[1:]) if raw[:1] == b"\0" else os.fsdecode(raw.split(b"\0")[0]),
+            name="@" + os.fsdecode(raw[1:])
+            if raw[:1] == b"\0"
+            else os.fsdecode(raw.split(b"\0")[0]),
             peer_inode=struct.unpack("=I", attributes[2])[0] if 2 in attributes else 0,
             pending=struct.unpack(f"={len(pending) // 4}I", pending),
             file=(os.makedev(device >> 20, device & 0xFFFFF), inode_there),
@@ -324,15 +387,25 @@ def _unix(diag: socket.socket) -> Iterator[Socket]:
 
 
 def _packet(diag: socket.socket) -> Iterator[Socket]:
-    for message in _dump(diag, struct.pack("=BBxxIIII", socket.AF_PACKET, 0, 0, 1, 0xFFFFFFFF, 0xFFFFFFFF)):
+    for message in _dump(
+        diag, struct.pack("=BBxxIIII", socket.AF_PACKET, 0, 0, 1, 0xFFFFFFFF, 0xFFFFFFFF)
+    ):
         _family, kind, _number, inode, _cookie0, _cookie1 = _PACKET.unpack_from(message)
-        yield Socket(inode=inode, family="packet", type=TYPES.get(kind, str(kind)), protocol="", state="close")
+        yield Socket(
+            inode=inode,
+            family="packet",
+            type=TYPES.get(kind, str(kind)),
+            protocol="",
+            state="close",
+        )
 
 
 def _netlink(diag: socket.socket) -> Iterator[Socket]:
     request = struct.pack("=BBxxIIII", socket.AF_NETLINK, 255, 0, 2, 0xFFFFFFFF, 0xFFFFFFFF)
     for message in _dump(diag, request):
-        _f, kind, protocol, _state, port, _dport, _dgroup, inode, _c0, _c1 = _NETLINK.unpack_from(message)
+        _f, kind, protocol, _state, port, _dport, _dgroup, inode, _c0, _c1 = _NETLINK.unpack_from(
+            message
+        )
         yield Socket(
             inode=inode,
             family="netlink",
@@ -345,35 +418,55 @@ def _netlink(diag: socket.socket) -> Iterator[Socket]:
 
 
 def unix_peer(sock: socket.socket) -> int:
-    """The inode of the other end of a unix socket, whichever net namespace it is of; 0 if it has none.  `OSError`."""
+    """The inode of the other end of a unix socket, whichever net namespace it is of; 0 if it has
+    none.  `OSError`.
+    """
     inode = os.fstat(sock.fileno()).st_ino
     namespace = fcntl.ioctl(sock.fileno(), _SIOCGSKNS)
     try:
-        with socket_inside(namespace, socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
-            return next((found.peer_inode for found in list(_unix(diag)) if found.inode == inode), 0)
+        with socket_inside(
+            namespace, socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG
+        ) as diag:
+            return next(
+                (found.peer_inode for found in list(_unix(diag)) if found.inode == inode), 0
+            )
     finally:
         os.close(namespace)
 
 
 def unix_sockets(namespace: int | None = None) -> list[Socket]:
-    """Every unix socket of the net namespace that the descriptor refers to (None: ours); `OSError`."""
+    """Every unix socket of the net namespace that the descriptor refers to (None: ours);
+    `OSError`.
+    """
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
     with made(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
         return list(_unix(diag))
 
 
 def sockets(pid: int | None = None, namespace: int | None = None) -> list[Socket]:
-    """Every socket in the net namespace of `pid` (None: ours) that belongs to a descriptor and is in sock_diag's tables.
+    """Every socket in the net namespace of `pid` (None: ours) that belongs to a descriptor and is
+    in sock_diag's tables.
 
-    Or in that of the descriptor `namespace`.  `NoSuchProcess`; `PlatformError` if the kernel does not let us ask.
+    Or in that of the descriptor `namespace`.  `NoSuchProcess`; `PlatformError` if the kernel does
+    not let us ask.
     """
     kind = socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG
     try:
-        with namespace_socket(pid, *kind) if namespace is None else socket_inside(namespace, *kind) as diag:
-            found = [s for family, protocol in _INET_QUERIES + _RARE_INET_QUERIES for s in _inet(diag, family, protocol)]
+        with (
+            namespace_socket(pid, *kind)
+            if namespace is None
+            else socket_inside(namespace, *kind) as diag
+        ):
+            found = [
+                s
+                for family, protocol in _INET_QUERIES + _RARE_INET_QUERIES
+                for s in _inet(diag, family, protocol)
+            ]
             found += _unix(diag)
             found += _packet(diag)
             found += _netlink(diag)
     except OSError as error:
-        raise PlatformError(f"the kernel's socket diagnostics (NETLINK_SOCK_DIAG) do not work: {error.strerror}") from error
+        raise PlatformError(
+            f"the kernel's socket diagnostics (NETLINK_SOCK_DIAG) do not work: {error.strerror}"
+        ) from error
     return found

@@ -1,12 +1,14 @@
-"""The files of unix sockets: where they are now, whatever the names were that the sockets were bound to.
+"""The files of unix sockets: where they are now, whatever the names were that the sockets were
+bound to.
 
-A file may be renamed after bind(2), as programs do that publish a socket all at once, or be given another name and lose the first
-one, where another socket's must not be replaced; the socket's name stays what it was.  SIOCUNIXFILE opens the file itself.  Its
-path is told as the root of its mount namespace has it, which is where CRIU binds names again: it makes the sockets of a process
-before it puts it into its chroot.
+A file may be renamed after bind(2), as programs do that publish a socket all at once, or be given
+another name and lose the first one, where another socket's must not be replaced; the socket's name
+stays what it was.  SIOCUNIXFILE opens the file itself.  Its path is told as the root of its mount
+namespace has it, which is where CRIU binds names again: it makes the sockets of a process before it
+puts it into its chroot.
 
-Whose socket has a name now is asked of the kernel by `at` and `abstract_taken`, and nobody notices; who that is, for a message,
-by `owner` and `abstract_owner`.
+Whose socket has a name now is asked of the kernel by `at` and `abstract_taken`, and nobody notices;
+who that is, for a message, by `owner` and `abstract_owner`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from .sockdiag import TYPES, Socket, socket_inside, unix_sockets
 from .sockets import outside_holders
 from .syscalls import borrow_socket
 
-_NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})  # there is no such folder
+# there is no such folder
+_NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 
 State = Literal["none", "dead", "alive", "other"]
 _SIOCUNIXFILE = 0x89E0
@@ -37,7 +40,8 @@ _DELETED = " (deleted)"
 def bound_file(pid: int, fd: int, *, deleted: bool = False) -> str | None:
     """The path of the file that this unix socket is bound to.
 
-    None if it has none, if it is gone by now, and if its file is deleted, unless where that was is asked for, too.
+    None if it has none, if it is gone by now, and if its file is deleted, unless where that was is
+    asked for, too.
     """
     found = _look(pid, fd)
     if found is None:
@@ -54,10 +58,11 @@ def bound_inode(pid: int, fd: int) -> tuple[str, os.stat_result] | None:
 
 
 def renamed(pid: int, fd: int, name: str) -> str | None:
-    """The path of the file of this socket, which was bound to the path `name`, if that leads there no more.
+    """The path of the file of this socket, which was bound to the path `name`, if that leads there
+    no more.
 
-    Of a file that has lost that name, another one is told that it has in the same folder.  None is also the answer for one
-    that has none any more.
+    Of a file that has lost that name, another one is told that it has in the same folder.  None is
+    also the answer for one that has none any more.
     """
     found = _look(pid, fd)
     if found is None:
@@ -71,7 +76,9 @@ def renamed(pid: int, fd: int, name: str) -> str | None:
 
 
 def _other_name(pid: int, path: str, status: os.stat_result) -> str:
-    """Another name, beside `path`, of a file that is not called so any more; "" if none is found."""
+    """Another name, beside `path`, of a file that is not called so any more; "" if none is
+    found.
+    """
     if not status.st_nlink:
         return ""
     folder = os.path.dirname(path)
@@ -80,7 +87,8 @@ def _other_name(pid: int, path: str, status: os.stat_result) -> str:
         if not os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt")):
             there = f"/proc/{pid}/root"
             if os.readlink(there) != "/":
-                return ""  # a chroot in a mount namespace of its own: the folder cannot be reached by its path
+                # a chroot in a mount namespace of its own: the folder cannot be reached by its path
+                return ""
         with os.scandir(there + folder) as entries:
             odd = (e for e in entries if not (e.is_symlink() or e.is_dir() or e.is_file()))
             names = [e.name for e in odd if os.path.samestat(e.stat(follow_symlinks=False), status)]
@@ -90,13 +98,18 @@ def _other_name(pid: int, path: str, status: os.stat_result) -> str:
 
 
 def _is_deleted(path: str, status: os.stat_result) -> bool:
-    return not status.st_nlink or path.endswith(_DELETED)  # one of its names may be deleted, and nobody knows the others
+    # one of its names may be deleted, and nobody knows the others
+    return not status.st_nlink or path.endswith(_DELETED)
 
 
 def _leads_to(pid: int, name: str, status: os.stat_result) -> bool:
-    """Whether this is another way to the file, over a symlink.  In a chroot it is none, for CRIU goes it outside."""
+    """Whether this is another way to the file, over a symlink.  In a chroot it is none, for CRIU
+    goes it outside.
+    """
     try:
-        return os.readlink(f"/proc/{pid}/root") == "/" and os.path.samestat(os.lstat(f"/proc/{pid}/root{name}"), status)
+        return os.readlink(f"/proc/{pid}/root") == "/" and os.path.samestat(
+            os.lstat(f"/proc/{pid}/root{name}"), status
+        )
     except OSError:
         return False
 
@@ -121,10 +134,12 @@ def _look(pid: int, fd: int) -> tuple[str, os.stat_result] | None:
 
 
 def at(path: str) -> State:
-    """What is at this path: nothing, the file of a socket that is gone, that of a living one, or a file of another kind.
+    """What is at this path: nothing, the file of a socket that is gone, that of a living one, or a
+    file of another kind.
 
-    The last component is not followed.  A datagram socket of ours that is connected to a living socket is none that this one
-    hears of, and of whichever net namespace it is, it is found; to one of another type it is not even connected.
+    The last component is not followed.  A datagram socket of ours that is connected to a living
+    socket is none that this one hears of, and of whichever net namespace it is, it is found; to one
+    of another type it is not even connected.
     """
     try:
         folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -146,7 +161,8 @@ def at(path: str) -> State:
             if not stat.S_ISSOCK(os.fstat(file).st_mode):
                 return "other"
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-                # The path, and the name alone, may be longer than what can be written before it leaves room for.
+                # The path, and the name alone, may be longer than what can be written before it
+                # leaves room for.
                 code = probe.connect_ex(f"/proc/self/fd/{file}")
         finally:
             os.close(file)
@@ -160,12 +176,16 @@ def at(path: str) -> State:
 
 
 def owner(path: str) -> tuple[int, int] | None:
-    """(PID, descriptor) of a process that has the socket to which the file at this path belongs, in whatever net namespace."""
+    """(PID, descriptor) of a process that has the socket to which the file at this path belongs, in
+    whatever net namespace.
+    """
     return owners([path]).get(path)
 
 
 def owners(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """The same for each of these paths, where there is one; every descriptor of the host is looked at once."""
+    """The same for each of these paths, where there is one; every descriptor of the host is looked
+    at once.
+    """
     sought: dict[int, list[tuple[str, int]]] = {}
     for path in paths:
         with suppress(OSError):
@@ -205,7 +225,9 @@ def _namespaces() -> Iterator[list[Socket]]:
 
 
 def abstract_taken(name: bytes, kind: int, namespace: int | None = None) -> bool:
-    """Whether a socket of this type cannot be bound to an abstract name, in the net namespace of that descriptor (None: ours)."""
+    """Whether a socket of this type cannot be bound to an abstract name, in the net namespace of
+    that descriptor (None: ours).
+    """
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
     with made(socket.AF_UNIX, kind, 0) as probe:
         try:
@@ -219,6 +241,8 @@ def abstract_owner(name: bytes, kind: int, namespace: int | None = None) -> tupl
     """(PID, descriptor) of a process that has the socket of this type and abstract name."""
     told = "@" + os.fsdecode(name[1:])
     with suppress(OSError):
-        inodes = [s.inode for s in unix_sockets(namespace) if s.name == told and s.type == TYPES.get(kind)]
+        inodes = [
+            s.inode for s in unix_sockets(namespace) if s.name == told and s.type == TYPES.get(kind)
+        ]
         return next(iter(outside_holders(inodes).values()), None) if inodes else None
     return None

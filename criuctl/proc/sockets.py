@@ -1,13 +1,13 @@
 """The sockets of a tree, and who is at their other ends.
 
-`tree_sockets` joins the descriptors of a tree with the kernel's tables (`sockdiag`): each socket that the
-tree holds, its holders, and whether its peer is held by the tree too.  The connections record, the
-preflight and ``criuctl connections`` use it; `sockets` lists a whole net namespace.
+`tree_sockets` joins the descriptors of a tree with the kernel's tables (`sockdiag`): each socket
+that the tree holds, its holders, and whether its peer is held by the tree too.  The connections
+record, the preflight and ``criuctl connections`` use it; `sockets` lists a whole net namespace.
 
-- TCP peers are matched by their four-tuple (IPv4-mapped addresses as IPv4), unix peers by inode.  The other end
-  of a connected UDP socket is also one that is only bound, as servers' are: to that address, or to every one.  A
-  TCP connection that its server has not accepted yet has no inode at that end: the peer is then the listener's
-  queue, `Peer.QUEUED`, when the listener is in the tree.
+- TCP peers are matched by their four-tuple (IPv4-mapped addresses as IPv4), unix peers by inode.
+  The other end of a connected UDP socket is also one that is only bound, as servers' are: to that
+  address, or to every one.  A TCP connection that its server has not accepted yet has no inode at
+  that end: the peer is then the listener's queue, `Peer.QUEUED`, when the listener is in the tree.
 - What the tables do not list is asked of a borrowed duplicate of the descriptor (pidfd_getfd) with
   SO_DOMAIN, SO_TYPE and SO_PROTOCOL.
 - The picture is taken while the tree runs; on a frozen tree it is exact.
@@ -29,7 +29,16 @@ from .procfs import all_pids, open_pidfd, reading
 from .sockdiag import CONNECTED, PROTOCOLS, TYPES, Address, Socket, plain_host, sockets
 from .syscalls import borrow_socket
 
-__all__ = ["CONNECTED", "Address", "Peer", "Socket", "TreeSocket", "outside_holders", "sockets", "tree_sockets"]
+__all__ = [
+    "CONNECTED",
+    "Address",
+    "Peer",
+    "Socket",
+    "TreeSocket",
+    "outside_holders",
+    "sockets",
+    "tree_sockets",
+]
 
 _IPPROTO_MPTCP = 262
 _ANY = ("0.0.0.0", "::")
@@ -53,7 +62,8 @@ class TreeSocket(NamedTuple):
     where: Peer
     peer_holders: tuple[tuple[int, int], ...] = ()  # in the tree
     peer_name: str = ""  # unix: the name of the peer, or of the listener that it came from
-    peer_inode: int = 0  # of the other end, or of the listener in whose queue it waits, where the tables have it
+    # of the other end, or of the listener in whose queue it waits, where the tables have it
+    peer_inode: int = 0
     waiting: bool = False  # OUTSIDE: the other end is in a listener's queue
     loopback: bool = False  # internet: both addresses are this host's
 
@@ -119,7 +129,8 @@ def _tcp_state(borrowed: socket.socket, connected: bool) -> str:
 
 
 def tree_sockets(opened: Mapping[int, Sequence[Descriptor]]) -> list[TreeSocket]:
-    """Every socket that the processes in `opened` (PID -> its descriptors) hold, sorted by first holder.
+    """Every socket that the processes in `opened` (PID -> its descriptors) hold, sorted by first
+    holder.
 
     Processes and descriptors that are gone by now are left out.
     """
@@ -139,7 +150,8 @@ def tree_sockets(opened: Mapping[int, Sequence[Descriptor]]) -> list[TreeSocket]
         for descriptor in ours:
             holders.setdefault(descriptor.inode, []).append((pid, descriptor.fd))
             where_from.setdefault(descriptor.inode, (pid, descriptor))
-    known: dict[int, tuple[int, Socket]] = {}  # inode -> (namespace, socket); everyone's, for the peers' names
+    # inode -> (namespace, socket); everyone's, for the peers' names
+    known: dict[int, tuple[int, Socket]] = {}
     own = namespaces("self").get("net")
     for namespace, pid in asked.items():
         try:
@@ -158,16 +170,32 @@ def tree_sockets(opened: Mapping[int, Sequence[Descriptor]]) -> list[TreeSocket]
 
 
 def _join(
-    mine: Mapping[int, tuple[int, Socket]], known: Mapping[int, tuple[int, Socket]], holders: Mapping[int, list[tuple[int, int]]]
+    mine: Mapping[int, tuple[int, Socket]],
+    known: Mapping[int, tuple[int, Socket]],
+    holders: Mapping[int, list[tuple[int, int]]],
 ) -> list[TreeSocket]:
     by_pair = {
-        (namespace, s.protocol, s.local, s.peer): s.inode for namespace, s in known.values() if s.local and s.peer and s.connected
+        (namespace, s.protocol, s.local, s.peer): s.inode
+        for namespace, s in known.values()
+        if s.local and s.peer and s.connected
     }
-    listeners = {(namespace, s.local) for namespace, s in mine.values() if s.protocol == "tcp" and s.listening and s.local}
-    listener_ports = {(namespace, address.port) for namespace, address in listeners if _is_any(address.host)}
+    listeners = {
+        (namespace, s.local)
+        for namespace, s in mine.values()
+        if s.protocol == "tcp" and s.listening and s.local
+    }
+    listener_ports = {
+        (namespace, address.port) for namespace, address in listeners if _is_any(address.host)
+    }
     receivers = _receivers(mine, known)
     local_hosts = {(namespace, s.local.host) for namespace, s in known.values() if s.local}
-    pending = {inode: s for _namespace, s in known.values() if s.family == "unix" for inode in s.pending if inode}
+    pending = {
+        inode: s
+        for _namespace, s in known.values()
+        if s.family == "unix"
+        for inode in s.pending
+        if inode
+    }
     joined = []
     for inode, (namespace, s) in mine.items():
         result = TreeSocket(s, namespace, tuple(sorted(holders[inode])), Peer.NONE)
@@ -196,16 +224,24 @@ def _join(
             if not other and s.type == "dgram":
                 other = receivers.get((namespace, s.protocol, s.peer), 0)
                 if not other and loopback:
-                    anywhere = ((namespace, s.protocol, Address(host, s.peer.port)) for host in _ANY)
+                    anywhere = (
+                        (namespace, s.protocol, Address(host, s.peer.port)) for host in _ANY
+                    )
                     other = next((receivers[key] for key in anywhere if key in receivers), 0)
             if other in mine:
                 result = result._replace(
-                    where=Peer.INSIDE, peer_holders=tuple(sorted(holders[other])), peer_inode=other, loopback=True
+                    where=Peer.INSIDE,
+                    peer_holders=tuple(sorted(holders[other])),
+                    peer_inode=other,
+                    loopback=True,
                 )
             elif (
                 s.type == "stream"
                 and not other  # whose inode is known, has been accepted
-                and ((namespace, s.peer) in listeners or (loopback and (namespace, s.peer.port) in listener_ports))
+                and (
+                    (namespace, s.peer) in listeners
+                    or (loopback and (namespace, s.peer.port) in listener_ports)
+                )
             ):
                 result = result._replace(where=Peer.QUEUED, loopback=True)
             else:
@@ -217,7 +253,9 @@ def _join(
 def _receivers(
     mine: Mapping[int, tuple[int, Socket]], known: Mapping[int, tuple[int, Socket]]
 ) -> dict[tuple[int, str, Address], int]:
-    """Datagram sockets that are bound and not connected, by namespace, protocol and address; ours before everyone's."""
+    """Datagram sockets that are bound and not connected, by namespace, protocol and address; ours
+    before everyone's.
+    """
     return {
         (namespace, s.protocol, s.local): s.inode
         for namespace, s in (*known.values(), *mine.values())
@@ -233,11 +271,13 @@ def _is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
-def outside_holders(inodes: Iterable[int], inside: Iterable[int] = ()) -> dict[int, tuple[int, int]]:
+def outside_holders(
+    inodes: Iterable[int], inside: Iterable[int] = ()
+) -> dict[int, tuple[int, int]]:
     """Socket inode -> (PID, fd) of a process that holds it, `inside` not searched.
 
-    Looks at every descriptor of the host: for error messages, not for every day.  What may not be looked at
-    is skipped.
+    Looks at every descriptor of the host: for error messages, not for every day.  What may not be
+    looked at is skipped.
     """
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     skip = set(inside)

@@ -1,6 +1,7 @@
 """System calls that Python 3.11 lacks, by ctypes.
 
-Each wrapper raises `OSError` with the kernel's errno, like the functions of `os`; nothing is retried.
+Each wrapper raises `OSError` with the kernel's errno, like the functions of `os`; nothing is
+retried.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def _checked(result: int) -> int:
 
 
 def pidfd_getfd(pidfd: int, fd: int) -> int:
-    """A second descriptor, close-on-exec, of what descriptor `fd` of the process behind `pidfd` is open on.
+    """A second descriptor, close-on-exec, of what descriptor `fd` of the process behind `pidfd` is
+    open on.
 
     Needs the right to ptrace that process.  EBADF: it has no such descriptor.
     """
@@ -71,7 +73,9 @@ def pidfd_getfd(pidfd: int, fd: int) -> int:
 
 
 def io_priority(tid: int) -> int:
-    """The priority of a thread's input and output: its class, shifted by 13 bits, and the level within; 0 if it has none."""
+    """The priority of a thread's input and output: its class, shifted by 13 bits, and the level
+    within; 0 if it has none.
+    """
     return _checked(_c().syscall(_known(_SYS_IOPRIO_GET), _IOPRIO_WHO_PROCESS, tid))
 
 
@@ -101,23 +105,31 @@ def has_userfaultfd() -> bool:
 
 
 def shares(one: int, other: int, what: int, *, unknown: bool = True) -> bool:
-    """Whether two tasks have the same memory (`KCMP_VM`), table of descriptors (`KCMP_FILES`), working folder, root and umask
-    (`KCMP_FS`), or signal handlers (`KCMP_SIGHAND`); `unknown` where the kernel does not tell, or one of them has ended."""
+    """Whether two tasks have the same memory (`KCMP_VM`), table of descriptors (`KCMP_FILES`),
+    working folder, root and umask (`KCMP_FS`), or signal handlers (`KCMP_SIGHAND`); `unknown` where
+    the kernel does not tell, or one of them has ended."""
     number = _SYS_KCMP.get(os.uname().machine)
     answer = -1 if number is None else int(_c().syscall(number, one, other, what, 0, 0))
     return unknown if answer < 0 else not answer
 
 
 def same_file(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether two descriptors, each (PID, number), are of the same open file; False where the kernel does not tell."""
+    """Whether two descriptors, each (PID, number), are of the same open file; False where the
+    kernel does not tell.
+    """
     number = _SYS_KCMP.get(os.uname().machine)
     return (
-        number is not None and _c().syscall(number, one[0], other[0], _KCMP_FILE, *map(ctypes.c_ulong, (one[1], other[1]))) == 0
+        number is not None
+        and _c().syscall(
+            number, one[0], other[0], _KCMP_FILE, *map(ctypes.c_ulong, (one[1], other[1]))
+        )
+        == 0
     )
 
 
 def is_watched(pid: int, epoll: int, number: int, nth: int, fd: int) -> bool:
-    """Whether `fd` of a process is what its descriptor `epoll` watches as `number`, the `nth` time (from 0) that it does.
+    """Whether `fd` of a process is what its descriptor `epoll` watches as `number`, the `nth` time
+    (from 0) that it does.
 
     `OSError`: it has no such descriptor, it watches nothing as that, or the kernel does not tell.
     """
@@ -129,7 +141,9 @@ def is_watched(pid: int, epoll: int, number: int, nth: int, fd: int) -> bool:
 
 
 def handle_of(fd: int) -> tuple[int, bytes]:
-    """(kind, handle) of an open file, by which `open_by_handle` finds it again under whatever name; EOPNOTSUPP: it has none."""
+    """(kind, handle) of an open file, by which `open_by_handle` finds it again under whatever name;
+    EOPNOTSUPP: it has none.
+    """
     mount = ctypes.c_int()
     packed = ctypes.create_string_buffer(struct.pack("=Ii", _MAX_HANDLE, 0), 8 + _MAX_HANDLE)
     _checked(_c().name_to_handle_at(fd, b"", packed, ctypes.byref(mount), _AT_EMPTY_PATH))
@@ -138,13 +152,17 @@ def handle_of(fd: int) -> tuple[int, bytes]:
 
 
 def open_by_handle(mount: int, kind: int, handle: bytes) -> int:
-    """An O_PATH descriptor of the file of this handle, below a folder's mount (name_to_handle_at(2), and ``/proc``)."""
+    """An O_PATH descriptor of the file of this handle, below a folder's mount
+    (name_to_handle_at(2), and ``/proc``).
+    """
     packed = struct.pack("=Ii", len(handle), kind) + handle
     return _checked(_c().open_by_handle_at(mount, packed, os.O_PATH | os.O_CLOEXEC))
 
 
 def setns(fd: int, nstype: int = 0) -> None:
-    """Move the calling *thread* into the namespace that `fd` stands for (or those of a pidfd, by flags)."""
+    """Move the calling *thread* into the namespace that `fd` stands for (or those of a pidfd, by
+    flags).
+    """
     _checked(_c().setns(fd, nstype))
 
 
@@ -154,20 +172,30 @@ def unshare(flags: int) -> None:
 
 
 def semaphore_user(number: int, place: int) -> int:
-    """PID of the last process that used this semaphore of the System V set `number`; 0 for none that this namespace knows."""
+    """PID of the last process that used this semaphore of the System V set `number`; 0 for none
+    that this namespace knows.
+    """
     return _checked(_c().semctl(number, place, _SEM_GETPID))
 
 
 def remove_shared_memory(*numbers: int) -> None:
-    """Have System V shared memory segments end with their last user, in the IPC namespace of the calling thread."""
+    """Have System V shared memory segments end with their last user, in the IPC namespace of the
+    calling thread.
+    """
     for number in numbers:
         _checked(_c().shmctl(number, _IPC_RMID, None))
 
 
 def bind_mount(source: str, target: str) -> None:
-    """Show the file or folder `source` at `target`, in the mount namespace of the calling thread."""
+    """Show the file or folder `source` at `target`, in the mount namespace of the calling
+    thread.
+    """
     try:
-        _checked(_c().mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(_MS_BIND), None))
+        _checked(
+            _c().mount(
+                os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(_MS_BIND), None
+            )
+        )
     except OSError as error:
         raise OSError(error.errno, error.strerror, source, None, target) from None
 
@@ -209,31 +237,39 @@ def borrowed(pid: int, fd: int) -> Iterator[int]:
 
 
 def tee(source: int, target: int, size: int) -> int:
-    """How many of at most `size` bytes that are in one pipe were put into another one as well; does not wait (EAGAIN)."""
+    """How many of at most `size` bytes that are in one pipe were put into another one as well; does
+    not wait (EAGAIN).
+    """
     return _checked(_c().tee(source, target, ctypes.c_size_t(size), _SPLICE_F_NONBLOCK))
 
 
 def timerfd_settime(fd: int, flags: int, value: int, interval: int) -> None:
-    """Arm a timer descriptor (nanoseconds; TFD_TIMER_... flags, absolute times on this process's clocks)."""
+    """Arm a timer descriptor (nanoseconds; TFD_TIMER_... flags, absolute times on this process's
+    clocks).
+    """
     new = struct.pack("qqqq", *divmod(interval, 10**9), *divmod(value, 10**9))
     _checked(_c().timerfd_settime(fd, flags, new, None))
 
 
 def timerfd_gettime(fd: int) -> None:
-    """Have the kernel count the expiries of a periodic timer descriptor up to now and go on from there; nothing is read."""
+    """Have the kernel count the expiries of a periodic timer descriptor up to now and go on from
+    there; nothing is read.
+    """
     _checked(_c().timerfd_gettime(fd, ctypes.create_string_buffer(32)))
 
 
 def getsockopt_of(fd: int, level: int, option: int, value: bytearray) -> None:
-    """getsockopt(2) of an option that is told in `value` what is asked for, or of which only the size is (an empty one); the
-    answer is put in its place."""
+    """getsockopt(2) of an option that is told in `value` what is asked for, or of which only the
+    size is (an empty one); the answer is put in its place."""
     size = ctypes.c_uint32(len(value))
     place = ctypes.c_void_p(address_of(value)) if value else None
     _checked(_c().getsockopt(fd, level, option, place, ctypes.byref(size)))
 
 
 def disconnect(fd: int) -> None:
-    """Dissolve a socket's association (connect to AF_UNSPEC), after which it can be connected anew."""
+    """Dissolve a socket's association (connect to AF_UNSPEC), after which it can be connected
+    anew.
+    """
     address = (0).to_bytes(16, sys.byteorder)  # struct sockaddr whose family is AF_UNSPEC
     _checked(_c().connect(fd, address, len(address)))
 
@@ -241,13 +277,15 @@ def disconnect(fd: int) -> None:
 def borrow_socket(pidfd: int, fd: int) -> socket.socket:
     """`pidfd_getfd` of a socket, as a Python socket; closing it does not close the process's own.
 
-    The caller must close it soon: while it is open, a close by the process does not end the connection.
+    The caller must close it soon: while it is open, a close by the process does not end the
+    connection.
     """
     borrowed = pidfd_getfd(pidfd, fd)
     try:
         return socket.socket(fileno=borrowed)
     except OSError as error:
-        if error.errno == errno.EOPNOTSUPP:  # of a family without names (AF_XDP), which Python asks for one to know the family
+        # of a family without names (AF_XDP), which Python asks for one to know the family
+        if error.errno == errno.EOPNOTSUPP:
             return socket.socket(socket.AF_UNIX, socket.SOCK_RAW, 0, fileno=borrowed)
         os.close(borrowed)
         raise

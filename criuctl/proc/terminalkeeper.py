@@ -1,7 +1,9 @@
-"""Keeps the master of a terminal that nobody works on: a program of its own, ``python terminalkeeper.py FD``.
+"""Keeps the master of a terminal that nobody works on: a program of its own, ``python
+terminalkeeper.py FD``.
 
-A restored tree may have more terminals than its holder takes.  They must not hang up, and what is printed on them must
-not stop the program: it is read and forgotten.  It ends when nobody has the terminal open any more.
+A restored tree may have more terminals than its holder takes.  They must not hang up, and what is
+printed on them must not stop the program: it is read and forgotten.  It ends when nobody has the
+terminal open any more.
 """
 
 from __future__ import annotations

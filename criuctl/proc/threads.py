@@ -1,7 +1,7 @@
 """Work in threads: one thing for many items at once, or one thing after another beside the caller.
 
-``concurrent.futures`` can do both; every command that stores something would pay for loading it (with ``logging``, which it
-loads) as much as for all of its threads.
+``concurrent.futures`` can do both; every command that stores something would pay for loading it
+(with ``logging``, which it loads) as much as for all of its threads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Later(Generic[R]):
 
 
 class Beside:
-    """One thread that does what it is given, in that order; all of it is done when the block is left."""
+    """One thread that does what it is given, in that order; all of it is done when the block is
+    left.
+    """
 
     def __init__(self, name: str) -> None:
         self._work: SimpleQueue[Later[Any] | None] = SimpleQueue()
@@ -54,7 +56,12 @@ class Beside:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._work.put(None)
         self._thread.join()
 
@@ -70,9 +77,11 @@ class Beside:
 
 
 def in_parallel(work: Callable[[T], R], items: Iterable[T], threads: int, name: str) -> list[R]:
-    """`work` of each of `items`, in their order, by so many threads at most, the caller's among them.
+    """`work` of each of `items`, in their order, by so many threads at most, the caller's among
+    them.
 
-    The first error ends it, once all have stopped.  Where no more threads can be started, those that there are do it.
+    The first error ends it, once all have stopped.  Where no more threads can be started, those
+    that there are do it.
     """
     waiting = list(items)
     found: list[Any] = [None] * len(waiting)
@@ -91,7 +100,10 @@ def in_parallel(work: Callable[[T], R], items: Iterable[T], threads: int, name: 
             except BaseException as error:
                 errors.append(error)
 
-    helpers = [threading.Thread(target=run, name=f"{name}-{n}", daemon=True) for n in range(1, min(threads, len(waiting)))]
+    helpers = [
+        threading.Thread(target=run, name=f"{name}-{n}", daemon=True)
+        for n in range(1, min(threads, len(waiting)))
+    ]
     try:
         with suppress(RuntimeError):
             for helper in helpers:
@@ -109,5 +121,7 @@ def in_parallel(work: Callable[[T], R], items: Iterable[T], threads: int, name: 
 
 
 def side_by_side(name: str, *pieces: Callable[[], Any]) -> list[Any]:
-    """Several pieces of work, a thread for each: their results, in this order; errors as those of `in_parallel`."""
+    """Several pieces of work, a thread for each: their results, in this order; errors as those of
+    `in_parallel`.
+    """
     return in_parallel(lambda piece: piece(), pieces, len(pieces), name)

@@ -1,12 +1,14 @@
 """Process trees: who is in one, and what each process says of itself.
 
-A process is identified by PID *and* start time (`ProcessIdentity`): a PID alone may be somebody else's by
-the time it is used.  `read_tree` walks ``/proc/PID/task/TID/children`` (all threads: the kernel files a
-child under the thread that forked it).  That file can skip entries while siblings exit, and a running tree
-forks while we walk, so the walk is repeated until two walks in a row saw the same processes; on a frozen
-tree the second walk is the proof.  Kernels without CONFIG_PROC_CHILDREN get a scan of all parent PIDs.
+A process is identified by PID *and* start time (`ProcessIdentity`): a PID alone may be somebody
+else's by the time it is used.  `read_tree` walks ``/proc/PID/task/TID/children`` (all threads: the
+kernel files a child under the thread that forked it).  That file can skip entries while siblings
+exit, and a running tree forks while we walk, so the walk is repeated until two walks in a row saw
+the same processes; on a frozen tree the second walk is the proof.  Kernels without
+CONFIG_PROC_CHILDREN get a scan of all parent PIDs.
 
-Open descriptors and mappings are read apart (`descriptors`, `mappings`): they cost more than all the rest.
+Open descriptors and mappings are read apart (`descriptors`, `mappings`): they cost more than all
+the rest.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class ProcessIdentity(NamedTuple):
         return cls(pid, _Stat.of(pid).start_time)
 
     def state(self) -> str | None:
-        """Its state letter as in /proc/PID/stat ("Z" is a zombie), None when it is gone and reaped."""
+        """Its state letter as in /proc/PID/stat ("Z" is a zombie), None when it is gone and
+        reaped.
+        """
         try:
             stat = _Stat.of(self.pid)
         except NoSuchProcess:
@@ -73,13 +77,23 @@ class ProcessIdentity(NamedTuple):
         return self.state() not in (None, "Z", "X", "x")
 
     def doomed(self) -> bool:
-        """Whether none of its instructions runs any more: it is gone, or killed and about to be, which much memory can delay."""
+        """Whether none of its instructions runs any more: it is gone, or killed and about to be,
+        which much memory can delay.
+        """
         try:
             stat, status = _Stat.of(self.pid), read_text(self.pid, "status")
         except NoSuchProcess:
             return True
-        pending = [int(line.split()[1], 16) for line in status.split("\n") if line.startswith(("SigPnd:", "ShdPnd:"))]
-        return not self.alive() or bool(stat.flags & _PF_EXITING) or any(signals & _KILLED for signals in pending)
+        pending = [
+            int(line.split()[1], 16)
+            for line in status.split("\n")
+            if line.startswith(("SigPnd:", "ShdPnd:"))
+        ]
+        return (
+            not self.alive()
+            or bool(stat.flags & _PF_EXITING)
+            or any(signals & _KILLED for signals in pending)
+        )
 
     def open_pidfd(self) -> int:
         """A pidfd of this very process, close-on-exec; the caller closes it.  `NoSuchProcess`."""
@@ -125,7 +139,9 @@ class _Stat(NamedTuple):
 
 
 class Process(NamedTuple):
-    """What one process of a tree says of itself.  PIDs are as criuctl's own PID namespace sees them."""
+    """What one process of a tree says of itself.  PIDs are as criuctl's own PID namespace sees
+    them.
+    """
 
     pid: int
     ns_pids: tuple[int, ...]  # its PID in each PID namespace, ours first, its own last
@@ -192,7 +208,9 @@ def _link_or_empty(pid: int, name: str) -> str:
 
 
 def read_process(pid: int) -> Process:
-    """Everything `Process` holds, read now.  `NoSuchProcess`, `PreflightRefused` (not allowed to look)."""
+    """Everything `Process` holds, read now.  `NoSuchProcess`, `PreflightRefused` (not allowed to
+    look).
+    """
     stat = _Stat.of(pid)
     status: dict[bytes, bytes] = {}
     for line in read_bytes(pid, "status").split(b"\n"):
@@ -241,7 +259,8 @@ def children(pid: int) -> list[int]:
             if not _kernel_lists_children():
                 return _children_by_scan(pid)
         except ProcessLookupError:
-            pass  # the thread ended; its children are another thread's by now, the next walk sees them
+            # the thread ended; its children are another thread's by now, the next walk sees them
+            pass
     return sorted(found)
 
 
@@ -261,7 +280,9 @@ def _children_by_scan(parent: int) -> list[int]:
 
 
 def members(numbers: Collection[int]) -> dict[int, list[int]]:
-    """Of these numbers those that are a process group's or a session's here, and the processes that are in it."""
+    """Of these numbers those that are a process group's or a session's here, and the processes that
+    are in it.
+    """
     found: dict[int, list[int]] = {}
     for pid in all_pids():
         try:
@@ -302,8 +323,8 @@ def walk(root: int) -> list[int]:
 def read_tree(root: int) -> list[Process]:
     """The process `root` and all its descendants, root first, parents before children.
 
-    Zombies are included.  Raises `NoSuchProcess` if the root does not exist, `PreflightRefused` if the
-    kernel does not let us look.
+    Zombies are included.  Raises `NoSuchProcess` if the root does not exist, `PreflightRefused` if
+    the kernel does not let us look.
     """
     before: list[int] = []
     tree: list[Process] = []
@@ -323,11 +344,12 @@ def read_tree(root: int) -> list[Process]:
 
 
 def wait_gone(identities: Iterable[ProcessIdentity], timeout: float) -> list[ProcessIdentity]:
-    """Wait until all these processes are gone *and reaped*; returns those that are still there after `timeout`.
+    """Wait until all these processes are gone *and reaped*; returns those that are still there
+    after `timeout`.
 
-    A zombie still holds its PID, which is what a restore cares about, so it counts as there.  The exit is
-    awaited on a pidfd, that of so many; between exit and reaping, of which the kernel tells nobody but the parent, the
-    state is polled with a bounded backoff.
+    A zombie still holds its PID, which is what a restore cares about, so it counts as there.  The
+    exit is awaited on a pidfd, that of so many; between exit and reaping, of which the kernel tells
+    nobody but the parent, the state is polled with a bounded backoff.
     """
     deadline = time.monotonic() + timeout
     left = [identity for identity in identities if identity.exists()]
@@ -363,7 +385,9 @@ def wait_gone(identities: Iterable[ProcessIdentity], timeout: float) -> list[Pro
 
 
 def wait_ended(identities: Iterable[ProcessIdentity], timeout: float) -> list[ProcessIdentity]:
-    """Wait until none of these processes runs any more, reaped or not; returns those that still do after `timeout` seconds."""
+    """Wait until none of these processes runs any more, reaped or not; returns those that still do
+    after `timeout` seconds.
+    """
     deadline = time.monotonic() + timeout
     left = list(identities)
     for identity in left:

@@ -1,13 +1,13 @@
 """The terminals of a tree: which there are, who holds them, and where their other ends are.
 
-A terminal is named by its device number (`rdev`) and by the file system of its node (`dev`): ``/dev/pts``
-may be mounted more than once, with a terminal number 0 in each.  That pair is also CRIU's name of an
-external terminal, ``tty[RDEV:DEV]`` in hexadecimal.
+A terminal is named by its device number (`rdev`) and by the file system of its node (`dev`):
+``/dev/pts`` may be mounted more than once, with a terminal number 0 in each.  That pair is also
+CRIU's name of an external terminal, ``tty[RDEV:DEV]`` in hexadecimal.
 
-The *master* of a pseudo-terminal is in the tree when one of its processes has the ``ptmx`` descriptor of
-the same index and mount (a terminal multiplexer, a test harness).  Otherwise somebody outside holds it (sshd, a
-terminal emulator, criuctl's holder): then the tree cannot be dumped as a whole and a restore has to give
-the slave side a new master.
+The *master* of a pseudo-terminal is in the tree when one of its processes has the ``ptmx``
+descriptor of the same index and mount (a terminal multiplexer, a test harness).  Otherwise somebody
+outside holds it (sshd, a terminal emulator, criuctl's holder): then the tree cannot be dumped as a
+whole and a restore has to give the slave side a new master.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ class Terminal(NamedTuple):
     holders: tuple[tuple[int, int], ...]  # (PID, fd) of the slave side
     controls: tuple[int, ...]  # PIDs whose controlling terminal it is
     masters: tuple[tuple[int, int], ...]  # (PID, fd) of its master inside the tree
-    session_leader: int | None  # the PID of the tree's session leader that has it as controlling terminal
+    # the PID of the tree's session leader that has it as controlling terminal
+    session_leader: int | None
     hung_up: bool = False  # its master is closed: nothing can be read or written any more
-    aliases: tuple[tuple[int, int, int], ...] = ()  # (PID, fd, st_dev) of what was opened as /dev/tty and is this one
+    # (PID, fd, st_dev) of what was opened as /dev/tty and is this one
+    aliases: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def master_inside(self) -> bool:
@@ -60,9 +62,18 @@ class Terminal(NamedTuple):
         return f"tty[{self.rdev:x}:{self.dev:x}]"
 
 
-def alias_keys(tree: Iterable[Process], descriptors: Mapping[int, Sequence[Descriptor]]) -> set[str]:
-    """CRIU's names of ``/dev/tty``, for the processes that have it open and those that may open it any moment."""
-    found = {d.device for opened in descriptors.values() for d in opened if d.kind == "tty" and d.rdev == _DEV_TTY}
+def alias_keys(
+    tree: Iterable[Process], descriptors: Mapping[int, Sequence[Descriptor]]
+) -> set[str]:
+    """CRIU's names of ``/dev/tty``, for the processes that have it open and those that may open it
+    any moment.
+    """
+    found = {
+        d.device
+        for opened in descriptors.values()
+        for d in opened
+        if d.kind == "tty" and d.rdev == _DEV_TTY
+    }
     for process in tree:
         if process.tty_nr:
             with suppress(OSError):
@@ -74,7 +85,8 @@ def alias_keys(tree: Iterable[Process], descriptors: Mapping[int, Sequence[Descr
 def _meant(pid: int, fd: int, controlling: int) -> int:
     """The device that a descriptor opened as ``/dev/tty`` is of; 0 if that has hung up.
 
-    Mostly what controls the process; one that has begun a session of its own since still has the old one open.
+    Mostly what controls the process; one that has begun a session of its own since still has the
+    old one open.
     """
     try:
         pidfd = os.pidfd_open(pid)
@@ -101,7 +113,8 @@ def decode_tty_nr(tty_nr: int) -> int:
 
 
 def open_pair(root: str = "") -> tuple[int, int, str]:
-    """Master, slave and path of a new pseudo-terminal, close-on-exec; `OSError`, which names what there is none left of.
+    """Master, slave and path of a new pseudo-terminal, close-on-exec; `OSError`, which names what
+    there is none left of.
 
     `root`: as seen from there, ``/proc/PID/root``, and opened in that one's mount namespace.
     """
@@ -110,7 +123,9 @@ def open_pair(root: str = "") -> tuple[int, int, str]:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        raise OSError(errno.ENOSPC, "no pseudo-terminal is left on this host", "/dev/ptmx") from error
+        raise OSError(
+            errno.ENOSPC, "no pseudo-terminal is left on this host", "/dev/ptmx"
+        ) from error
     try:
         fcntl.ioctl(master, _TIOCSPTLCK, bytes(4))
         (number,) = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, bytes(4)))
@@ -125,7 +140,11 @@ def pts_index(rdev: int) -> int | None:
     """N of /dev/pts/N for the device number of a Unix98 slave, else None."""
     if os.major(rdev) not in _PTS_MAJORS:
         return None
-    return (os.major(rdev) - _PTS_MAJORS.start) * 256 + os.minor(rdev) if os.minor(rdev) < 256 else os.minor(rdev)
+    return (
+        (os.major(rdev) - _PTS_MAJORS.start) * 256 + os.minor(rdev)
+        if os.minor(rdev) < 256
+        else os.minor(rdev)
+    )
 
 
 def master_index(descriptor: Descriptor) -> int | None:
@@ -140,7 +159,9 @@ def master_index(descriptor: Descriptor) -> int | None:
 
 
 def _mounted(pid: int, master: Descriptor) -> int | None:
-    """``st_dev`` of the ``/dev/pts`` that this master is of, in which its ptmx is or beside it; None if that is not seen."""
+    """``st_dev`` of the ``/dev/pts`` that this master is of, in which its ptmx is or beside it;
+    None if that is not seen.
+    """
     folder = os.path.dirname(master.target)
     if os.path.basename(folder) == "pts":
         return master.device
@@ -150,8 +171,12 @@ def _mounted(pid: int, master: Descriptor) -> int | None:
         return None
 
 
-def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descriptor]]) -> list[Terminal]:
-    """The terminals of the tree, sorted by device; `descriptors` are those of each PID of the tree."""
+def terminals(
+    tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descriptor]]
+) -> list[Terminal]:
+    """The terminals of the tree, sorted by device; `descriptors` are those of each PID of the
+    tree.
+    """
     slaves: dict[tuple[int, int], list[tuple[int, int]]] = {}
     paths: dict[tuple[int, int], str] = {}
     masters: dict[int, list[tuple[int, int, int | None]]] = {}
@@ -169,7 +194,9 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
             if descriptor.rdev == _PTMX:
                 index = master_index(descriptor)
                 if index is not None:
-                    masters.setdefault(index, []).append((pid, descriptor.fd, _mounted(pid, descriptor)))
+                    masters.setdefault(index, []).append(
+                        (pid, descriptor.fd, _mounted(pid, descriptor))
+                    )
                 continue
             key = (descriptor.rdev, descriptor.device)
             slaves.setdefault(key, []).append((pid, descriptor.fd))
@@ -181,7 +208,8 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
         if process.tty_nr:
             controlled.setdefault(decode_tty_nr(process.tty_nr), []).append(process)
     known = {rdev for rdev, _dev in slaves}
-    # What controls a session is told without its mount: it is what the session has open, if that is any.
+    # What controls a session is told without its mount: it is what the session has open, if that is
+    # any.
     session = {process.pid: process.sid for process in tree}
     of_session: dict[tuple[int, int | None], set[int]] = {}
     for (rdev, dev), held in slaves.items():
@@ -207,10 +235,16 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
                 number=index,
                 holders=tuple(slaves.get(key, ())),
                 controls=tuple(process.pid for process in under),
-                masters=tuple((pid, fd) for pid, fd, mounted in ours if not dev or mounted in (dev, None)),
-                session_leader=next((process.pid for process in under if process.pid == process.sid), None),
+                masters=tuple(
+                    (pid, fd) for pid, fd, mounted in ours if not dev or mounted in (dev, None)
+                ),
+                session_leader=next(
+                    (process.pid for process in under if process.pid == process.sid), None
+                ),
                 hung_up=key in hung_up,
-                aliases=tuple(alias for alias in aliases.get(rdev, ()) if means(alias[0], rdev, dev)),
+                aliases=tuple(
+                    alias for alias in aliases.get(rdev, ()) if means(alias[0], rdev, dev)
+                ),
             )
         )
     return found

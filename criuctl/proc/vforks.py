@@ -1,6 +1,8 @@
-"""Processes that wait in vfork(2) for a child, which has their memory until it starts its program or ends.
+"""Processes that wait in vfork(2) for a child, which has their memory until it starts its program
+or ends.
 
-They sleep uninterruptibly: no tracer can seize them, and CRIU gives up after a time-out.  The kernel names where they sleep.
+They sleep uninterruptibly: no tracer can seize them, and CRIU gives up after a time-out.  The
+kernel names where they sleep.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ def waits_in_vfork(pid: int) -> bool:
 def _waits(task: str) -> bool:
     try:
         with open(f"{task}/stat", "rb") as stat, open(f"{task}/wchan") as channel:
-            return stat.read().rpartition(b")")[2].split()[0] == b"D" and channel.read() in _CHANNELS
+            return (
+                stat.read().rpartition(b")")[2].split()[0] == b"D" and channel.read() in _CHANNELS
+            )
     except OSError:  # it has ended
         return False

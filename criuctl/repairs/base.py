@@ -1,7 +1,9 @@
-"""The contract of a repair: one small thing that CRIU loses or mishandles, put right by one class in one file.
+"""The contract of a repair: one small thing that CRIU loses or mishandles, put right by one class
+in one file.
 
-A repair object lives for one dump or one restore and keeps its own state.  The story of the operation
-calls every registered repair at fixed moments (`criuctl.repairs.registry`) and knows none by name.
+A repair object lives for one dump or one restore and keeps its own state.  The story of the
+operation calls every registered repair at fixed moments (`criuctl.repairs.registry`) and knows none
+by name.
 
 =================  =======================================  ==================================
 method             when                                     what it may do
@@ -13,8 +15,8 @@ method             when                                     what it may do
 ``release``        restore: just before the tree runs       only what cannot fail the restore
 =================  =======================================  ==================================
 
-A method that raises `CriuctlError` or `OSError` stops the operation, and the tree is safe: a dump lets
-it run on, a restore leaves nothing.  What a repair can do without is a warning instead.
+A method that raises `CriuctlError` or `OSError` stops the operation, and the tree is safe: a dump
+lets it run on, a restore leaves nothing.  What a repair can do without is a warning instead.
 """
 
 from __future__ import annotations
@@ -47,9 +49,11 @@ class RestoreImages(Struct):
     images: ImageSet
     reporter: Reporter
     resources: ExitStack  # closed when the restore is over
-    age: float | None = None  # seconds since the dump, if the processes around the tree may still be the same
+    # seconds since the dump, if the processes around the tree may still be the same
+    age: float | None = None
     in_session: bool = False  # a holder runs the tree: it is the parent that a root may be bound to
-    inherit: dict[str, int] = field(default_factory=dict)  # CRIU's key of a file -> our descriptor of it
+    # CRIU's key of a file -> our descriptor of it
+    inherit: dict[str, int] = field(default_factory=dict)
 
 
 class RestoredTree(Struct):
@@ -61,7 +65,9 @@ class RestoredTree(Struct):
     pids: Mapping[int, int]  # PID as the tree sees it -> ours
     reporter: Reporter
     owners: Mapping[tuple[int, int], Any] = field(default_factory=dict)
-    """(PID, descriptor) -> CRIU's fown_entry, of descriptors that criuctl made itself and CRIU only inherits."""
+    """(PID, descriptor) -> CRIU's fown_entry, of descriptors that criuctl made itself and CRIU only
+    inherits.
+    """
 
 
 class Repair:

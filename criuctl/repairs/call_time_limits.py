@@ -1,27 +1,35 @@
-"""What only a look just before the freeze tells of the system calls that it interrupts: time that has passed, and their numbers.
+"""What only a look just before the freeze tells of the system calls that it interrupts: time that
+has passed, and their numbers.
 
-poll and epoll_wait get their limit as a number of milliseconds, from when they are entered.  Entered again with the same number
-(`interrupted`), a limit that is longer than the time from one snapshot to the next would never run out: in an event loop that
-waits for nothing else, a timer would never come.
+poll and epoll_wait get their limit as a number of milliseconds, from when they are entered.
+Entered again with the same number (`interrupted`), a limit that is longer than the time from one
+snapshot to the next would never run out: in an event loop that waits for nothing else, a timer
+would never come.
 
-A sleep is told how long by a struct in memory, and what is left goes to another, if the program gave one; CRIU has it end with
-EINTR.  Where none was given (``usleep``), what is left is waited for in poll, which watches nothing: it ends as the sleep would.
-epoll_pwait2, whose limit is such a struct, goes on as epoll_pwait.  That puts a number where the program has a pointer, or
-nothing at all, so only the C library's own calls are changed, which do not look at the arguments afterwards; and none of a
-process with a seccomp filter, which may know the one call and not the other.  A long sleep elsewhere keeps its EINTR.
+A sleep is told how long by a struct in memory, and what is left goes to another, if the program
+gave one; CRIU has it end with EINTR.  Where none was given (``usleep``), what is left is waited for
+in poll, which watches nothing: it ends as the sleep would.  epoll_pwait2, whose limit is such a
+struct, goes on as epoll_pwait.  That puts a number where the program has a pointer, or nothing at
+all, so only the C library's own calls are changed, which do not look at the arguments afterwards;
+and none of a process with a seccomp filter, which may know the one call and not the other.  A long
+sleep elsewhere keeps its EINTR.
 
-No look at a stopped thread tells when it has entered its call, for it has run since, into the stop.  So each is looked at just
-before the freeze: since when it sleeps (the scheduler's ``exec_start``), in which call, and how often it has gone to sleep.  When
-it is frozen, it must have gone to sleep once more only, for that: then it is still in that call.  The time is rather a little
-too short: a limit may end late, and hardly ever early (see below).  Where the kernel does not tell all of that (no
-/proc/PID/sched) limits begin anew, as the others do that a call reads from memory.  The register stays changed after the call,
-which the kernel never does to one: code that keeps the limit there for its next call waits shorter then.
+No look at a stopped thread tells when it has entered its call, for it has run since, into the stop.
+So each is looked at just before the freeze: since when it sleeps (the scheduler's ``exec_start``),
+in which call, and how often it has gone to sleep.  When it is frozen, it must have gone to sleep
+once more only, for that: then it is still in that call.  The time is rather a little too short: a
+limit may end late, and hardly ever early (see below).  Where the kernel does not tell all of that
+(no /proc/PID/sched) limits begin anew, as the others do that a call reads from memory.  The
+register stays changed after the call, which the kernel never does to one: code that keeps the limit
+there for its next call waits shorter then.
 
-A call that was interrupted before, by SIGSTOP or an earlier freeze, is restart_syscall since, to the kernel and to CRIU: only
-where in the kernel it waits tells which one it was, which has to be known to enter it again.
+A call that was interrupted before, by SIGSTOP or an earlier freeze, is restart_syscall since, to
+the kernel and to CRIU: only where in the kernel it waits tells which one it was, which has to be
+known to enter it again.
 
-The scheduler's clock may be another one on each processor, so it is read on the one that the thread was on.  (Newer kernels may
-move one that has only just fallen asleep: then what has passed is wrong by how much the two clocks differ.)
+The scheduler's clock may be another one on each processor, so it is read on the one that the thread
+was on.  (Newer kernels may move one that has only just fallen asleep: then what has passed is wrong
+by how much the two clocks differ.)
 """
 
 from __future__ import annotations
@@ -50,7 +58,8 @@ _MINUS_EINTR = (1 << 64) - errno.EINTR
 _NATIVE = 1  # not a 32-bit process, whose calls have other numbers
 _POLL, _NANOSLEEP, _CLOCK_NANOSLEEP, _FUTEX, _EPOLL_PWAIT, _EPOLL_PWAIT2 = 7, 35, 230, 202, 281, 441
 _LIMITED = {_POLL: 2, 232: 3, _EPOLL_PWAIT: 3}  # which argument the limit is; 232: epoll_wait
-_SPANS = {_NANOSLEEP: 0, _CLOCK_NANOSLEEP: 2, _EPOLL_PWAIT2: 3}  # which one is the address of the limit
+# which one is the address of the limit
+_SPANS = {_NANOSLEEP: 0, _CLOCK_NANOSLEEP: 2, _EPOLL_PWAIT2: 3}
 _LEFT = {_NANOSLEEP: 1, _CLOCK_NANOSLEEP: 3}  # and of where the kernel is to tell what is left
 _RESTART = 219  # restart_syscall
 _LOOKED_AT = frozenset((*_LIMITED, *_SPANS, _RESTART))
@@ -61,7 +70,8 @@ _LONGEST = (1 << 31) - 1  # milliseconds
 _C_LIBRARY = re.compile(r"(libc|libpthread)[.-]|ld-musl-")
 _ARGUMENTS = ("di", "si", "dx", "r10", "r8", "r9")
 _PATIENCE = 1.0  # seconds for the clocks of processors
-_LEAST = 100  # milliseconds of a limit that is looked at: what is shorter runs out between two snapshots
+# milliseconds of a limit that is looked at: what is shorter runs out between two snapshots
+_LEAST = 100
 _RESTARTED = {  # where in the kernel -> what was called
     "poll_schedule_timeout": _POLL,
     "do_sys_poll": _POLL,  # Linux 6.12
@@ -70,7 +80,8 @@ _RESTARTED = {  # where in the kernel -> what was called
     "futex_do_wait": _FUTEX,
     "futex_wait_queue": _FUTEX,
     "futex_wait_queue_me": _FUTEX,
-    "do_syscall_64": _NANOSLEEP,  # all of a sleep's own functions are the scheduler's, which are not told
+    # all of a sleep's own functions are the scheduler's, which are not told
+    "do_syscall_64": _NANOSLEEP,
     "__x64_sys_restart_syscall": _NANOSLEEP,
     "hrtimer_nanosleep_restart": _NANOSLEEP,
     "alarm_timer_nsleep_restart": _CLOCK_NANOSLEEP,
@@ -95,46 +106,65 @@ class Waits:
     def __init__(self) -> None:
         self._waiting: dict[tuple[int, int], Waiting] = {}  # process, thread
         self._still: dict[int, Waiting] = {}  # thread, by its own number
-        self._restarted: dict[tuple[int, ...], int] = {}  # arguments and stack pointer -> number of the call
+        # arguments and stack pointer -> number of the call
+        self._restarted: dict[tuple[int, ...], int] = {}
 
     def look(self, root: int) -> None:
         """The tree is about to be frozen."""
         self._waiting, self._restarted = {}, {}
         library = cache(_c_library)
-        slept: dict[int, list[tuple[tuple[int, int], Waiting, float]]] = {}  # processor -> threads, and since when they sleep
+        # processor -> threads, and since when they sleep
+        slept: dict[int, list[tuple[tuple[int, int], Waiting, float]]] = {}
         for pid, tid in _threads(root):
-            with suppress(OSError, CriuctlError, ValueError, KeyError):  # it has ended, or the kernel does not tell
+            # it has ended, or the kernel does not tell
+            with suppress(OSError, CriuctlError, ValueError, KeyError):
                 if (words := _call(pid, tid)) is None:
                     continue
                 if words[0] == _RESTART:
                     self._restarted[words[1:]] = _restarted(pid, tid, words)
                     continue
-                if (limit := _limit(pid, words)) < _LEAST or not (then := _successor(pid, tid, words, limit, library)):
+                if (limit := _limit(pid, words)) < _LEAST or not (
+                    then := _successor(pid, tid, words, limit, library)
+                ):
                     continue
                 waiting = Waiting(words, limit, then, 0, _switches(pid, tid))
                 since = _exec_start(pid, tid)
                 processor = int(read_text(pid, f"task/{tid}/stat").rpartition(")")[2].split()[36])
-                if since > 0 and words == _call(pid, tid):  # 0: it was forgotten, by a kernel that was asked by SysRq to
+                # 0: it was forgotten, by a kernel that was asked by SysRq to
+                if since > 0 and words == _call(pid, tid):
                     slept.setdefault(processor, []).append(((pid, tid), waiting, since))
         for processor, now in _clocks(slept).items() if slept else ():
-            self._waiting |= {key: replace(one, passed=max(0, int(now - since))) for key, one, since in slept[processor]}
+            self._waiting |= {
+                key: replace(one, passed=max(0, int(now - since)))
+                for key, one, since in slept[processor]
+            }
 
     def frozen(self, stops: int) -> None:
-        """It is, and nothing else has been done to it; `stops`: how often a thread has gone to sleep for that."""
+        """It is, and nothing else has been done to it; `stops`: how often a thread has gone to
+        sleep for that.
+        """
         self._still = {}
         for (pid, tid), one in self._waiting.items():
             with suppress(OSError, CriuctlError, ValueError, KeyError):
                 if _switches(pid, tid) == one.switches + stops:
-                    self._still[int(read_status(pid, f"task/{tid}/status")["NSpid"].split()[-1])] = one
+                    self._still[
+                        int(read_status(pid, f"task/{tid}/status")["NSpid"].split()[-1])
+                    ] = one
 
     def amend(self, images: ImageSet) -> None:
-        """In post-dump: who enters such a call again waits for what is left, and calls of unknown number get it."""
+        """In post-dump: who enters such a call again waits for what is left, and calls of unknown
+        number get it.
+        """
         for number, one in self._still.items():
             for registers in _registers(images, f"core-{number}.img"):
                 if _words(registers) == one.words:
                     registers.orig_ax = one.then
                     if one.then != _NO_CALL:
-                        setattr(registers, _ARGUMENTS[_LIMITED[one.then]], max(0, one.limit - one.passed))
+                        setattr(
+                            registers,
+                            _ARGUMENTS[_LIMITED[one.then]],
+                            max(0, one.limit - one.passed),
+                        )
         for name in images.names() if self._restarted else ():
             for registers in _registers(images, name) if name.startswith("core-") else ():
                 words = _words(registers)
@@ -155,7 +185,11 @@ def _registers(images: ImageSet, name: str) -> Iterator[Any]:
 
 
 def _words(registers: Any) -> tuple[int, ...]:
-    return (registers.orig_ax, *(getattr(registers, argument) for argument in _ARGUMENTS), registers.sp)
+    return (
+        registers.orig_ax,
+        *(getattr(registers, argument) for argument in _ARGUMENTS),
+        registers.sp,
+    )
 
 
 def _threads(root: int) -> list[tuple[int, int]]:
@@ -169,7 +203,9 @@ def _threads(root: int) -> list[tuple[int, int]]:
 
 
 def _call(pid: int, tid: int) -> tuple[int, ...] | None:
-    """The call in which a thread sleeps, if more has to be known of it: number, six arguments, stack pointer."""
+    """The call in which a thread sleeps, if more has to be known of it: number, six arguments,
+    stack pointer.
+    """
     told = read_text(pid, f"task/{tid}/syscall").split()
     if len(told) < 9 or int(told[0]) not in _LOOKED_AT:
         return None
@@ -177,26 +213,36 @@ def _call(pid: int, tid: int) -> tuple[int, ...] | None:
 
 
 def _restarted(pid: int, tid: int, words: tuple[int, ...]) -> int:
-    """The number of the call that a thread in `_RESTART` has made, which is this where it is not known."""
+    """The number of the call that a thread in `_RESTART` has made, which is this where it is not
+    known.
+    """
     number = _RESTARTED.get(read_text(pid, f"task/{tid}/wchan").partition(".")[0], _RESTART)
     return _CLOCK_NANOSLEEP if number == _NANOSLEEP and words[1] < _CLOCKS else number
 
 
 def _limit(pid: int, words: tuple[int, ...]) -> int:
-    """Milliseconds, rather too many than too few; negative: for ever, or the call tells itself what is left."""
+    """Milliseconds, rather too many than too few; negative: for ever, or the call tells itself what
+    is left.
+    """
     call, arguments = words[0], words[1:7]
     if call in _LIMITED:
-        return ctypes.c_int32(arguments[_LIMITED[call]] & 0xFFFFFFFF).value  # the kernel looks at 32 bits
+        # the kernel looks at 32 bits
+        return ctypes.c_int32(arguments[_LIMITED[call]] & 0xFFFFFFFF).value
     if (call in _LEFT and arguments[_LEFT[call]]) or not arguments[_SPANS[call]]:
         return -1
-    if call == _CLOCK_NANOSLEEP and (arguments[0] not in _PASSING or arguments[1]):  # 1: until some time
+    # 1: until some time
+    if call == _CLOCK_NANOSLEEP and (arguments[0] not in _PASSING or arguments[1]):
         return -1
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-        seconds, nanoseconds = _TIMESPEC.unpack(os.pread(memory.fileno(), _TIMESPEC.size, arguments[_SPANS[call]]))
+        seconds, nanoseconds = _TIMESPEC.unpack(
+            os.pread(memory.fileno(), _TIMESPEC.size, arguments[_SPANS[call]])
+        )
     return int(seconds * 1000 - -nanoseconds // 1_000_000)
 
 
-def _successor(pid: int, tid: int, words: tuple[int, ...], limit: int, library: Callable[[int], list[range]]) -> int:
+def _successor(
+    pid: int, tid: int, words: tuple[int, ...], limit: int, library: Callable[[int], list[range]]
+) -> int:
     """The call that waits for the rest of another one's limit; 0: it begins anew."""
     if words[0] in _LIMITED:
         return words[0]
@@ -231,7 +277,9 @@ def _exec_start(pid: int, tid: int) -> float:
 
 
 def _clocks(processors: Collection[int]) -> dict[int, float]:
-    """The clocks of those processors that let us run on them; read by a thread, which may wait for ever on one that is busy."""
+    """The clocks of those processors that let us run on them; read by a thread, which may wait for
+    ever on one that is busy.
+    """
     found: dict[int, float] = {}
 
     def read_all() -> None:

@@ -1,8 +1,8 @@
 """TCP connections whose peer had closed its side before the dump.
 
 CRIU lets the restored socket see the peer's FIN again, and the kernel may delay the acknowledgement
-until the firewall lock is down.  It then reaches no socket, or a listener, and is answered by a reset.
-So it is sent at once (``TCP_QUICKACK``), while the lock drops it.
+until the firewall lock is down.  It then reaches no socket, or a listener, and is answered by a
+reset.  So it is sent at once (``TCP_QUICKACK``), while the lock drops it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Status flags that only an open descriptor can be given.
 
 An inotify descriptor or a pidfd with more flags than it can be made with (``O_ASYNC``) fails CRIU's
-restore.  What CRIU opens by a path (a terminal, a named pipe) has ``O_ASYNC`` afterwards, but sends no
-signal: open(2) does not arm it.  Elsewhere the signal carries the number of the descriptor that CRIU
-made first (``si_fd``).  The flags are taken out of the images, and the process sets them itself.
+restore.  What CRIU opens by a path (a terminal, a named pipe) has ``O_ASYNC`` afterwards, but sends
+no
+signal: open(2) does not arm it.  Elsewhere the signal carries the number of the descriptor that
+CRIU made first (``si_fd``).  The flags are taken out of the images, and the process sets them
+itself.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ class DescriptorFlags(Repair):
                 if result < 0:
                     raise OSError(-result, os.strerror(-result))
             except (OSError, KeyError, CriuctlError) as error:
-                tree.reporter.warning(f"PID {inner}: descriptor {fd} lacks some of its flags (O_ASYNC, O_APPEND): {error}")
+                tree.reporter.warning(
+                    f"PID {inner}: descriptor {fd} lacks some of its flags (O_ASYNC, "
+                    "O_APPEND): "
+                    f"{error}"
+                )
 
 
 def _take_out(images: ImageSet) -> dict[tuple[int, int], int]:

@@ -1,10 +1,11 @@
 """Owners of descriptors: the process or thread that a signal tells of input (``F_SETOWN``).
 
-CRIU makes descriptors before threads, so an owner that is a thread (``F_SETOWN_EX``) fails the restore;
-so does a process outside the tree that has ended.  Such owners are taken out of the images; a thread of
-the tree is set again by the process itself.  A process outside is the same as before only if it runs
-since before the dump; another one is reported, and gets no signal.  CRIU also forgets owner and signal
-of a descriptor that it inherits from criuctl, as a terminal from outside: they are set again, too.
+CRIU makes descriptors before threads, so an owner that is a thread (``F_SETOWN_EX``) fails the
+restore; so does a process outside the tree that has ended.  Such owners are taken out of the
+images; a thread of the tree is set again by the process itself.  A process outside is the same as
+before only if it runs since before the dump; another one is reported, and gets no signal.  CRIU
+also forgets owner and signal of a descriptor that it inherits from criuctl, as a terminal from
+outside: they are set again, too.
 """
 
 from __future__ import annotations
@@ -42,20 +43,28 @@ class DescriptorOwners(Repair):
 
     def mend(self, tree: RestoredTree) -> None:
         """Have the processes set their owners, before `DescriptorFlags` arms the signals."""
-        wanted = {key: owner for key, owner in self._owners.items() if owner.pid or key in tree.owners}
+        wanted = {
+            key: owner for key, owner in self._owners.items() if owner.pid or key in tree.owners
+        }
         for (inner, fd), owner in {**tree.owners, **wanted}.items():
             try:
                 _set(tree.pids[inner], fd, owner)
             except (OSError, KeyError, CriuctlError) as error:
-                tree.reporter.warning(f"PID {inner}: no process gets a signal for descriptor {fd} (F_SETOWN, F_SETSIG): {error}")
+                tree.reporter.warning(
+                    f"PID {inner}: no process gets a signal for descriptor {fd} (F_SETOWN, "
+                    f"F_SETSIG): {error}"
+                )
 
 
 def _take_out(images: ImageSet, age: float | None, reporter: Reporter) -> _Owners:
-    """Return what was taken out; an owner that is no thread of the tree is reported and has PID 0."""
+    """Return what was taken out; an owner that is no thread of the tree is reported and has PID
+    0.
+    """
     tree = read(images.folder, "pstree.img", "PSTREE")
     processes = {entry.pid for entry in tree}
     threads = {thread for entry in tree for thread in entry.threads}
-    groups = processes | {entry.pgid for entry in tree} - {tree[0].pgid}  # the root's may be outside
+    # the root's may be outside
+    groups = processes | {entry.pgid for entry in tree} - {tree[0].pgid}
 
     def exists(owner: Any) -> bool:
         if owner.pid in (groups if owner.pid_type == _OWNER_GROUP else processes):
@@ -79,8 +88,12 @@ def _take_out(images: ImageSet, age: float | None, reporter: Reporter) -> _Owner
     return taken
 
 
-def _report_gone(taken: Mapping[tuple[int, int], Any], threads: set[int], reporter: Reporter) -> None:
-    """Warn of owners outside that are not the same any more, one line for each, and clear their PID."""
+def _report_gone(
+    taken: Mapping[tuple[int, int], Any], threads: set[int], reporter: Reporter
+) -> None:
+    """Warn of owners outside that are not the same any more, one line for each, and clear their
+    PID.
+    """
     gone: dict[str, list[tuple[int, int]]] = {}
     for held, owner in taken.items():
         if owner.pid_type != _OWNER_THREAD or owner.pid not in threads:
@@ -89,7 +102,10 @@ def _report_gone(taken: Mapping[tuple[int, int], Any], threads: set[int], report
             owner.pid = 0
     for name, ((pid, fd), *others) in gone.items():
         more = f" and {len(others)} more" if others else ""
-        reporter.warning(f"PID {pid}: {name}, outside, no longer gets a signal for descriptor {fd}{more} (F_SETOWN)")
+        reporter.warning(
+            f"PID {pid}: {name}, outside, no longer gets a signal for descriptor {fd}{more} "
+            "(F_SETOWN)"
+        )
 
 
 def _owner(entry: Any) -> Any:

@@ -1,9 +1,10 @@
 """Epoll descriptors that a process shares with its children.
 
 CRIU has the process with the lowest PID make such an epoll, with the watches that it read from the
-first process of the tree.  The maker may not have a watched descriptor, or have another file under its
-number: then the restore fails, or the epoll watches something else.  Those watches are taken out of the
-images, and the process that CRIU read them from adds them itself.
+first process of the tree.  The maker may not have a watched descriptor, or have another file under
+its
+number: then the restore fails, or the epoll watches something else.  Those watches are taken out of
+the images, and the process that CRIU read them from adds them itself.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def _take_out(images: ImageSet) -> _Watches:
         # CRIU reads from the first process of the tree, and makes in the one of the lowest PID.
         reader, maker = held[0], min(held)[0]
         watches = list(entry.epfd.tfd)
-        strange = [w for w in watches if numbers.get((maker, w.tfd)) != numbers.get((reader[0], w.tfd))]
+        strange = [
+            w for w in watches if numbers.get((maker, w.tfd)) != numbers.get((reader[0], w.tfd))
+        ]
         if strange:
             taken[reader] = strange
             del entry.epfd.tfd[:]
@@ -72,4 +75,7 @@ def _add(pid: int, inner: int, epoll: int, watch: Any) -> None:
     with inject.placed(pid, _EPOLL_EVENT.pack(watch.events, watch.data)) as event:
         result = inject.call(pid, inject.EPOLL_CTL, epoll, _EPOLL_CTL_ADD, watch.tfd, event)
     if result < 0:
-        raise RestoreFailed(f"PID {inner}: epoll {epoll} cannot watch descriptor {watch.tfd} again: {os.strerror(-result)}")
+        raise RestoreFailed(
+            f"PID {inner}: epoll {epoll} cannot watch descriptor {watch.tfd} again: "
+            f"{os.strerror(-result)}"
+        )

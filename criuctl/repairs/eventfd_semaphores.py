@@ -1,8 +1,9 @@
 """Event counters that are semaphores (``EFD_SEMAPHORE``).
 
-CRIU makes them plain counters, of which one read takes all.  The kind is fixed when an eventfd is made.
-So a dump notes it in the images, as the flag of eventfd(2), which CRIU ignores; a restore makes these
-itself, and presents them to CRIU as inherited files, because CRIU cannot inherit eventfds.
+CRIU makes them plain counters, of which one read takes all.  The kind is fixed when an eventfd is
+made.  So a dump notes it in the images, as the flag of eventfd(2), which CRIU ignores; a restore
+makes these itself, and presents them to CRIU as inherited files, because CRIU cannot inherit
+eventfds.
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ class EventfdSemaphores(Repair):
     def record(self, frozen: FrozenTree) -> None:
         """Note which descriptors are semaphores."""
         self._found = {
-            (p.ns_pid, d.fd) for p in frozen.processes for d in frozen.opened.get(p.pid, ()) if "eventfd-semaphore: 1" in d.extra
+            (p.ns_pid, d.fd)
+            for p in frozen.processes
+            for d in frozen.opened.get(p.pid, ())
+            if "eventfd-semaphore: 1" in d.extra
         }
 
     def amend_dump(self, images: ImageSet) -> None:
         """Mark them in the images."""
         if not self._found:
             return
-        numbers = {number for number, held in images.holders().items() if self._found.intersection(held)}
+        numbers = {
+            number for number, held in images.holders().items() if self._found.intersection(held)
+        }
         entries = images.files()
         for entry in entries:
             if entry.HasField("efd") and entry.id in numbers:
@@ -47,7 +53,9 @@ class EventfdSemaphores(Repair):
         for entry in entries:
             if not entry.HasField("efd") or not entry.efd.flags & os.EFD_SEMAPHORE:
                 continue
-            fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC | (entry.efd.flags & os.O_NONBLOCK))
+            fd = os.eventfd(
+                0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC | (entry.efd.flags & os.O_NONBLOCK)
+            )
             restore.resources.callback(os.close, fd)
             if entry.efd.counter:
                 os.eventfd_write(fd, entry.efd.counter)
@@ -64,5 +72,7 @@ class EventfdSemaphores(Repair):
 
 
 def represents_semaphore(path: str) -> bool:
-    """Whether a regular file of the images is one of these; only root could make a file at its path."""
+    """Whether a regular file of the images is one of these; only root could make a file at its
+    path.
+    """
     return path.startswith("/" + _NAME.format(""))

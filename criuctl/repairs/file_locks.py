@@ -1,15 +1,16 @@
-"""File locks: those that CRIU forgets or loses, and those that another process holds at the restore.
+"""File locks: those that CRIU forgets or loses, and those that another process holds at the
+restore.
 
-CRIU leaves out the locks of a descriptor whose open file it has met in another process already, because
-they are noted with that one.  That is right for flock and OFD locks, but not for a POSIX lock, which
-belongs to the process: a child's, on a file that its parent has opened.  And at a restore the POSIX locks
-of a file that the process has also mapped are gone: the restorer closes a descriptor of the file after it
-has set them.
+CRIU leaves out the locks of a descriptor whose open file it has met in another process already,
+because they are noted with that one.  That is right for flock and OFD locks, but not for a POSIX
+lock, which belongs to the process: a child's, on a file that its parent has opened.  And at a
+restore the POSIX locks of a file that the process has also mapped are gone: the restorer closes a
+descriptor of the file after it has set them.
 
-CRIU takes flock and POSIX locks with calls that block, and another holder may keep a lock for as long as
-it lives: the original beside which a copy is to run, or a second instance that was started meanwhile.  So
-each lock is tried here without waiting (`held`): a range is only asked about; a flock is taken and given
-back at once, since nothing can ask about that.
+CRIU takes flock and POSIX locks with calls that block, and another holder may keep a lock for as
+long as it lives: the original beside which a copy is to run, or a second instance that was started
+meanwhile.  So each lock is tried here without waiting (`held`): a range is only asked about; a
+flock is taken and given back at once, since nothing can ask about that.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ _F_SETLK, _F_OFD_GETLK = 6, 36
 _IMAGE = "filelocks.img"
 _RANGE = struct.Struct("=hhxxxxqqixxxx")  # struct flock on 64-bit Linux
 _HELD = re.compile(r"lock:\t\d+: POSIX +\S+ +(READ|WRITE) +\S+ \S+ (\d+) (\d+|EOF)")
-_LEASE = re.compile(r"\d+: LEASE +\S+ +(READ|WRITE) +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")  # of /proc/locks
-_PATIENCE = 1.0  # seconds in which who holds a lock for a moment only, or is just ending, lets go of it
+# of /proc/locks
+_LEASE = re.compile(r"\d+: LEASE +\S+ +(READ|WRITE) +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
+# seconds in which who holds a lock for a moment only, or is just ending, lets go of it
+_PATIENCE = 1.0
 
 
 class FileLocks(Repair):
@@ -73,13 +76,21 @@ class FileLocks(Repair):
                     if (files[d.fd], kind, start, length) in noted:
                         continue
                     noted.add((files[d.fd], kind, start, length))
-                    lock = {"type": kind, "pid": process.ns_pid, "fd": d.fd, "start": start, "len": length}
+                    lock = {
+                        "type": kind,
+                        "pid": process.ns_pid,
+                        "fd": d.fd,
+                        "start": start,
+                        "len": length,
+                    }
                     entries.append(schema.message("FILE_LOCKS")(flag=_POSIX, **lock))
         if len(entries) > known:
             write(images.folder, _IMAGE, "FILE_LOCKS", entries)
 
     def mend(self, tree: RestoredTree) -> None:
-        """Have each process set its POSIX locks again; one that it still has is not changed by that."""
+        """Have each process set its POSIX locks again; one that it still has is not changed by
+        that.
+        """
         locks = [e for e in _entries(tree.images) if e.flag & _POSIX]
         for inner in {lock.pid for lock in locks}:
             try:
@@ -87,7 +98,9 @@ class FileLocks(Repair):
                     for lock in (lk for lk in locks if lk.pid == inner):
                         _set(tree.pids[inner], lock)
             except (OSError, KeyError, CriuctlError) as error:
-                tree.reporter.warning(f"PID {inner}: its file locks may not all be restored: {error}")
+                tree.reporter.warning(
+                    f"PID {inner}: its file locks may not all be restored: {error}"
+                )
 
 
 def _entries(images: ImageSet) -> list[Any]:
@@ -96,14 +109,18 @@ def _entries(images: ImageSet) -> list[Any]:
 
 
 def _posix_locks(d: Descriptor) -> Iterator[tuple[int, int, int]]:
-    """Type, start and length of the POSIX locks that fdinfo shows; a length of 0 reaches to the end."""
+    """Type, start and length of the POSIX locks that fdinfo shows; a length of 0 reaches to the
+    end.
+    """
     for kind, start, end in (found.groups() for found in map(_HELD.match, d.extra) if found):
         length = 0 if end == "EOF" else int(end) - int(start) + 1
         yield fcntl.F_RDLCK if kind == "READ" else fcntl.F_WRLCK, int(start), length
 
 
 def _set(pid: int, lock: Any) -> None:
-    with inject.placed(pid, _RANGE.pack(lock.type, os.SEEK_SET, lock.start, lock.len, 0)) as address:
+    with inject.placed(
+        pid, _RANGE.pack(lock.type, os.SEEK_SET, lock.start, lock.len, 0)
+    ) as address:
         result = inject.call(pid, inject.FCNTL, lock.fd, _F_SETLK, address)
     if result < 0:
         raise OSError(-result, f"lock of descriptor {lock.fd}: {os.strerror(-result)}")
@@ -126,9 +143,13 @@ def wanted(images: ImageSet) -> list[WantedLock]:
     locks = [e for e in _entries(images) if e.flag & (_POSIX | _FLOCK | _OFD)]
     if not locks:
         return []
-    number = {holder: file_id for file_id, holders in images.holders().items() for holder in holders}
+    number = {
+        holder: file_id for file_id, holders in images.holders().items() for holder in holders
+    }
     remapped = images.remapped()  # deleted files: the tree's own, whatever has their name now
-    paths = {e.id: path_of(e.reg) for e in images.files() if e.HasField("reg") and e.id not in remapped}
+    paths = {
+        e.id: path_of(e.reg) for e in images.files() if e.HasField("reg") and e.id not in remapped
+    }
     return [
         WantedLock(paths[number[e.pid, e.fd]], e.pid, e.fd, e.flag, e.type, e.start, e.len)
         for e in locks
@@ -137,7 +158,8 @@ def wanted(images: ImageSet) -> list[WantedLock]:
 
 
 def locked_elsewhere(images: ImageSet, own: Container[str], *, copy: bool) -> Iterator[Finding]:
-    """The locks of the images that somebody else holds, and goes on holding, as errors; not on files that become the tree's own.
+    """The locks of the images that somebody else holds, and goes on holding, as errors; not on
+    files that become the tree's own.
 
     `copy`: the original may live.
     """
@@ -145,10 +167,11 @@ def locked_elsewhere(images: ImageSet, own: Container[str], *, copy: bool) -> It
 
 
 def leased_elsewhere(images: ImageSet) -> list[Finding]:
-    """Files of the images on which another process has a lease (F_SETLEASE) that the restore would break, as errors.
+    """Files of the images on which another process has a lease (F_SETLEASE) that the restore would
+    break, as errors.
 
-    To be asked before any of them is opened: the kernel then sends that process a signal, which ends
-    one that does not expect it, and lets the opening one wait.
+    To be asked before any of them is opened: the kernel then sends that process a signal, which
+    ends one that does not expect it, and lets the opening one wait.
     """
     leased = _leases()
     if not leased:
@@ -162,14 +185,30 @@ def leased_elsewhere(images: ImageSet) -> list[Finding]:
             status = os.stat(path_of(entry.reg))
             kind, pid = leased.get((status.st_dev, status.st_ino), ("", 0))
             if kind == "WRITE" or (kind and entry.reg.flags & os.O_ACCMODE != os.O_RDONLY):
-                text = f"{path_of(entry.reg)}: PID {pid} has a lease on it, which a restore would break"
-                hint = "End that process first: the signal for a broken lease ends a program that does not expect it."
-                found.append(Finding("error", "file-leased", text, hint, *next(iter(holders.get(entry.id, ())), (None, None))))
+                text = (
+                    f"{path_of(entry.reg)}: PID {pid} has a lease on it, which a restore would "
+                    "break"
+                )
+                hint = (
+                    "End that process first: the signal for a broken lease ends a program that "
+                    "does not expect it."
+                )
+                found.append(
+                    Finding(
+                        "error",
+                        "file-leased",
+                        text,
+                        hint,
+                        *next(iter(holders.get(entry.id, ())), (None, None)),
+                    )
+                )
     return found
 
 
 def _leases() -> dict[tuple[int, int], tuple[str, int]]:
-    """The files of this host with leases: device and inode -> the kind (READ, WRITE) and the PID."""
+    """The files of this host with leases: device and inode -> the kind (READ, WRITE) and the
+    PID.
+    """
     found = {}
     with open("/proc/locks", encoding="ascii") as file:
         for line in map(_LEASE.match, file):
@@ -193,7 +232,8 @@ def errors(locks: list[WantedLock], *, copy: bool) -> Iterator[Finding]:
         hint = "End that process, then restore."
         if copy:
             hint = (
-                "A lock has one holder, and the copy cannot have this file, or another one that both write "
+                "A lock has one holder, and the copy cannot have this file, or another one that "
+                "both write "
                 "to, for its own: end the original first, or dump with --with-files. "
                 "`criuctl verify --restore` tries a copy with files of its own."
             )
@@ -212,7 +252,11 @@ def _is_held(lock: WantedLock) -> bool:
             return False
         if lock.flag & _FLOCK:
             with suppress(BlockingIOError):
-                fcntl.flock(fd, (fcntl.LOCK_SH if lock.type == fcntl.F_RDLCK else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                fcntl.flock(
+                    fd,
+                    (fcntl.LOCK_SH if lock.type == fcntl.F_RDLCK else fcntl.LOCK_EX)
+                    | fcntl.LOCK_NB,
+                )
                 return False
             return True
         asked = _RANGE.pack(lock.type, os.SEEK_SET, lock.start, lock.length, 0)
@@ -224,7 +268,9 @@ def _is_held(lock: WantedLock) -> bool:
 
 
 def holder(path: str) -> str:
-    """Who has a lock on this file: the process, not the one of /proc/locks, which may have ended and left it to a child."""
+    """Who has a lock on this file: the process, not the one of /proc/locks, which may have ended
+    and left it to a child.
+    """
     try:
         status = os.stat(path)
     except OSError:

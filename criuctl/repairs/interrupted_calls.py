@@ -1,19 +1,22 @@
 """System calls that the freeze has interrupted: entered again, as if nothing had been.
 
-A stopped thread has left the call that it waited in.  The kernel lets it go back where it can; where it would do so by a note
-of its own (poll, nanosleep, futex waits with a time limit) CRIU, whose work in the thread overwrites that note, makes the call
-end with EINTR, and some calls (epoll_wait, semop, sigwait, reading from a socket that has a time limit) always end so.  No signal
+A stopped thread has left the call that it waited in.  The kernel lets it go back where it can;
+where it would do so by a note of its own (poll, nanosleep, futex waits with a time limit) CRIU,
+whose work in the thread overwrites that note, makes the call end with EINTR, and some calls
+(epoll_wait, semop, sigwait, reading from a socket that has a time limit) always end so.  No signal
 came, and programs that never expected one end: ``tail -F``, ``script``, varnishd's worker.
 
-So the thread is put back onto its ``syscall`` instruction, with what was left of a sleep, in the images (`InterruptedCalls`).
-Not where a signal waits that is going to interrupt the call: its handler, if it has one, may have to.  Of time limits that are
-in registers, and of sleeps, what has passed is taken off at the dump (`waits`), the others begin anew.
+So the thread is put back onto its ``syscall`` instruction, with what was left of a sleep, in the
+images (`InterruptedCalls`).  Not where a signal waits that is going to interrupt the call: its
+handler, if it has one, may have to.  Of time limits that are in registers, and of sleeps, what has
+passed is taken off at the dump (`waits`), the others begin anew.
 
-That is not enough where a signal comes until the tree runs: its handler would run first, and the call (also read, wait4, futex,
-which CRIU itself puts back) would be entered after it, and might wait for ever.  So who holds the stopped threads gives them what
-the kernel had left there, its own note "enter again, unless a handler has run", and the kernel does what it would have done: at a
-restore (`InterruptedCalls`), in a tree that runs on after its dump (`restart_living`), and in one that is let go of before CRIU
-has done anything but stop it (`restart_seized`).
+That is not enough where a signal comes until the tree runs: its handler would run first, and the
+call (also read, wait4, futex, which CRIU itself puts back) would be entered after it, and might
+wait for ever.  So who holds the stopped threads gives them what the kernel had left there, its own
+note "enter again, unless a handler has run", and the kernel does what it would have done: at a
+restore (`InterruptedCalls`), in a tree that runs on after its dump (`restart_living`), and in one
+that is let go of before CRIU has done anything but stop it (`restart_seized`).
 
 Only x86-64 is known here, and no 32-bit process.
 """
@@ -55,13 +58,16 @@ _ENTERED_AGAIN = frozenset(  # what has done nothing yet when it ends with EINTR
 )
 _PAUSES = frozenset(  # every handler ends them
     (
-        *(34, 130, 23, 270, 271, 333),  # pause, rt_sigsuspend, select, pselect6, ppoll, io_pgetevents
-        *(69, 70, _CLOCK_NANOSLEEP),  # msgsnd, msgrcv; a sleep until some time, for others end with EINTR
+        # pause, rt_sigsuspend, select, pselect6, ppoll, io_pgetevents
+        *(34, 130, 23, 270, 271, 333),
+        # msgsnd, msgrcv; a sleep until some time, for others end with EINTR
+        *(69, 70, _CLOCK_NANOSLEEP),
     )
 )
 _GOING_ON = frozenset(  # a handler that is not SA_RESTART ends them
     (
-        *(0, 1, 17, 18, 19, 20, 295, 296, 327, 328, 40, 275, 276, 278, 326),  # reading, writing, splicing
+        # reading, writing, splicing
+        *(0, 1, 17, 18, 19, 20, 295, 296, 327, 328, 40, 275, 276, 278, 326),
         *(2, 85, 257, 437, 16, 72, 73, 318),  # opening a FIFO, ioctl, fcntl, flock, getrandom
         *(42, 43, 44, 45, 46, 47, 288, 299, 307),  # connecting, accepting, sending, receiving
         *(61, 247, _FUTEX, 449),  # wait4, waitid, futex, futex_waitv
@@ -81,7 +87,8 @@ class InterruptedCalls(Repair):
     loses = "CRIU 4.2 lets some interrupted system calls end with EINTR, although no signal came."
 
     def __init__(self) -> None:
-        self._calls: dict[int, Any] = {}  # thread, by its number in the tree -> registers in its call
+        # thread, by its number in the tree -> registers in its call
+        self._calls: dict[int, Any] = {}
 
     def amend_restore(self, restore: RestoreImages) -> None:
         """Put each thread back onto its ``syscall`` instruction, where no signal waits for it."""
@@ -93,7 +100,8 @@ class InterruptedCalls(Repair):
             _put_back(self._calls, tree.pids.values(), handled=True)
         except (OSError, CriuctlError) as error:
             tree.reporter.warning(
-                f"a signal that came during the restore may not end a system call that the tree waits in: {error}"
+                "a signal that came during the restore may not end a system call that the tree "
+                f"waits in: {error}"
             )
 
 
@@ -110,24 +118,34 @@ def _restart_saved(images: ImageSet) -> dict[int, Any]:
             calls[number] = call
         shared, handled = processes.get(number, (set(), _NUMBERS))
         waiting = (_signals(core.thread_core.signals_p) | shared) & handled
-        blocked = core.thread_core.blk_sigset if core.thread_core.HasField("blk_sigset") else core.tc.blk_sigset
+        blocked = (
+            core.thread_core.blk_sigset
+            if core.thread_core.HasField("blk_sigset")
+            else core.tc.blk_sigset
+        )
         if all(blocked >> (one - 1) & 1 for one in waiting) and _restart(registers):
             write(images.folder, f"core-{number}.img", "CORE", messages)
     return calls
 
 
 def restart_living(images: ImageSet, tree: Sequence[Process], reporter: Reporter) -> None:
-    """The threads of the tree itself, in post-dump: CRIU has done its work in them, and still holds them."""
+    """The threads of the tree itself, in post-dump: CRIU has done its work in them, and still holds
+    them.
+    """
     try:
         found = ((number, messages[0].thread_info.gpregs) for number, messages in _cores(images))
         calls = {number: registers for number, registers in found if _noted(registers)}
         _put_back(calls, [process.pid for process in tree if not process.zombie])
     except (OSError, CriuctlError) as error:
-        reporter.warning(f"system calls that the tree waited in end with EINTR, without a signal: {error}")
+        reporter.warning(
+            f"system calls that the tree waited in end with EINTR, without a signal: {error}"
+        )
 
 
 def restart_seized(tree: Sequence[Process], reporter: Reporter) -> None:
-    """The threads of a tree that CRIU has only stopped, and is about to let go: in calls that always end with EINTR for that."""
+    """The threads of a tree that CRIU has only stopped, and is about to let go: in calls that
+    always end with EINTR for that.
+    """
     try:
         calls = {}
         for tid in (tid for process in tree if not process.zombie for tid in _threads(process.pid)):
@@ -136,7 +154,9 @@ def restart_seized(tree: Sequence[Process], reporter: Reporter) -> None:
                     calls[int(read_status(tid)["NSpid"].split()[-1])] = call
         _put_back(calls, [process.pid for process in tree if not process.zombie])
     except (OSError, CriuctlError) as error:
-        reporter.warning(f"system calls that the tree waited in end with EINTR, without a signal: {error}")
+        reporter.warning(
+            f"system calls that the tree waited in end with EINTR, without a signal: {error}"
+        )
 
 
 class _Interrupted(Struct):
@@ -162,7 +182,8 @@ class _Interrupted(Struct):
 
 
 def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = False) -> None:
-    """Only who traces a thread can set its registers, so CRIU, which waits for our word in a system call, is made to.
+    """Only who traces a thread can set its registers, so CRIU, which waits for our word in a system
+    call, is made to.
 
     `handled`: in processes that have handlers.
     """
@@ -178,10 +199,14 @@ def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = Fal
         if handled and not int(status["SigCgt"], 16):
             continue
         numbers = status["NSpid"].split()  # from our PID namespace to its own
-        if (call := calls.get(int(numbers[-1]))) is None or not (tracer := int(status["TracerPid"])):
+        if (call := calls.get(int(numbers[-1]))) is None or not (
+            tracer := int(status["TracerPid"])
+        ):
             continue
         if _is_call(tid, call.ip - _SYSCALL_LENGTH):
-            depth = depths.get(tracer) or depths.setdefault(tracer, len(read_status(tracer)["NSpid"].split()))
+            depth = depths.get(tracer) or depths.setdefault(
+                tracer, len(read_status(tracer)["NSpid"].split())
+            )
             found.setdefault(tracer, {})[int(numbers[depth - 1])] = call
     for tracer, threads in found.items():
         with inject.stopped(tracer):
@@ -196,7 +221,9 @@ def _threads(pid: int) -> list[int]:
 
 
 def _is_call(tid: int, address: int) -> bool:
-    """Whether a ``syscall`` instruction is there: the number of a call may also be what another one has returned."""
+    """Whether a ``syscall`` instruction is there: the number of a call may also be what another one
+    has returned.
+    """
     try:
         with open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
             return os.pread(memory.fileno(), _SYSCALL_LENGTH, address) == _SYSCALL
@@ -204,7 +231,8 @@ def _is_call(tid: int, address: int) -> bool:
         return False
 
 
-# -- what the images tell ---------------------------------------------------------------------------------
+# -- what the images tell
+# ---------------------------------------------------------------------------------
 
 
 def _cores(images: ImageSet) -> Iterator[tuple[int, list[Any]]]:
@@ -217,9 +245,11 @@ def _cores(images: ImageSet) -> Iterator[tuple[int, list[Any]]]:
 
 
 def _processes(images: ImageSet) -> dict[int, tuple[set[int], Set[int]]]:
-    """Thread -> of its process the signals that wait for it as a whole, and those that have handlers.
+    """Thread -> of its process the signals that wait for it as a whole, and those that have
+    handlers.
 
-    What nobody handles waits as well, if only for as long as CRIU has the process: the window's new size, say.
+    What nobody handles waits as well, if only for as long as CRIU has the process: the window's new
+    size, say.
     """
     found: dict[int, tuple[set[int], Set[int]]] = {}
     names = set(images.names())
@@ -227,8 +257,14 @@ def _processes(images: ImageSet) -> dict[int, tuple[set[int], Set[int]]]:
         if (name := f"core-{entry.pid}.img") in names:
             tc = read(images.folder, name, "CORE")[0].tc
             actions = zip(_WITH_ACTIONS, tc.sigactions, strict=False)
-            handled = {number for number, one in actions if one.sigaction not in _NO_HANDLERS} if tc.sigactions else _NUMBERS
-            found.update(dict.fromkeys([entry.pid, *entry.threads], (_signals(tc.signals_s), handled)))
+            handled = (
+                {number for number, one in actions if one.sigaction not in _NO_HANDLERS}
+                if tc.sigactions
+                else _NUMBERS
+            )
+            found.update(
+                dict.fromkeys([entry.pid, *entry.threads], (_signals(tc.signals_s), handled))
+            )
     return found
 
 
@@ -237,12 +273,18 @@ def _signals(queue: Any) -> set[int]:
 
 
 def _restart(registers: Any) -> bool:
-    """Step back onto the ``syscall`` instruction, if the thread was in a call that may be entered again."""
+    """Step back onto the ``syscall`` instruction, if the thread was in a call that may be entered
+    again.
+    """
     if registers.ax != _MINUS_EINTR or registers.mode != _NATIVE:
         return False
     if registers.orig_ax == _NANOSLEEP and registers.si:
         registers.di = registers.si  # the kernel has stored there how long is left
-    elif registers.orig_ax == _CLOCK_NANOSLEEP and registers.r10 and not registers.si & _TIMER_ABSTIME:
+    elif (
+        registers.orig_ax == _CLOCK_NANOSLEEP
+        and registers.r10
+        and not registers.si & _TIMER_ABSTIME
+    ):
         registers.dx = registers.r10
     elif registers.orig_ax == _FUTEX:
         if registers.si & _FUTEX_COMMAND not in _FUTEX_WAITS:
@@ -255,7 +297,9 @@ def _restart(registers: Any) -> bool:
 
 
 def _noted(registers: Any) -> bool:
-    """Put the kernel's note into the registers of an interrupted call, which CRIU has ended or stepped back onto."""
+    """Put the kernel's note into the registers of an interrupted call, which CRIU has ended or
+    stepped back onto.
+    """
     if _restart(registers):
         note = _RESTARTNOHAND
     elif registers.ax != registers.orig_ax or registers.mode != _NATIVE:

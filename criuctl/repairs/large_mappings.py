@@ -1,7 +1,7 @@
 """Mappings larger than memory and swap: address space that a program has reserved.
 
-CRIU makes each mapping at once and writable, which the kernel refuses where it could never have memory
-for it.  Such mappings are made without a reservation.
+CRIU makes each mapping at once and writable, which the kernel refuses where it could never have
+memory for it.  Such mappings are made without a reservation.
 """
 
 from __future__ import annotations

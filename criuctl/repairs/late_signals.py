@@ -1,12 +1,13 @@
 """Signals that came to the frozen tree after CRIU had looked for them: added to its images.
 
-CRIU reads a process's pending signals first, then its memory, then its timers.  A timer that runs out in between is recorded as
-one that does not run, and its signal as one that never came: who waits for an alarm would wait for ever.  The same becomes of
-what others send in that time.
+CRIU reads a process's pending signals first, then its memory, then its timers.  A timer that runs
+out in between is recorded as one that does not run, and its signal as one that never came: who
+waits for an alarm would wait for ever.  The same becomes of what others send in that time.
 
-Which signals wait the kernel tells everybody, but not how many, nor what they say: timers that share a signal would be one, and
-what somebody has sent along with his would be lost.  That it tells the tracer alone, so CRIU, which waits for our word, is made
-to ask.  Where that cannot be done, what came is guessed from the timers.
+Which signals wait the kernel tells everybody, but not how many, nor what they say: timers that
+share a signal would be one, and what somebody has sent along with his would be lost.  That it tells
+the tracer alone, so CRIU, which waits for our word, is made to ask.  Where that cannot be done,
+what came is guessed from the timers.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ def _add_to(images: ImageSet, names: set[str], process: Process) -> None:
     queues = [queue for queue in _queues(process, main) if queue.name in names]
     if not queues:
         return
-    messages = {name: read(images.folder, name, "CORE") for name in {main, *(queue.name for queue in queues)}}
+    messages = {
+        name: read(images.folder, name, "CORE")
+        for name in {main, *(queue.name for queue in queues)}
+    }
     timers = messages[main][0].tc.timers
     for queue in queues:
         core = messages[queue.name][0]
@@ -110,7 +114,8 @@ def _late(recorded: Any, queue: _Queue, timers: Any) -> Iterator[bytes]:
             before[number] -= 1
         elif number not in _NEVER and (number, timer if code == _SI_TIMER else code) not in running:
             yield siginfo
-    for number in sorted(missing - {number for number, _ in running}):  # nobody tells more than its number
+    # nobody tells more than its number
+    for number in sorted(missing - {number for number, _ in running}):
         yield _info(number, timers)
 
 
@@ -118,17 +123,30 @@ def _told(queue: _Queue) -> list[bytes]:
     """What waits there, by the word of CRIU."""
     status = read_status(queue.tid)
     tracer = int(status["TracerPid"])
-    depth = len(read_status(tracer)["NSpid"].split()) if tracer else 1  # how many PID namespaces see it
+    # how many PID namespaces see it
+    depth = len(read_status(tracer)["NSpid"].split()) if tracer else 1
     number = int(status["NSpid"].split()[depth - 1])
     with inject.stopped(tracer):
         return inject.queued_signals(tracer, number, shared=queue.shared)
 
 
 def _running(timers: Any) -> set[tuple[int, int]]:
-    """What timers send that CRIU will have run, also those that have run out since it looked: the signal, and of which timer."""
-    plain = {signal.SIGALRM: timers.real, signal.SIGVTALRM: timers.virt, signal.SIGPROF: timers.prof}
-    running = {(int(number), _SI_KERNEL) for number, t in plain.items() if t.isec or t.iusec or t.vsec or t.vusec}
-    return running | {(t.si_signo, t.it_id) for t in timers.posix if t.isec or t.insec or t.vsec or t.vnsec}
+    """What timers send that CRIU will have run, also those that have run out since it looked: the
+    signal, and of which timer.
+    """
+    plain = {
+        signal.SIGALRM: timers.real,
+        signal.SIGVTALRM: timers.virt,
+        signal.SIGPROF: timers.prof,
+    }
+    running = {
+        (int(number), _SI_KERNEL)
+        for number, t in plain.items()
+        if t.isec or t.iusec or t.vsec or t.vusec
+    }
+    return running | {
+        (t.si_signo, t.it_id) for t in timers.posix if t.isec or t.insec or t.vsec or t.vnsec
+    }
 
 
 def _info(number: int, timers: Any) -> bytes:
@@ -141,4 +159,6 @@ def _info(number: int, timers: Any) -> bytes:
 
 def _signals(mask: str) -> set[int]:
     bits = int(mask, 16)
-    return {number for number in range(1, 65) if bits >> (number - 1) & 1} - _NEVER if bits else set()
+    return (
+        {number for number in range(1, 65) if bits >> (number - 1) & 1} - _NEVER if bits else set()
+    )

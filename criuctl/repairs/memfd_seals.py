@@ -45,7 +45,9 @@ class MemfdSeals(Repair):
         self._tree = frozen.processes
 
     def amend_dump(self, images: ImageSet) -> None:
-        """Mark the mappings of files sealed with F_SEAL_FUTURE_WRITE that are read-only for good."""
+        """Mark the mappings of files sealed with F_SEAL_FUTURE_WRITE that are read-only for
+        good.
+        """
         files = _sealed(images, _F_SEAL_FUTURE_WRITE)
         if not files:
             return

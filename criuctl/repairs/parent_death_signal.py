@@ -1,7 +1,8 @@
 """A root that wants a signal when its parent ends (``PR_SET_PDEATHSIG``, often SIGKILL).
 
 Its parent at the restore is CRIU, which ends: the root would get the signal at once.  The wish is
-cleared in each thread of the root, with a warning.  In a session the holder is the parent, and stays.
+cleared in each thread of the root, with a warning.  In a session the holder is the parent, and
+stays.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ _REALTIME = 32  # signals from here on have no names
 class ParentDeathSignal(Repair):
     """prctl(PR_SET_PDEATHSIG) of the root."""
 
-    loses = "CRIU 4.2 is the restored root's parent, whose end sends the signal of PR_SET_PDEATHSIG."
+    loses = (
+        "CRIU 4.2 is the restored root's parent, whose end sends the signal of PR_SET_PDEATHSIG."
+    )
 
     def amend_restore(self, restore: RestoreImages) -> None:
         """Clear it, unless the root has a parent that stays."""
@@ -32,6 +35,7 @@ class ParentDeathSignal(Repair):
                 write(images.folder, f"core-{thread}.img", "CORE", cores)
                 name = signal.Signals(number).name if number < _REALTIME else f"signal {number}"
                 restore.reporter.warning(
-                    f"PID {root.pid}: PR_SET_PDEATHSIG ({name}) was cleared: the original parent no longer exists",
+                    f"PID {root.pid}: PR_SET_PDEATHSIG ({name}) was cleared: the original parent "
+                    "no longer exists",
                     "Dump the parent with it, or run the program as a session (`criuctl run`).",
                 )

@@ -1,6 +1,8 @@
-"""Which processors each thread may run on (`taskset`): CRIU does not save it, and what it restores would have criuctl's own.
+"""Which processors each thread may run on (`taskset`): CRIU does not save it, and what it restores
+would have criuctl's own.
 
-Noted at the dump for every thread that may not run everywhere, that is, where init may; set again in post-restore.
+Noted at the dump for every thread that may not run everywhere, that is, where init may; set again
+in post-restore.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def everywhere() -> set[int]:
 
 
 def bound(pid: int, threads: int, default: set[int]) -> dict[str, str]:
-    """The threads of this process that may not run everywhere: their own number -> processors, as in ``2,5``."""
+    """The threads of this process that may not run everywhere: their own number -> processors, as
+    in ``2,5``.
+    """
     found: dict[str, str] = {}
     with suppress(OSError):  # it has ended
         for tid in [pid] if threads == 1 else map(int, os.listdir(f"/proc/{pid}/task")):
@@ -63,7 +67,9 @@ def _bind(records: Iterable[ProcessRecord], pids: Mapping[int, int], reporter: R
                 os.sched_setaffinity(tid, wanted & default or default)
         if lost:
             names = ", ".join(map(str, sorted(lost)))
-            reporter.warning(f"PID {record.ns_pid} was bound to processors that this host does not have: {names}")
+            reporter.warning(
+                f"PID {record.ns_pid} was bound to processors that this host does not have: {names}"
+            )
 
 
 def inner_thread(pid: int, tid: int) -> str:

@@ -1,6 +1,7 @@
 """Every repair, and the order in which an operation calls them.
 
-A tuple for each phase whose order matters, with the reason; the others are called in the order of `ALL`.
+A tuple for each phase whose order matters, with the reason; the others are called in the order of
+`ALL`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """System V shared memory that was removed while in use (``IPC_RMID``).
 
-Such a segment ends with its last user.  CRIU restores it without that mark, and it would stay for ever:
-it is removed once more, in the IPC namespace of the tree.
+Such a segment ends with its last user.  CRIU restores it without that mark, and it would stay for
+ever: it is removed once more, in the IPC namespace of the tree.
 """
 
 from __future__ import annotations
@@ -31,4 +31,6 @@ class RemovedSegments(Repair):
             in_ipc_namespace(tree.root, lambda: remove_shared_memory(*removed))
         except OSError as error:
             numbers = ", ".join(map(str, removed))
-            tree.reporter.warning(f"System V shared memory (shmid {numbers}) does not end with its users: {error}")
+            tree.reporter.warning(
+                f"System V shared memory (shmid {numbers}) does not end with its users: {error}"
+            )

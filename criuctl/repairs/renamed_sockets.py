@@ -1,9 +1,11 @@
 """Unix sockets whose file was renamed after they were bound, or has another name instead.
 
-CRIU saves the name that bind(2) was given, and binds that again.  Who publishes a socket by a rename (haproxy binds
-``X.PID.tmp`` and calls it ``X``), or by a link, after which the first name goes (supervisord), would come back where no client
-looks, while the old file at ``X`` refuses them.  So the images get the name of now.  A restore then also removes the old file
-there, which CRIU does for every name that it binds.
+CRIU saves the name that bind(2) was given, and binds that again.  Who publishes a socket by a
+rename (haproxy binds
+``X.PID.tmp`` and calls it ``X``), or by a link, after which the first name goes (supervisord),
+would come back where no client looks, while the old file at ``X`` refuses them.  So the images get
+the name of now.  A restore then also removes the old file there, which CRIU does for every name
+that it binds.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ class RenamedSockets(Repair):
 
 def follow_renamed(images: ImageSet, tree: Sequence[Process], reporter: Reporter) -> None:
     """Put the names that the files of the frozen tree's sockets have now into the images."""
-    candidates = {entry.id: _text(entry.usk.name) for entry in images.files() if entry.HasField("usk") and _is_bound(entry.usk)}
+    candidates = {
+        entry.id: _text(entry.usk.name)
+        for entry in images.files()
+        if entry.HasField("usk") and _is_bound(entry.usk)
+    }
     if not candidates:
         return
     pids = {process.ns_pid: process.pid for process in tree}
@@ -67,8 +73,10 @@ def follow_renamed(images: ImageSet, tree: Sequence[Process], reporter: Reporter
     def edit(entry: Any) -> None:
         if entry.id in names and entry.HasField("usk"):
             old = entry.usk.name
-            entry.usk.name = names[entry.id] + old[len(old.rstrip(b"\0")) :]  # the kernel counts a NUL, as a rule
-            entry.usk.ClearField("deleted")  # that was its old name, and CRIU would remove what it has bound
+            # the kernel counts a NUL, as a rule
+            entry.usk.name = names[entry.id] + old[len(old.rstrip(b"\0")) :]
+            # that was its old name, and CRIU would remove what it has bound
+            entry.usk.ClearField("deleted")
 
     images.edit_files(edit)
 
@@ -76,10 +84,13 @@ def follow_renamed(images: ImageSet, tree: Sequence[Process], reporter: Reporter
 def _is_bound(usk: Any) -> bool:
     """Whether CRIU will bind it to a full path.
 
-    An accepted connection only bears its listener's name; it must not bear the new one, which CRIU would remove, though the
-    listener may be somebody else's.
+    An accepted connection only bears its listener's name; it must not bear the new one, which CRIU
+    would remove, though the listener may be somebody else's.
     """
-    return bool(usk.name.startswith(b"/") and (usk.type == socket.SOCK_DGRAM or usk.state != TCP_ESTABLISHED))
+    return bool(
+        usk.name.startswith(b"/")
+        and (usk.type == socket.SOCK_DGRAM or usk.state != TCP_ESTABLISHED)
+    )
 
 
 def _text(name: bytes) -> str:

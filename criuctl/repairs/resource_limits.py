@@ -1,6 +1,7 @@
 """Resource limits and the OOM score, which only CAP_SYS_RESOURCE may raise.
 
-Without that capability CRIU leaves them as they are for criuctl and says nothing: they are reported.
+Without that capability CRIU leaves them as they are for criuctl and says nothing: they are
+reported.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class ResourceLimits(Repair):
         for lowered, pids in found.items():
             tree.reporter.warning(
                 f"PID {', '.join(pids)}: {lowered}: not restored",
-                "Raising that needs CAP_SYS_RESOURCE, which criuctl lacks; start criuctl itself with such limits.",
+                "Raising that needs CAP_SYS_RESOURCE, which criuctl lacks; start criuctl itself "
+                "with such limits.",
             )
 
 

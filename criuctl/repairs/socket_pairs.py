@@ -1,8 +1,9 @@
 """Pairs of unix sockets whose ends several processes share.
 
 CRIU begins with the end that comes later in files.img, in the lowest PID that has it, and wants the
-other end made in the same process.  Where that process has the other end as well, but one of a lower PID
-has it first, the restore fails.  So each pair begins with the end that the lowest PID has.
+other end made in the same process.  Where that process has the other end as well, but one of a
+lower PID has it first, the restore fails.  So each pair begins with the end that the lowest PID
+has.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class SocketPairs(Repair):
         entries = images.files()
         at = {e.usk.ino: n for n, e in enumerate(entries) if e.HasField("usk") and e.usk.peer}
         peers = {n: at.get(entries[n].usk.peer, -1) for n in at.values()}
-        pairs = [(one, other) for one, other in peers.items() if one < other and peers[other] == one]
+        pairs = [
+            (one, other) for one, other in peers.items() if one < other and peers[other] == one
+        ]
         if not pairs:
             return
         lowest = {number: min(held)[0] for number, held in images.holders().items()}

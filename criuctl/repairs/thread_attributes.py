@@ -1,7 +1,9 @@
-"""How the kernel serves each thread, as far as CRIU does not save it: the priority of its input and output (`ionice`), the slack
-of its timers, its personality (`setarch`); and what a core dump of its process would hold.
+"""How the kernel serves each thread, as far as CRIU does not save it: the priority of its input and
+output (`ionice`), the slack of its timers, its personality (`setarch`); and what a core dump of its
+process would hold.
 
-Noted at the dump where it is not the usual; set in post-restore, also back to the usual: what CRIU restores has criuctl's own.
+Noted at the dump where it is not the usual; set in post-restore, also back to the usual: what CRIU
+restores has criuctl's own.
 Sources: ioprio_set(2), proc_pid_timerslack_ns(5), personality(2), core(5).
 """
 
@@ -22,24 +24,34 @@ from .base import Repair, RestoredTree
 from .processor_affinity import inner_thread
 
 USUAL = {"io_priority": 0, "timer_slack": 50_000, "personality": 0, "core_filter": 0x33}
-"""Unless it was asked for: none of its own; nanoseconds; Linux; anonymous memory, ELF headers, private huge pages."""
+"""Unless it was asked for: none of its own; nanoseconds; Linux; anonymous memory, ELF headers,
+private huge pages.
+"""
 
 _PERSONALITY = 135  # the system call, of x86-64
 _NO_CLASS = 1 << 13  # priorities of input and output below this have no class, that is, are none
 
 
 def unusual(pid: int, threads: int) -> dict[str, dict[str, int]]:
-    """What is not as usual in this process: a thread's own number -> name -> value, the names as in `USUAL`."""
+    """What is not as usual in this process: a thread's own number -> name -> value, the names as in
+    `USUAL`.
+    """
     found: dict[str, dict[str, int]] = {}
     with suppress(OSError):  # it has ended
         for tid in [pid] if threads == 1 else map(int, os.listdir(f"/proc/{pid}/task")):
-            if different := {name: value for name, value in _of(tid, leads=tid == pid).items() if value != USUAL[name]}:
+            if different := {
+                name: value
+                for name, value in _of(tid, leads=tid == pid).items()
+                if value != USUAL[name]
+            }:
                 found[inner_thread(pid, tid)] = different
     return found
 
 
 class ThreadAttributes(Repair):
-    """ioprio_set(2), timer slack, personality(2) of each thread, coredump_filter of each process."""
+    """ioprio_set(2), timer slack, personality(2) of each thread, coredump_filter of each
+    process.
+    """
 
     loses = "CRIU 4.2 does not save I/O priority, timer slack, personality and coredump_filter."
 
@@ -53,7 +65,8 @@ def _set_all(records: Iterable[ProcessRecord], pids: Mapping[int, int], reporter
     inherited = any(ours[name] != USUAL[name] for name in ours)
     for record in records:
         pid = pids.get(record.ns_pid)
-        if pid is None or record.state == "Z" or not (record.manners or inherited):  # a zombie has none
+        # a zombie has none
+        if pid is None or record.state == "Z" or not (record.manners or inherited):
             continue
         failed: dict[str, str] = {}
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
@@ -66,17 +79,22 @@ def _set_all(records: Iterable[ProcessRecord], pids: Mapping[int, int], reporter
                         except (OSError, CriuctlError) as error:
                             failed[name] = str(error)
         for name, why in failed.items():
-            reporter.warning(f"PID {record.ns_pid}: its {name.replace('_', ' ')} is not what it was: {why}")
+            reporter.warning(
+                f"PID {record.ns_pid}: its {name.replace('_', ' ')} is not what it was: {why}"
+            )
 
 
 def _of(tid: int, *, leads: bool) -> dict[str, int]:
-    """Of one thread; what belongs to a process is told by who `leads` it.  What cannot be known is left out."""
+    """Of one thread; what belongs to a process is told by who `leads` it.  What cannot be known is
+    left out.
+    """
     found: dict[str, int] = {}
     with suppress(OSError):
         priority = io_priority(tid)
         found["io_priority"] = priority if priority >= _NO_CLASS else 0
     with suppress(OSError, ValueError):
-        found["timer_slack"] = _read(tid, "timerslack_ns") or USUAL["timer_slack"]  # a real-time thread has none
+        # a real-time thread has none
+        found["timer_slack"] = _read(tid, "timerslack_ns") or USUAL["timer_slack"]
     with suppress(OSError, ValueError):
         found["personality"] = _read(tid, "personality", 16)
     if leads:

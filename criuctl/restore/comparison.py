@@ -62,8 +62,12 @@ def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], views: Vi
         _judge_now(unknown, judge, views)
 
 
-def compare_late(files: Iterable[LateFile], judge: Judge, pids: Mapping[int, int], views: Views) -> None:
-    """Judge the files of /proc that the processes have opened themselves, with root's rights; as `compare`."""
+def compare_late(
+    files: Iterable[LateFile], judge: Judge, pids: Mapping[int, int], views: Views
+) -> None:
+    """Judge the files of /proc that the processes have opened themselves, with root's rights; as
+    `compare`.
+    """
     held = _Held(pids)
     opened = []
     for file in files:
@@ -94,7 +98,8 @@ def _judge_now(unknown: list[tuple[HeldFile, Use, Inode]], judge: Judge, views: 
                         raise _differs(one, use)
                     objection = judge.objection(replace(one, uses=(use,)), found, view)
             except OSError as error:
-                if error.errno in _ENDED and about(one.path):  # its process has ended; its name leads out of /proc nowhere
+                # its process has ended; its name leads out of /proc nowhere
+                if error.errno in _ENDED and about(one.path):
                     continue
                 raise _differs(one, use) from error
             if objection is not None:

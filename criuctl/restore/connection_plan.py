@@ -1,9 +1,11 @@
-"""What becomes of each external connection of a checkpoint on this host: the restore's part of the decision.
+"""What becomes of each external connection of a checkpoint on this host: the restore's part of the
+decision.
 
-`criuctl.connections.rules` says what is wished (command line, rule, what the dump decided, default); here it meets the
-host.  A kept internet connection needs its local address, and nobody else may hold the same pair of addresses.  A kept
-datagram socket needs no more than that, so without its address it is connected anew from another one; a unix
-datagram socket is kept where its peer's path is.  Pure, as the rest of the plan: it knows what `HostFacts` says.
+`criuctl.connections.rules` says what is wished (command line, rule, what the dump decided,
+default); here it meets the host.  A kept internet connection needs its local address, and nobody
+else may hold the same pair of addresses.  A kept datagram socket needs no more than that, so
+without its address it is connected anew from another one; a unix datagram socket is kept where its
+peer's path is.  Pure, as the rest of the plan: it knows what `HostFacts` says.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class ConnectionPlan(Struct, frozen=True):
 
 
 def owners_in(images: ImageSet) -> dict[int, Owner]:
-    """What each process of the tree will be for the kernel, as CRIU will make it: before that, it is what CRIU is.
+    """What each process of the tree will be for the kernel, as CRIU will make it: before that, it
+    is what CRIU is.
 
     Of a tree with user namespaces of its own it is not known here which users those are.
     """
@@ -97,7 +100,9 @@ def plan_connections(
     for record in connections:
         if not record.external or record.family not in ("inet", "inet6", "unix"):
             continue
-        decided = decide(record, wishes.rules, wishes.connections, commands=commands, owners=facts.owners)
+        decided = decide(
+            record, wishes.rules, wishes.connections, commands=commands, owners=facts.owners
+        )
         if wishes.deadline is not None:
             decided = replace(decided, deadline=wishes.deadline)
         asked = wishes.connections is not None
@@ -112,18 +117,35 @@ def plan_connections(
     for reason, alike in ended.items():
         first = alike[0]
         name = f"{first.local} -> {first.peer}" if len(alike) == 1 else f"{len(alike)} connections"
-        findings.append(Finding("warning", "connection-hangup", f"{name} will be hung up: {reason}", "", first.pid, first.fd))
+        findings.append(
+            Finding(
+                "warning",
+                "connection-hangup",
+                f"{name} will be hung up: {reason}",
+                "",
+                first.pid,
+                first.fd,
+            )
+        )
     return tuple(made)
 
 
 def in_use(record: ConnectionRecord, facts: HostFacts) -> bool:
-    """Whether a socket of this host is where this one is to be: one that waits, or one of both ends of a connection inside."""
+    """Whether a socket of this host is where this one is to be: one that waits, or one of both ends
+    of a connection inside.
+    """
     if record.waits:
         return f"{record.protocol} {record.local}" in facts.listening
-    return not record.external and bool(record.peer) and (record.local, record.peer) in facts.open_pairs
+    return (
+        not record.external
+        and bool(record.peer)
+        and (record.local, record.peer) in facts.open_pairs
+    )
 
 
-def _here(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, asked: bool) -> Decision:
+def _here(
+    record: ConnectionRecord, decided: Decision, facts: HostFacts, *, asked: bool
+) -> Decision:
     if record.datagrams:
         return _datagram(record, decided, facts, asked=asked)
     if decided.policy == "keep" and record.ended and not asked:
@@ -142,13 +164,25 @@ def _here(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, aske
 def _hooked(decided: Decision, hooks: frozenset[str] | None) -> Decision:
     """A rule may name a hook that is on another host."""
     name = decided.application
-    if decided.policy != "reconnect" or hooks is None or not name or name in BUILT_IN or name in hooks:
+    if (
+        decided.policy != "reconnect"
+        or hooks is None
+        or not name
+        or name in BUILT_IN
+        or name in hooks
+    ):
         return decided
-    return replace(decided, policy=decided.on_failure, reason=f"there is no reconnect hook {name!r} here")
+    return replace(
+        decided, policy=decided.on_failure, reason=f"there is no reconnect hook {name!r} here"
+    )
 
 
-def _datagram(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, asked: bool) -> Decision:
-    """Nothing of it lives at the peer, so a new connection from another address is as good, where there is a name."""
+def _datagram(
+    record: ConnectionRecord, decided: Decision, facts: HostFacts, *, asked: bool
+) -> Decision:
+    """Nothing of it lives at the peer, so a new connection from another address is as good, where
+    there is a name.
+    """
     if decided.policy not in ("keep", "reconnect"):
         return decided
     if record.family == "unix":
@@ -158,7 +192,10 @@ def _datagram(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, 
         if decided.policy == "keep" and not missing:
             return decided
         return replace(
-            decided, policy="reconnect", application="", reason=f"CRIU cannot connect it to {record.peer}" if missing else ""
+            decided,
+            policy="reconnect",
+            application="",
+            reason=f"CRIU cannot connect it to {record.peer}" if missing else "",
         )
     why = _not_here(record, facts)
     if decided.policy == "keep" and (not why or asked):
@@ -182,20 +219,36 @@ def _alone(decided: Decision, *, asked: bool) -> Decision:
     return decided
 
 
-def _tell(record: ConnectionRecord, decided: Decision, facts: HostFacts, net: NetMode, findings: list[Finding]) -> None:
+def _tell(
+    record: ConnectionRecord,
+    decided: Decision,
+    facts: HostFacts,
+    net: NetMode,
+    findings: list[Finding],
+) -> None:
     if decided.policy == "refuse":
         why = f": {decided.reason}" if decided.reason else ""
-        hint = f"Restore with --connections reconnect{' or hangup' if record.ended else ', hangup or keep'}."
+        hint = (
+            "Restore with --connections "
+            f"reconnect{' or hangup' if record.ended else ', hangup or keep'}."
+        )
         text = f"the connection {record.local} -> {record.peer} may not be given up{why}"
         findings.append(Finding("error", "connection-refuse", text, hint, record.pid, record.fd))
     elif decided.policy == "keep" and record.ended:
         text = f"the connection to {record.peer} cannot be kept: {_ENDED}"
-        hint = "Restore with --connections reconnect or hangup. To keep connections, dump with --connections keep too."
+        hint = (
+            "Restore with --connections reconnect or hangup. To keep connections, dump with "
+            "--connections keep too."
+        )
         findings.append(Finding("error", "connection-ended", text, hint, record.pid, record.fd))
     elif decided.policy == "keep" and record.family != "unix":
         why = _ALONE if is_new(net) else _not_here(record, facts)
         if why:
-            code = "address-in-use" if not is_new(net) and record.local in facts.local_addresses else "address"
+            code = (
+                "address-in-use"
+                if not is_new(net) and record.local in facts.local_addresses
+                else "address"
+            )
             hint = "Move the address here, or restore with --connections reconnect or hangup."
             text = f"{why}, so the connection to {record.peer} cannot be kept"
             findings.append(Finding("error", code, text, hint, record.pid, record.fd))

@@ -1,8 +1,9 @@
-"""The GPUs of a tree that is restored: each process gets its device back before anything of the program runs.
+"""The GPUs of a tree that is restored: each process gets its device back before anything of the
+program runs.
 
-CRIU has restored the tree and stands before letting it go.  The driver's work is done by a thread of each
-process, its *restore thread*, so that one must run, and nothing else may: a program that touched its device
-now would end (JAX does at once).  Hence the order in `bring_back`:
+CRIU has restored the tree and stands before letting it go.  The driver's work is done by a thread
+of each process, its *restore thread*, so that one must run, and nothing else may: a program that
+touched its device now would end (JAX does at once).  Hence the order in `bring_back`:
 
 1. every process is to stop with its first step, then CRIU ends (`criuctl.proc.heldthreads`);
 2. all threads but the restore threads are held;
@@ -36,7 +37,9 @@ _MOVE = 900.0  # seconds for the driver to move all device memory
 
 
 class RestoredDevices:
-    """The GPUs of one checkpoint on this host; a context manager, which lets the driver's helper go."""
+    """The GPUs of one checkpoint on this host; a context manager, which lets the driver's helper
+    go.
+    """
 
     def __init__(self, record: GpuRecord, reporter: Reporter) -> None:
         self._record, self._reporter = record, reporter
@@ -65,16 +68,19 @@ class RestoredDevices:
             if driver.error:
                 return HostGpus(error=driver.error)
             free = sum(device.free for device in driver.use())
-            return HostGpus(driver=driver.driver, api=driver.api, devices=driver.devices(), free=free)
+            return HostGpus(
+                driver=driver.driver, api=driver.api, devices=driver.devices(), free=free
+            )
         except CriuctlError as error:
             return HostGpus(error=str(error))
 
     def reopen(self, pids: Mapping[int, int], users: Mapping[int, Credentials]) -> None:
         """Open devices that were open without use; the tree is in place, and has not run.
 
-        `pids`: its own numbers -> ours; `users`: what each process will be, by its own number.  In this
-        moment CRIU has not given it its user yet, so what its user may open is judged here; and only
-        where root alone controls the path, so that it leads the process to what was judged.
+        `pids`: its own numbers -> ours; `users`: what each process will be, by its own number.  In
+        this moment CRIU has not given it its user yet, so what its user may open is judged here;
+        and only where root alone controls the path, so that it leads the process to what was
+        judged.
         """
         for one in self._record.opened:
             try:
@@ -85,17 +91,23 @@ class RestoredDevices:
                         raise PermissionError(errno.EACCES, "its user may not open it", one.path)
                 reopen(pids[one.pid], one.path, one.flags, [(one.fd, one.cloexec)])
             except (OSError, KeyError, CriuctlError) as error:
-                self._reporter.warning(f"PID {one.pid}: {one.path} (fd {one.fd}) is /dev/null now: {error}")
+                self._reporter.warning(
+                    f"PID {one.pid}: {one.path} (fd {one.fd}) is /dev/null now: {error}"
+                )
 
     @property
     def needed(self) -> bool:
         """Whether a process has device memory to get back."""
         return bool(self._record.processes)
 
-    def bring_back(self, pids: Mapping[int, int], stopped: Collection[int], end_criu: Callable[[], bool]) -> None:
-        """The tree is in CRIU's hands, about to run: have it get its devices first; `RestoreFailed`.
+    def bring_back(
+        self, pids: Mapping[int, int], stopped: Collection[int], end_criu: Callable[[], bool]
+    ) -> None:
+        """The tree is in CRIU's hands, about to run: have it get its devices first;
+        `RestoreFailed`.
 
-        `stopped` are those that were stopped by job control, by their own numbers: they do not run anyway.
+        `stopped` are those that were stopped by job control, by their own numbers: they do not run
+        anyway.
         """
         assert self._driver is not None  # `judge` has started it, or refused
         outer = [pids[p.pid] for p in self._record.processes if p.pid in pids]
@@ -105,7 +117,9 @@ class RestoredDevices:
         self._held = HeldThreads([pid for inner, pid in pids.items() if inner not in stopped], free)
         self._held.stop()
         if not end_criu():
-            raise RestoreFailed("CRIU could not be ended, so the threads of the tree could not be held")
+            raise RestoreFailed(
+                "CRIU could not be ended, so the threads of the tree could not be held"
+            )
         try:
             self._held.hold()
             self._reporter.step("gpu-restore", processes=outer)
@@ -133,8 +147,12 @@ class RestoredDevices:
         for pid, answer in answers.items():
             if not answer.ok:
                 raise RestoreFailed(
-                    f"NVIDIA's driver could not {what} PID {pid} ({answer.name}); nothing is left of it",
-                    hint="`nvidia-smi` shows whether its devices have room; `criuctl restore` can be tried again.",
+                    f"NVIDIA's driver could not {what} PID {pid} ({answer.name}); nothing is "
+                    "left of it",
+                    hint=(
+                        "`nvidia-smi` shows whether its devices have room; `criuctl restore` can "
+                        "be tried again."
+                    ),
                 )
 
     @staticmethod

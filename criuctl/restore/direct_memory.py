@@ -1,10 +1,13 @@
-"""Memory on its way from the store straight into processes that CRIU has restored and that have not run yet.
+"""Memory on its way from the store straight into processes that CRIU has restored and that have not
+run yet.
 
-What goes this way is decided by `criuctl.criu.direct`.  The first chunks are fetched and opened while CRIU is started and at
-work; from `finish` on they are written, by several threads, and so is all that follows.
+What goes this way is decided by `criuctl.criu.direct`.  The first chunks are fetched and opened
+while CRIU is started and at work; from `finish` on they are written, by several threads, and so is
+all that follows.
 
-Invariants: nothing is written to a process that has run; no byte is written that was not verified by its chunk's id; when
-`finish` returns all of it is in place, when it raises the tree must not run.
+Invariants: nothing is written to a process that has run; no byte is written that was not verified
+by its chunk's id; when `finish` returns all of it is in place, when it raises the tree must not
+run.
 """
 
 from __future__ import annotations
@@ -23,18 +26,23 @@ from ..store import Buffer
 
 
 class Filling:
-    """All memory of one restore that does not go by way of CRIU; made by `materialise.write_pages`."""
+    """All memory of one restore that does not go by way of CRIU; made by
+    `materialise.write_pages`.
+    """
 
     def __init__(self, reader: CheckpointReader) -> None:
         self._reader = reader
         self._targets = Targets()
-        self._memories: Mapping[int, int] | None = None  # of each process its memory's descriptor, once it is in place
+        # of each process its memory's descriptor, once it is in place
+        self._memories: Mapping[int, int] | None = None
         self._placed = threading.Event()  # or given up
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def add(self, pid: int, vaddr: int, parts: Iterable[Extent]) -> None:
-        """These parts of chunks, one behind the other, are the memory at `vaddr` of the process that the images call `pid`."""
+        """These parts of chunks, one behind the other, are the memory at `vaddr` of the process
+        that the images call `pid`.
+        """
         self._targets.add(pid, vaddr, parts)
 
     def begin(self) -> None:
@@ -47,7 +55,8 @@ class Filling:
     def finish(self, pids: Mapping[int, int]) -> None:
         """Fill the processes; `pids` are the tree's own PIDs -> ours.
 
-        Raises what went wrong: `Damaged`, `ObjectMissing`, store errors, or `RestoreFailed` naming the process.
+        Raises what went wrong: `Damaged`, `ObjectMissing`, store errors, or `RestoreFailed` naming
+        the process.
         """
         if self._thread is None:
             return
@@ -58,7 +67,9 @@ class Filling:
                 try:
                     memories[inner] = os.open(f"/proc/{pids[inner]}/mem", os.O_RDWR | os.O_CLOEXEC)
                 except (KeyError, OSError) as error:
-                    raise RestoreFailed(f"PID {inner}: its memory cannot be opened after its restore: {error}") from error
+                    raise RestoreFailed(
+                        f"PID {inner}: its memory cannot be opened after its restore: {error}"
+                    ) from error
                 stack.callback(os.close, memories[inner])
             self._memories = memories
             self._placed.set()
@@ -70,7 +81,9 @@ class Filling:
             raise self._error
 
     def stop(self) -> None:
-        """Give up what is not in place; for a restore that failed, without effect after `finish`."""
+        """Give up what is not in place; for a restore that failed, without effect after
+        `finish`.
+        """
         self._memories = None
         self._placed.set()
         if self._thread is not None:
@@ -97,5 +110,8 @@ class Filling:
             except OSError as error:
                 raise RestoreFailed(
                     f"PID {inner}: its memory at {vaddr:#x} cannot be written: {error.strerror}",
-                    hint="The kernel ends processes for which it has no memory: see what is free, and their group's limit.",
+                    hint=(
+                        "The kernel ends processes for which it has no memory: see what is free, "
+                        "and their group's limit."
+                    ),
                 ) from error

@@ -1,19 +1,23 @@
-"""What a restored process must be given while CRIU makes it: its terminal, which its children can only inherit; its exit code.
+"""What a restored process must be given while CRIU makes it: its terminal, which its children can
+only inherit; its exit code.
 
-The kernel lets only a session's leader take a controlling terminal; everybody else inherits it at the fork.  CRIU makes
-the tree first and opens terminals afterwards, so a restored leader has its terminal back and the rest of its session has
-not: a shell inside a shell would find its job control gone, and nobody could open ``/dev/tty``.  So CRIU and all that it
-forks are followed with ptrace, from when it is about to make the tree, and each leader up to its ``setsid``: there it opens
-the terminal and takes it.  (Not earlier: CRIU first tries out ptrace on children of its own.)  What CRIU does later finds
-it done.
+The kernel lets only a session's leader take a controlling terminal; everybody else inherits it at
+the fork.  CRIU makes the tree first and opens terminals afterwards, so a restored leader has its
+terminal back and the rest of its session has
+not: a shell inside a shell would find its job control gone, and nobody could open ``/dev/tty``.  So
+CRIU and all that it forks are followed with ptrace, from when it is about to make the tree, and
+each leader up to its ``setsid``: there it opens the terminal and takes it.  (Not earlier: CRIU
+first tries out ptrace on children of its own.)  What CRIU does later finds it done.
 
-The root's role as a subreaper is given at the same time, because a process has one tracer.  CRIU gives it too late:
-an orphan is adopted by the subreaper around the tree, and the restore of one that has ended, and was not reaped, waits
-for ever.  So are the exit codes of zombies: CRIU forks them to end once more, but with seven bits of their code, so
-that 255 would be 127 and 128 a success.  Every process is let go as soon as nothing is left to be given, before CRIU
-itself traces them.
+The root's role as a subreaper is given at the same time, because a process has one tracer.  CRIU
+gives it too late: an orphan is adopted by the subreaper around the tree, and the restore of one
+that has ended, and was not reaped, waits for ever.  So are the exit codes of zombies: CRIU forks
+them to end once more, but with seven bits of their code, so that 255 would be 127 and 128 a
+success.  Every process is let go as soon as nothing is left to be given, before CRIU itself traces
+them.
 
-Only stops are waited for: who ends is left to be reaped by its parent, who may be another thread of ours.
+Only stops are waited for: who ends is left to be reaped by its parent, who may be another thread of
+ours.
 """
 
 from __future__ import annotations
@@ -48,21 +52,29 @@ class EarlyTasks(Struct):
     terminals: Mapping[int, str]  # session leader, by its PID in the tree -> path of its terminal
     subreaper: bool = False  # the root is to adopt orphans
     namespace: int | None = None  # the PID namespace that the tree comes to, if it is not ours
-    codes: dict[int, int] = field(default_factory=dict)  # zombie, by its PID in the tree -> exit code; without those that have it
+    # zombie, by its PID in the tree -> exit code; without those that have it
+    codes: dict[int, int] = field(default_factory=dict)
     given: set[int] = field(default_factory=set)  # leaders that have their terminals
-    _tracees: dict[int, int] = field(default_factory=dict)  # PID as we see it -> in the tree; 0: not of the tree
+    # PID as we see it -> in the tree; 0: not of the tree
+    _tracees: dict[int, int] = field(default_factory=dict)
     _following: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def follow(self, criu: int) -> None:
-        """CRIU, which is this PID or a child of it, waits for us before it makes the tree; returns when it is followed."""
-        self._thread = threading.Thread(target=self._run, args=(criu,), name="criuctl-early", daemon=True)
+        """CRIU, which is this PID or a child of it, waits for us before it makes the tree; returns
+        when it is followed.
+        """
+        self._thread = threading.Thread(
+            target=self._run, args=(criu,), name="criuctl-early", daemon=True
+        )
         self._thread.start()
         self._following.wait(_JOIN)
 
     def stop(self) -> set[int]:
-        """Let everybody go: CRIU is about to trace them itself; the leaders who did not get their terminals.  Idempotent."""
+        """Let everybody go: CRIU is about to trace them itself; the leaders who did not get their
+        terminals.  Idempotent.
+        """
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_JOIN)
@@ -74,7 +86,9 @@ class EarlyTasks(Struct):
             self._following.set()
             self._loop()
         except (OSError, CriuctlError):
-            return  # it is not to be traced: CRIU's way is what is left, and the trace ends with this thread
+            # it is not to be traced: CRIU's way is what is left, and the trace ends with this
+            # thread
+            return
         finally:
             self._following.set()
 
@@ -121,14 +135,24 @@ class EarlyTasks(Struct):
         if pid not in self._tracees:
             self._tracees[pid] = self._number(pid)
         inner = self._tracees[pid]
-        if inner in self.codes and number == inject.SYSCALL_STOP and inject.end_with(pid, self.codes[inner]):
+        if (
+            inner in self.codes
+            and number == inject.SYSCALL_STOP
+            and inject.end_with(pid, self.codes[inner])
+        ):
             del self.codes[inner], self._tracees[pid]
             inject.let_go(pid)  # who ends under our trace waits for us to be told
             return
-        if event == inject.EVENT_STOP or (number == inject.SYSCALL_STOP and inject.result(pid) != _NO_SUCH_CALL):
+        if event == inject.EVENT_STOP or (
+            number == inject.SYSCALL_STOP and inject.result(pid) != _NO_SUCH_CALL
+        ):
             self._act(pid, inner)
-        stepping = inner in self._wanted or inner in self.codes or (self.subreaper and inner == self.root)
-        inject.go_on(pid, 0 if event or number == inject.SYSCALL_STOP else number, to_syscall=stepping)
+        stepping = (
+            inner in self._wanted or inner in self.codes or (self.subreaper and inner == self.root)
+        )
+        inject.go_on(
+            pid, 0 if event or number == inject.SYSCALL_STOP else number, to_syscall=stepping
+        )
 
     def _act(self, pid: int, inner: int) -> None:
         """The process has just left a system call, or waits in one."""
@@ -140,7 +164,8 @@ class EarlyTasks(Struct):
                 self._take_terminal(pid, self.terminals[inner])
                 self.given.add(inner)
         except OSError as error:
-            if error.errno != errno.EAGAIN:  # it was not in a system call: it soon is in another one
+            # it was not in a system call: it soon is in another one
+            if error.errno != errno.EAGAIN:
                 raise
 
     @staticmethod
@@ -162,7 +187,9 @@ class EarlyTasks(Struct):
             with suppress(OSError):  # it has ended
                 inject.interrupt(pid)
                 deadline = time.monotonic() + _STOPPING
-                while (found := os.waitid(os.P_PID, pid, _STOPS)) is None and time.monotonic() < deadline:
+                while (
+                    found := os.waitid(os.P_PID, pid, _STOPS)
+                ) is None and time.monotonic() < deadline:
                     time.sleep(_PAUSE)
                 if found is not None:
                     number, event = found.si_status & 0xFF, found.si_status >> 8
@@ -171,9 +198,14 @@ class EarlyTasks(Struct):
 
 
 def needs_subreaper(images: ImageSet) -> bool:
-    """Whether the root adopts orphans, and CRIU has a helper fork some of its children: in a session that is not the root's."""
+    """Whether the root adopts orphans, and CRIU has a helper fork some of its children: in a
+    session that is not the root's.
+    """
     tree = read(images.folder, "pstree.img", "PSTREE")
     core = read(images.folder, f"core-{tree[0].pid}.img", "CORE")[0]
     if not core.tc.child_subreaper:
         return False
-    return any(entry.ppid == tree[0].pid and entry.sid not in (tree[0].sid, entry.pid) for entry in tree[1:])
+    return any(
+        entry.ppid == tree[0].pid and entry.sid not in (tree[0].sid, entry.pid)
+        for entry in tree[1:]
+    )

@@ -1,12 +1,14 @@
 """Giving external connections back, while the restored tree has not run one instruction yet.
 
-A connection to outside the tree has its other half in another kernel.  With policy ``keep`` CRIU has restored it as
-it was.  With ``reconnect`` and ``hangup`` its socket was restored without a peer (`ImageSet.give_up`): the same
-descriptor numbers, duplicates, children's copies and epoll registrations.  Here that very socket is reached through
-pidfd_getfd, and connected again, or shut down so that the program sees the end at once: EOF on read, EPIPE on
-write, EPOLLHUP on poll, never a hang.
+A connection to outside the tree has its other half in another kernel.  With policy ``keep`` CRIU
+has restored it as it was.  With ``reconnect`` and ``hangup`` its socket was restored without a peer
+(`ImageSet.give_up`): the same descriptor numbers, duplicates, children's copies and epoll
+registrations.  Here that very socket is reached through pidfd_getfd, and connected again, or shut
+down so that the program sees the end at once: EOF on read, EPIPE on write, EPOLLHUP on poll, never
+a hang.
 
-The report is what was found out, not what was planned: a connection is called kept when its socket has its peer.
+The report is what was found out, not what was planned: a connection is called kept when its socket
+has its peer.
 """
 
 from __future__ import annotations
@@ -36,16 +38,23 @@ _BIND_ADDRESS_NO_PORT = 24
 
 
 def _lost(record: ConnectionRecord) -> str:
-    """What is gone of its receive queue; CRIU saves those of TCP and of unix sockets, which only some outcomes can use."""
+    """What is gone of its receive queue; CRIU saves those of TCP and of unix sockets, which only
+    some outcomes can use.
+    """
     if not record.rqueue:
         return ""
     if record.family != "unix" and record.datagrams:
-        return "datagrams that had come and were not read are lost"  # the kernel counts memory here, not bytes
+        # the kernel counts memory here, not bytes
+        return "datagrams that had come and were not read are lost"
     return f"{record.rqueue} bytes that had come and were not read are lost with it"
 
 
-def set_options(records: Iterable[ConnectionRecord], pids: Mapping[int, int], reporter: Reporter) -> None:
-    """Give sockets that CRIU has restored what it does not know of them; told where that cannot be."""
+def set_options(
+    records: Iterable[ConnectionRecord], pids: Mapping[int, int], reporter: Reporter
+) -> None:
+    """Give sockets that CRIU has restored what it does not know of them; told where that cannot
+    be.
+    """
     for record in records:
         if not (record.options or record.state == UNCONNECTED) or record.pid not in pids:
             continue
@@ -59,13 +68,23 @@ def set_options(records: Iterable[ConnectionRecord], pids: Mapping[int, int], re
         except OSError:
             refused = sorted(record.options)
         if refused:
-            reporter.warning(f"PID {record.pid} fd {record.fd}: socket {record.local}: not restored: {', '.join(refused)}")
+            reporter.warning(
+                f"PID {record.pid} fd {record.fd}: socket {record.local}: not restored: "
+                f"{', '.join(refused)}"
+            )
 
 
 def _bound_again(sock: socket.socket, record: ConnectionRecord) -> list[str]:
-    """Give a socket that was bound to an address but no port (IP_BIND_ADDRESS_NO_PORT) its address: CRIU binds ports only."""
+    """Give a socket that was bound to an address but no port (IP_BIND_ADDRESS_NO_PORT) its address:
+    CRIU binds ports only.
+    """
     host, port = endpoint(record.local)
-    if record.state != UNCONNECTED or record.protocol not in ("tcp", "udp") or port or host in ("", "0.0.0.0", "::"):
+    if (
+        record.state != UNCONNECTED
+        or record.protocol not in ("tcp", "udp")
+        or port
+        or host in ("", "0.0.0.0", "::")
+    ):
         return []
     try:
         without_port = sock.getsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT)
@@ -95,10 +114,13 @@ class HandBack(Struct):
     plans: Sequence[ConnectionPlan]
     pids: Mapping[int, int]  # the tree's PIDs -> ours
     facts: Mapping[str, Any]  # about the restore, as hooks are told them
-    users: Mapping[int, Credentials] = field(default_factory=dict)  # what the processes will be, by the tree's PIDs
+    # what the processes will be, by the tree's PIDs
+    users: Mapping[int, Credentials] = field(default_factory=dict)
 
     def run(self) -> list[dict[str, Any]]:
-        """Carry out the plan; one report for each connection.  `RestoreFailed` when a rule says that it must be back."""
+        """Carry out the plan; one report for each connection.  `RestoreFailed` when a rule says
+        that it must be back.
+        """
         reports = {id(c): self._settle(c) for c in self.plans if c.policy != "reconnect"}
         reports |= self._reconnect([c for c in self.plans if c.policy == "reconnect"])
         return [reports[id(c)] for c in self.plans]
@@ -113,7 +135,10 @@ class HandBack(Struct):
 
     def _pid(self, record: ConnectionRecord) -> int:
         if record.pid not in self.pids:
-            raise RestoreFailed(f"PID {record.pid}, which holds a connection to {record.peer}, was not restored", pid=record.pid)
+            raise RestoreFailed(
+                f"PID {record.pid}, which holds a connection to {record.peer}, was not restored",
+                pid=record.pid,
+            )
         return self.pids[record.pid]
 
     def _settle(self, plan: ConnectionPlan) -> dict[str, Any]:
@@ -124,14 +149,24 @@ class HandBack(Struct):
             with self.borrow(record) as sock:
                 if plan.policy == "keep":
                     why = _not_kept(sock, record)
-                    reason = _and(reason, _lost(record) if record.family != "unix" and record.datagrams else "")
-                    return _report(plan, "failed" if why else "kept", why or reason, seconds=time.monotonic() - began)
-                if sock.family != socket.AF_UNIX or sock.type == socket.SOCK_DGRAM:  # CRIU has ended a unix stream
+                    reason = _and(
+                        reason,
+                        _lost(record) if record.family != "unix" and record.datagrams else "",
+                    )
+                    return _report(
+                        plan,
+                        "failed" if why else "kept",
+                        why or reason,
+                        seconds=time.monotonic() - began,
+                    )
+                # CRIU has ended a unix stream
+                if sock.family != socket.AF_UNIX or sock.type == socket.SOCK_DGRAM:
                     connecting.hang_up(sock)
                     reason = _and(reason, _lost(record))
         except OSError as error:
             raise RestoreFailed(
-                f"PID {record.pid} fd {record.fd}: its connection to {record.peer} cannot be given back: {error.strerror}",
+                f"PID {record.pid} fd {record.fd}: its connection to {record.peer} cannot be "
+                f"given back: {error.strerror}",
                 pid=record.pid,
                 fd=record.fd,
             ) from error
@@ -149,7 +184,9 @@ class HandBack(Struct):
             jobs.append(
                 Job(
                     record=replace(record, host=decided.host),
-                    protocol=find(self.config, decided.application, self.facts) if decided.application else None,
+                    protocol=find(self.config, decided.application, self.facts)
+                    if decided.application
+                    else None,
                     settings=decided.settings,
                     seconds=decided.deadline,
                     borrow=lambda record=record: self.borrow(record),  # type: ignore[misc]  # bound now, not when called
@@ -165,19 +202,27 @@ class HandBack(Struct):
             elif plan.decision.on_failure == "refuse":
                 remedy = result.hint or "Restore when the peer is there."
                 raise RestoreFailed(
-                    f"PID {plan.record.pid} fd {plan.record.fd}: the connection to {plan.record.peer} is not back: {reason}",
-                    hint=f"{remedy} The rule for it says on_failure: refuse; --connections hangup goes on without.",
+                    f"PID {plan.record.pid} fd {plan.record.fd}: the connection to "
+                    f"{plan.record.peer} is not back: {reason}",
+                    hint=(
+                        f"{remedy} The rule for it says on_failure: refuse; --connections hangup "
+                        "goes on without."
+                    ),
                     pid=plan.record.pid,
                     fd=plan.record.fd,
                 )
             else:
                 reason = f"{reason}; hung up"
             outcome = "reconnected" if result.connected else "failed"
-            reports[id(plan)] = _report(plan, outcome, reason, result.attempts, result.seconds, details, result.hint)
+            reports[id(plan)] = _report(
+                plan, outcome, reason, result.attempts, result.seconds, details, result.hint
+            )
         return reports
 
     def _after(self, record: ConnectionRecord, details: dict[str, Any]) -> str:
-        """A connected socket's last touches: options that CRIU does not know; what was in its queues is told."""
+        """A connected socket's last touches: options that CRIU does not know; what was in its
+        queues is told.
+        """
         try:
             with self.borrow(record) as sock:
                 refused = sockopts.apply(sock, record.options)

@@ -1,4 +1,6 @@
-"""The session that a restore makes this host the home of: its incarnation, its lease, its record."""
+"""The session that a restore makes this host the home of: its incarnation, its lease, its
+record.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,18 @@ class NewHome(Struct):
         connections: list[dict[str, Any]],
         reporter: Reporter,
     ) -> None:
-        """Record the tree before it runs: a criuctl that is killed from here on leaves a session, not a stray tree."""
+        """Record the tree before it runs: a criuctl that is killed from here on leaves a session,
+        not a stray tree.
+        """
         self.claim.check()
         start_time = ProcessIdentity.of(root).start_time
         self.record = replace(self.record, state="running", pid=root, start_time=start_time)
         self.registry.put(self.record)
-        names = {"session": self.record.name, "incarnation": self.session.incarnation, "checkpoint": checkpoint}
+        names = {
+            "session": self.record.name,
+            "incarnation": self.session.incarnation,
+            "checkpoint": checkpoint,
+        }
         inside_report.publish(self.config, root, names, connections, reporter)
 
     def give_up(self) -> None:
@@ -103,7 +111,9 @@ def note_coming(
     session: SessionRecord,
     claim: leases.Claim,
 ) -> NewHome:
-    """Note the firewall lock that CRIU is about to find or make: the next command removes it if this one is killed."""
+    """Note the firewall lock that CRIU is about to find or make: the next command removes it if
+    this one is killed.
+    """
     before = registry.get(source.name)
     record = replace(
         session,

@@ -32,4 +32,6 @@ def open_late(files: Iterable[LateFile], pids: Mapping[int, int]) -> None:
                     take_over(pids[pid], first, fd, fds)
         except (OSError, KeyError, CriuctlError) as error:
             text = f"{file.path} cannot be opened again: {error}"
-            raise RestoreFailed(text, hint="Have the program close it before the next dump.", pid=first, fd=fd) from error
+            raise RestoreFailed(
+                text, hint="Have the program close it before the next dump.", pid=first, fd=fd
+            ) from error

@@ -1,7 +1,8 @@
 """The pages of a checkpoint for a lazy restore: chunks fetched when asked for, a few kept.
 
-CRIU asks for runs of pages, small ones for page faults and up to 4 MiB in the background, mostly upwards; a
-run is answered from the chunks that it lies in, all of one request fetched and verified together.
+CRIU asks for runs of pages, small ones for page faults and up to 4 MiB in the background, mostly
+upwards; a run is answered from the chunks that it lies in, all of one request fetched and verified
+together.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _AT_ONCE = 32  # chunks that are fetched together, or as many as one run needs
 class StoredPages:
     """The pages of one memory image, as a `criuctl.criu.lazy.PageSource`."""
 
-    def __init__(self, reader: CheckpointReader, data: StreamRef, gathered: Gathered | None = None) -> None:
+    def __init__(
+        self, reader: CheckpointReader, data: StreamRef, gathered: Gathered | None = None
+    ) -> None:
         """What is in `gathered` is not read again."""
         self._reader, self._gathered = reader, gathered
         self._layout = reader.layout(data)
@@ -36,10 +39,14 @@ class StoredPages:
     def read(self, first: int, count: int) -> list[Buffer]:
         """Pages `first` to ``first + count`` in pieces."""
         low, parts = self._parts(first, count)
-        return self._cut(first, count, low, parts, self._hold({part.chunk: part.size for part in parts}))
+        return self._cut(
+            first, count, low, parts, self._hold({part.chunk: part.size for part in parts})
+        )
 
     def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[Buffer]:
-        """Many runs of pages, (first, count), in pieces; what several of them need is fetched at once."""
+        """Many runs of pages, (first, count), in pieces; what several of them need is fetched at
+        once.
+        """
         group: list[tuple[int, int, int, list[Extent]]] = []
         sizes: dict[bytes, int] = {}
         for first, count in runs:
@@ -51,7 +58,9 @@ class StoredPages:
                 group, sizes = [], {}
         yield from self._all(group, sizes)
 
-    def _all(self, group: Sequence[tuple[int, int, int, list[Extent]]], sizes: dict[bytes, int]) -> Iterator[Buffer]:
+    def _all(
+        self, group: Sequence[tuple[int, int, int, list[Extent]]], sizes: dict[bytes, int]
+    ) -> Iterator[Buffer]:
         held = self._hold(sizes)
         for first, count, low, parts in group:
             yield from self._cut(first, count, low, parts, held)
@@ -62,22 +71,32 @@ class StoredPages:
         low = bisect.bisect_right(starts, first * PAGE) - 1
         return low, self._layout.parts(low, bisect.bisect_left(starts, (first + count) * PAGE))
 
-    def _cut(self, first: int, count: int, low: int, parts: Sequence[Extent], held: dict[bytes, Buffer]) -> list[Buffer]:
+    def _cut(
+        self, first: int, count: int, low: int, parts: Sequence[Extent], held: dict[bytes, Buffer]
+    ) -> list[Buffer]:
         start, end = first * PAGE, (first + count) * PAGE
         starts = self._layout.starts[low : low + len(parts)]
         pieces: list[Buffer] = []
         for (chunk, _size, skip, length), begins in zip(parts, starts, strict=True):
-            pieces.append(held[chunk][skip + max(0, start - begins) : skip + min(length, end - begins)])
+            pieces.append(
+                held[chunk][skip + max(0, start - begins) : skip + min(length, end - begins)]
+            )
         return pieces
 
     def _hold(self, sizes: dict[bytes, int]) -> dict[bytes, Buffer]:
         held: dict[bytes, Buffer] = {}
         if self._gathered is not None:
-            held = {chunk: content for chunk in sizes if (content := self._gathered.get(chunk)) is not None}
+            held = {
+                chunk: content
+                for chunk in sizes
+                if (content := self._gathered.get(chunk)) is not None
+            }
         if len(held) == len(sizes):
             return held
         known = {chunk: self._recent[chunk] for chunk in sizes if chunk in self._recent}
-        missing = {chunk: size for chunk, size in sizes.items() if chunk not in held and chunk not in known}
+        missing = {
+            chunk: size for chunk, size in sizes.items() if chunk not in held and chunk not in known
+        }
         if missing:
             known.update(self._reader.some(missing))
         for chunk, piece in known.items():
@@ -89,7 +108,8 @@ class StoredPages:
 
 
 def worthwhile(memory: Sequence[MemoryImage], reader: CheckpointReader) -> bool:
-    """Whether the tree should run before its memory is there: it has much of it, shared by few, and the kernel lets us.
+    """Whether the tree should run before its memory is there: it has much of it, shared by few, and
+    the kernel lets us.
 
     Processes that share memory since a fork would not share it any more.
     """

@@ -1,7 +1,7 @@
 """From a checkpoint to CRIU's images in a folder: metadata, page maps and pages.
 
-Every chunk is verified before a byte of it is written, and what the manifest says is checked against what the
-streams hold, so CRIU never sees an image that was not written by a dump of ours.
+Every chunk is verified before a byte of it is written, and what the manifest says is checked
+against what the streams hold, so CRIU never sees an image that was not written by a dump of ours.
 """
 
 from __future__ import annotations
@@ -18,14 +18,23 @@ from ..checkpoint.reader import CheckpointReader, Targets
 from ..criu import direct, unshared
 from ..criu.images import valid_name
 from ..criu.lazy import LazyImage
-from ..criu.pages import PAGE, PE_LAZY, ImageKey, PagemapEntry, unpack_entries, window_sizes, write_pagemap
+from ..criu.pages import (
+    PAGE,
+    PE_LAZY,
+    ImageKey,
+    PagemapEntry,
+    unpack_entries,
+    window_sizes,
+    write_pagemap,
+)
 from ..errors import Damaged
 from ..proc.limits import room_for_descriptors
 from .direct_memory import Filling
 from .lazy_memory import StoredPages
 
 _SHARED_AT_ONCE = 256  # images of shared memory that are written together
-MAX_IMAGES = 256 << 20  # bytes of CRIU's images, however well they are compressed: those of many thousand equal processes
+# bytes of CRIU's images, however well they are compressed: those of many thousand equal processes
+MAX_IMAGES = 256 << 20
 _SMALL = 1024  # pages of a run that is small
 _AT_ONCE = 4096  # pages of a task that are in such ones, at most
 
@@ -37,20 +46,28 @@ def write_images(manifest: Manifest, reader: CheckpointReader, folder: int) -> N
     for image in manifest.images:
         if not valid_name(image.name) or position + image.size > len(data):
             raise Damaged(f"the checkpoint's list of images is wrong at {image.name!r}")
-        fd = os.open(image.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        fd = os.open(
+            image.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder
+        )
         with os.fdopen(fd, "wb") as file:
             file.write(memoryview(data)[position : position + image.size])
         position += image.size
 
 
-def _page_maps(manifest: Manifest, reader: CheckpointReader) -> Iterator[tuple[MemoryImage, list[PagemapEntry]]]:
-    """Each memory image with its page map, checked to fit its pages; those of all processes are fetched together."""
+def _page_maps(
+    manifest: Manifest, reader: CheckpointReader
+) -> Iterator[tuple[MemoryImage, list[PagemapEntry]]]:
+    """Each memory image with its page map, checked to fit its pages; those of all processes are
+    fetched together.
+    """
     reader.check_size([image.entries for image in manifest.memory])
     extents = [reader.extents(image.entries) for image in manifest.memory]
     held = reader.some({part.chunk: part.size for parts in extents for part in parts})
     for image, parts in zip(manifest.memory, extents, strict=True):
         try:
-            entries = unpack_entries(b"".join(held[chunk][skip : skip + length] for chunk, _size, skip, length in parts))
+            entries = unpack_entries(
+                b"".join(held[chunk][skip : skip + length] for chunk, _size, skip, length in parts)
+            )
         except ValueError as error:
             raise Damaged(f"page entries of image {image.id}: {error}") from error
         if sum(window_sizes(entries)) != image.data.size:
@@ -59,14 +76,20 @@ def _page_maps(manifest: Manifest, reader: CheckpointReader) -> Iterator[tuple[M
 
 
 def _pages_file(folder: int, number: int) -> int:
-    return os.open(f"pages-{number}.img", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    return os.open(
+        f"pages-{number}.img",
+        os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC,
+        0o600,
+        dir_fd=folder,
+    )
 
 
 def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Filling:
     """The memory: for each image CRIU's pagemap, and its pages, decoded and verified in parallel.
 
-    What can be put straight into the processes is left out: the `Filling` does that.  CRIU's images are in the folder
-    already; those of processes that share no memory with their parents are fitted to that.
+    What can be put straight into the processes is left out: the `Filling` does that.  CRIU's images
+    are in the folder already; those of processes that share no memory with their parents are fitted
+    to that.
     """
     filling = Filling(reader)
     files: dict[int, unshared.TaskPages] = {}
@@ -83,7 +106,9 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
         for first in range(0, len(shared) or 1, _SHARED_AT_ONCE):
             with ExitStack() as portion:
                 targets = Targets()
-                for image, entries in (tasks if not first else []) + shared[first : first + _SHARED_AT_ONCE]:
+                for image, entries in (tasks if not first else []) + shared[
+                    first : first + _SHARED_AT_ONCE
+                ]:
                     runs = divided.get(image.id) if image.kind == "task" else None
                     if runs is None:
                         runs = [(entry, False) for entry in entries]
@@ -91,7 +116,9 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
                     fd = _pages_file(folder, number)
                     (stack if image.kind == "task" else portion).callback(os.close, fd)
                     kept, offset = [], 0
-                    parts = cut(reader.extents(image.data), (run.pages * PAGE for run, _directly in runs))
+                    parts = cut(
+                        reader.extents(image.data), (run.pages * PAGE for run, _directly in runs)
+                    )
                     for (run, directly), extents in zip(runs, parts, strict=True):
                         if directly:
                             filling.add(image.id, run.vaddr, extents)
@@ -129,7 +156,9 @@ def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> dic
 
 
 def _keep_small(entries: list[PagemapEntry]) -> None:
-    """Let small runs of pages not follow: a program's own variables, which it touches at once, one by one."""
+    """Let small runs of pages not follow: a program's own variables, which it touches at once, one
+    by one.
+    """
     room = _AT_ONCE
     for entry in sorted((e for e in entries if e.flags & PE_LAZY), key=lambda e: e.pages):
         room -= entry.pages
@@ -138,7 +167,14 @@ def _keep_small(entries: list[PagemapEntry]) -> None:
         entry.flags &= ~PE_LAZY
 
 
-def lazy_images(manifest: Manifest, reader: CheckpointReader, gathered: Gathered) -> dict[int, LazyImage]:
+def lazy_images(
+    manifest: Manifest, reader: CheckpointReader, gathered: Gathered
+) -> dict[int, LazyImage]:
     """What `lazy_pages` finds by address, for another process, which has some of it already."""
-    tasks = ((image, entries) for image, entries in _page_maps(manifest, reader) if image.kind == "task")
-    return {image.id: LazyImage(entries, StoredPages(reader, image.data, gathered)) for image, entries in tasks}
+    tasks = (
+        (image, entries) for image, entries in _page_maps(manifest, reader) if image.kind == "task"
+    )
+    return {
+        image.id: LazyImage(entries, StoredPages(reader, image.data, gathered))
+        for image, entries in tasks
+    }

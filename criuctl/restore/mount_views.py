@@ -1,8 +1,9 @@
 """The mount namespaces of a restored tree, each seen from its top.
 
-A path of the images is one of a mount namespace's own root folder.  Where a tree has several (`MountSpaces`), the
-same path means another file in each.  The view of a namespace is the root folder of a process that lives in it and
-is in no chroot: `check` lets through no nested namespace without one (`criuctl.dump.checks.namespaces`).
+A path of the images is one of a mount namespace's own root folder.  Where a tree has several
+(`MountSpaces`), the same path means another file in each.  The view of a namespace is the root
+folder of a process that lives in it and is in no chroot: `check` lets through no nested namespace
+without one (`criuctl.dump.checks.namespaces`).
 """
 
 from __future__ import annotations
@@ -31,27 +32,37 @@ class Views:
             yield OpenedViews(self, stack)
 
     def space_of(self, one: HeldFile, use: Use) -> int:
-        """The mount namespace, by its number in the images, in which the path of a held file is looked up."""
+        """The mount namespace, by its number in the images, in which the path of a held file is
+        looked up.
+        """
         return self._spaces.of(one.mount, use.pid)
 
     def top(self, space: int) -> int:
         """A process at the top of a namespace; `RestoreFailed` if there is none."""
-        inside = [self._pids[pid] for pid, number in self._spaces.by_task.items() if number == space and pid in self._pids]
-        if self._root in inside or not inside:  # with one mount namespace, what its root process sees counts
+        inside = [
+            self._pids[pid]
+            for pid, number in self._spaces.by_task.items()
+            if number == space and pid in self._pids
+        ]
+        # with one mount namespace, what its root process sees counts
+        if self._root in inside or not inside:
             return self._root
         for pid in inside:
             with suppress(OSError):
                 if os.readlink(f"/proc/{pid}/root") == "/":
                     return pid
         raise RestoreFailed(
-            f"PID {inside[0]}: the files of its mount namespace cannot be checked, as each process in it is in a chroot",
+            f"PID {inside[0]}: the files of its mount namespace cannot be checked, as each "
+            "process in it is in a chroot",
             hint="Dump the tree again, with a process in that namespace that is in no chroot.",
             pid=inside[0],
         )
 
 
 class OpenedViews:
-    """For each mount namespace a descriptor of its root folder, and what looks at paths below it."""
+    """For each mount namespace a descriptor of its root folder, and what looks at paths below
+    it.
+    """
 
     def __init__(self, views: Views, stack: ExitStack) -> None:
         self._views, self._stack = views, stack

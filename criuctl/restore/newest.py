@@ -1,8 +1,10 @@
-"""Whether what was found under a session's name is what this host expects there; asked only where a name alone was given.
+"""Whether what was found under a session's name is what this host expects there; asked only where a
+name alone was given.
 
-The one refusal is for a checkpoint of another session than this host knows by the name: somebody may have forged it, or two
-hosts have given one name to two sessions.  The other is for a way back in time (`criuctl.host.latest_checkpoints`).  An explicit
-reference (NAME@N, an id) says what is wanted, so it is never refused: then the result says what is newer.
+The one refusal is for a checkpoint of another session than this host knows by the name: somebody
+may have forged it, or two hosts have given one name to two sessions.  The other is for a way back
+in time (`criuctl.host.latest_checkpoints`).  An explicit reference (NAME@N, an id) says what is
+wanted, so it is never refused: then the result says what is newer.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def named_alone(ref: str, name: str) -> bool:
     return ref in (name, f"{name}@-1")
 
 
-def look(config: Config, repository: Repository, ref: str, manifest: Manifest, *, older: bool) -> Found:
+def look(
+    config: Config, repository: Repository, ref: str, manifest: Manifest, *, older: bool
+) -> Found:
     """What was found by `ref`; `AnotherSession`, and `OlderCheckpoint` unless it may be `older`."""
     name, url = manifest.session.name, repository.store.url
     found, known = Latest.of(manifest, url), latest_checkpoints.known(config, name)
@@ -68,9 +72,11 @@ def _check_session(config: Config, found: Latest, known: Latest | None) -> None:
         return
     here = record.id if record is not None else known.session if known is not None else ""
     raise AnotherSession(
-        f"the newest checkpoint named {found.name!r} in {found.store} is of another session ({found.session[:12]}) than the one"
+        f"the newest checkpoint named {found.name!r} in {found.store} is of another session "
+        f"({found.session[:12]}) than the one"
         f" that this host knows by that name ({here[:12]})",
-        hint="Another host uses the same name, or somebody has put it there. If it is the right one, say so:"
+        hint="Another host uses the same name, or somebody has put it there. If it is the right "
+        "one, say so:"
         f" `criuctl restore {quoted(found.ref)}`.",
         checkpoint=found.checkpoint,
         session=found.session,
@@ -81,9 +87,12 @@ def _check_session(config: Config, found: Latest, known: Latest | None) -> None:
 def _older(last: Latest, found: Latest) -> OlderCheckpoint:
     hint = "It was removed, perhaps by another host."
     if last.store != found.store:
-        hint = f"`criuctl restore {quoted(last.name)} --store {quoted(last.store)}` brings that back."
+        hint = (
+            f"`criuctl restore {quoted(last.name)} --store {quoted(last.store)}` brings that back."
+        )
     return OlderCheckpoint(
-        f"the newest checkpoint found is {found.told}, but the last that this host knows of is {last.told}",
+        f"the newest checkpoint found is {found.told}, but the last that this host knows of is "
+        f"{last.told}",
         hint=f"{hint} To go back to the older one: `criuctl restore {quoted(found.name)} --older`,"
         f" or `criuctl restore {quoted(found.ref)}`.",
         found={"id": found.checkpoint, "number": found.number, "store": found.store},
@@ -106,5 +115,8 @@ def offering_elsewhere(config: Config, repository: Repository, ref: str) -> Iter
     except NoSuchCheckpoint as error:
         known = latest_checkpoints.known(config, ref) if valid_name(ref) else None
         if known is not None and known.store != repository.store.url:
-            error.hint = f"This host knows of {known.told}: `criuctl restore {quoted(ref)} --store {quoted(known.store)}`."
+            error.hint = (
+                f"This host knows of {known.told}: `criuctl restore {quoted(ref)} --store "
+                f"{quoted(known.store)}`."
+            )
         raise

@@ -1,4 +1,6 @@
-"""Everything on this host that the plan of a restore depends on, looked at once, before anything is decided."""
+"""Everything on this host that the plan of a restore depends on, looked at once, before anything is
+decided.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from ..config import Config
 from ..connections import rules
 from ..criu.images import ImageSet
 from ..criu.owners import user_ids
-from ..files import deleted_copies, deleted_names, fifos, kernel_files, predicates, socket_names, trust_findings
+from ..files import (
+    deleted_copies,
+    deleted_names,
+    fifos,
+    kernel_files,
+    predicates,
+    socket_names,
+    trust_findings,
+)
 from ..files.copies import left_behind, separated, spared
 from ..files.judgement import Judgement
 from ..files.missing_paths import absent
@@ -72,11 +82,13 @@ def observe_all(
     `authentic`: no other program than criuctl can have written the checkpoint.
     """
     manifest, images = source.manifest, unpacked.images
-    if leased := file_locks.leased_elsewhere(images):  # before any file is opened, which would break the lease
+    # before any file is opened, which would break the lease
+    if leased := file_locks.leased_elsewhere(images):
         raise outcome.refusal(leased)
     remains = outcome.remains_of(manifest)
     facts = observe(manifest, images.reserved_ids(), remains, wishes, user_ids(images))
-    deleted_copies.make(images, facts.files, unpacked.reader)  # before anything looks at the images' deleted files
+    # before anything looks at the images' deleted files
+    deleted_copies.make(images, facts.files, unpacked.reader)
     files, findings = _files(config, request, manifest, images, facts)
     deleted = deleted_names.judge(manifest, images, files, wishes.files, unpacked.reader)
     if request.copy:
@@ -116,7 +128,9 @@ def _files(
     images: ImageSet,
     facts: HostFacts,
 ) -> tuple[tuple[Judgement, ...], list[Finding]]:
-    """Return the files as judged, those of a copy separated from its original's, and what was found."""
+    """Return the files as judged, those of a copy separated from its original's, and what was
+    found.
+    """
     if not request.copy:
         return facts.files, list(left_behind(facts.files, images))
     judged = facts.files

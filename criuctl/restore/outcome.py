@@ -1,4 +1,5 @@
-"""Around a restore: what its caller is answered, which incarnation it is, and what is done when it fails.
+"""Around a restore: what its caller is answered, which incarnation it is, and what is done when it
+fails.
 
 Kept apart from `restore`, so that the story there stays a story.
 """
@@ -49,16 +50,21 @@ PRIVATE_ROOT = (
     *("unshare", "--mount", "--propagation", "slave", "--"),
     *("sh", "-c", 'mount --bind / "$1" && mount --make-private "$1" && shift && exec "$@"', "sh"),
 )
-_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")  # nothing outside sees the mount
+# nothing outside sees the mount
+_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")
 
 
 def mount_point() -> str:
     """A folder to mount the root on, with nothing mounted in it."""
     mounted = [mount.point for mount in read_mounts()]
     for folder in _MOUNT_POINTS:
-        if os.path.isdir(folder) and not any(m == folder or m.startswith(f"{folder}/") for m in mounted):
+        if os.path.isdir(folder) and not any(
+            m == folder or m.startswith(f"{folder}/") for m in mounted
+        ):
             return folder
-    raise RestoreFailed("no folder to mount the root on was found", hint="Make an empty folder /mnt.")
+    raise RestoreFailed(
+        "no folder to mount the root on was found", hint="Make an empty folder /mnt."
+    )
 
 
 class RestoreResult(Struct, frozen=True):
@@ -101,17 +107,28 @@ class RestoreResult(Struct, frozen=True):
 
 
 @contextmanager
-def offering_another(repository: Repository, ref: str, manifest: Manifest | None = None) -> Iterator[None]:
-    """What is damaged or missing is told with the newest checkpoint of the session before it (or that can be read), if any."""
+def offering_another(
+    repository: Repository, ref: str, manifest: Manifest | None = None
+) -> Iterator[None]:
+    """What is damaged or missing is told with the newest checkpoint of the session before it (or
+    that can be read), if any.
+    """
     try:
         yield
     except (Damaged, ObjectMissing) as error:
         name = manifest.session.name if manifest is not None else ref.partition("@")[0]
         with suppress(CriuctlError):
-            others = [one for one in repository.list(name) if manifest is None or one.number < manifest.number]
+            others = [
+                one
+                for one in repository.list(name)
+                if manifest is None or one.number < manifest.number
+            ]
             for other in others[-1:]:
                 there = quoted(f"{other.session}@{other.number}")
-                offer = f"Another checkpoint may be whole: `criuctl verify {there}`, then `criuctl restore {there}`."
+                offer = (
+                    f"Another checkpoint may be whole: `criuctl verify {there}`, then `criuctl "
+                    f"restore {there}`."
+                )
                 error.hint = f"{offer} {error.hint}".rstrip()
         raise
 
@@ -126,23 +143,37 @@ def check_not_running(config: Config, registry: Registry, name: str, *, copy: bo
         return
     raise Conflict(
         f"session {name!r} is running here as PID {record.pid}",
-        hint="Choose another name." if copy else "End it first, or restore a copy beside it with --as NEW-NAME.",
+        hint="Choose another name."
+        if copy
+        else "End it first, or restore a copy beside it with --as NEW-NAME.",
     )
 
 
-def check_not_moved(registry: Registry, repository: Repository, manifest: Manifest, *, take_over: bool) -> None:
-    """A session that has left for another host runs there, as far as is known here; where the store keeps leases, they tell.
+def check_not_moved(
+    registry: Registry, repository: Repository, manifest: Manifest, *, take_over: bool
+) -> None:
+    """A session that has left for another host runs there, as far as is known here; where the store
+    keeps leases, they tell.
 
     What it was dumped as over there afterwards, it comes back from.
     """
     record = registry.get(manifest.session.name)
-    if record is None or not record.moved_to or take_over or repository.capabilities.conditional_create:
+    if (
+        record is None
+        or not record.moved_to
+        or take_over
+        or repository.capabilities.conditional_create
+    ):
         return
     if record.id == manifest.session.id and manifest.incarnation < record.incarnation:
         raise Conflict(
-            f"session {record.name!r} has left for {record.home or record.moved_to} since, and this store cannot tell whether it"
+            f"session {record.name!r} has left for {record.home or record.moved_to} since, and "
+            "this store cannot tell whether it"
             " runs there",
-            hint="Dump it there into this store; --take-over once it has ended there, or that host is lost; or --as NEW-NAME.",
+            hint=(
+                "Dump it there into this store; --take-over once it has ended there, or that host "
+                "is lost; or --as NEW-NAME."
+            ),
             host=record.home,
         )
 
@@ -150,7 +181,11 @@ def check_not_moved(registry: Registry, repository: Repository, manifest: Manife
 def refusal(errors: Sequence[Finding]) -> CriuctlError:
     """The plan's errors as one: nothing was touched.  Only policies in the way is a veto."""
     kind = Vetoed if all(f.code == "connection-refuse" for f in errors) else PreflightRefused
-    return kind("; ".join(map(str, summarised(errors))), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
+    return kind(
+        "; ".join(map(str, summarised(errors))),
+        hint=errors[0].hint,
+        findings=[f.to_dict() for f in errors],
+    )
 
 
 def remains_of(manifest: Manifest) -> list[ProcessIdentity]:
@@ -163,15 +198,21 @@ def remains_of(manifest: Manifest) -> list[ProcessIdentity]:
 def living(registry: Registry, manifest: Manifest) -> int | None:
     """The PID of the session's root, if it lives here."""
     known = registry.get(manifest.session.name)
-    return known.pid if known is not None and known.id == manifest.session.id and known.alive() else None
+    return (
+        known.pid
+        if known is not None and known.id == manifest.session.id and known.alive()
+        else None
+    )
 
 
 def next_incarnation(
     registry: Registry, repository: Repository, manifest: Manifest, name: str, *, copy: bool
 ) -> tuple[SessionRecord, leases.Head | None]:
-    """The session as it will be: one incarnation more than any known one, or a new session for a copy; its lease as it is.
+    """The session as it will be: one incarnation more than any known one, or a new session for a
+    copy; its lease as it is.
 
-    The lease knows of other hosts' incarnations, and of those that this one has forgotten, as after a kill.
+    The lease knows of other hosts' incarnations, and of those that this one has forgotten, as after
+    a kill.
     """
     if copy:
         return SessionRecord(name=name, id=os.urandom(16).hex(), incarnation=1), None
@@ -191,7 +232,8 @@ def next_incarnation(
 def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> None:
     """End what is restored when CRIU, which would do so, was killed itself, or would not any more.
 
-    As long as CRIU traces it, the end of a process of many threads is not seen: that is no time to wait for it.
+    As long as CRIU traces it, the end of a process of many threads is not seen: that is no time to
+    wait for it.
     """
     if root is None or not root.exists():
         return
@@ -214,7 +256,9 @@ def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> 
 
 
 def remove_ghosts(paths: Iterable[str]) -> None:
-    """Deleted files that a CRIU which was killed has left under names of its own; the next one would stumble over them."""
+    """Deleted files that a CRIU which was killed has left under names of its own; the next one
+    would stumble over them.
+    """
     for path in paths:
         name = os.path.basename(path)
         with suppress(OSError), folder_walk.folder(os.path.dirname(path)) as folder:
@@ -223,7 +267,9 @@ def remove_ghosts(paths: Iterable[str]) -> None:
 
 
 def remove_folders(paths: Iterable[str]) -> None:
-    """Deleted folders that a CRIU which was killed has made, the innermost first; what is not empty stays."""
+    """Deleted folders that a CRIU which was killed has made, the innermost first; what is not empty
+    stays.
+    """
     for path in paths:
         with suppress(OSError):
             os.rmdir(path)

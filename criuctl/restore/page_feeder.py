@@ -1,16 +1,17 @@
 """Memory that follows, brought by a process of its own: a *feeder*.
 
-A session that has moved runs before all of its memory is in place.  It must not depend on the criuctl that received it: its
-old home is gone, and an older state of it would say again what it has said.  So that criuctl starts a feeder, early, while the
-memory is still being sent; it opens the store, and what comes into it, as far as there is room in the host's memory
-(`criuctl.checkpoint.opened_chunks`).  For the restore it serves the pages (`criuctl.criu.lazy`).  Until it
-hears that the tree is about to run it ends when its criuctl does, and the tree with it; from then on it is on its own, and ends
-when every page is there.  If that cannot be, or it is killed itself, the tree is ended, as with any lazy restore, and its
-checkpoint is there.
+A session that has moved runs before all of its memory is in place.  It must not depend on the
+criuctl that received it: its old home is gone, and an older state of it would say again what it has
+said.  So that criuctl starts a feeder, early, while the memory is still being sent; it opens the
+store, and what comes into it, as far as there is room in the host's memory
+(`criuctl.checkpoint.opened_chunks`).  For the restore it serves the pages (`criuctl.criu.lazy`).
+Until it hears that the tree is about to run it ends when its criuctl does, and the tree with it;
+from then on it is on its own, and ends when every page is there.  If that cannot be, or it is
+killed itself, the tree is ended, as with any lazy restore, and its checkpoint is there.
 
-The two speak over a SOCK_SEQPACKET pair, in JSON: first what the store is, ``pack`` for each that has come, then ``load``
-(with the folder of the images), ``listen``, ``watch`` and ``run``, the last three answered by the word; ``done`` when every page
-is there.
+The two speak over a SOCK_SEQPACKET pair, in JSON: first what the store is, ``pack`` for each that
+has come, then ``load`` (with the folder of the images), ``listen``, ``watch`` and ``run``, the last
+three answered by the word; ``done`` when every page is there.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ from ..report import Reporter
 from ..store import open_store
 from . import materialise
 
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from criuctl.restore.page_feeder import main; sys.exit(main())"
-_STORE = ("store", "key_dir", "cache_dir", "workers", "uploads")  # what of the configuration matters
+_PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from criuctl.restore.page_feeder import main; "
+    "sys.exit(main())"
+)
+# what of the configuration matters
+_STORE = ("store", "key_dir", "cache_dir", "workers", "uploads")
 _PATIENCE = 30.0  # seconds for an answer, and for its end
 _NICE = -15  # whoever waits for a page, waits for us
 _MESSAGE = 1 << 16  # bytes
@@ -55,15 +60,22 @@ class Feeder:
     """A feeder that was started; `close` it."""
 
     def __init__(self, config: Config, memory: int) -> None:
-        """`config` has the store that the checkpoint will be in, whose tree has so many bytes of memory."""
+        """`config` has the store that the checkpoint will be in, whose tree has so many bytes of
+        memory.
+        """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # One that hangs, and has not taken what it was told before, is found when its answer is missed.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(_PATIENCE), 0))
+        # One that hangs, and has not taken what it was told before, is found when its answer is
+        # missed.
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(_PATIENCE), 0)
+        )
         try:
             with theirs:
                 words = [str(Path(__file__).parents[2]), str(theirs.fileno())]
                 self._child = command.spawn(
-                    [sys.executable, "-I", "-c", _PROGRAM, *words], pass_fds=[theirs.fileno()], new_session=True
+                    [sys.executable, "-I", "-c", _PROGRAM, *words],
+                    pass_fds=[theirs.fileno()],
+                    new_session=True,
                 )
         except BaseException:
             self._socket.close()
@@ -72,13 +84,19 @@ class Feeder:
         self.say({key: getattr(config, key) for key in _STORE} | {"memory": memory})
 
     def arrived(self, name: str, size: int) -> None:
-        """This object of the store has come; returns at once, told or not: what it was not told of it reads when it is needed."""
+        """This object of the store has come; returns at once, told or not: what it was not told of
+        it reads when it is needed.
+        """
         if pack_of(name) is not None:
             with suppress(OSError):
-                self._socket.send(json.dumps({"pack": name, "size": size}).encode(), socket.MSG_DONTWAIT)
+                self._socket.send(
+                    json.dumps({"pack": name, "size": size}).encode(), socket.MSG_DONTWAIT
+                )
 
     def load(self, manifest: Manifest, folder: int) -> None:
-        """Have it look up the pages of this checkpoint, whose images are in `folder`; returns at once."""
+        """Have it look up the pages of this checkpoint, whose images are in `folder`; returns at
+        once.
+        """
         self.say({"load": manifest.id}, folder)
 
     def pages(self, criu: CriuBinary, enter: Sequence[str]) -> FedPages:
@@ -109,7 +127,9 @@ class Feeder:
         self._alone = True
 
     def close(self, *, failed: bool = False) -> None:
-        """Let go of it; it ends unless the tree runs and nothing has `failed`.  May be called again."""
+        """Let go of it; it ends unless the tree runs and nothing has `failed`.  May be called
+        again.
+        """
         self._socket.close()
         if failed and self._alone:
             self._child.kill()  # which ends the tree
@@ -138,12 +158,19 @@ class FedPages:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is not None:
             self._feeder.close(failed=True)
 
     def watch(self, root: ProcessIdentity) -> None:
-        """Start what ends the tree if the feeder ends before it should; `watched` waits for that."""
+        """Start what ends the tree if the feeder ends before it should; `watched` waits for
+        that.
+        """
         self._feeder.say({"watch": [root.pid, root.start_time]})
 
     def watched(self) -> None:
@@ -155,7 +182,9 @@ class FedPages:
         self._feeder.leave_alone()
 
     def finish(self) -> None:
-        """Wait until every page has arrived; raises what went wrong: the tree must not go on then."""
+        """Wait until every page has arrived; raises what went wrong: the tree must not go on
+        then.
+        """
         self._feeder.hear("done", timeout=None)
 
 

@@ -1,7 +1,9 @@
-"""A restored tree before its first instruction: the last moment at which everything can be taken back.
+"""A restored tree before its first instruction: the last moment at which everything can be taken
+back.
 
-CRIU holds every process.  What CRIU has opened is compared with what was judged, the memory is completed,
-repairs and connections follow, hooks may veto, and the session is recorded before the tree runs.
+CRIU holds every process.  What CRIU has opened is compared with what was judged, the memory is
+completed, repairs and connections follow, hooks may veto, and the session is recorded before the
+tree runs.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class PlacedTree(Struct, eq=False):
     _views: Views | None = None  # of the mount namespaces
 
     def complete(self, inner: int) -> None:
-        """Complete the tree whose root CRIU calls `inner`; what raises is a veto, and nothing is left."""
+        """Complete the tree whose root CRIU calls `inner`; what raises is a veto, and nothing is
+        left.
+        """
         work, around = self.work, self.around
         work.reporter.step("post-restore")
         work.terminals.made()
@@ -62,7 +66,9 @@ class PlacedTree(Struct, eq=False):
             network_contents.complete(work.manifest.namespaces["net"], pids, work.reporter)
         self._reopen()
         # Repairs before connections: a hook may let a connection's owner get signals.
-        self.mended = RestoredTree(work.images, work.manifest, root, pids, work.reporter, work.terminals.owners)
+        self.mended = RestoredTree(
+            work.images, work.manifest, root, pids, work.reporter, work.terminals.owners
+        )
         around.repairs.mend(self.mended)
         self._hand_back(root)
         self._rejoin_groups()
@@ -86,15 +92,22 @@ class PlacedTree(Struct, eq=False):
             return inner
         found = pid_in(self.around.private.pid_namespace, inner)
         if found is None:
-            raise RestoreFailed(f"the restored root, PID {inner} of its namespace, has ended at once")
+            raise RestoreFailed(
+                f"the restored root, PID {inner} of its namespace, has ended at once"
+            )
         return found
 
     def _report_early(self, early: EarlyTasks) -> None:
         reporter = self.work.reporter
         if bereft := early.stop():
-            reporter.warning(f"sessions {sorted(bereft)}: only their leaders have their controlling terminal")
+            reporter.warning(
+                f"sessions {sorted(bereft)}: only their leaders have their controlling terminal"
+            )
         for pid, code in sorted(early.codes.items()):
-            reporter.warning(f"PID {pid}, which has ended and was not waited for, ended with {code & _SEVEN_BITS}, not {code}")
+            reporter.warning(
+                f"PID {pid}, which has ended and was not waited for, ended with "
+                f"{code & _SEVEN_BITS}, not {code}"
+            )
 
     def _compare(self, root: int) -> None:
         """Compare what the processes hold with what was judged: a difference is a veto."""
@@ -117,26 +130,38 @@ class PlacedTree(Struct, eq=False):
         comparison.compare_late(late, judge, self.pids, self._views)
 
     def _hand_back(self, root: int) -> None:
-        """Hand the external connections back, and give those that stay as they were their options."""
+        """Hand the external connections back, and give those that stay as they were their
+        options.
+        """
         work, judge = self.work, self.around.judge
         assert judge is not None
         planned = work.plan.connections
         if planned:
             work.reporter.step("connections")
         facts = work.hooks.facts | {"pid": root}
-        self.connections = hand_back.HandBack(work.config, planned, self.pids, facts, judge.holders).run()
+        self.connections = hand_back.HandBack(
+            work.config, planned, self.pids, facts, judge.holders
+        ).run()
         changed = hand_back.endings(planned)
         as_it_was = [r for r in work.manifest.connections if (r.pid, r.fd) not in changed]
         hand_back.set_options(as_it_was, self.pids, work.reporter)
 
     def _rejoin_groups(self) -> None:
-        """Move the processes into the control groups that they were in, on the same host, and out of criuctl's unit."""
+        """Move the processes into the control groups that they were in, on the same host, and out
+        of criuctl's unit.
+        """
         work, pids = self.work, self.pids
         if work.at_home:
-            wanted = {pids[p.ns_pid]: p.cgroups for p in work.manifest.processes if p.cgroups and p.ns_pid in pids}
+            wanted = {
+                pids[p.ns_pid]: p.cgroups
+                for p in work.manifest.processes
+                if p.cgroups and p.ns_pid in pids
+            }
             if missing := membership.put_back(wanted):
                 groups = ", ".join(missing)
-                work.reporter.warning(f"control groups that are gone: {groups}; the tree is in criuctl's")
+                work.reporter.warning(
+                    f"control groups that are gone: {groups}; the tree is in criuctl's"
+                )
         if not work.holder.needed:
             listed = (p for p in work.manifest.processes if p.ns_pid in pids)
             services = {pids[p.ns_pid]: membership.service_of(p.cgroups) for p in listed}

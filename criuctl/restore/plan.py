@@ -1,7 +1,7 @@
 """The plan of a restore: a pure function of the manifest, the wishes and what this host is like.
 
-`observe` looks at the host, `make_plan` decides, ``restore --dry-run`` prints what it decided.  A plan with
-error findings is never carried out.
+`observe` looks at the host, `make_plan` decides, ``restore --dry-run`` prints what it decided.  A
+plan with error findings is never carried out.
 """
 
 from __future__ import annotations
@@ -50,13 +50,18 @@ class Wishes(Struct, frozen=True):
     connections: str | None = None
     files: Policy = "restore"
     rules: Rules = field(default_factory=Rules)  # of this host's configuration
-    deadline: float | None = None  # seconds for connections to be back, instead of what the rules say
-    hooks: frozenset[str] | None = None  # the names of this host's reconnect hooks; None if nobody has looked
+    # seconds for connections to be back, instead of what the rules say
+    deadline: float | None = None
+    # the names of this host's reconnect hooks; None if nobody has looked
+    hooks: frozenset[str] | None = None
     alone: bool = False  # in a network of its own, whatever is free here
     prepared: bool = False  # this host has pre-restore hooks, which may add addresses
 
 
-ADD_ADDRESS = "Add it (`ip address add`), or allow foreign ones until the tree is here: `sysctl net.ipv4.ip_nonlocal_bind=1`."
+ADD_ADDRESS = (
+    "Add it (`ip address add`), or allow foreign ones until the tree is here: `sysctl "
+    "net.ipv4.ip_nonlocal_bind=1`."
+)
 
 
 class HostFacts(Struct, frozen=True):
@@ -66,20 +71,27 @@ class HostFacts(Struct, frozen=True):
     cpu_flags: frozenset[str]
     page_size: int
     taken_pids: tuple[int, ...]
-    listening: dict[str, int]  # "tcp 127.0.0.1:80" -> inode (0: unknown), in the namespace the tree would come to
-    local_addresses: frozenset[str]  # of the external connections' local ends, those that this host has
+    # "tcp 127.0.0.1:80" -> inode (0: unknown), in the namespace the tree would come to
+    listening: dict[str, int]
+    # of the external connections' local ends, those that this host has
+    local_addresses: frozenset[str]
     netns: Place  # how its net namespace can be had, and where
     users: frozenset[int]
     files: tuple[Judgement, ...]
     findings: tuple[Finding, ...] = ()
     deleted: tuple[DeletedName, ...] = ()
-    open_pairs: frozenset[tuple[str, str]] = frozenset()  # (local, peer) of connections that are open here
-    missing_peers: frozenset[str] = frozenset()  # paths of unix datagram sockets, and of journals, that are not there
-    missing_folders: frozenset[str] = frozenset()  # working folders that are not here and are not put back
+    # (local, peer) of connections that are open here
+    open_pairs: frozenset[tuple[str, str]] = frozenset()
+    # paths of unix datagram sockets, and of journals, that are not there
+    missing_peers: frozenset[str] = frozenset()
+    # working folders that are not here and are not put back
+    missing_folders: frozenset[str] = frozenset()
     names: tuple[TakenName, ...] = ()  # of unix sockets, that somebody has here
-    missing_addresses: frozenset[str] = frozenset()  # local ends, of sockets that wait, that cannot be bound to here
+    # local ends, of sockets that wait, that cannot be bound to here
+    missing_addresses: frozenset[str] = frozenset()
     bound: tuple[BoundSocket, ...] = ()  # sockets that are bound to a network interface
-    owners: Mapping[int, Owner] = field(default_factory=dict)  # of the tree's processes, by its own PIDs
+    # of the tree's processes, by its own PIDs
+    owners: Mapping[int, Owner] = field(default_factory=dict)
 
 
 class RestorePlan(Struct, frozen=True):
@@ -93,7 +105,8 @@ class RestorePlan(Struct, frozen=True):
     findings: tuple[Finding, ...] = field(default=())
     deleted: tuple[DeletedName, ...] = ()
     names: tuple[TakenName, ...] = ()  # of unix sockets, that come under names of their own
-    no_interfaces: frozenset[str] = frozenset()  # that sockets are bound to, and that are not where the tree comes to
+    # that sockets are bound to, and that are not where the tree comes to
+    no_interfaces: frozenset[str] = frozenset()
 
     @property
     def policies(self) -> dict[tuple[int, int], str]:
@@ -112,7 +125,11 @@ class RestorePlan(Struct, frozen=True):
             "pids": self.pids,
             "net": self.net,
             "connections": [c.to_dict() for c in self.connections],
-            "files": [{"path": j.record.path, "verdict": j.verdict, "why": j.why} for j in self.files if j.verdict != "same"],
+            "files": [
+                {"path": j.record.path, "verdict": j.verdict, "why": j.why}
+                for j in self.files
+                if j.verdict != "same"
+            ],
             "findings": [f.to_dict() for f in self.findings],
         }
 
@@ -139,13 +156,18 @@ def observe(
     wishes: Wishes,
     uids: Collection[int] = carried_binaries.ROOTS,
 ) -> HostFacts:
-    """Look at everything on this host that the plan depends on; `uids` are the users of the tree, by its images."""
+    """Look at everything on this host that the plan depends on; `uids` are the users of the tree,
+    by its images.
+    """
     from ..host.identity import cpu, machine_id
 
     net = find_net(manifest, copy=wishes.copy)
     listening, pairs = _used(manifest, net)
     users = frozenset(uid for uid in {p.uid for p in manifest.processes} if _known_user(uid))
-    at_home = manifest.host.machine_id == machine_id() and manifest.namespaces.get("mnt", {}).get("mode", "host") == "host"
+    at_home = (
+        manifest.host.machine_id == machine_id()
+        and manifest.namespaces.get("mnt", {}).get("mode", "host") == "host"
+    )
     files = tuple(judge_all(manifest.files, wishes.files, uids, at_home=at_home))
     return HostFacts(
         kernel_arch=platform.machine(),
@@ -162,7 +184,8 @@ def observe(
         missing_folders=_missing_folders(manifest, files),
         missing_addresses=missing_addresses(manifest, net),
         findings=tuple(_network_tools(net)),
-        owners={p.ns_pid: Owner(frozenset({p.uid})) for p in manifest.processes},  # until there are images to tell
+        # until there are images to tell
+        owners={p.ns_pid: Owner(frozenset({p.uid})) for p in manifest.processes},
     )
 
 
@@ -173,7 +196,9 @@ def _network_tools(net: Place) -> Iterator[Finding]:
 
 
 def _used(manifest: Manifest, net: Place) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:
-    """What the network that the tree comes to has already: see `HostFacts.listening` and `HostFacts.open_pairs`."""
+    """What the network that the tree comes to has already: see `HostFacts.listening` and
+    `HostFacts.open_pairs`.
+    """
     if is_new(net.mode):
         return {}, frozenset()
     with opened(net) as namespace:
@@ -182,16 +207,22 @@ def _used(manifest: Manifest, net: Place) -> tuple[dict[str, int], frozenset[tup
         others = [s.local for s in here if s.protocol == "tcp" and s.local and s.listening]
         for c in manifest.connections:
             # Of those that are bound to an address of IPv6 any may be for that alone.
-            udp, tcp = c.state == "bound", c.state == "listen" and c.protocol == "tcp" and _overlaps(c.local, others)
+            udp, tcp = (
+                c.state == "bound",
+                c.state == "listen" and c.protocol == "tcp" and _overlaps(c.local, others),
+            )
             idle = c.state == UNCONNECTED and c.protocol == "tcp" and endpoint(c.local)[1] != 0
             kind = socket.SOCK_DGRAM if udp else socket.SOCK_STREAM
             if (udp or tcp or idle) and is_taken(c.local, kind, namespace, v6only=True):
                 listening.setdefault(f"{c.protocol} {c.local}", 0)
-        return listening, frozenset((str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected)
+        return listening, frozenset(
+            (str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected
+        )
 
 
 def _overlaps(local: str, others: Iterable[Address]) -> bool:
-    """Whether one of the others has the port at an address that this one covers, or covers this one.
+    """Whether one of the others has the port at an address that this one covers, or covers this
+    one.
 
     Not told of one for IPv6 beside others for IPv4: whether it leaves IPv4 to them is not recorded.
     """
@@ -214,19 +245,29 @@ def _known_user(uid: int) -> bool:
 
 
 def _missing_folders(manifest: Manifest, files: Iterable[Judgement]) -> frozenset[str]:
-    """Working folders that CRIU would not find; what a tree with a root of its own sees is not known before it is there."""
+    """Working folders that CRIU would not find; what a tree with a root of its own sees is not
+    known before it is there.
+    """
     if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
         return frozenset()
-    folders = {p.cwd for p in manifest.processes if p.cwd.startswith("/") and not p.cwd.endswith(" (deleted)")}
+    folders = {
+        p.cwd
+        for p in manifest.processes
+        if p.cwd.startswith("/") and not p.cwd.endswith(" (deleted)")
+    }
     made = [j.record.path + "/" for j in files if j.verdict == "put-back"]
-    return frozenset(f for f in folders if not os.path.isdir(f) and not any(path.startswith(f"{f}/") for path in made))
+    return frozenset(
+        f
+        for f in folders
+        if not os.path.isdir(f) and not any(path.startswith(f"{f}/") for path in made)
+    )
 
 
 def _missing_peers(manifest: Manifest, net: Place) -> frozenset[str]:
     """Names of unix datagram peers that CRIU could not connect to, and of journals.
 
-    A name that is relative to wherever its server was is one of them.  What a tree with a root or a network of its own sees
-    is not known before it is there: nothing of that is missing.
+    A name that is relative to wherever its server was is one of them.  What a tree with a root or a
+    network of its own sees is not known before it is there: nothing of that is missing.
     """
     unix = [c for c in manifest.connections if c.external and c.family == "unix" and c.peer]
     wanted = {c.peer for c in unix if c.type == "dgram" or c.application == JOURNAL}
@@ -245,14 +286,18 @@ def _missing_peers(manifest: Manifest, net: Place) -> frozenset[str]:
 
 
 def _local_addresses(manifest: Manifest, net: Place) -> frozenset[str]:
-    """The external connections' local ends that can be bound to in the network that the tree comes to."""
+    """The external connections' local ends that can be bound to in the network that the tree comes
+    to.
+    """
     hosts = {c.local: endpoint(c.local)[0] for c in manifest.connections if c.external}
     here = _local({host for host in hosts.values() if host}, net)
     return frozenset(local for local, host in hosts.items() if host in here)
 
 
 def missing_addresses(manifest: Manifest, net: Place) -> frozenset[str]:
-    """Local ends at which CRIU could not have sockets wait there; those of IPv6 it binds to whatever they were bound to."""
+    """Local ends at which CRIU could not have sockets wait there; those of IPv6 it binds to
+    whatever they were bound to.
+    """
     if is_new(net.mode):
         return frozenset()
     waiting = (c for c in manifest.connections if c.waits and c.family == "inet")
@@ -268,7 +313,9 @@ def _local(hosts: Iterable[str], net: Place) -> set[str]:
 
 
 def is_local(host: str, namespace: int | None) -> bool:
-    """Whether sockets can be bound to this address, in the net namespace of that descriptor (None: ours)."""
+    """Whether sockets can be bound to this address, in the net namespace of that descriptor (None:
+    ours).
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
     with made(family, socket.SOCK_STREAM, 0) as probe:
@@ -298,27 +345,64 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
         if wishes.copy:
             net = fresh
             verb = "is" if len(names) == 1 else "are"
-            text = f"{', '.join(names)} {verb} taken, so the copy gets a network of its own ({again})"
+            text = (
+                f"{', '.join(names)} {verb} taken, so the copy gets a network of its own ({again})"
+            )
             findings.append(Finding("warning", "port-taken", text))
         else:
-            hint = "End what uses it, or restore a copy with --as NAME, which gets a network of its own."
-            findings += [Finding("error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd) for c in conflicts]
+            hint = (
+                "End what uses it, or restore a copy with --as NAME, which gets a network of its "
+                "own."
+            )
+            findings += [
+                Finding(
+                    "error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd
+                )
+                for c in conflicts
+            ]
     if not is_new(net):
         for c in manifest.connections:
             if c.waits and c.local in facts.missing_addresses:
-                text = f"{c.protocol} {c.local} is bound to {endpoint(c.local)[0]}, which is no address of this host"
+                text = (
+                    f"{c.protocol} {c.local} is bound to {endpoint(c.local)[0]}, which is no "
+                    "address of this host"
+                )
                 if wishes.prepared:
-                    findings.append(Finding("info", "address-missing", f"{text}, unless a hook adds it", "", c.pid, c.fd))
+                    findings.append(
+                        Finding(
+                            "info",
+                            "address-missing",
+                            f"{text}, unless a hook adds it",
+                            "",
+                            c.pid,
+                            c.fd,
+                        )
+                    )
                 else:
-                    findings.append(Finding("error", "address-missing", text, ADD_ADDRESS, c.pid, c.fd))
+                    findings.append(
+                        Finding("error", "address-missing", text, ADD_ADDRESS, c.pid, c.fd)
+                    )
     if net == "private" and facts.netns.mode == "private" and not wishes.alone:
-        text, hint = "the network namespace of the dump is gone; a new one with only a loopback interface is made", ""
+        text, hint = (
+            "the network namespace of the dump is gone; a new one with only a loopback interface "
+            "is made",
+            "",
+        )
         if wishes.copy:
-            text = "the copy gets a network of its own (loopback only), not the network namespace of the dump"
+            text = (
+                "the copy gets a network of its own (loopback only), not the network namespace of "
+                "the dump"
+            )
         elif unsure:
-            text = "nothing tells whether the network namespace with the number of that of the dump is still the same one; "
+            text = (
+                "nothing tells whether the network namespace with the number of that of the dump "
+                "is still the same one; "
+            )
             text += "a new one with only a loopback interface is made"
-            hint = "Before the next dump, give it a name by which a restore finds it: `ip netns attach NAME PID`."
+            hint = (
+                "Before the next dump, give it a name by which a restore finds it: `ip netns "
+                "attach NAME PID`."
+            )
         findings.append(Finding("warning", "netns-new", text, hint))
     if net == "private" and pids == "same":
         pids = "private"  # both namespaces are kept alive by the same PID 1
@@ -333,38 +417,77 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     findings += [f for name in facts.deleted if (f := name.finding()) is not None]
     for folder in sorted(facts.missing_folders):
         pid = next(p.pid for p in manifest.processes if p.cwd == folder)
-        hint = f"Bring it here, or make it: `mkdir -p {quoted(folder)}`; next time dump with --with-files."
-        findings.append(Finding("error", "folder-missing", f"{folder}: is a working folder and no folder is here", hint, pid))
+        hint = (
+            f"Bring it here, or make it: `mkdir -p {quoted(folder)}`; next time dump with "
+            "--with-files."
+        )
+        findings.append(
+            Finding(
+                "error",
+                "folder-missing",
+                f"{folder}: is a working folder and no folder is here",
+                hint,
+                pid,
+            )
+        )
     gone = interfaces.names(absent)
-    return RestorePlan(pids, net, source, connections, facts.files, tuple(findings), facts.deleted, own_names, gone)
+    return RestorePlan(
+        pids, net, source, connections, facts.files, tuple(findings), facts.deleted, own_names, gone
+    )
 
 
-def _interfaces(absent: Iterable[BoundSocket], connections: Iterable[ConnectionPlan], *, prepared: bool) -> Iterator[Finding]:
+def _interfaces(
+    absent: Iterable[BoundSocket], connections: Iterable[ConnectionPlan], *, prepared: bool
+) -> Iterator[Finding]:
     """What CRIU would fail at; a connection that is given up comes without its interface."""
-    given_up = {holder for c in connections if c.policy in ("hangup", "reconnect") for holder in c.record.holders}
+    given_up = {
+        holder
+        for c in connections
+        if c.policy in ("hangup", "reconnect")
+        for holder in c.record.holders
+    }
     for s in absent:
         if given_up.isdisjoint(s.holders):
             pid, fd = next(iter(s.holders), (None, None))
-            text = f"a socket is bound to the network interface {s.interface}, which is not where the tree comes to"
+            text = (
+                f"a socket is bound to the network interface {s.interface}, which is not where "
+                "the tree comes to"
+            )
             if prepared:
-                yield Finding("info", "interface-missing", f"{text}, unless a hook adds it", "", pid, fd)
+                yield Finding(
+                    "info", "interface-missing", f"{text}, unless a hook adds it", "", pid, fd
+                )
             else:
-                yield Finding("error", "interface-missing", text, "Add one of that name (`ip link`).", pid, fd)
+                yield Finding(
+                    "error", "interface-missing", text, "Add one of that name (`ip link`).", pid, fd
+                )
 
 
 def _abstract_names(
-    facts: HostFacts, wishes: Wishes, net: NetMode, fresh: NetMode, again: str, findings: list[Finding]
+    facts: HostFacts,
+    wishes: Wishes,
+    net: NetMode,
+    fresh: NetMode,
+    again: str,
+    findings: list[Finding],
 ) -> NetMode:
-    """The network, given the abstract names of unix sockets that are taken in the one that the tree would come to."""
+    """The network, given the abstract names of unix sockets that are taken in the one that the tree
+    would come to.
+    """
     found = [n for n in facts.names if n.what == "abstract"]
     if not found or is_new(net):
         return net
     if wishes.copy:
         names = ", ".join(f"{n.path} ({n.by})" for n in found)
-        text = f"abstract names of unix sockets are taken, so the copy gets a network of its own ({again}): {names}"
+        text = (
+            "abstract names of unix sockets are taken, so the copy gets a network of its own "
+            f"({again}): {names}"
+        )
         findings.append(Finding("warning", "socket-taken", text))
         return fresh
-    hint = "End that process first, or restore a copy with --as NAME, which gets a network of its own."
+    hint = (
+        "End that process first, or restore a copy with --as NAME, which gets a network of its own."
+    )
     for n in found:
         text = f"{n.path} is the abstract name of a unix socket of the tree, and {n.by} has it"
         findings.append(Finding("error", "socket-taken", text, hint, n.pid, n.fd))
@@ -375,26 +498,50 @@ def _platform(manifest: Manifest, facts: HostFacts, findings: list[Finding]) -> 
     host = manifest.host
     if host.arch != facts.kernel_arch:
         text = f"the tree is of a {host.arch} host, this one is {facts.kernel_arch}"
-        findings.append(Finding("error", "arch", text, f"Only another {host.arch} host can run it."))
+        findings.append(
+            Finding("error", "arch", text, f"Only another {host.arch} host can run it.")
+        )
     if host.page_size and host.page_size != facts.page_size:
         text = f"pages were {host.page_size} bytes, here they are {facts.page_size}"
-        findings.append(Finding("error", "page-size", text, "Use a kernel that is built with the same page size."))
+        findings.append(
+            Finding(
+                "error", "page-size", text, "Use a kernel that is built with the same page size."
+            )
+        )
     missing = sorted(set(host.cpu_flags) - facts.cpu_flags)
     if missing and host.arch == facts.kernel_arch:
-        text = f"this processor lacks {', '.join(missing[:12])}{' ...' if len(missing) > 12 else ''}"
-        findings.append(Finding("warning", "cpu", text, "A program that uses these instructions will be killed by SIGILL."))
+        text = (
+            f"this processor lacks {', '.join(missing[:12])}{' ...' if len(missing) > 12 else ''}"
+        )
+        findings.append(
+            Finding(
+                "warning",
+                "cpu",
+                text,
+                "A program that uses these instructions will be killed by SIGILL.",
+            )
+        )
     unknown = sorted({p.uid for p in manifest.processes} - facts.users)
-    findings += [Finding("info", "user", f"user id {uid} has no name on this host") for uid in unknown]
+    findings += [
+        Finding("info", "user", f"user id {uid} has no name on this host") for uid in unknown
+    ]
 
 
-def _pids(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[Finding], *, shown: bool) -> PidMode:
+def _pids(
+    manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[Finding], *, shown: bool
+) -> PidMode:
     init = bool(manifest.namespaces.get("pid", {}).get("init"))
     overlaid = next((j.record.path for j in facts.files if j.verdict == "overlaid"), None)
     if overlaid is not None and (init or wishes.pids == "same"):
         text = (
-            f"{overlaid} came along and would have to lie over this host's, which a tree can have only in namespaces of its own"
+            f"{overlaid} came along and would have to lie over this host's, which a tree can have "
+            "only in namespaces of its own"
         )
-        hint = "Install that version here; its root was PID 1 of a PID namespace." if init else "Restore with --pids auto."
+        hint = (
+            "Install that version here; its root was PID 1 of a PID namespace."
+            if init
+            else "Restore with --pids auto."
+        )
         findings.append(Finding("error", "overlay", text, hint))
     if init:
         if wishes.pids == "same":
@@ -403,15 +550,26 @@ def _pids(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[F
         return "init"
     # Numbers of a namespace of its own mean nothing here, even where they happen to be free.
     own = manifest.namespaces.get("pid", {}).get("mode") == "entered"
-    if wishes.pids == "private" or (wishes.pids == "auto" and (own or overlaid is not None or shown)):
+    if wishes.pids == "private" or (
+        wishes.pids == "auto" and (own or overlaid is not None or shown)
+    ):
         return "private"
     if not facts.taken_pids:
         return "same"
     some = ", ".join(map(str, facts.taken_pids[:8])) + (" ..." if len(facts.taken_pids) > 8 else "")
     if wishes.pids == "same":
         findings.append(
-            Finding("error", "pids-taken", f"PIDs of the tree are taken: {some}", "Restore with --pids auto or private.")
+            Finding(
+                "error",
+                "pids-taken",
+                f"PIDs of the tree are taken: {some}",
+                "Restore with --pids auto or private.",
+            )
         )
         return "same"
-    findings.append(Finding("info", "pids-private", f"PIDs {some} are taken: restored in a PID namespace of its own"))
+    findings.append(
+        Finding(
+            "info", "pids-private", f"PIDs {some} are taken: restored in a PID namespace of its own"
+        )
+    )
     return "private"

@@ -13,7 +13,8 @@ class RestoreRequest(Struct, frozen=True, kw_only=True):
 
     new_name: str | None = None  # of a copy; None: the session itself comes back
     pids: str = "auto"  # auto | same | private
-    connections: str | None = None  # the policy for all of them; None: the checkpoint's and the configured rules
+    # the policy for all of them; None: the checkpoint's and the configured rules
+    connections: str | None = None
     connections_deadline: float | None = None  # seconds for connections to be back
     files: Policy | None = None  # for changed files; None: the configuration's
     lazy: bool | None = False  # memory follows while the tree runs; None: where it is worth it

@@ -1,8 +1,9 @@
 """CRIU's part of a restore: from plain images in a folder to a tree that runs, or to nothing.
 
-Everything that is made for it on this host (`criuctl.restore.surroundings`) is undone in reverse until the
-tree runs for good.  From then on there is no way back: a tree that no session records, or whose lease is
-given back, might be restored a second time, so no signal and no failure stops what is left to do.
+Everything that is made for it on this host (`criuctl.restore.surroundings`) is undone in reverse
+until the tree runs for good.  From then on there is no way back: a tree that no session records, or
+whose lease is given back, might be restored a second time, so no signal and no failure stops what
+is left to do.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Restoring(Struct, eq=False):
         except Exception as error:
             if not self.root:
                 raise
-            self.work.reporter.warning(f"not everything that was made for the restore could be taken down: {error}")
+            self.work.reporter.warning(
+                f"not everything that was made for the restore could be taken down: {error}"
+            )
         return self.root
 
     def _run(self, criu: binary.CriuBinary, running: ExitStack) -> None:
@@ -90,7 +93,9 @@ class Restoring(Struct, eq=False):
         return self._release()
 
     def _release(self) -> int | None:
-        """Point of no return.  Return the tracer's PID, 0 if it is not known, None if CRIU has ended."""
+        """Point of no return.  Return the tracer's PID, 0 if it is not known, None if CRIU has
+        ended.
+        """
         work, around, placed = self.work, self.around, self.placed
         around.pipes.close()
         assert placed.mended is not None
@@ -99,7 +104,8 @@ class Restoring(Struct, eq=False):
         if devices is not None:  # the last step that can fail; nothing of the program runs in it
             stopped = work.images.stopped()
             devices.bring_back(placed.pids, stopped, lambda: end_tracer(placed.tracer()))
-        if around.fresh is not None:  # if criuctl is killed from here on the tree must not end with its namespaces
+        # if criuctl is killed from here on the tree must not end with its namespaces
+        if around.fresh is not None:
             around.fresh.keep(self.inner_root, ends_with_root=work.holder.ends_with_root)
         work.holder.settle()
         if devices is not None:

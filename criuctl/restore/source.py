@@ -52,13 +52,18 @@ def find(
     *,
     received: bool,
 ) -> Source:
-    """Find the checkpoint and lock its session until `stack` ends; `received`: it has come from another host.
+    """Find the checkpoint and lock its session until `stack` ends; `received`: it has come from
+    another host.
 
-    Raises `Conflict` where the session lives, `NoSuchCheckpoint`, `OlderCheckpoint`, `AnotherSession`.
+    Raises `Conflict` where the session lives, `NoSuchCheckpoint`, `OlderCheckpoint`,
+    `AnotherSession`.
     """
     if repository is None:
         repository = _open(config, reporter, stack)
-    with outcome.offering_another(repository, ref), newest.offering_elsewhere(config, repository, ref):
+    with (
+        outcome.offering_another(repository, ref),
+        newest.offering_elsewhere(config, repository, ref),
+    ):
         manifest = repository.manifest(ref)
     stack.enter_context(outcome.offering_another(repository, ref, manifest))
     name = request.new_name or manifest.session.name
@@ -84,7 +89,9 @@ def _open(config: Config, reporter: Reporter, stack: ExitStack) -> Repository:
 
 
 def unpack(source: Source, reporter: Reporter, stack: ExitStack) -> Unpacked:
-    """Write CRIU's metadata images to a tmpfs of criuctl's own; every chunk is checked on the way."""
+    """Write CRIU's metadata images to a tmpfs of criuctl's own; every chunk is checked on the
+    way.
+    """
     reader = source.repository.reader(reporter)
     scratch = stack.enter_context(Scratch())
     for finding in scratch.findings():

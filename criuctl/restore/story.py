@@ -1,9 +1,10 @@
 """A restore, from top to bottom.
 
-Nothing of the tree runs before everything is in place: chunks verified, files put back, connections handed
-back.  Until then every failure unwinds in reverse: CRIU kills what it had restored (it is told no in
-post-restore, or its socket closes), private namespaces end, files put back are undone, firewall tables are
-removed, the plain images vanish with their tmpfs, the lease is released.  Nothing is left of it.
+Nothing of the tree runs before everything is in place: chunks verified, files put back, connections
+handed back.  Until then every failure unwinds in reverse: CRIU kills what it had restored (it is
+told no in post-restore, or its socket closes), private namespaces end, files put back are undone,
+firewall tables are removed, the plain images vanish with their tmpfs, the lease is released.
+Nothing is left of it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ R = TypeVar("R")
 
 
 def _operation(arguments: Mapping[str, Any]) -> str:
-    """Return the name of this restore as an event; a dry run is none, and what is held has come from another host."""
+    """Return the name of this restore as an event; a dry run is none, and what is held has come
+    from another host.
+    """
     if arguments["request"].dry_run:
         return ""
     return "receive" if arguments.get("held") is not None else "restore"
@@ -58,12 +61,18 @@ def _operation(arguments: Mapping[str, Any]) -> str:
 
 def _about(positional: tuple[Any, ...], arguments: Mapping[str, Any]) -> events.Facts:
     request: RestoreRequest = arguments["request"]
-    asked = {"new_name": request.new_name, "instead_of": request.instead_of, "take_over": request.take_over}
+    asked = {
+        "new_name": request.new_name,
+        "instead_of": request.instead_of,
+        "take_over": request.take_over,
+    }
     return events.reference(positional, asked | {"held": arguments.get("held")})
 
 
 def _once_more(operation: Callable[P, R]) -> Callable[P, R]:
-    """Decide everything again, once, where a PID or a terminal's number was taken between the look and CRIU's work."""
+    """Decide everything again, once, where a PID or a terminal's number was taken between the look
+    and CRIU's work.
+    """
 
     @wraps(operation)
     def tried(*args: P.args, **arguments: P.kwargs) -> R:
@@ -74,7 +83,8 @@ def _once_more(operation: Callable[P, R]) -> Callable[P, R]:
         except NumberTaken as error:
             if not error.again:
                 raise
-        del reporter.warnings[warnings:], reporter.codes[codes:]  # reported again, as far as they are still true
+        # reported again, as far as they are still true
+        del reporter.warnings[warnings:], reporter.codes[codes:]
         arguments["request"] = replace(cast("RestoreRequest", arguments["request"]), again=False)
         return operation(*args, **arguments)
 
@@ -93,11 +103,13 @@ def restore(
     held: Callable[[list[dict[str, Any]]], None] | None = None,
     feeder: Feeder | None = None,
 ) -> RestoreResult | RestorePlan:
-    """Bring the checkpoint that `ref` names back to life here; with `request.dry_run` return what would be done.
+    """Bring the checkpoint that `ref` names back to life here; with `request.dry_run` return what
+    would be done.
 
-    The checkpoint is in `repository` if that is given, which stays open.  `held` is called, with the outcomes of
-    the connections, when everything is in place and nothing has run: when it returns, the tree runs; when it
-    raises, nothing is left.  If memory follows, the `feeder` brings it.
+    The checkpoint is in `repository` if that is given, which stays open.  `held` is called, with
+    the outcomes of the connections, when everything is in place and nothing has run: when it
+    returns, the tree runs; when it raises, nothing is left.  If memory follows, the `feeder` brings
+    it.
     """
     began = time.monotonic()
     registry = Registry(config)
@@ -110,7 +122,9 @@ def restore(
         criu = binary.find(config)
         # The checkpoint, and no other criuctl at work on its session.
         received = held is not None
-        found = source.find(config, ref, request, reporter, registry, repository, stack, received=received)
+        found = source.find(
+            config, ref, request, reporter, registry, repository, stack, received=received
+        )
         manifest = found.manifest
         hooks = hook_facts.of_restore(config, reporter, manifest, found.name)
         if not request.dry_run:
@@ -133,8 +147,14 @@ def restore(
             reporter.finding(finding)
 
         # This host becomes the session's home; a failure from here on gives the lease back.
-        session, seen = outcome.next_incarnation(registry, found.repository, manifest, found.name, copy=request.copy)
-        hooks.run("pre-restore", incarnation=session.incarnation, connections=plan.to_dict()["connections"])
+        session, seen = outcome.next_incarnation(
+            registry, found.repository, manifest, found.name, copy=request.copy
+        )
+        hooks.run(
+            "pre-restore",
+            incarnation=session.incarnation,
+            connections=plan.to_dict()["connections"],
+        )
         _check_addresses(found, plan, facts)
         claim = claim_home(config, request, found, session, seen, reporter, stack)
 
@@ -208,17 +228,25 @@ def _sweep(config: Config) -> None:
 
 
 def _check_addresses(found: Source, plan: RestorePlan, facts: HostFacts) -> None:
-    """Raise `RestoreFailed` if the pre-restore hooks have not made missing addresses this host's."""
+    """Raise `RestoreFailed` if the pre-restore hooks have not made missing addresses this
+    host's.
+    """
     if not facts.missing_addresses or is_new(plan.net):
         return
     if still := missing_addresses(found.manifest, facts.netns):
-        text = f"{', '.join(sorted(still))}: no address of this host, nor has a hook made it one; the tree listens there"
+        text = (
+            f"{', '.join(sorted(still))}: no address of this host, nor has a hook made it one; "
+            "the tree listens there"
+        )
         raise RestoreFailed(text, hint=ADD_ADDRESS)
 
 
 def _check_room(scratch: Scratch) -> None:
     if scratch.free_bytes() == 0:
-        raise RestoreFailed("memory for the images ran out", hint="The host has too little free memory for this checkpoint.")
+        raise RestoreFailed(
+            "memory for the images ran out",
+            hint="The host has too little free memory for this checkpoint.",
+        )
 
 
 def _explained(
@@ -231,7 +259,9 @@ def _explained(
 ) -> CriuctlError:
     """Return CRIU's failure as an error of ours; a taken number is tried again, once."""
     told = outcome.explain(config, error, found.manifest)
-    free_next_time = isinstance(told, TerminalTaken) or (isinstance(told, PidTaken) and request.pids == "auto")
+    free_next_time = isinstance(told, TerminalTaken) or (
+        isinstance(told, PidTaken) and request.pids == "auto"
+    )
     if isinstance(told, NumberTaken) and free_next_time and request.again and feeder is None:
         hooks.reporter.step("again", why=told.message)
         hooks.done = told.again = True

@@ -1,7 +1,8 @@
-"""What is made on this host for one restore before CRIU begins, and undone in reverse unless the tree runs.
+"""What is made on this host for one restore before CRIU begins, and undone in reverse unless the
+tree runs.
 
-Files put back, helper links, namespaces, the firewall lock, control groups, descriptors that CRIU inherits,
-terminals for leaders, pages that follow.  `prepare` has the order, with its reasons.
+Files put back, helper links, namespaces, the firewall lock, control groups, descriptors that CRIU
+inherits, terminals for leaders, pages that follow.  `prepare` has the order, with its reasons.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Surroundings(Struct, eq=False):
     names: Bindings | None = None  # of the tree's unix sockets
     links: link_remaps.Provided | None = None
     proc_files: procfiles.Sorted = field(default_factory=procfiles.Sorted)
-    prefix: list[str] = field(default_factory=list)  # a command that puts CRIU into the tree's namespaces
+    # a command that puts CRIU into the tree's namespaces
+    prefix: list[str] = field(default_factory=list)
     net: int | None = None  # descriptor of its network namespace, if it is not ours
     private: PrivateNamespaces | None = None  # whose PIDs CRIU will speak of
     fresh: PrivateNamespaces | None = None  # made for the tree
@@ -67,9 +69,11 @@ class Surroundings(Struct, eq=False):
     repairs: Repairs = field(default_factory=Repairs)
     early: EarlyTasks | None = None
     following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
-    pipes: ExitStack = field(default_factory=ExitStack)  # named pipes that are open here until the tree has them
+    # named pipes that are open here until the tree has them
+    pipes: ExitStack = field(default_factory=ExitStack)
     _inherit: dict[str, int] = field(default_factory=dict)  # CRIU's key -> descriptor
-    _network: list[str] = field(default_factory=list)  # a command that enters the network namespace alone
+    # a command that enters the network namespace alone
+    _network: list[str] = field(default_factory=list)
 
     def prepare(self, criu: binary.CriuBinary) -> RestoreOptions:
         """Make everything that CRIU finds, in the order in which one thing needs the other."""
@@ -78,7 +82,9 @@ class Surroundings(Struct, eq=False):
         self._bind_names()
         work = self.work
         self.links = self.stack.enter_context(
-            link_remaps.provided(work.plan.deleted, work.images, work.reader, self.applied_files.own, work.reporter)
+            link_remaps.provided(
+                work.plan.deleted, work.images, work.reader, self.applied_files.own, work.reporter
+            )
         )
         work.holder.prepare(work.reader, self.stack, private=work.plan.pids == "private")
         self._enter_namespaces()
@@ -102,7 +108,8 @@ class Surroundings(Struct, eq=False):
         self._follow_early()
         self._bring_pages(criu)
         self._make_room()
-        # Last: between this look at what CRIU opens by paths and CRIU's own is as little time as can be.
+        # Last: between this look at what CRIU opens by paths and CRIU's own is as little time as
+        # can be.
         self._expect()
         return replace(options, inherit=self._inherit)
 
@@ -121,19 +128,23 @@ class Surroundings(Struct, eq=False):
         """Take out of the images what comes back otherwise, or not at all."""
         images, plan = self.work.images, self.work.plan
         images.give_up(hand_back.endings(plan.connections), plan.no_interfaces)
-        # A file that came along is as it was read, and may have been made shorter just then: CRIU may know another
-        # size.  What a copy shares with its original may be written at any moment.
+        # A file that came along is as it was read, and may have been made shorter just then: CRIU
+        # may know another size.  What a copy shares with its original may be written at any moment.
         changed = {
             j.record.path
             for j in plan.files
-            if j.verdict in ("grown", "moved-on") or j.record.data is not None or (self.work.copy and j.record.kind == "written")
+            if j.verdict in ("grown", "moved-on")
+            or j.record.data is not None
+            or (self.work.copy and j.record.kind == "written")
         }
         if changed:
             images.forget_sizes(changed)
         self.proc_files = self._sort_proc_files()
 
     def _sort_proc_files(self) -> procfiles.Sorted:
-        """See to files of /proc that CRIU cannot open as they are, and warn of what is lost of them."""
+        """See to files of /proc that CRIU cannot open as they are, and warn of what is lost of
+        them.
+        """
         age = self.work.age
 
         def same(pid: int) -> bool:
@@ -157,7 +168,11 @@ class Surroundings(Struct, eq=False):
         work.reporter.step("files")
         applied.apply(work.plan.files)
         for path, made in applied.apart:
-            work.reporter.warning(f"{path}: was one file with {made}; here they are on two file systems, and so two files")
+            work.reporter.warning(
+                f"{path}: was one file with {made}; here they are on two file systems, and so "
+                "two "
+                "files"
+            )
         work.images.move_files(applied.own)
         work.images.forget_modes()
         ttyimages.forget_modes(work.images)
@@ -167,7 +182,8 @@ class Surroundings(Struct, eq=False):
         self._unless_kept(names.undo)
         names.put()
 
-    # -- namespaces, network, control groups ---------------------------------------------------------
+    # -- namespaces, network, control groups
+    # ---------------------------------------------------------
 
     def _enter_namespaces(self) -> None:
         """Find or make the namespaces that the tree comes to, and how CRIU gets in."""
@@ -186,7 +202,9 @@ class Surroundings(Struct, eq=False):
             reserved=images.reserved_ids() | self.proc_files.numbers,
             last=last_pid(manifest.namespaces),
             bind=self.work.holder.shown,
-            layers=self.stack.enter_context(carried_binaries.laid(plan.files, self.work.reader, user_ids(images))),
+            layers=self.stack.enter_context(
+                carried_binaries.laid(plan.files, self.work.reader, user_ids(images))
+            ),
             start=self.work.holder.starter,
         )
         fresh = self.fresh = self.stack.enter_context(spaces)
@@ -214,7 +232,9 @@ class Surroundings(Struct, eq=False):
         self.unlock_failed = not lock.remove(failed=not self.kept)
 
     def _make_groups(self) -> str | None:
-        """Return where CRIU makes those control groups of the tree that are gone, if it is to make any."""
+        """Return where CRIU makes those control groups of the tree that are gone, if it is to make
+        any.
+        """
         work = self.work
         made: str | None = None
         if work.at_home and work.plan.pids == "same" and not work.holder.needed:
@@ -224,9 +244,15 @@ class Surroundings(Struct, eq=False):
                 made = yard.path
                 if yard.made:
                     groups = ", ".join(yard.made)
-                    work.reporter.warning(f"control groups that were gone are made again as they were: {groups}")
+                    work.reporter.warning(
+                        f"control groups that were gone are made again as they were: {groups}"
+                    )
         if made is None and (moved := recreation.rejoin_threads(work.images)):
-            work.reporter.warning(f"threads {sorted(moved)} were in other control groups than their process; they are in its now")
+            work.reporter.warning(
+                f"threads {sorted(moved)} were in other control groups than their process; "
+                "they "
+                "are in its now"
+            )
         return made
 
     # -- what CRIU is given ------------------------------------------------------------------------
@@ -241,36 +267,50 @@ class Surroundings(Struct, eq=False):
         work = self.work
         creds = credentials(work.images)
         made = self.applied_files.created
-        self.judge = Judge.of(work.config, work.manifest, creds, authentic=work.authentic, made=made)
+        self.judge = Judge.of(
+            work.config, work.manifest, creds, authentic=work.authentic, made=made
+        )
         self._inherit |= self._open_external(self.judge)
         self._inherit |= work.terminals.open(self.stack, self._their_root)
 
     def _open_external(self, judge: Judge) -> dict[str, int]:
-        """Open the files that came from another mount namespace by path, as far as the tree may have them."""
+        """Open the files that came from another mount namespace by path, as far as the tree may
+        have them.
+        """
         if not self.work.manifest.external:
             return {}
         opened: dict[str, int] = {}
         named = {one.path.lstrip("/"): one for one in held_files(self.work.images) if one.external}
         with Looks() as looks:
             for external in self.work.manifest.external:
-                flags = os.O_PATH if external.kind == "dir" else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+                flags = (
+                    os.O_PATH
+                    if external.kind == "dir"
+                    else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+                )
                 try:
                     with looks.at(external.path) as found:
                         held = named.get(external.key)
                         if held is not None:
-                            refused = judge.objection(replace(held, path=external.path), found, None)
+                            refused = judge.objection(
+                                replace(held, path=external.path), found, None
+                            )
                             if refused:
                                 raise RestoreFailed(str(refused), hint=HINT)
                         fd = os.open(f"/proc/self/fd/{found.fd}", flags | os.O_CLOEXEC)
                 except OSError as error:
-                    raise RestoreFailed(f"{external.path} cannot be opened: {error.strerror}") from error
+                    raise RestoreFailed(
+                        f"{external.path} cannot be opened: {error.strerror}"
+                    ) from error
                 self.stack.callback(os.close, fd)
                 opened[external.key] = fd
         return opened
 
     def _amend_images(self) -> None:
         work = self.work
-        asked = RestoreImages(work.images, work.reporter, self.stack, work.age, in_session=work.holder.needed)
+        asked = RestoreImages(
+            work.images, work.reporter, self.stack, work.age, in_session=work.holder.needed
+        )
         self.repairs.amend_restore(asked)
         self._inherit |= asked.inherit
 
@@ -292,12 +332,16 @@ class Surroundings(Struct, eq=False):
         if not work.lazy:
             return
         if work.feeder is None:
-            self.following = self.stack.enter_context(LazyPages(criu, work.folder, work.lazy, self.prefix))
+            self.following = self.stack.enter_context(
+                LazyPages(criu, work.folder, work.lazy, self.prefix)
+            )
         else:
             self.following = self.stack.enter_context(work.feeder.pages(criu, self.prefix))
 
     def _make_room(self) -> None:
-        """Remove deleted files and folders that a killed restore of this session has left, and would meet again."""
+        """Remove deleted files and folders that a killed restore of this session has left, and
+        would meet again.
+        """
         images, holder = self.work.images, self.work.holder
         folders = ghostfolders.arrange(images, own_mounts=self.work.plan.pids == "init")
         self._unless_kept(lambda: outcome.remove_folders(folders))
@@ -306,7 +350,9 @@ class Surroundings(Struct, eq=False):
         self._unless_kept(lambda: outcome.remove_ghosts(ghosts))
 
     def _expect(self) -> None:
-        """Look once more at what CRIU is about to open, where it will, and hand over descriptors of it."""
+        """Look once more at what CRIU is about to open, where it will, and hand over descriptors of
+        it.
+        """
         work, judge = self.work, self.judge
         assert judge is not None and self.links is not None
         if work.plan.pids == "init":  # CRIU makes the mounts

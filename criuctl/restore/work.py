@@ -1,4 +1,6 @@
-"""What CRIU's part of a restore is given: the checkpoint, the plan, and who is to be asked on the way."""
+"""What CRIU's part of a restore is given: the checkpoint, the plan, and who is to be asked on the
+way.
+"""
 
 from __future__ import annotations
 
@@ -40,23 +42,29 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     terminals: RestoredTerminals
     holder: RestoredHolder
     hooks: Hooks
-    register: Callable[[int, list[dict[str, Any]]], None]  # root and connections, before the tree runs
+    # root and connections, before the tree runs
+    register: Callable[[int, list[dict[str, Any]]], None]
     held: Callable[[list[dict[str, Any]]], None] | None = None  # returns when the tree may run
     copy: bool = False  # the original may live
     authentic: bool = False  # no other program than criuctl can have written the checkpoint
-    lazy: dict[int, LazyImage] = field(default_factory=dict)  # pages that follow; empty for an eager restore
+    # pages that follow; empty for an eager restore
+    lazy: dict[int, LazyImage] = field(default_factory=dict)
     feeder: Feeder | None = None  # brings them from another host
     filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
     devices: RestoredDevices | None = None  # GPUs, of a tree that uses some
 
     @property
     def at_home(self) -> bool:
-        """Whether the tree comes back as itself, to the host that it left, which has not been started again since."""
+        """Whether the tree comes back as itself, to the host that it left, which has not been
+        started again since.
+        """
         return self.manifest.host.boot_id == boot_id() and not self.copy
 
     @property
     def age(self) -> float | None:
-        """Seconds since the dump, if the processes around the tree may still be the same, under the same PIDs."""
+        """Seconds since the dump, if the processes around the tree may still be the same, under the
+        same PIDs.
+        """
         if not self.at_home or self.plan.pids != "same":
             return None
         return time.time() - datetime.fromisoformat(self.manifest.created).timestamp()

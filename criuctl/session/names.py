@@ -1,8 +1,8 @@
 """Names of sessions, and where a session's holder keeps its files.
 
 The socket and the state file are in ``RUN_DIR/holders/NAME``, which is gone after a boot, as is the
-holder; the output log and the audit log in ``STATE_DIR/holders/NAME``.  Both folders have mode 0700:
-output may show secrets.
+holder; the output log and the audit log in ``STATE_DIR/holders/NAME``.  Both folders have mode
+0700: output may show secrets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def check_name(name: str) -> str:
     if _NAME.fullmatch(name) is None or name.isdigit():
         raise InvalidName(
             f"{name!r} cannot be a session's name",
-            hint="Use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit, and not digits alone.",
+            hint=(
+                "Use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit, "
+                "and not digits alone."
+            ),
         )
     return name
 

@@ -1,12 +1,12 @@
 """The wire protocol of a holder: preface, frames, and the numbers that both sides share.
 
-PROTOCOL.md is its reference.  A `Decoder` takes what the socket gives and yields whole frames; it holds
-at most one incomplete frame, and refuses a length above its limit before it keeps a byte of the body.
-The header of an output frame is made separately from the bytes, so that a sender can pass the log's own
-memory to the kernel (``sendmsg``).
+PROTOCOL.md is its reference.  A `Decoder` takes what the socket gives and yields whole frames; it
+holds at most one incomplete frame, and refuses a length above its limit before it keeps a byte of
+the body.  The header of an output frame is made separately from the bytes, so that a sender can
+pass the log's own memory to the kernel (``sendmsg``).
 
-Both sides import this module, and there may be two hundred idle holders: it uses the standard library
-only.
+Both sides import this module, and there may be two hundred idle holders: it uses the standard
+library only.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def common_version(line: bytes, oldest: int = OLDEST, newest: int = VERSION) -> 
     theirs_oldest, theirs_newest = int(words[1]), int(words[2])
     version = min(newest, theirs_newest)
     if version < max(oldest, theirs_oldest):
-        raise ProtocolError(f"no common protocol version: {oldest} to {newest} here, {theirs_oldest} to {theirs_newest} there")
+        raise ProtocolError(
+            f"no common protocol version: {oldest} to {newest} here, {theirs_oldest} to "
+            f"{theirs_newest} there"
+        )
     return version
 
 
@@ -143,7 +146,9 @@ class Decoder:
         return bytes(self._buffer)
 
     def frames(self) -> Iterator[Frame]:
-        """Yield the complete frames, as (type, payload); `ProtocolError` if the stream is broken."""
+        """Yield the complete frames, as (type, payload); `ProtocolError` if the stream is
+        broken.
+        """
         buffer = self._buffer
         if not self.version and not self._preface():
             return

@@ -1,8 +1,8 @@
 """The sessions of this host, from the state files in the run folder.
 
-No holder is asked, so this works after a holder's end, too.  `inside` finds out whether this process
-runs inside a session by its ancestry, not by an environment variable, which any program may change: its
-PID namespace is a session's own, or one of its ancestors is a session's first process.
+No holder is asked, so this works after a holder's end, too.  `inside` finds out whether this
+process runs inside a session by its ancestry, not by an environment variable, which any program may
+change: its PID namespace is a session's own, or one of its ancestors is a session's first process.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def _defaults(name: str) -> dict[str, Any]:
         "moved_to",
         "home",
     )
-    return known | dict.fromkeys((*nothing, "pid_namespace", "socket", "cgroup", "holder", "holder_namespace"))
+    return known | dict.fromkeys(
+        (*nothing, "pid_namespace", "socket", "cgroup", "holder", "holder_namespace")
+    )
 
 
 def leftovers(state: Mapping[str, Any]) -> list[ProcessIdentity]:
@@ -112,7 +114,11 @@ def leftovers(state: Mapping[str, Any]) -> list[ProcessIdentity]:
     if state.get("pid") and state.get("start_time"):
         root = ProcessIdentity(int(state["pid"]), int(state["start_time"]))
         with suppress(CriuctlError):
-            pids += [process.pid for process in read_tree(root.pid) if root.exists() and process.pid not in pids]
+            pids += [
+                process.pid
+                for process in read_tree(root.pid)
+                if root.exists() and process.pid not in pids
+            ]
     found = []
     for pid in pids:
         with suppress(CriuctlError):
@@ -163,7 +169,11 @@ def secluded(config: Config) -> str | None:
 def _secluded(known: list[dict[str, Any]]) -> str | None:
     namespace, boot = _namespace(), _boot_id()
     # Whether the holder lives does not matter: one that was killed may have left its tree.
-    here = (s for s in known if s["pid_namespace"] == namespace and s["state"] not in ("exited", "checkpointed"))
+    here = (
+        s
+        for s in known
+        if s["pid_namespace"] == namespace and s["state"] not in ("exited", "checkpointed")
+    )
     return next((str(state["session"]) for state in here if state["boot_id"] == boot), None)
 
 
@@ -174,7 +184,11 @@ def inside(config: Config) -> str | None:
     if around is not None:
         return around
     states = [state for state in known if state["holder_alive"]]
-    roots = {(s["pid"], s["start_time"]): str(s["session"]) for s in states if s.get("pid") and not s.get("pid_namespace")}
+    roots = {
+        (s["pid"], s["start_time"]): str(s["session"])
+        for s in states
+        if s.get("pid") and not s.get("pid_namespace")
+    }
     holders = {s["holder"]["pid"]: str(s["session"]) for s in states}
     pid = os.getpid()
     while pid > 1:

@@ -1,9 +1,9 @@
 """New pseudo-terminals, and the guard over what line disciplines hold during a dump.
 
 The guard is the program in `criuctl.proc.linediscipline`.  It is started while the tree still runs,
-because starting it takes longer than a freeze should.  It holds descriptors of the terminals' slaves
-and answers within microseconds.  Even if criuctl is killed, what was typed is in the terminal or in the
-guard.
+because starting it takes longer than a freeze should.  It holds descriptors of the terminals'
+slaves and answers within microseconds.  Even if criuctl is killed, what was typed is in the
+terminal or in the guard.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _PATIENCE = 10.0  # seconds to wait for another program that makes terminals
 def making() -> Iterator[None]:
     """Keep other criuctl programs on this host from making terminals meanwhile.
 
-    The kernel assigns the lowest free number, and CRIU needs exactly the numbers that were chosen: two
-    restores at once, or one and a new session, would take each other's.  After a long wait this goes
-    on without the lock, which may still succeed.
+    The kernel assigns the lowest free number, and CRIU needs exactly the numbers that were chosen:
+    two restores at once, or one and a new session, would take each other's.  After a long wait this
+    goes on without the lock, which may still succeed.
     """
     with contextlib.ExitStack() as stack:
         deadline = time.monotonic() + _PATIENCE
@@ -103,14 +103,18 @@ class Guard:
         except OSError as error:
             raise self._failure(f"the guard of the terminals does not answer: {error}") from error
         if not answer:
-            raise self._failure(f"the guard of the terminals has ended: {self._child.stderr_tail().strip()[-500:]}")
+            raise self._failure(
+                f"the guard of the terminals has ended: {self._child.stderr_tail().strip()[-500:]}"
+            )
         found: list[list[object]] = json.loads(answer)
         return found
 
     def _failure(self, what: str) -> CriuctlError:
         """Return the error for a guard that does not answer; it ends with its tree."""
         if not self._root.alive():
-            return NoSuchProcess(f"PID {self._root.pid} has ended while its terminals were looked at")
+            return NoSuchProcess(
+                f"PID {self._root.pid} has ended while its terminals were looked at"
+            )
         return CommandFailed(what)
 
     def take(self, terminals: Sequence[int]) -> list[Held]:
@@ -123,18 +127,24 @@ class Guard:
         masters: Sequence[tuple[int, int]],
         blocking: Sequence[tuple[int, int, int]],
     ) -> tuple[list[Held], list[Printed]]:
-        """Return what each terminal holds and take it out, until `back`, or for good if the tree ends.
+        """Return what each terminal holds and take it out, until `back`, or for good if the tree
+        ends.
 
         Return also what the `masters` (PID, descriptor) have not read yet.  `blocking` (PID,
         descriptor, flags) are made blocking again by `block`.
         """
         words = [*map(str, terminals), *(":".join(map(str, one)) for one in (*masters, *blocking))]
         answer = self._ask(" ".join(["hold", *words]))
-        printed = [Printed(base64.b64decode(str(data)), bool(hung_up)) for data, hung_up in answer[len(terminals) :]]
+        printed = [
+            Printed(base64.b64decode(str(data)), bool(hung_up))
+            for data, hung_up in answer[len(terminals) :]
+        ]
         return [_held(*one) for one in answer[: len(terminals)]], printed
 
     def attend(self, end: int) -> None:
-        """If this program is killed, let the other end of its socket `end` see that only when all is back."""
+        """If this program is killed, let the other end of its socket `end` see that only when all
+        is back.
+        """
         self._ask(f"attend {os.getpid()}:{end}")
 
     def block(self) -> None:
@@ -184,7 +194,9 @@ def _held(queued: object, raw: object, stopped: object, canonical: object, echo:
 class Pty:
     """A new pseudo-terminal: `master` and `slave` are close-on-exec descriptors."""
 
-    def __init__(self, rows: int = 24, columns: int = 80, xpixel: int = 0, ypixel: int = 0, *, root: str = "") -> None:
+    def __init__(
+        self, rows: int = 24, columns: int = 80, xpixel: int = 0, ypixel: int = 0, *, root: str = ""
+    ) -> None:
         """`root`: ``/proc/PID/root`` of the process whose mount namespace is to have it."""
         self.master, self.slave, self.path = tty.open_pair(root)
         self._root = root
@@ -202,7 +214,8 @@ class Pty:
     def open_slave(self, flags: int) -> int:
         """Open the slave again with these flags, never as controlling terminal.
 
-        ``O_ASYNC`` is left out: open(2) would only record it, and fcntl(2) could not set it any more.
+        ``O_ASYNC`` is left out: open(2) would only record it, and fcntl(2) could not set it any
+        more.
         """
         unwanted = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_ASYNC
         return os.open(self._root + self.path, (flags & ~unwanted) | os.O_NOCTTY | os.O_CLOEXEC)

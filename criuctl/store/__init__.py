@@ -1,8 +1,8 @@
 """Stores: bytes under names, in a folder, in S3 or in memory.
 
-`open_store` turns the URL that a user gives into a `Store`; it looks at the text alone and touches neither
-disk nor network.  boto3 is imported when, and only when, an S3 store is opened: by another process, meanwhile, for a
-command that says early that it will need the store (`coming`).
+`open_store` turns the URL that a user gives into a `Store`; it looks at the text alone and touches
+neither disk nor network.  boto3 is imported when, and only when, an S3 store is opened: by another
+process, meanwhile, for a command that says early that it will need the store (`coming`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,24 @@ from ..errors import UsageError
 from ..proc.early_process import Aside, begun
 from .base import Buffer, Capabilities, ObjectInfo, Store
 
-__all__ = ["Buffer", "Capabilities", "ObjectInfo", "Store", "coming", "from_anywhere", "open_store", "parse_s3_url"]
+__all__ = [
+    "Buffer",
+    "Capabilities",
+    "ObjectInfo",
+    "Store",
+    "coming",
+    "from_anywhere",
+    "open_store",
+    "parse_s3_url",
+]
 
 APART = f"{__package__}.apart"
 """What a process that speaks to a store loads, see `criuctl.proc.early_process`."""
 
 _begun: dict[str, Store] = {}
-"""Stores that are being opened by processes of their own, by URL, until `open_store` gives them to whom they are for."""
+"""Stores that are being opened by processes of their own, by URL, until `open_store` gives them to
+whom they are for.
+"""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -55,9 +66,11 @@ def open_store(url: str, config: Config) -> Store:
 
 @contextmanager
 def coming(url: str, config: Config) -> Iterator[None]:
-    """Inside, `open_store` will be asked for this store, once: what takes long to load is loaded meanwhile, elsewhere.
+    """Inside, `open_store` will be asked for this store, once: what takes long to load is loaded
+    meanwhile, elsewhere.
 
-    Where there is no room for another process, by `open_store`.  For a process that has one thread as yet.
+    Where there is no room for another process, by `open_store`.  For a process that has one thread
+    as yet.
     """
     aside: Aside | None = None
     if url[:3].lower() == "s3:":
@@ -91,7 +104,9 @@ def from_anywhere(url: str) -> str:
 
 
 def parse_s3_url(url: str) -> tuple[str, str]:
-    """Bucket and prefix (without slashes at its ends) of ``s3://bucket/prefix``; else `UsageError`."""
+    """Bucket and prefix (without slashes at its ends) of ``s3://bucket/prefix``; else
+    `UsageError`.
+    """
     if not url.lower().startswith("s3://"):
         raise UsageError("an S3 store is written s3://bucket/prefix, with two slashes", hint=_HINT)
     bucket, _, prefix = url[len("s3://") :].partition("/")
@@ -99,7 +114,10 @@ def parse_s3_url(url: str) -> tuple[str, str]:
         # The text may hold a secret: it is not repeated.
         raise UsageError(
             "the S3 store's URL names a user, a password or a port in place of the bucket",
-            hint="Credentials come from the environment or ~/.aws, the endpoint from s3_endpoint or AWS_ENDPOINT_URL.",
+            hint=(
+                "Credentials come from the environment or ~/.aws, the endpoint from s3_endpoint "
+                "or AWS_ENDPOINT_URL."
+            ),
         )
     if not bucket:
         raise UsageError(f"{url!r} names no bucket", hint=_HINT)
@@ -109,7 +127,9 @@ def parse_s3_url(url: str) -> tuple[str, str]:
         prefix = prefix.removesuffix("/")
         for part in prefix.split("/"):
             if part in (".", "..") or not _PREFIX_PART.fullmatch(part):
-                raise UsageError(f"{part!r} in {url!r} cannot be part of a store's prefix", hint=_HINT)
+                raise UsageError(
+                    f"{part!r} in {url!r} cannot be part of a store's prefix", hint=_HINT
+                )
     if len(prefix) > 400:
         raise UsageError("the prefix of an S3 store may be 400 characters long at most", hint=_HINT)
     return bucket, prefix
@@ -122,14 +142,19 @@ def _local_path(url: str, scheme: str) -> str:
 
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or not url.lower().startswith("file://"):
-            raise UsageError(f"{url!r} is not a local folder", hint="Write file:///path, with three slashes.")
+            raise UsageError(
+                f"{url!r} is not a local folder", hint="Write file:///path, with three slashes."
+            )
         if parts.query or parts.fragment:
             raise UsageError(f"{url!r} holds a ? or #; write them as %3F and %23", hint=_HINT)
         path = unquote(parts.path, errors="surrogateescape")
         if not path.startswith("/"):
             raise UsageError(f"{url!r} names no folder", hint=_HINT)
     if not path or "\0" in path:
-        raise UsageError("the store's path is empty" if not path else "the store's path holds a NUL byte", hint=_HINT)
+        raise UsageError(
+            "the store's path is empty" if not path else "the store's path holds a NUL byte",
+            hint=_HINT,
+        )
     return os.path.abspath(os.path.expanduser(path) if scheme == "" else path)
 
 
@@ -137,7 +162,10 @@ def _unknown_scheme(url: str, scheme: str) -> UsageError:
     if scheme in ("http", "https"):
         return UsageError(
             "a store is not named by its http address",
-            hint="Write s3://bucket/prefix and give the address as s3_endpoint in the config or as AWS_ENDPOINT_URL.",
+            hint=(
+                "Write s3://bucket/prefix and give the address as s3_endpoint in the config or as "
+                "AWS_ENDPOINT_URL."
+            ),
         )
     hint = _HINT if "://" in url else f"{_HINT} A path that holds a colon is written ./{scheme}:..."
     return UsageError(f"no store is of the kind {scheme!r}", hint=hint)

@@ -1,15 +1,17 @@
 """A store in one file: what `criuctl export` writes and `criuctl import` reads.
 
-The file holds a store's objects one after the other, each behind a small header, and ends with a digest of all that
-stands before it (``images/FORMAT.md``, "Exported checkpoints").  So whatever reads and verifies stores reads and verifies
-such files too.  It is written from beginning to end and never gone back in, so it may be a pipe.
+The file holds a store's objects one after the other, each behind a small header, and ends with a
+digest of all that stands before it (``images/FORMAT.md``, "Exported checkpoints").  So whatever
+reads and verifies stores reads and verifies such files too.  It is written from beginning to end
+and never gone back in, so it may be a pipe.
 
-`ArchiveWriter` takes objects as any store does.  What writers only tell each other (intents, probes) is kept in memory
-and does not get into the file.  There is nobody else, so a name that is free is free.
+`ArchiveWriter` takes objects as any store does.  What writers only tell each other (intents,
+probes) is kept in memory and does not get into the file.  There is nobody else, so a name that is
+free is free.
 
-`ArchiveStore` reads the file once in full before it gives anything out: a file that was cut off, or in which one bit is
-another, is found by its digest whatever is in it, and without any key.  Who made a file is told by the seals of what is in
-it, never by the digest.
+`ArchiveStore` reads the file once in full before it gives anything out: a file that was cut off, or
+in which one bit is another, is found by its digest whatever is in it, and without any key.  Who
+made a file is told by the seals of what is in it, never by the digest.
 """
 
 from __future__ import annotations
@@ -22,13 +24,33 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import Damaged, ObjectExists, ObjectMissing, StoreCannot, StoreError, StoreFull, UnsupportedFormat
-from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_limit, check_name, check_prefix, short_object, valid_name
+from ..errors import (
+    Damaged,
+    ObjectExists,
+    ObjectMissing,
+    StoreCannot,
+    StoreError,
+    StoreFull,
+    UnsupportedFormat,
+)
+from .base import (
+    Capabilities,
+    Data,
+    ObjectInfo,
+    Store,
+    as_views,
+    check_limit,
+    check_name,
+    check_prefix,
+    short_object,
+    valid_name,
+)
 
 MAGIC = b"CRIUCTLX"
 VERSION = 1
 HEADER = struct.Struct("<8sHHI")  # magic, version, and room for what a later version may need
-SECTION = struct.Struct("<QHH")  # bytes of the content, bytes of the name, zero; name and content follow
+# bytes of the content, bytes of the name, zero; name and content follow
+SECTION = struct.Struct("<QHH")
 END = b"end"  # the name of the last section, whose content is the digest
 DIGEST_SIZE = 32
 MAX_SECTIONS = 1 << 20
@@ -105,7 +127,13 @@ class ArchiveWriter(Store):
         check_prefix(prefix)
         with self._lock:
             sizes = self._sizes | {name: len(content) for name, content in self._passing.items()}
-        return iter([ObjectInfo(name, sizes[name], time.time()) for name in sorted(sizes) if name.startswith(prefix)])
+        return iter(
+            [
+                ObjectInfo(name, sizes[name], time.time())
+                for name in sorted(sizes)
+                if name.startswith(prefix)
+            ]
+        )
 
     def delete(self, name: str) -> None:
         with self._lock:
@@ -134,12 +162,18 @@ class ArchiveWriter(Store):
         except BrokenPipeError:  # nobody reads any more: the command line's business
             raise
         except OSError as error:
-            kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StoreError
+            kind = (
+                StoreFull
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+                else StoreError
+            )
             raise kind(f"{self.url} cannot be written: {error.strerror}") from error
 
 
 class ArchiveStore(Store):
-    """The objects in the file `fd`, which is seekable; made by `verified`.  The descriptor stays its owner's."""
+    """The objects in the file `fd`, which is seekable; made by `verified`.  The descriptor stays
+    its owner's.
+    """
 
     def __init__(self, fd: int, url: str, places: dict[str, tuple[int, int]]) -> None:
         self.url = url
@@ -148,8 +182,12 @@ class ArchiveStore(Store):
         self._modified = os.fstat(fd).st_mtime
 
     @classmethod
-    def verified(cls, fd: int, url: str, progress: Progress = lambda _done, _total: None) -> ArchiveStore:
-        """Read the whole file and check it; `UnsupportedFormat` for another kind of file, `Damaged`."""
+    def verified(
+        cls, fd: int, url: str, progress: Progress = lambda _done, _total: None
+    ) -> ArchiveStore:
+        """Read the whole file and check it; `UnsupportedFormat` for another kind of file,
+        `Damaged`.
+        """
         return cls(fd, url, _Scan(fd, url, progress).run())
 
     def get(self, name: str, limit: int | None = None) -> bytes:
@@ -184,7 +222,9 @@ class ArchiveStore(Store):
         return Capabilities(conditional_create=True, kind="file")
 
     def _read_only(self, name: str) -> StoreCannot:
-        return StoreCannot(f"{self.url} is an exported checkpoint: it is read, never changed", object=name)
+        return StoreCannot(
+            f"{self.url} is an exported checkpoint: it is read, never changed", object=name
+        )
 
     def _place(self, name: str) -> tuple[int, int]:
         try:
@@ -229,18 +269,29 @@ class _Scan:
             if raw == END and not zero:
                 break
             name = raw.decode("ascii", "replace")
-            if zero or not valid_name(name) or not _of_a_file(name) or name in places or len(places) == MAX_SECTIONS:
-                raise self._damaged(f"what begins at byte {self._at - words - SECTION.size} is no object")
+            if (
+                zero
+                or not valid_name(name)
+                or not _of_a_file(name)
+                or name in places
+                or len(places) == MAX_SECTIONS
+            ):
+                raise self._damaged(
+                    f"what begins at byte {self._at - words - SECTION.size} is no object"
+                )
             if size > self._size - self._at:
                 raise self._damaged(
-                    f"{name} should have {size} bytes, and {self._size - self._at} are left: the file was cut off"
+                    f"{name} should have {size} bytes, and {self._size - self._at} are left: the "
+                    "file was cut off"
                 )
             places[name] = self._at, size
             self._pass(size, name)
         expected = self._hash.digest()
         digest = self._take(size if size == DIGEST_SIZE else 0, "the digest")
         if digest != expected:
-            raise self._damaged("its content is not what was written: the digest at its end is another one")
+            raise self._damaged(
+                "its content is not what was written: the digest at its end is another one"
+            )
         if self._at != self._size:
             raise self._damaged(f"{self._size - self._at} bytes follow its end")
         return places
@@ -274,7 +325,9 @@ class _Scan:
         return data
 
     def _damaged(self, what: str) -> Damaged:
-        return Damaged(f"{self._url} is damaged: {what}", hint="Copy it again, or export the checkpoint again.")
+        return Damaged(
+            f"{self._url} is damaged: {what}", hint="Copy it again, or export the checkpoint again."
+        )
 
 
 __all__ = ["ArchiveStore", "ArchiveWriter"]

@@ -1,22 +1,23 @@
 """What a store is: bytes under names, and nothing else.
 
-A `Store` keeps whole objects under flat names.  It knows nothing of checkpoints, encryption or CRIU.  Every
-backend gives the same promises, and `tests/contract` holds each of them to it:
+A `Store` keeps whole objects under flat names.  It knows nothing of checkpoints, encryption or
+CRIU.  Every backend gives the same promises, and `tests/contract` holds each of them to it:
 
-- `put` is atomic: a reader sees the old object, the new object or none, never a part; what `put` returned
-  from is durable.  After an error that says *unreachable* it may still have happened, whole; otherwise
-  nothing did.
-- `put(if_absent=True)` never overwrites.  Where `Capabilities.conditional_create` holds, exactly one of any
-  number of racing callers succeeds and the others get `ObjectExists`; elsewhere it only looks first.
-  Callers put something of their own (a random id) into such objects: after a lost answer the store decides
-  by content whether the object that it finds is the caller's.
-- "Absent" (`ObjectMissing`) is only ever said when the store answered that the object is absent.  Every
-  other failure has an error class of its own: unreachable, denied, no such bucket, full, damaged.
+- `put` is atomic: a reader sees the old object, the new object or none, never a part; what `put`
+  returned from is durable.  After an error that says *unreachable* it may still have happened,
+  whole; otherwise nothing did.
+- `put(if_absent=True)` never overwrites.  Where `Capabilities.conditional_create` holds, exactly
+  one of any number of racing callers succeeds and the others get `ObjectExists`; elsewhere it only
+  looks first.  Callers put something of their own (a random id) into such objects: after a lost
+  answer the store decides by content whether the object that it finds is the caller's.
+- "Absent" (`ObjectMissing`) is only ever said when the store answered that the object is absent.
+  Every other failure has an error class of its own: unreachable, denied, no such bucket, full,
+  damaged.
 - All methods may be called from any thread at once.
 
-Names are lower-case paths such as ``packs/3f/3f9a`` (`check_name`).  No name may be the folder of another one
-(``a`` beside ``a/b``).  A place may hold foreign things whose names criuctl would never write; `list` passes
-them over.
+Names are lower-case paths such as ``packs/3f/3f9a`` (`check_name`).  No name may be the folder of
+another one (``a`` beside ``a/b``).  A place may hold foreign things whose names criuctl would never
+write; `list` passes them over.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Keeping(Struct, frozen=True):
     """What a place keeps of what was deleted or replaced, until its own rules let it go."""
 
     versions: bool = False  # older versions stay
-    lock: str = ""  # nobody can remove those before their time: mode and default span, such as ``governance 30 days``
+    # nobody can remove those before their time: mode and default span, such as ``governance 30
+    # days``
+    lock: str = ""
     objects: int | None = None  # older versions there are, where that is known
     bytes: int | None = None
 
@@ -102,7 +105,9 @@ def as_views(data: Data) -> list[memoryview]:
 
 
 def allocate(size: int) -> memoryview:
-    """`size` bytes of zeros, touched lazily; huge pages make the first touch, the slowest part of a copy, cheaper."""
+    """`size` bytes of zeros, touched lazily; huge pages make the first touch, the slowest part of a
+    copy, cheaper.
+    """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages: only slower
@@ -114,7 +119,10 @@ def short_object(name: str, url: str, offset: int, length: int, got: int) -> Dam
     """The error for an object that ends before the bytes that must be in it."""
     return Damaged(
         f"{name} in {url} is too short: {got} bytes at offset {offset} where {length} are needed",
-        hint="The object was cut or replaced; `criuctl verify --all` tells which checkpoints need it.",
+        hint=(
+            "The object was cut or replaced; `criuctl verify --all` tells which checkpoints need "
+            "it."
+        ),
         object=name,
     )
 
@@ -132,30 +140,35 @@ def check_limit(name: str, url: str, size: int, limit: int | None) -> None:
 class Store(ABC):
     """Whole objects under names; see the module's docstring for the promises.
 
-    Every method may raise `StoreUnreachable`, `StoreDenied`, `NoSuchBucket` and `StoreError`, and `InvalidName`
-    for a bad name.
+    Every method may raise `StoreUnreachable`, `StoreDenied`, `NoSuchBucket` and `StoreError`, and
+    `InvalidName` for a bad name.
     """
 
     url: str  # what the user calls it; holds no credentials
 
     @abstractmethod
     def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
-        """Store `data` (one buffer, or several one after the other) under `name`, atomically and durably.
+        """Store `data` (one buffer, or several one after the other) under `name`, atomically and
+        durably.
 
-        The buffers must not change until the call returns.  Raises `StoreFull` with nothing left behind,
-        and with `if_absent` `ObjectExists` when the name is taken.
+        The buffers must not change until the call returns.  Raises `StoreFull` with nothing left
+        behind, and with `if_absent` `ObjectExists` when the name is taken.
         """
 
     @abstractmethod
     def get(self, name: str, limit: int | None = None) -> bytes:
-        """The whole object; `ObjectMissing`, `Damaged` when the store cannot deliver its full length.
+        """The whole object; `ObjectMissing`, `Damaged` when the store cannot deliver its full
+        length.
 
-        One of more than `limit` bytes is `Damaged`, and is not read: whoever can put objects shall not use up our memory.
+        One of more than `limit` bytes is `Damaged`, and is not read: whoever can put objects shall
+        not use up our memory.
         """
 
     @abstractmethod
     def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; `ObjectMissing`, `Damaged` when the object is shorter."""
+        """Exactly `length` bytes from `offset`; `ObjectMissing`, `Damaged` when the object is
+        shorter.
+        """
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         """Fill the writable `buffer` with the object's bytes from `offset`; errors as `get_range`.
@@ -170,7 +183,9 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """The objects whose names begin with `prefix`, in the order of their names, as they are found."""
+        """The objects whose names begin with `prefix`, in the order of their names, as they are
+        found.
+        """
 
     @abstractmethod
     def delete(self, name: str) -> None:
@@ -185,20 +200,26 @@ class Store(ABC):
         """Try out what the store can do; leaves nothing behind."""
 
     def check_writable(self) -> None:
-        """Write and delete one small object, so that a refusal is met before anything depends on it."""
+        """Write and delete one small object, so that a refusal is met before anything depends on
+        it.
+        """
         name = probe_name()
         self.put(name, b"criuctl probe")
         self.delete(name)
 
     def place(self) -> str:
-        """Where the store lies, as a host pins it: the URL, for S3 with the endpoint; "" where no URL leads to it.
+        """Where the store lies, as a host pins it: the URL, for S3 with the endpoint; "" where no
+        URL leads to it.
 
-        Two spellings of one URL are one place.  A link on the way to a folder is not followed: where it leads may change.
+        Two spellings of one URL are one place.  A link on the way to a folder is not followed:
+        where it leads may change.
         """
         return ""
 
     def sweep(self, older_than: float) -> int:
-        """Remove what writers that died `older_than` seconds ago or more left unfinished; how many."""
+        """Remove what writers that died `older_than` seconds ago or more left unfinished; how
+        many.
+        """
         return 0
 
     def keeping(self) -> Keeping | None:
@@ -206,14 +227,20 @@ class Store(ABC):
         return None
 
     def memory(self, size: int) -> memoryview:
-        """`size` bytes of memory, not touched yet, that large contents are best put from and read into; for good."""
+        """`size` bytes of memory, not touched yet, that large contents are best put from and read
+        into; for good.
+        """
         return allocate(size)
 
     def prepare(self) -> None:
-        """Get ready for the first request as far as that is possible beforehand; what is wrong, that one tells."""
+        """Get ready for the first request as far as that is possible beforehand; what is wrong,
+        that one tells.
+        """
 
     def ready(self) -> bool:
-        """Whether the next request will be done at once, so that the caller has no time for something else before it."""
+        """Whether the next request will be done at once, so that the caller has no time for
+        something else before it.
+        """
         return True
 
     def close(self) -> None:
@@ -222,7 +249,12 @@ class Store(ABC):
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -1,14 +1,16 @@
 """A store that another process speaks to, see `criuctl.proc.early_process`.
 
-boto3 takes longer to load than all else of a small dump, and while it signs and sends it holds the interpreter that hashes
-and compresses.  So another process loads it, beside everything that the command does before it needs the store, and does all
-that is asked of the store.
+boto3 takes longer to load than all else of a small dump, and while it signs and sends it holds the
+interpreter that hashes and compresses.  So another process loads it, beside everything that the
+command does before it needs the store, and does all that is asked of the store.
 
-Contents that lie in memory that `Apart.memory` gave are not copied.  A call that is interrupted here goes on there, as one whose
-answer is lost: its connection is not used again, and what it sends may by then be something else, under a name that nobody knows.
+Contents that lie in memory that `Apart.memory` gave are not copied.  A call that is interrupted
+here goes on there, as one whose answer is lost: its connection is not used again, and what it sends
+may by then be something else, under a name that nobody knows.
 
-That process bounds the time of each request (`s3_deadline`); should it be stopped itself, or hang where nothing is bounded (in
-the resolver, say), no call here waits for much longer than its requests may take.
+That process bounds the time of each request (`s3_deadline`); should it be stopped itself, or hang
+where nothing is bounded (in the resolver, say), no call here waits for much longer than its
+requests may take.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from ..proc.threads import Later
 from .base import Capabilities, Data, Keeping, ObjectInfo, Store, as_views
 
 _LISTED = 1000  # objects in one answer
-_REQUESTS = 4  # that one call may be, at most: to create a large object is to look, to send, to complete and to look again
+# that one call may be, at most: to create a large object is to look, to send, to complete and to
+# look again
+_REQUESTS = 4
 _UNKNOWN = 64 << 20  # bytes of an object whose size nobody has told
 _SPARE = 30.0  # seconds for that process to load what it needs
 _SLOWEST = 32 << 10  # bytes a second, as in `s3_deadline`, which is not for this process to load
@@ -60,7 +64,10 @@ class Apart(Store):
         views = as_views(data)
         places = [self._aside.shared.place(view) for view in views]
         sent = [view for view, place in zip(views, places, strict=True) if place is None]
-        sizes = [place if place is not None else view.nbytes for view, place in zip(views, places, strict=True)]
+        sizes = [
+            place if place is not None else view.nbytes
+            for view, place in zip(views, places, strict=True)
+        ]
         self._ask("put", name, sizes, if_absent, body=sent, size=sum(view.nbytes for view in views))
 
     def get(self, name: str, limit: int | None = None) -> bytes:
@@ -74,7 +81,14 @@ class Apart(Store):
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         target = buffer.cast("B")
         place = self._aside.shared.place(target)
-        self._ask("read_into", name, offset, place if place is not None else target.nbytes, into=target, size=target.nbytes)
+        self._ask(
+            "read_into",
+            name,
+            offset,
+            place if place is not None else target.nbytes,
+            into=target,
+            size=target.nbytes,
+        )
 
     def stat(self, name: str) -> ObjectInfo:
         found: ObjectInfo = self._ask("stat", name)
@@ -120,7 +134,9 @@ class Apart(Store):
         return self._ready
 
     def close(self) -> None:
-        """End the process, with what calls that were interrupted have left it to do.  Who has announced the store reaps it."""
+        """End the process, with what calls that were interrupted have left it to do.  Who has
+        announced the store reaps it.
+        """
         with self._changed:
             if self._ended:
                 return
@@ -135,7 +151,12 @@ class Apart(Store):
     # -- requests ----------------------------------------------------------------------------------
 
     def _ask(
-        self, verb: str, *arguments: object, body: Sequence[memoryview] = (), into: memoryview | None = None, size: int = 0
+        self,
+        verb: str,
+        *arguments: object,
+        body: Sequence[memoryview] = (),
+        into: memoryview | None = None,
+        size: int = 0,
     ) -> Any:
         with self._connection() as connection:
             connection.patience(self._patience + _REQUESTS * size / _SLOWEST)
@@ -143,7 +164,9 @@ class Apart(Store):
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """One for a call; an answer that is no answer, or that nobody has waited for, ends its use."""
+        """One for a call; an answer that is no answer, or that nobody has waited for, ends its
+        use.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._idle or not self._left)
             if not self._left:
@@ -178,7 +201,9 @@ class Apart(Store):
             (answer, failure), _body = connection.receive(into)
         except TimeoutError as late:
             text = f"the process that speaks to {self.url} does not answer"
-            raise _Lost(text, hint="Is it stopped, or does the resolver hang?  Run the command again.") from late
+            raise _Lost(
+                text, hint="Is it stopped, or does the resolver hang?  Run the command again."
+            ) from late
         except (OSError, EOFError) as lost:
             raise self._lost() from lost
         if failure is not None:
@@ -186,21 +211,27 @@ class Apart(Store):
         return answer
 
     def _lost(self) -> _Lost:
-        return _Lost(f"the process that speaks to {self.url} has ended", hint="Something has killed it; run the command again.")
+        return _Lost(
+            f"the process that speaks to {self.url} has ended",
+            hint="Something has killed it; run the command again.",
+        )
 
 
 class _Lost(StoreUnreachable):
     """The other process does not answer any more."""
 
 
-# -- there ---------------------------------------------------------------------------------------------------
+# -- there
+# ---------------------------------------------------------------------------------------------------
 
 
 _Answer = tuple[Any, Sequence[memoryview]]
 
 
 class _Failure(Struct, frozen=True):
-    """An error as it is told to the other process: what led to it does not come with it by itself."""
+    """An error as it is told to the other process: what led to it does not come with it by
+    itself.
+    """
 
     error: Exception
     causes: list[tuple[str, str]]  # names of their classes, and what they say
@@ -236,7 +267,9 @@ class _Failure(Struct, frozen=True):
 
 
 def serve(shared: Shared, control: Connection, connections: list[Connection]) -> None:
-    """Load what takes long, be told which store it is, and answer for it until nobody asks any more (`EOFError`)."""
+    """Load what takes long, be told which store it is, and answer for it until nobody asks any more
+    (`EOFError`).
+    """
     with suppress(Exception):  # met again, and told, when the store is opened
         from .s3 import S3Store  # noqa: F401
 
@@ -252,7 +285,9 @@ def serve(shared: Shared, control: Connection, connections: list[Connection]) ->
         threading.Thread(target=prepare, daemon=True).start()
     except RuntimeError:  # there is no room for one more
         prepare()
-    waiting = {connection.fileno(): _Server(opened, shared, connection) for connection in connections}
+    waiting = {
+        connection.fileno(): _Server(opened, shared, connection) for connection in connections
+    }
     poller = select.poll()
     for number in (control.fileno(), *waiting):
         poller.register(number, select.POLLIN)
@@ -317,7 +352,9 @@ class _Server:
             self._connection.send((answer, failure), back)
         return True
 
-    def _put(self, body: memoryview, name: str, places: list[int | slice], if_absent: bool) -> _Answer:
+    def _put(
+        self, body: memoryview, name: str, places: list[int | slice], if_absent: bool
+    ) -> _Answer:
         views, done = [], 0
         for place in places:
             if isinstance(place, slice):
@@ -328,7 +365,9 @@ class _Server:
         return self._opened.result().put(name, views, if_absent=if_absent), []
 
     def _read_into(self, _body: memoryview, name: str, offset: int, place: int | slice) -> _Answer:
-        target = self._shared.at(place) if isinstance(place, slice) else memoryview(bytearray(place))
+        target = (
+            self._shared.at(place) if isinstance(place, slice) else memoryview(bytearray(place))
+        )
         self._opened.result().read_into(name, offset, target)
         return None, [] if isinstance(place, slice) else [target]
 

@@ -1,11 +1,11 @@
 """Large reads and writes past the page cache.
 
-A pack is written once and read, if ever, by another process much later.  Through the page cache it costs a copy
-and fresh pages on both ways, which on a busy host take memory from the very programs that are dumped.  Here
-the disk takes it straight from the buffer, and puts it straight into one.
+A pack is written once and read, if ever, by another process much later.  Through the page cache it
+costs a copy and fresh pages on both ways, which on a busy host take memory from the very programs
+that are dumped.  Here the disk takes it straight from the buffer, and puts it straight into one.
 
-Direct transfers want addresses, offsets and lengths in whole blocks; what does not fit, and file systems that
-know no direct transfers, take the ordinary way.  Both ways see the same bytes.
+Direct transfers want addresses, offsets and lengths in whole blocks; what does not fit, and file
+systems that know no direct transfers, take the ordinary way.  Both ways see the same bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def _direct(fd: int) -> Iterator[bool]:
 
 
 def write(fd: int, view: memoryview) -> int:
-    """Write what of `view` can go directly to the start of a new file; returns the bytes written, maybe 0."""
+    """Write what of `view` can go directly to the start of a new file; returns the bytes written,
+    maybe 0.
+    """
     end = view.nbytes - view.nbytes % ALIGNMENT
     if end < _WORTHWHILE:
         return 0
@@ -78,7 +80,9 @@ def read(fd: int, offset: int, target: memoryview) -> int:
 
 
 def _cached(fd: int, offset: int, target: memoryview) -> bool:
-    """Whether the page cache has the beginning already: then it most likely has the rest, and is faster."""
+    """Whether the page cache has the beginning already: then it most likely has the rest, and is
+    faster.
+    """
     try:
         return os.preadv(fd, [target], offset, os.RWF_NOWAIT) > 0
     except BlockingIOError:

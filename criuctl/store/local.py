@@ -1,18 +1,19 @@
 """A store in a local folder: one file per object.
 
-An object is first written to a temporary file in ``.tmp/`` of the same folder, made durable (fdatasync), then
-published under its name by link(2), which never overwrites, or by rename(2), which replaces in one step;
-then its folder is made durable.  So a reader meets whole objects only, whatever dies when.
+An object is first written to a temporary file in ``.tmp/`` of the same folder, made durable
+(fdatasync), then published under its name by link(2), which never overwrites, or by rename(2),
+which replaces in one step; then its folder is made durable.  So a reader meets whole objects only,
+whatever dies when.
 
-A writer holds a lock (flock) on its temporary file for as long as it lives.  `sweep` removes old temporary files
-that nobody holds; `create` and `check_writable` do it in passing.
+A writer holds a lock (flock) on its temporary file for as long as it lives.  `sweep` removes old
+temporary files that nobody holds; `create` and `check_writable` do it in passing.
 
-Folders are 0700 and files 0600.  Names are followed part by part without following symbolic links, so nothing
-inside the folder can lead out of it; the store's own folder may be a link.  What is no object of ours (other
-names, links, devices) is never listed, read or replaced.
+Folders are 0700 and files 0600.  Names are followed part by part without following symbolic links,
+so nothing inside the folder can lead out of it; the store's own folder may be a link.  What is no
+object of ours (other names, links, devices) is never listed, read or replaced.
 
-Every call opens the folder anew: a store whose disk was unmounted or replaced under a running criuctl is
-met as missing, not written to behind its back.
+Every call opens the folder anew: a store whose disk was unmounted or replaced under a running
+criuctl is met as missing, not written to behind its back.
 """
 
 from __future__ import annotations
@@ -106,24 +107,32 @@ class LocalStore(Store):
                 os.close(fd)  # the lock goes with it, so after the name
 
     def _read_back(self, fd: int, views: Sequence[memoryview], name: str) -> None:
-        """`Damaged` if the file is not what was written.  What the kernel keeps of it in memory says nothing of the disk."""
+        """`Damaged` if the file is not what was written.  What the kernel keeps of it in memory
+        says nothing of the disk.
+        """
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         buffer, done = allocate(_PIECE), 0
         for view in views:
             for start in range(0, view.nbytes, _PIECE):
                 wanted = view[start : start + _PIECE]
                 got = direct.read(fd, done, buffer[: wanted.nbytes])
-                while got < wanted.nbytes and (count := os.preadv(fd, [buffer[got : wanted.nbytes]], done + got)):
+                while got < wanted.nbytes and (
+                    count := os.preadv(fd, [buffer[got : wanted.nbytes]], done + got)
+                ):
                     got += count
                 if buffer[:got] != wanted:
                     raise Damaged(
                         f"{name} in {self.url} is not what was written, when it is read back",
-                        hint="The disk, or the memory of this host, is faulty: see the kernel's log.",
+                        hint=(
+                            "The disk, or the memory of this host, is faulty: see the kernel's log."
+                        ),
                         object=name,
                     )
                 done += wanted.nbytes
 
-    def _publish(self, temps: int, temp: str, folder: int, base: str, name: str, if_absent: bool) -> None:
+    def _publish(
+        self, temps: int, temp: str, folder: int, base: str, name: str, if_absent: bool
+    ) -> None:
         if not if_absent:
             os.rename(temp, base, src_dir_fd=temps, dst_dir_fd=folder)
             return
@@ -135,7 +144,8 @@ class LocalStore(Store):
             if error.errno not in _NO_LINKS:
                 raise
             raise StoreCannot(
-                f"the file system of {self.url} has no hard links ({error.strerror}), which a store needs",
+                f"the file system of {self.url} has no hard links ({error.strerror}), which a "
+                "store needs",
                 hint="Put the store on a Linux file system (ext4, XFS, btrfs, NFS, ...).",
             ) from error
 
@@ -145,7 +155,8 @@ class LocalStore(Store):
             try:
                 with _folder(root, folder_name) as folder:
                     os.unlink(base, dir_fd=folder)
-                    # Durable at once: a manifest's removal must not come back after that of its packs.
+                    # Durable at once: a manifest's removal must not come back after that of its
+                    # packs.
                     os.fsync(folder)
             except FileNotFoundError:
                 return
@@ -173,7 +184,8 @@ class LocalStore(Store):
                 done += count
 
     def _read(self, fd: int, name: str, offset: int, length: int) -> bytes:
-        # One pread nearly always has it all, and its result needs no copying; Linux reads 2 GiB at most at once.
+        # One pread nearly always has it all, and its result needs no copying; Linux reads 2 GiB at
+        # most at once.
         first = os.pread(fd, length, offset)
         if len(first) == length:
             return first
@@ -207,7 +219,9 @@ class LocalStore(Store):
         self.sweep(_STALE)
 
     def probe(self) -> Capabilities:
-        """link(2) decides between racing creators on every file system that has it; try that this one has."""
+        """link(2) decides between racing creators on every file system that has it; try that this
+        one has.
+        """
         self.check_writable()
         return Capabilities(conditional_create=True, kind="local")
 
@@ -228,7 +242,8 @@ class LocalStore(Store):
                     removed += _remove_stale(temps, name, older_than)
         return removed
 
-    # -- descriptors and errors ----------------------------------------------------------------------
+    # -- descriptors and errors
+    # ----------------------------------------------------------------------
 
     @contextmanager
     def _root(self) -> Iterator[int]:
@@ -237,7 +252,10 @@ class LocalStore(Store):
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NoSuchBucket(
                 f"the store's folder {self._path} {_missing(error)}",
-                hint=f"Make it with `criuctl store init --store {quoted(self._path)}`, or mount what holds it.",
+                hint=(
+                    f"Make it with `criuctl store init --store {quoted(self._path)}`, or mount "
+                    "what holds it."
+                ),
             ) from None
         try:
             yield fd
@@ -256,7 +274,11 @@ class LocalStore(Store):
             try:
                 with _folder(root, folder_name) as folder:
                     # Not blocking: a FIFO put in an object's place must not hang us.
-                    fd = os.open(base, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+                    fd = os.open(
+                        base,
+                        os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+                        dir_fd=folder,
+                    )
             except FileNotFoundError:
                 raise ObjectMissing(f"{name} is not in {self.url}", object=name) from None
             try:
@@ -280,14 +302,29 @@ def _as_store_error(error: OSError, where: str) -> StoreError:
     said = error.strerror or str(error)
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            return StoreFull(f"no room for {where}: {said}", hint="Free space there, or `criuctl prune`, then try again.")
+            return StoreFull(
+                f"no room for {where}: {said}",
+                hint="Free space there, or `criuctl prune`, then try again.",
+            )
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return StoreDenied(f"no access to {where}: {said}", hint="Check owner, mode and mount options of the store's folder.")
+            return StoreDenied(
+                f"no access to {where}: {said}",
+                hint="Check owner, mode and mount options of the store's folder.",
+            )
         case errno.ESTALE | errno.ETIMEDOUT | errno.ENOTCONN | errno.EHOSTDOWN | errno.EHOSTUNREACH:
-            return StoreUnreachable(f"{where} does not answer: {said}", hint="The file system that holds the store is away.")
+            return StoreUnreachable(
+                f"{where} does not answer: {said}",
+                hint="The file system that holds the store is away.",
+            )
         case errno.ELOOP | errno.ENOTDIR | errno.EISDIR:
-            return StoreError(f"{where} meets something else of its name: {said}", hint="Only criuctl may write into the folder.")
-    return StoreError(f"{where}: {said}", hint="The store's folder must be on a file system on which files can be made.")
+            return StoreError(
+                f"{where} meets something else of its name: {said}",
+                hint="Only criuctl may write into the folder.",
+            )
+    return StoreError(
+        f"{where}: {said}",
+        hint="The store's folder must be on a file system on which files can be made.",
+    )
 
 
 def _missing(error: OSError) -> str:
@@ -315,7 +352,9 @@ def _ancestors(path: str) -> Iterator[str]:
 
 @contextmanager
 def _folder(root: int, name: str, *, make: bool = False) -> Iterator[int]:
-    """The folder `name` ('' is the root itself) below `root`, one part at a time, no links followed."""
+    """The folder `name` ('' is the root itself) below `root`, one part at a time, no links
+    followed.
+    """
     fd = os.dup(root)
     try:
         for part in name.split("/") if name else ():
@@ -389,10 +428,16 @@ def _write_all(fd: int, views: Sequence[memoryview]) -> None:
 
 
 def _walk(folder: int, path: str, prefix: str) -> Iterator[ObjectInfo]:
-    """The objects below `folder`, whose name in the store is `path` ('' or ending in a slash), sorted."""
+    """The objects below `folder`, whose name in the store is `path` ('' or ending in a slash),
+    sorted.
+    """
     with os.scandir(folder) as entries:
         # A folder sorts as its objects do: with the slash that follows it in their names.
-        found = sorted((e.name + "/" * e.is_dir(follow_symlinks=False), e) for e in entries if valid_name(e.name))
+        found = sorted(
+            (e.name + "/" * e.is_dir(follow_symlinks=False), e)
+            for e in entries
+            if valid_name(e.name)
+        )
     for part, entry in found:
         name = path + part
         if not (name.startswith(prefix) or (part.endswith("/") and prefix.startswith(name))):

@@ -1,7 +1,7 @@
 """A store in this process's memory: for tests, and for trying things out.
 
-``memory:NAME`` opened twice in one process is the same store; ``memory:`` is always a new one.  Everything
-is copied in under one lock, so the contract holds by construction.
+``memory:NAME`` opened twice in one process is the same store; ``memory:`` is always a new one.
+Everything is copied in under one lock, so the contract holds by construction.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ import time
 from collections.abc import Iterator
 
 from ..errors import ObjectExists, ObjectMissing
-from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_limit, check_name, check_prefix, short_object
+from .base import (
+    Capabilities,
+    Data,
+    ObjectInfo,
+    Store,
+    as_views,
+    check_limit,
+    check_name,
+    check_prefix,
+    short_object,
+)
 
 _named: dict[str, MemoryStore] = {}
 _named_lock = threading.Lock()

@@ -1,23 +1,26 @@
 """A store on another host, over a link to the criuctl there, where `criuctl.store.serving` answers.
 
-=================  =========================================  ==============================================
-verb               arguments, body                            answer
-=================  =========================================  ==============================================
-store.put          name, if_absent, the object                --
-store.part         upload, offset, some of a large object     --; `store.put` names the upload in place of a body
-store.get          name                                       size, the object; without it if it is large
-store.range        name, offset, length                       exactly those bytes
-store.stat         name                                       size, modified
-store.list         prefix, after                              objects: [[name, size, modified]...], more: bool
-store.delete       name                                       --
+=================  =========================================
+============================================== verb               arguments, body
+answer
+=================  =========================================
+============================================== store.put          name, if_absent, the object
+-- store.part         upload, offset, some of a large object     --; `store.put` names the upload in
+place of a body store.get          name                                       size, the object;
+without it if it is large store.range        name, offset, length                       exactly
+those bytes store.stat         name                                       size, modified
+store.list         prefix, after                              objects: [[name, size, modified]...],
+more: bool store.delete       name                                       --
 store.create       --                                         --
 store.probe        --                                         conditional_create, kind
 store.writable     --                                         --
 store.sweep        older_than                                 removed
-=================  =========================================  ==============================================
+=================  =========================================
+==============================================
 
-Errors of the other side's store come back as what they are there, with the host's name.  When the link is lost, so is the answer:
-`LinkLost` is a `StoreUnreachable`.  So is a request that is not answered in time, as by a store there that hangs.
+Errors of the other side's store come back as what they are there, with the host's name.  When the
+link is lost, so is the answer: `LinkLost` is a `StoreUnreachable`.  So is a request that is not
+answered in time, as by a store there that hangs.
 """
 
 from __future__ import annotations
@@ -27,7 +30,18 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Damaged, LinkLost, StoreError, StoreUnreachable, TimedOut, UnsupportedFormat
-from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_limit, check_name, check_prefix, short_object, valid_name
+from .base import (
+    Capabilities,
+    Data,
+    ObjectInfo,
+    Store,
+    as_views,
+    check_limit,
+    check_name,
+    check_prefix,
+    short_object,
+    valid_name,
+)
 
 if TYPE_CHECKING:
     from ..transport.link import Answer, Link
@@ -69,7 +83,9 @@ class RemoteStore(Store):
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
         if length <= PIECE:
-            answer = self._ask("store.range", {"name": check_name(name), "offset": offset, "length": length})
+            answer = self._ask(
+                "store.range", {"name": check_name(name), "offset": offset, "length": length}
+            )
             self._complete(name, offset, length, answer)
             return bytes(answer.view)
         whole = bytearray(length)
@@ -82,7 +98,9 @@ class RemoteStore(Store):
         while True:  # also for no bytes at all: absence is told
             piece = target[done : done + PIECE]
             arguments = {"name": name, "offset": offset + done, "length": piece.nbytes}
-            self._complete(name, offset + done, piece.nbytes, self._ask("store.range", arguments, into=piece))
+            self._complete(
+                name, offset + done, piece.nbytes, self._ask("store.range", arguments, into=piece)
+            )
             done += piece.nbytes
             if done >= target.nbytes:
                 return
@@ -124,20 +142,32 @@ class RemoteStore(Store):
         self._ask("store.writable")
 
     def sweep(self, older_than: float) -> int:
-        return int(_number(self._ask("store.sweep", {"older_than": older_than}).arguments, "removed"))
+        return int(
+            _number(self._ask("store.sweep", {"older_than": older_than}).arguments, "removed")
+        )
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------------
 
     def _ask(
-        self, verb: str, arguments: dict[str, Any] | None = None, body: Data = b"", *, into: memoryview | None = None
+        self,
+        verb: str,
+        arguments: dict[str, Any] | None = None,
+        body: Data = b"",
+        *,
+        into: memoryview | None = None,
     ) -> Answer:
         size = sum(view.nbytes for view in as_views(body)) + int((arguments or {}).get("length", 0))
         try:
-            return self._link.ask(verb, arguments, body, into=into, timeout=_PATIENCE + size / _SLOWEST)
+            return self._link.ask(
+                verb, arguments, body, into=into, timeout=_PATIENCE + size / _SLOWEST
+            )
         except LinkLost:
             raise
         except TimedOut as late:
-            raise StoreUnreachable(late.message, hint="The store there, or the network between, is too slow.") from late
+            raise StoreUnreachable(
+                late.message, hint="The store there, or the network between, is too slow."
+            ) from late
         except (StoreError, Damaged) as error:
             error.message = f"{self._link.name}: {error.message}"
             error.args = (error.message,)
@@ -154,7 +184,9 @@ class RemoteStore(Store):
         raise self._nonsense()
 
     def _nonsense(self) -> UnsupportedFormat:
-        return UnsupportedFormat(f"criuctl on {self._link.name} answers for its store what makes no sense")
+        return UnsupportedFormat(
+            f"criuctl on {self._link.name} answers for its store what makes no sense"
+        )
 
 
 def _pieces(views: list[memoryview]) -> Iterator[memoryview]:

@@ -2,24 +2,27 @@
 
 What differs between servers decides how this module talks to them:
 
-- Small objects and all conditional ones go by one PutObject; S3 makes that atomic and durable.  Larger ones go in
-  parts, aborted on any failure and looked at afterwards.  No other conditional call is used: several servers ignore
-  conditions on CompleteMultipartUpload, CopyObject and DeleteObject.
-- "If absent" is If-None-Match on PutObject, with a look beforehand for servers that ignore the header.  412, 409,
-  5xx and lost answers mean *unknown* (a repeated request can meet its own earlier success): the object is
-  read and compared with what was to be written.
-- Transient failures are tried again with growing, jittered pauses and a ceiling (tenacity; botocore's own retries
-  are off, for they do not cover the reading of bodies).  A server that has never answered is given up on after
-  about ten seconds, or the first ``s3_timeout`` if it takes connections: a wrong address, or a server that hangs, is
-  likelier than a passing fault.
+- Small objects and all conditional ones go by one PutObject; S3 makes that atomic and durable.
+  Larger ones go in parts, aborted on any failure and looked at afterwards.  No other conditional
+  call is used: several servers ignore conditions on CompleteMultipartUpload, CopyObject and
+  DeleteObject.
+- "If absent" is If-None-Match on PutObject, with a look beforehand for servers that ignore the
+  header.  412, 409, 5xx and lost answers mean *unknown* (a repeated request can meet its own
+  earlier success): the object is read and compared with what was to be written.
+- Transient failures are tried again with growing, jittered pauses and a ceiling (tenacity;
+  botocore's own retries are off, for they do not cover the reading of bodies).  A server that has
+  never answered is given up on after about ten seconds, or the first ``s3_timeout`` if it takes
+  connections: a wrong address, or a server that hangs, is likelier than a passing fault.
 - Each request ends in time, its attempts, pauses and a body that drips included; see `s3_deadline`.
-- A HEAD's failure has no body, so 404 might be the bucket or the key: the error is asked for again by GET.
-- What the server says that it has stored, an ETag that is an MD5, is compared with what was sent.  An ETag may be something
-  else (encrypted by the server with keys of its own, say): where it differs, what is stored decides, and if that is what was
-  sent, the ETags of this server are not looked at any more.  With ``verify_writes`` what is stored is always read back.
-- Bodies are signed over http, see `s3_client`; small ones (all conditional ones are) go with Content-MD5 too, for
-  servers that look at no signature, and all of them once a server asks, as one with object lock does.  What comes is
-  received into the caller's memory.
+- A HEAD's failure has no body, so 404 might be the bucket or the key: the error is asked for again
+  by GET.
+- What the server says that it has stored, an ETag that is an MD5, is compared with what was sent.
+  An ETag may be something else (encrypted by the server with keys of its own, say): where it
+  differs, what is stored decides, and if that is what was sent, the ETags of this server are not
+  looked at any more.  With ``verify_writes`` what is stored is always read back.
+- Bodies are signed over http, see `s3_client`; small ones (all conditional ones are) go with
+  Content-MD5 too, for servers that look at no signature, and all of them once a server asks, as one
+  with object lock does.  What comes is received into the caller's memory.
 
 boto3 is imported by this module, and this module only when an S3 store is opened.
 """
@@ -36,7 +39,15 @@ from botocore.exceptions import ClientError
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential, wait_random
 
 from ..config import Config
-from ..errors import ConfigError, CriuctlError, Damaged, ObjectExists, ObjectMissing, StoreCannot, StoreError
+from ..errors import (
+    ConfigError,
+    CriuctlError,
+    Damaged,
+    ObjectExists,
+    ObjectMissing,
+    StoreCannot,
+    StoreError,
+)
 from .base import (
     Capabilities,
     Data,
@@ -74,7 +85,8 @@ MULTIPART_BYTES = 64 << 20  # larger objects go in parts
 _SINGLE_MAX = 5 << 30  # the most that S3 takes in one PutObject
 _PIECE = 1 << 20
 _SMALL = 1 << 20  # bodies up to this are sent with Content-MD5 always
-_PAUSE, _PAUSE_MAX, _JITTER = 0.25, 10.0, 0.5  # seconds before another attempt: first, ceiling, random part
+# seconds before another attempt: first, ceiling, random part
+_PAUSE, _PAUSE_MAX, _JITTER = 0.25, 10.0, 0.5
 _FIRST_CONTACT_SECONDS, _FIRST_CONTACT_ATTEMPTS = 8.0, 3
 
 
@@ -107,13 +119,17 @@ class S3Store(Store):
             self._create(name, views, size)
         elif size <= MULTIPART_BYTES:
             body = Body(views, size)
-            etag = self._retry(f"writing {name}", lambda: self._put_once(key, body), name, size=size)
+            etag = self._retry(
+                f"writing {name}", lambda: self._put_once(key, body), name, size=size
+            )
             self._see_stored(name, body, etag)
         else:
             from .s3_multipart import put_in_parts
 
             with self._mapped(f"writing {name}", name):
-                etag = put_in_parts(self._client, self._call, self._bucket, key, views, size, self._config.uploads)
+                etag = put_in_parts(
+                    self._client, self._call, self._bucket, key, views, size, self._config.uploads
+                )
             self._see_stored(name, Body(views, size), etag)
 
     def _put_once(self, key: str, body: Body, **condition: str) -> str:
@@ -121,7 +137,9 @@ class S3Store(Store):
         reader = ViewReader(body.views)
         digest = {"ContentMD5": body.md5} if self._digests or body.size <= _SMALL else {}
         try:
-            answer = self._client.put_object(Bucket=self._bucket, Key=key, Body=reader, **digest, **condition)
+            answer = self._client.put_object(
+                Bucket=self._bucket, Key=key, Body=reader, **digest, **condition
+            )
             return str(answer.get("ETag", ""))
         except ClientError as error:
             if digest or not digest_wanted(error):
@@ -130,28 +148,38 @@ class S3Store(Store):
             return self._put_once(key, body, **condition)
 
     def _see_stored(self, name: str, body: Body, etag: str) -> None:
-        """`Damaged`, with the object removed as far as possible, if the server has stored something else than was sent."""
+        """`Damaged`, with the object removed as far as possible, if the server has stored something
+        else than was sent.
+        """
         if not self._config.verify_writes:
             if not self._etags or (known := md5_etag(etag)) is None or known == body.etag(known):
                 return
-        if self._retry(f"reading back {name}", lambda: self._same(name, body), name, size=body.size):
+        if self._retry(
+            f"reading back {name}", lambda: self._same(name, body), name, size=body.size
+        ):
             if not self._config.verify_writes:
                 self._etags = False
             return
         with suppress(CriuctlError):
             self.delete(name)
         raise Damaged(
-            f"{name} in {self.url} at {self._client.meta.endpoint_url} is not what was sent, though the server acknowledged it",
+            f"{name} in {self.url} at {self._client.meta.endpoint_url} is not what was sent, "
+            "though the server acknowledged it",
             hint="The server, or its disk or memory, is faulty: what it holds cannot be relied on.",
             object=name,
         )
 
     def _create(self, name: str, views: list[memoryview], size: int) -> None:
         if size > _SINGLE_MAX:
-            raise StoreCannot(f"{name} is too large ({size} bytes) to be written only if absent", object=name)
+            raise StoreCannot(
+                f"{name} is too large ({size} bytes) to be written only if absent", object=name
+            )
         taken = ObjectExists(f"{name} is in {self.url} already", object=name)
         body = Body(views, size)
-        if self._retry(f"looking at {name}", lambda: self._same(name, body), name, size=size) is not None:
+        if (
+            self._retry(f"looking at {name}", lambda: self._same(name, body), name, size=size)
+            is not None
+        ):
             raise taken
 
         made: list[str] = []  # the server's answer, unless what is there was looked at
@@ -159,11 +187,16 @@ class S3Store(Store):
         def attempt() -> bool:
             """Whether the object is ours now; raises when that is unknown."""
             try:
-                made.append(self._put_once(self._key(name), body, **({"IfNoneMatch": "*"} if self._conditions else {})))
+                made.append(
+                    self._put_once(
+                        self._key(name), body, **({"IfNoneMatch": "*"} if self._conditions else {})
+                    )
+                )
                 return True
             except FOREIGN as error:
                 if condition_unknown(error) and self._conditions:
-                    self._conditions = False  # nothing was written; the look beforehand is all there is
+                    # nothing was written; the look beforehand is all there is
+                    self._conditions = False
                     return attempt()
                 if not (condition_failed(error) or is_transient(error)):
                     raise
@@ -188,12 +221,20 @@ class S3Store(Store):
         with closing(answer["Body"]) as stream:
             if self._field(answer, "ContentLength") != body.size:
                 return False
-            return all(stream.read(piece.nbytes) == piece for view in body.views for piece in slices(view, _PIECE))
+            return all(
+                stream.read(piece.nbytes) == piece
+                for view in body.views
+                for piece in slices(view, _PIECE)
+            )
 
     def delete(self, name: str) -> None:
         key = self._key(name)
         try:
-            self._retry(f"deleting {name}", lambda: self._client.delete_object(Bucket=self._bucket, Key=key), name)
+            self._retry(
+                f"deleting {name}",
+                lambda: self._client.delete_object(Bucket=self._bucket, Key=key),
+                name,
+            )
         except ObjectMissing:
             return  # some servers say so
 
@@ -245,7 +286,9 @@ class S3Store(Store):
 
     @contextmanager
     def _span(self, name: str, offset: int, length: int) -> Iterator[Any]:
-        """A stream of exactly these bytes; it raises IncompleteRead should the server end it early."""
+        """A stream of exactly these bytes; it raises IncompleteRead should the server end it
+        early.
+        """
         span = f"bytes={offset}-{offset + length - 1}"
         answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name), Range=span)
         with closing(answer["Body"]) as stream:
@@ -253,14 +296,20 @@ class S3Store(Store):
             yield stream
 
     def _check_span(self, answer: dict[str, Any], name: str, offset: int, length: int) -> None:
-        """Whether the server is about to send what was asked for: the status alone is 200 on some."""
+        """Whether the server is about to send what was asked for: the status alone is 200 on
+        some.
+        """
         sent, span = self._field(answer, "ContentLength"), answer.get("ContentRange", "")
         if span.startswith(f"bytes {offset}-") or (not span and offset == 0):
             if sent < length:
                 raise short_object(name, self.url, offset, length, sent)
             if sent == length:
                 return
-        raise StoreError(f"{self.url} does not honour ranges: asked for {length} bytes at {offset} of {name}, got {span or sent}")
+        raise StoreError(
+            f"{self.url} does not honour ranges: asked for {length} bytes at {offset} of "
+            f"{name}, "
+            f"got {span or sent}"
+        )
 
     def stat(self, name: str) -> ObjectInfo:
         key = self._key(name)
@@ -274,7 +323,11 @@ class S3Store(Store):
                 # The same question by GET, whose answer has a body that says why.
                 with closing(self._client.get_object(Bucket=self._bucket, Key=key)["Body"]):
                     raise error from None
-            return ObjectInfo(name, self._field(found, "ContentLength"), self._field(found, "LastModified").timestamp())
+            return ObjectInfo(
+                name,
+                self._field(found, "ContentLength"),
+                self._field(found, "LastModified").timestamp(),
+            )
 
         return self._retry(f"looking at {name}", attempt, name)
 
@@ -288,20 +341,32 @@ class S3Store(Store):
                 if key <= last or not key.startswith(start):
                     raise StoreError(
                         f"{self.url} does not list its objects in order ({key!r} after {last!r})",
-                        hint="criuctl needs an S3 server that lists by key; AWS directory buckets do not.",
+                        hint=(
+                            "criuctl needs an S3 server that lists by key; AWS directory buckets "
+                            "do not."
+                        ),
                     )
                 last = key
                 if valid_name(name := key[len(self._base) :]):
-                    yield ObjectInfo(name, self._field(item, "Size"), self._field(item, "LastModified").timestamp())
+                    yield ObjectInfo(
+                        name,
+                        self._field(item, "Size"),
+                        self._field(item, "LastModified").timestamp(),
+                    )
             if not page.get("IsTruncated"):
                 return
             following = {"ContinuationToken": self._field(page, "NextContinuationToken")}
             if following == more:
-                raise not_s3(f"{self.url} at {self._client.meta.endpoint_url}", "its listing never ends")
+                raise not_s3(
+                    f"{self.url} at {self._client.meta.endpoint_url}", "its listing never ends"
+                )
             more = following
 
     def _list_page(self, start: str, **more: Any) -> Any:
-        page = self._retry("listing", lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=start, **more))
+        page = self._retry(
+            "listing",
+            lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=start, **more),
+        )
         self._field(page, "Name")  # a login page, say, is not an empty store
         return page
 
@@ -311,7 +376,9 @@ class S3Store(Store):
     # -- the place ---------------------------------------------------------------------------------
 
     def create(self) -> None:
-        """Buckets are made by whoever owns the server; see that this one is there and can be listed."""
+        """Buckets are made by whoever owns the server; see that this one is there and can be
+        listed.
+        """
         self._list_page(self._base, MaxKeys=1)
 
     def probe(self) -> Capabilities:
@@ -323,7 +390,9 @@ class S3Store(Store):
             return probe(self._client, self._bucket, self._base)
 
     def sweep(self, older_than: float) -> int:
-        """Abort multipart uploads below the prefix that were begun `older_than` seconds ago or more."""
+        """Abort multipart uploads below the prefix that were begun `older_than` seconds ago or
+        more.
+        """
         from .s3_multipart import abort_stale
 
         with self._mapped("looking for unfinished uploads"):
@@ -364,12 +433,18 @@ class S3Store(Store):
         try:
             yield
         except FOREIGN as error:
-            raise store_error(error, "preparing the connection", self.url, self._config.s3_endpoint or "S3") from error
+            raise store_error(
+                error, "preparing the connection", self.url, self._config.s3_endpoint or "S3"
+            ) from error
         except ValueError:
-            # Its text repeats pieces of the endpoint, of a password too: what is in front of a slash passes for a port.
+            # Its text repeats pieces of the endpoint, of a password too: what is in front of a
+            # slash passes for a port.
             raise ConfigError(
                 "the S3 settings do not make sense: the endpoint is not an address",
-                hint="Look at s3_endpoint, AWS_ENDPOINT_URL and ~/.aws: it is written https://HOST:PORT.",
+                hint=(
+                    "Look at s3_endpoint, AWS_ENDPOINT_URL and ~/.aws: it is written "
+                    "https://HOST:PORT."
+                ),
             ) from None
 
     @contextmanager
@@ -377,11 +452,16 @@ class S3Store(Store):
         try:
             yield
         except FOREIGN as error:
-            raise store_error(error, doing, self.url, self._client.meta.endpoint_url, name) from error
+            raise store_error(
+                error, doing, self.url, self._client.meta.endpoint_url, name
+            ) from error
         except ValueError as error:  # a number or a time that boto3 cannot read
-            raise not_s3(f"{doing} in {self.url} at {self._client.meta.endpoint_url}", str(error)) from error
+            raise not_s3(
+                f"{doing} in {self.url} at {self._client.meta.endpoint_url}", str(error)
+            ) from error
         except RecursionError as error:
-            # botocore looks for a bucket's region by asking again, also where every answer is a redirection.
+            # botocore looks for a bucket's region by asking again, also where every answer is a
+            # redirection.
             raise StoreError(
                 f"{doing} in {self.url}: {self._client.meta.endpoint_url} redirects every request",
                 hint="Is the endpoint the address of an S3 server?",
@@ -395,12 +475,21 @@ class S3Store(Store):
         also: Callable[[BaseException], bool] | None = None,
         size: int = 0,
     ) -> T:
-        """`request()`, with contents of `size` bytes, again after transient failures; botocore's errors become ours."""
+        """`request()`, with contents of `size` bytes, again after transient failures; botocore's
+        errors become ours.
+        """
         with self._mapped(doing, name):
             return self._call(request, also, size)
 
-    def _call(self, request: Callable[[], T], also: Callable[[BaseException], bool] | None = None, size: int = 0) -> T:
-        """`request()`, again after failures that are transient or that `also` accepts; botocore's errors stay."""
+    def _call(
+        self,
+        request: Callable[[], T],
+        also: Callable[[BaseException], bool] | None = None,
+        size: int = 0,
+    ) -> T:
+        """`request()`, again after failures that are transient or that `also` accepts; botocore's
+        errors stay.
+        """
         with limited(self._config, size) as limit:
 
             def attempt() -> T:
@@ -408,7 +497,9 @@ class S3Store(Store):
                 return request()
 
             attempts = Retrying(
-                retry=retry_if_exception(lambda error: is_transient(error) or (also is not None and also(error))),
+                retry=retry_if_exception(
+                    lambda error: is_transient(error) or (also is not None and also(error))
+                ),
                 wait=wait_exponential(multiplier=_PAUSE, max=_PAUSE_MAX) + wait_random(0, _JITTER),
                 stop=partial(self._give_up, limit),
                 reraise=True,

@@ -31,13 +31,17 @@ def md5_of(views: Sequence[memoryview]) -> str:
 
 
 def md5_etag(etag: str) -> str | None:
-    """The ETag without quotes if it looks like an MD5, or like that of an object in parts; else None."""
+    """The ETag without quotes if it looks like an MD5, or like that of an object in parts; else
+    None.
+    """
     bare = etag.removeprefix("W/").strip('"').lower()
     return bare if _MD5_ETAG.fullmatch(bare) else None
 
 
 def etag_in_parts(views: Sequence[memoryview], size: int) -> str:
-    """The ETag that S3 gives to `views`, `size` bytes, sent in parts: of the MD5s of the parts, and how many they were."""
+    """The ETag that S3 gives to `views`, `size` bytes, sent in parts: of the MD5s of the parts, and
+    how many they were.
+    """
     parts = [*in_parts(views, size)]
     digests = b"".join(base64.b64decode(md5_of(part)) for part in parts)
     return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"
@@ -67,9 +71,10 @@ def cut(views: Sequence[memoryview], size: int) -> Iterator[list[memoryview]]:
 class ViewReader:
     """A read-only file over `views`, as botocore wants a body: read, seek, tell and a length.
 
-    `read` ignores how much is asked for and gives about 1 MiB, of memory as it lies where that is in large
-    pieces: http.client asks for 16 KiB at a time, and each of those would be a system call and a turn of the
-    interpreter's lock.
+    `read` ignores how much is asked for and gives about 1 MiB, of memory as it lies where that is
+    in large
+    pieces: http.client asks for 16 KiB at a time, and each of those would be a system call and a
+    turn of the interpreter's lock.
     """
 
     def __init__(self, views: Sequence[memoryview]) -> None:
@@ -133,5 +138,11 @@ class Body:
         return md5_of(self.views)
 
     def etag(self, like: str) -> str:
-        """What the ETag of this must be, if it is an MD5: of an object in parts, with a number, where `like` has one."""
-        return etag_in_parts(self.views, self.size) if "-" in like else base64.b64decode(self.md5).hex()
+        """What the ETag of this must be, if it is an MD5: of an object in parts, with a number,
+        where `like` has one.
+        """
+        return (
+            etag_in_parts(self.views, self.size)
+            if "-" in like
+            else base64.b64decode(self.md5).hex()
+        )

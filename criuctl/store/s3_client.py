@@ -1,15 +1,18 @@
-"""Making boto3's S3 client: how requests are signed, how long they may take, and answers that are acknowledged at once.
+"""Making boto3's S3 client: how requests are signed, how long they may take, and answers that are
+acknowledged at once.
 
-- Over http a body's SHA-256 is part of the signature, so what the server stores is what was sent, at a third of the
-  cost of MD5.  Over https TLS sees to that.
-- Some servers write an answer's head and its body in two pieces and wait, as Nagle has it, for the first one's
-  acknowledgement before they send the second; the kernel delays that by 40 ms.  So before an answer is read the
-  connection is told to acknowledge at once (TCP_QUICKACK, which lasts for one turn only).
+- Over http a body's SHA-256 is part of the signature, so what the server stores is what was sent,
+  at a third of the cost of MD5.  Over https TLS sees to that.
+- Some servers write an answer's head and its body in two pieces and wait, as Nagle has it, for the
+  first one's acknowledgement before they send the second; the kernel delays that by 40 ms.  So
+  before an answer is read the connection is told to acknowledge at once (TCP_QUICKACK, which lasts
+  for one turn only).
 - Its sockets wait no longer than the request may take in all, see `s3_deadline`.
 - botocore's defaults for checksums fail with radosgw 16 over TLS and with rclone's ranges.
-- Every command that opens a store in S3 makes a client, so what that takes counts: boto3's core alone is asked for it
-  (botocore, with the same sources of settings; boto3 itself adds resources and a transfer manager, which are not used
-  here), and it is spared the search through hundreds of services for this one.  That halves the time.
+- Every command that opens a store in S3 makes a client, so what that takes counts: boto3's core
+  alone is asked for it (botocore, with the same sources of settings; boto3 itself adds resources
+  and a transfer manager, which are not used here), and it is spared the search through hundreds of
+  services for this one.  That halves the time.
 """
 
 from __future__ import annotations
@@ -23,7 +26,12 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from botocore.awsrequest import AWSHTTPConnection, AWSHTTPConnectionPool, AWSHTTPSConnection, AWSHTTPSConnectionPool
+from botocore.awsrequest import (
+    AWSHTTPConnection,
+    AWSHTTPConnectionPool,
+    AWSHTTPSConnection,
+    AWSHTTPSConnectionPool,
+)
 from botocore.config import Config as BotoConfig
 from botocore.loaders import JSONFileLoader, Loader
 from botocore.session import get_session
@@ -36,7 +44,9 @@ _AWS = re.compile(r"s3[.-](?:dualstack\.)?[a-z0-9-]+\.(amazonaws\.com(?:\.cn)?)"
 
 
 class _Prompt:
-    """A connection whose answers are acknowledged at once, and that waits no longer than its request may take."""
+    """A connection whose answers are acknowledged at once, and that waits no longer than its
+    request may take.
+    """
 
     sock: socket.socket | None
 
@@ -64,7 +74,9 @@ class PromptTLSConnection(_Prompt, AWSHTTPSConnection):  # type: ignore[misc]
 
 
 class _Files(JSONFileLoader):  # type: ignore[misc]
-    """Reads botocore's descriptions of services into plain dictionaries; ordered ones take three times as long."""
+    """Reads botocore's descriptions of services into plain dictionaries; ordered ones take three
+    times as long.
+    """
 
     def load_file(self, file_path: str) -> Any:
         for suffix, opened in ((".json", open), (".json.gz", gzip.open)):
@@ -81,7 +93,9 @@ class _Descriptions(Loader):  # type: ignore[misc]
 
 
 def make_client(config: Config) -> Any:
-    """A client for S3 as `config` and boto3's own sources of settings say; usable from all threads."""
+    """A client for S3 as `config` and boto3's own sources of settings say; usable from all
+    threads.
+    """
     AWSHTTPConnectionPool.ConnectionCls = PromptConnection
     AWSHTTPSConnectionPool.ConnectionCls = PromptTLSConnection
     session = get_session()
@@ -106,13 +120,18 @@ def make_client(config: Config) -> Any:
         ),
     )
     if not client.meta.endpoint_url.isprintable() or " " in client.meta.endpoint_url:
-        raise ValueError("an endpoint has no blanks")  # botocore would send it, and `redact` does not see its end
-    client.meta.config.s3["payload_signing_enabled"] = not client.meta.endpoint_url.startswith("https:")
+        # botocore would send it, and `redact` does not see its end
+        raise ValueError("an endpoint has no blanks")
+    client.meta.config.s3["payload_signing_enabled"] = not client.meta.endpoint_url.startswith(
+        "https:"
+    )
     return client
 
 
 def server_of(endpoint: str) -> str:
-    """The endpoint as a host pins it: one spelling, without credentials; AWS is one server in all its regions."""
+    """The endpoint as a host pins it: one spelling, without credentials; AWS is one server in all
+    its regions.
+    """
     parts = urlsplit(endpoint)
     host, port = (parts.hostname or "").rstrip("."), parts.port
     host = f"s3.{found[1]}" if (found := _AWS.fullmatch(host)) else host

@@ -7,8 +7,8 @@ thread has a `Limit` for the request that it makes, and the sockets that boto3 r
 any other.
 
 One attempt may take twice ``s3_timeout``; all attempts of a request, and the pauses between them,
-``s3_deadline``.  A body adds a second for each 32 KiB: the slowest link on which 1 MiB passes within
-the usual time-out of 30 s.
+``s3_deadline``.  A body adds a second for each 32 KiB: the slowest link on which 1 MiB passes
+within the usual time-out of 30 s.
 
 Name resolution is not bounded here.  A store that another process speaks to (`apart`) bounds it.
 """
@@ -86,7 +86,9 @@ def expect(size: int) -> None:
 
 
 def _left() -> float | None:
-    """Return the seconds left to this thread's request, None without a limit; `TimeoutError` at 0."""
+    """Return the seconds left to this thread's request, None without a limit; `TimeoutError` at
+    0.
+    """
     limit: Limit | None = getattr(_of_thread, "limit", None)
     left = None if limit is None else limit.left()
     if left is not None and left <= 0:

@@ -1,7 +1,8 @@
 """What botocore says, in criuctl's words, and which of it may pass by itself.
 
-The seam between botocore's exceptions and the error tree: `store_error` maps, `is_transient` says what is worth
-another attempt, `unanswered` whether there was an answer at all.  Imported only together with botocore.
+The seam between botocore's exceptions and the error tree: `store_error` maps, `is_transient` says
+what is worth another attempt, `unanswered` whether there was an answer at all.  Imported only
+together with botocore.
 """
 
 from __future__ import annotations
@@ -58,32 +59,54 @@ _TRANSIENT_CODES = frozenset(
         "XAmzContentSHA256Mismatch",  # likewise, noticed by the signature
     }
 )
-_FULL_CODES = frozenset({"InsufficientStorage", "QuotaExceeded", "StorageFull", "XMinioStorageFull"})
+_FULL_CODES = frozenset(
+    {"InsufficientStorage", "QuotaExceeded", "StorageFull", "XMinioStorageFull"}
+)
 _DENIED_HINTS = {
-    "InvalidAccessKeyId": "The server does not know this access key: check AWS_ACCESS_KEY_ID or the profile.",
-    "SignatureDoesNotMatch": "The secret key does not belong to the access key: check AWS_SECRET_ACCESS_KEY or the profile.",
+    "InvalidAccessKeyId": "The server does not know this access key: check AWS_ACCESS_KEY_ID or "
+    "the profile.",
+    "SignatureDoesNotMatch": (
+        "The secret key does not belong to the access key: check AWS_SECRET_ACCESS_KEY or the "
+        "profile."
+    ),
     "RequestTimeTooSkewed": "This host's clock is wrong: set it (NTP).",
     "ExpiredToken": "The session token has expired: fetch new credentials.",
     "InvalidToken": "The session token is not valid: fetch new credentials.",
-    "AccessDenied": "These credentials may not do this: check the bucket's policy and the user's rights.",
+    "AccessDenied": "These credentials may not do this: check the bucket's policy and the user's "
+    "rights.",
 }
-_NO_CREDENTIALS = (b.NoCredentialsError, b.PartialCredentialsError, b.CredentialRetrievalError, b.ProfileNotFound)
+_NO_CREDENTIALS = (
+    b.NoCredentialsError,
+    b.PartialCredentialsError,
+    b.CredentialRetrievalError,
+    b.ProfileNotFound,
+)
 
 
 def code_of(error: BaseException) -> str:
     """S3's own word for the failure, such as ``NoSuchKey``; '' when the server said nothing."""
-    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, b.ClientError) else ""
+    return (
+        str(error.response.get("Error", {}).get("Code", ""))
+        if isinstance(error, b.ClientError)
+        else ""
+    )
 
 
 def status_of(error: BaseException) -> int:
     """The HTTP status of the answer, or 0 when there was none."""
-    return int(error.response["ResponseMetadata"].get("HTTPStatusCode", 0)) if isinstance(error, b.ClientError) else 0
+    return (
+        int(error.response["ResponseMetadata"].get("HTTPStatusCode", 0))
+        if isinstance(error, b.ClientError)
+        else 0
+    )
 
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same request may well succeed a moment later."""
     if isinstance(error, b.ClientError):
-        return not _is_full(error) and (status_of(error) in _TRANSIENT_STATUS or code_of(error) in _TRANSIENT_CODES)
+        return not _is_full(error) and (
+            status_of(error) in _TRANSIENT_STATUS or code_of(error) in _TRANSIENT_CODES
+        )
     return isinstance(error, _CUT) and not _bad_certificate(error)
 
 
@@ -93,12 +116,18 @@ def unanswered(error: BaseException) -> bool:
 
 
 def digest_wanted(error: BaseException) -> bool:
-    """Whether the server refused a body because it came without Content-MD5, as those with object lock do."""
-    return isinstance(error, b.ClientError) and status_of(error) == 400 and "Content-MD5" in str(error)
+    """Whether the server refused a body because it came without Content-MD5, as those with object
+    lock do.
+    """
+    return (
+        isinstance(error, b.ClientError) and status_of(error) == 400 and "Content-MD5" in str(error)
+    )
 
 
 def condition_failed(error: BaseException) -> bool:
-    """Whether the server says that a write condition did not hold: 412, or 409 from AWS when writers race."""
+    """Whether the server says that a write condition did not hold: 412, or 409 from AWS when
+    writers race.
+    """
     return status_of(error) in (409, 412)
 
 
@@ -117,17 +146,27 @@ def field(answer: Mapping[str, Any], name: str, where: str) -> Any:
 
 def not_s3(where: str, why: str) -> StoreError:
     """The error for an answer that no S3 server gives."""
-    return StoreError(f"{where}: the answer is not S3's, {why}", hint="Is the endpoint the address of an S3 server?")
+    return StoreError(
+        f"{where}: the answer is not S3's, {why}",
+        hint="Is the endpoint the address of an S3 server?",
+    )
 
 
-def store_error(error: Exception, doing: str, where: str, endpoint: str, name: str = "") -> CriuctlError:
-    """The error of criuctl's tree for a botocore `error` met while `doing` something in the store `where`."""
+def store_error(
+    error: Exception, doing: str, where: str, endpoint: str, name: str = ""
+) -> CriuctlError:
+    """The error of criuctl's tree for a botocore `error` met while `doing` something in the store
+    `where`.
+    """
     text = f"{doing} in {where} at {endpoint}"
     details = {"object": name} if name else {}
     if isinstance(error, _NO_CREDENTIALS):
         return StoreDenied(
             f"no credentials for {where}: {error}",
-            hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile in ~/.aws (AWS_PROFILE).",
+            hint=(
+                "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile in ~/.aws "
+                "(AWS_PROFILE)."
+            ),
         )
     if isinstance(error, b.ClientError):
         return _answered(error, text, where, endpoint, details)
@@ -139,9 +178,14 @@ def store_error(error: Exception, doing: str, where: str, endpoint: str, name: s
     if isinstance(error, TookTooLong):
         return StoreUnreachable(
             f"{text}: {error}",
-            hint="The server, or the network between, is too slow; s3_deadline is what one request may take.",
+            hint=(
+                "The server, or the network between, is too slow; s3_deadline is what one request "
+                "may take."
+            ),
         )
-    if isinstance(error, b.IncompleteReadError | b.ResponseStreamingError) and "IncompleteRead" in repr(error):
+    if isinstance(
+        error, b.IncompleteReadError | b.ResponseStreamingError
+    ) and "IncompleteRead" in repr(error):
         return Damaged(
             f"{text}: the server promises more bytes than it sends, every time: {error}",
             hint="The object was cut on the server, or something between cuts answers short.",
@@ -150,16 +194,27 @@ def store_error(error: Exception, doing: str, where: str, endpoint: str, name: s
     if isinstance(error, _CUT):
         return StoreUnreachable(
             f"{text}: no answer: {error}",
-            hint="Check that the server runs, the endpoint (s3_endpoint, AWS_ENDPOINT_URL) and the network between.",
+            hint=(
+                "Check that the server runs, the endpoint (s3_endpoint, AWS_ENDPOINT_URL) and the "
+                "network between."
+            ),
         )
     if isinstance(error, ResponseParserError):
-        return StoreError(f"{text}: the answer is not S3's: {error}", hint="Is the endpoint the address of an S3 server?")
-    if isinstance(error, b.ParamValidationError | b.ConfigParseError | b.InvalidConfigError | b.UnknownEndpointError):
+        return StoreError(
+            f"{text}: the answer is not S3's: {error}",
+            hint="Is the endpoint the address of an S3 server?",
+        )
+    if isinstance(
+        error,
+        b.ParamValidationError | b.ConfigParseError | b.InvalidConfigError | b.UnknownEndpointError,
+    ):
         return ConfigError(f"{text}: {error}")
     return StoreError(f"{text}: {error}")
 
 
-def _answered(error: b.ClientError, text: str, where: str, endpoint: str, details: dict[str, str]) -> CriuctlError:
+def _answered(
+    error: b.ClientError, text: str, where: str, endpoint: str, details: dict[str, str]
+) -> CriuctlError:
     code, status = code_of(error), status_of(error)
     said = error.response["Error"].get("Message") or ""
     text = f"{text}: {code} ({status}{', ' + said if said else ''})"
@@ -173,13 +228,23 @@ def _answered(error: b.ClientError, text: str, where: str, endpoint: str, detail
     if code == "InvalidRange":
         return Damaged(f"{text}: the object is too short", **details)
     if _is_full(error):
-        return StoreFull(text, hint="Free space there, raise the quota, or `criuctl prune`, then try again.")
+        return StoreFull(
+            text, hint="Free space there, raise the quota, or `criuctl prune`, then try again."
+        )
     if code in _DENIED_HINTS or status in (401, 403):
         return StoreDenied(text, hint=_DENIED_HINTS.get(code, _DENIED_HINTS["AccessDenied"]))
-    if code in ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"):
-        return StoreError(text, hint="The bucket is in another region: set s3_region or AWS_DEFAULT_REGION.")
+    if code in (
+        "AuthorizationHeaderMalformed",
+        "PermanentRedirect",
+        "IllegalLocationConstraintException",
+    ):
+        return StoreError(
+            text, hint="The bucket is in another region: set s3_region or AWS_DEFAULT_REGION."
+        )
     if is_transient(error):
-        return StoreUnreachable(text, hint="The server is there but cannot serve now: look at its own log.")
+        return StoreUnreachable(
+            text, hint="The server is there but cannot serve now: look at its own log."
+        )
     if status == 404:
         return StoreError(text, hint="Is the endpoint the address of an S3 server?")
     return StoreError(text)
@@ -187,7 +252,9 @@ def _answered(error: b.ClientError, text: str, where: str, endpoint: str, detail
 
 def _is_full(error: b.ClientError) -> bool:
     said = str(error.response.get("Error", {}).get("Message") or "")
-    return code_of(error) in _FULL_CODES or status_of(error) == 507 or "no space left" in said.lower()
+    return (
+        code_of(error) in _FULL_CODES or status_of(error) == 507 or "no space left" in said.lower()
+    )
 
 
 def _bad_certificate(error: BaseException) -> bool:

@@ -1,8 +1,9 @@
 """Objects too large for one request: S3's multipart upload, whole or not at all.
 
-Parts go up from a few threads, each with its own retries.  Whatever goes wrong, the interrupt of a user
-included, the upload is aborted, so that no parts stay behind and cost money unseen.  What the server then
-holds under the name is looked at: some answer the completion with an empty ETag, or lose their answer.
+Parts go up from a few threads, each with its own retries.  Whatever goes wrong, the interrupt of a
+user included, the upload is aborted, so that no parts stay behind and cost money unseen.  What the
+server then holds under the name is looked at: some answer the completion with an empty ETag, or
+lose their answer.
 """
 
 from __future__ import annotations
@@ -21,17 +22,29 @@ from .s3_body import ViewReader, in_parts, md5_of
 from .s3_errors import code_of, digest_wanted, field, not_s3
 
 T = TypeVar("T")
-Caller = Callable[..., Any]  # runs a request, with contents of `size` bytes, again after transient failures
+# runs a request, with contents of `size` bytes, again after transient failures
+Caller = Callable[..., Any]
 
-_LARGE = ("packs/", "index/", "checkpoints/")  # nothing else that criuctl stores is large enough for parts
+# nothing else that criuctl stores is large enough for parts
+_LARGE = ("packs/", "index/", "checkpoints/")
 
 
 class _Stopped(Exception):
     """Another part failed; this one need not go up."""
 
 
-def put_in_parts(client: Any, call: Caller, bucket: str, key: str, views: list[memoryview], size: int, threads: int) -> str:
-    """Store `views` (`size` bytes together) as one object; its ETag.  botocore's errors pass through."""
+def put_in_parts(
+    client: Any,
+    call: Caller,
+    bucket: str,
+    key: str,
+    views: list[memoryview],
+    size: int,
+    threads: int,
+) -> str:
+    """Store `views` (`size` bytes together) as one object; its ETag.  botocore's errors pass
+    through.
+    """
     target = {"Bucket": bucket, "Key": key}
     where = client.meta.endpoint_url
     upload = field(call(lambda: client.create_multipart_upload(**target)), "UploadId", where)
@@ -51,14 +64,17 @@ def put_in_parts(client: Any, call: Caller, bucket: str, key: str, views: list[m
     held = field(found, "ContentLength", where)
     if held != size:
         call(lambda: client.delete_object(**target))
-        raise StoreError(f"the server put {key} together wrongly: {held} bytes instead of {size}", object=key)
+        raise StoreError(
+            f"the server put {key} together wrongly: {held} bytes instead of {size}", object=key
+        )
     return str(found.get("ETag", ""))
 
 
 def abort_stale(client: Any, call: Caller, bucket: str, base: str, older_than: float) -> int:
     """Abort criuctl's uploads below `base` that began `older_than` seconds ago or more; how many.
 
-    Others may keep their things there, too, above all where `base` is the whole bucket: theirs are left alone.
+    Others may keep their things there, too, above all where `base` is the whole bucket: theirs are
+    left alone.
     """
     where = client.meta.endpoint_url
     more: dict[str, str] = {}
@@ -73,19 +89,30 @@ def abort_stale(client: Any, call: Caller, bucket: str, base: str, older_than: f
         for upload in page.get("Uploads", []):
             ours = field(upload, "Key", where).removeprefix(base).startswith(_LARGE)
             if ours and time.time() - field(upload, "Initiated", where).timestamp() >= older_than:
-                target = {"Bucket": bucket, "Key": upload["Key"], "UploadId": field(upload, "UploadId", where)}
+                target = {
+                    "Bucket": bucket,
+                    "Key": upload["Key"],
+                    "UploadId": field(upload, "UploadId", where),
+                }
                 call(partial(client.abort_multipart_upload, **target))
                 aborted += 1
         if not page.get("IsTruncated"):
             return aborted
-        following = {name: field(page, f"Next{name}", where) for name in ("KeyMarker", "UploadIdMarker")}
+        following = {
+            name: field(page, f"Next{name}", where) for name in ("KeyMarker", "UploadIdMarker")
+        }
         if following == more:
             raise not_s3(where, "its listing never ends")
         more = following
 
 
 def _send_parts(
-    client: Any, call: Caller, upload: dict[str, str], views: list[memoryview], size: int, threads: int
+    client: Any,
+    call: Caller,
+    upload: dict[str, str],
+    views: list[memoryview],
+    size: int,
+    threads: int,
 ) -> list[dict[str, Any]]:
     stop = threading.Event()
 
@@ -96,7 +123,9 @@ def _send_parts(
             if stop.is_set():
                 raise _Stopped
             try:
-                return client.upload_part(**upload, PartNumber=number, Body=ViewReader(part), **digest)
+                return client.upload_part(
+                    **upload, PartNumber=number, Body=ViewReader(part), **digest
+                )
             except ClientError as error:
                 if digest or not digest_wanted(error):
                     raise
@@ -125,7 +154,9 @@ def _send_parts(
     return [future.result() for future in futures]
 
 
-def _complete(client: Any, call: Caller, upload: dict[str, str], parts: list[dict[str, Any]]) -> None:
+def _complete(
+    client: Any, call: Caller, upload: dict[str, str], parts: list[dict[str, Any]]
+) -> None:
     attempts = 0
 
     def attempt() -> None:
@@ -134,7 +165,8 @@ def _complete(client: Any, call: Caller, upload: dict[str, str], parts: list[dic
         try:
             client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
         except ClientError as error:
-            # Completed by an attempt whose answer was lost: whether it was, the look at the object decides.
+            # Completed by an attempt whose answer was lost: whether it was, the look at the object
+            # decides.
             if code_of(error) != "NoSuchUpload" or attempts == 1:
                 raise
 

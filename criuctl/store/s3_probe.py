@@ -1,15 +1,15 @@
 """Finding out whether an S3 server's conditional writes can be trusted.
 
-Servers claim more than they do: some ignore If-None-Match, one looks right as long as requests come one by one
-and lets several racing writers win.  So two things are tried on objects of our own:
+Servers claim more than they do: some ignore If-None-Match, one looks right as long as requests come
+one by one and lets several racing writers win.  So two things are tried on objects of our own:
 
 1. one after the other: the second conditional PutObject must be refused and the first's bytes stay;
-2. overlapping, several times: two conditional PutObjects are both half sent before either may end.  Exactly one
-   must succeed, and the bytes must be its own.
+2. overlapping, several times: two conditional PutObjects are both half sent before either may end.
+   Exactly one must succeed, and the bytes must be its own.
 
-A race that went well proves nothing for good, so what is known about the server has the last word: AWS and
-radosgw are known to be atomic, OpenStack Swift is known not to be.  Any other server that passes is ``probed``;
-one that fails is ``weak``.
+A race that went well proves nothing for good, so what is known about the server has the last word:
+AWS and radosgw are known to be atomic, OpenStack Swift is known not to be.  Any other server that
+passes is ``probed``; one that fails is ``weak``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _RADOSGW_REQUEST = re.compile(r"tx[0-9a-f]{21}-[0-9a-f]{10}-[0-9a-f]+-.+")
 
 
 def probe(client: Any, bucket: str, base: str) -> Capabilities:
-    """What the server of `bucket` can do, tried below the key prefix `base`; botocore's errors pass through."""
+    """What the server of `bucket` can do, tried below the key prefix `base`; botocore's errors pass
+    through.
+    """
     trials = [base + probe_name() for _ in range(_ROUNDS + 1)]
     try:
         sequential, headers = _one_by_one(client, bucket, trials[0])
@@ -54,7 +56,8 @@ def probe(client: Any, bucket: str, base: str) -> Capabilities:
 def _one_by_one(client: Any, bucket: str, key: str) -> tuple[bool, dict[str, str]]:
     """Whether a second writer is refused, and the headers of the first answer."""
     first = secrets.token_bytes(32)
-    # Unconditional: this answer is there to be looked at, even from a server that knows no conditions.
+    # Unconditional: this answer is there to be looked at, even from a server that knows no
+    # conditions.
     answer = client.put_object(Bucket=bucket, Key=key, Body=first)
     refused = not _write_if_absent(client, bucket, key, secrets.token_bytes(32))
     held = client.get_object(Bucket=bucket, Key=key)["Body"].read() == first
@@ -62,11 +65,16 @@ def _one_by_one(client: Any, bucket: str, key: str) -> tuple[bool, dict[str, str
 
 
 def _overlapping(client: Any, bucket: str, key: str) -> bool:
-    """Whether exactly one of two writers that are half way at the same time wins, and its bytes are there."""
+    """Whether exactly one of two writers that are half way at the same time wins, and its bytes are
+    there.
+    """
     contents = [secrets.token_bytes(2 * _HALF) for _ in range(2)]
     meeting = threading.Barrier(2)
     with ThreadPoolExecutor(2, thread_name_prefix="s3-probe") as pool:
-        writers = [pool.submit(_write_if_absent, client, bucket, key, _Pausing(content, meeting)) for content in contents]
+        writers = [
+            pool.submit(_write_if_absent, client, bucket, key, _Pausing(content, meeting))
+            for content in contents
+        ]
         won = [writer.result() for writer in writers]
     if won.count(True) != 1:
         return False
@@ -104,8 +112,8 @@ class _Pausing(ViewReader):
 def _known_server(endpoint: str, headers: dict[str, str]) -> str:
     """The server's name if its behaviour is known, else ''.
 
-    The Server header proves little (rclone says AmazonS3): AWS is told by its host name, the others by the shape of
-    what only they send.
+    The Server header proves little (rclone says AmazonS3): AWS is told by its host name, the others
+    by the shape of what only they send.
     """
     if _AWS_HOST.search(urlsplit(endpoint).hostname or ""):
         return "aws"

@@ -1,8 +1,9 @@
 """Buckets that keep what is deleted: versions, and locks on them.
 
-In a bucket with versioning a delete only hides an object; in one with object lock, which needs versioning, nobody can remove the
-hidden version before its time.  Both free the room by rules of their own, so criuctl deletes as it does elsewhere, never a
-version, and tells what still lies there.
+In a bucket with versioning a delete only hides an object; in one with object lock, which needs
+versioning, nobody can remove the hidden version before its time.  Both free the room by rules of
+their own, so criuctl deletes as it does elsewhere, never a version, and tells what still lies
+there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Caller = Callable[[Callable[[], Any]], Any]
 
 
 def keeping(client: Any, call: Caller, bucket: str, base: str) -> Keeping | None:
-    """What the bucket keeps of what was deleted below the prefix `base`; None where the server does not tell, or may not."""
+    """What the bucket keeps of what was deleted below the prefix `base`; None where the server does
+    not tell, or may not.
+    """
     try:
         versions = "Status" in call(lambda: client.get_bucket_versioning(Bucket=bucket))
     except ClientError:
@@ -27,7 +30,9 @@ def keeping(client: Any, call: Caller, bucket: str, base: str) -> Keeping | None
         return Keeping()
     count = size = 0
     try:
-        for page in client.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=base):
+        for page in client.get_paginator("list_object_versions").paginate(
+            Bucket=bucket, Prefix=base
+        ):
             for item in page.get("Versions", []):
                 if not item.get("IsLatest"):
                     count, size = count + 1, size + item.get("Size", 0)
@@ -37,11 +42,21 @@ def keeping(client: Any, call: Caller, bucket: str, base: str) -> Keeping | None
 
 
 def _lock(client: Any, call: Caller, bucket: str) -> str:
-    """How long, and how strictly, versions are locked by default: ``governance 30 days``; '' for not at all."""
+    """How long, and how strictly, versions are locked by default: ``governance 30 days``; '' for
+    not at all.
+    """
     try:
-        found = call(lambda: client.get_object_lock_configuration(Bucket=bucket))["ObjectLockConfiguration"]
+        found = call(lambda: client.get_object_lock_configuration(Bucket=bucket))[
+            "ObjectLockConfiguration"
+        ]
     except (ClientError, KeyError):
         return ""
     rule = found.get("Rule", {}).get("DefaultRetention", {})
-    span = f"{rule['Days']} days" if "Days" in rule else f"{rule['Years']} years" if "Years" in rule else ""
+    span = (
+        f"{rule['Days']} days"
+        if "Days" in rule
+        else f"{rule['Years']} years"
+        if "Years" in rule
+        else ""
+    )
     return f"{rule.get('Mode', '').lower()} {span}".strip() or "single objects"

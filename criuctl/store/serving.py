@@ -1,7 +1,7 @@
 """A store served to the other side of a link: what `criuctl.store.remote` asks is done here.
 
-Nothing that comes over the link is trusted to be sound: names, sizes and offsets are looked at before the store sees them, and
-what lies in memory for the other side is bounded.
+Nothing that comes over the link is trusted to be sound: names, sizes and offsets are looked at
+before the store sees them, and what lies in memory for the other side is bounded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class StoreServer:
             "store.create": lambda request: self._store.create(),
             "store.probe": self._probe,
             "store.writable": lambda request: self._store.check_writable(),
-            "store.sweep": lambda request: {"removed": self._store.sweep(request.argument("older_than", (int, float)))},
+            "store.sweep": lambda request: {
+                "removed": self._store.sweep(request.argument("older_than", (int, float)))
+            },
         }
 
     def handle(self, request: Request) -> Answer | Mapping[str, Any] | None:
@@ -74,7 +76,11 @@ class StoreServer:
             waiting = sum(map(len, self._parts.values()))
             if waiting + len(request.body) > _LARGEST:
                 self._parts.pop(upload, None)
-                raise StoreCannot(f"more than {_LARGEST >> 20} MiB of large objects at once are not taken over a link")
+                raise StoreCannot(
+                    f"more than {_LARGEST >> 20} MiB of large objects at once are not taken "
+                    "over "
+                    "a link"
+                )
             parts = self._parts.setdefault(upload, bytearray())
             if request.argument("offset", int) != len(parts):
                 del self._parts[upload]
@@ -104,7 +110,10 @@ class StoreServer:
         return {"size": info.size, "modified": info.modified}
 
     def _list(self, request: Request) -> dict[str, Any]:
-        prefix, after = check_prefix(request.argument("prefix", str)), request.argument("after", str)
+        prefix, after = (
+            check_prefix(request.argument("prefix", str)),
+            request.argument("after", str),
+        )
         found = (info for info in self._store.list(prefix) if info.name > after)
         objects = [[info.name, info.size, info.modified] for info in islice(found, _LISTED + 1)]
         return {"objects": objects[:_LISTED], "more": len(objects) > _LISTED}

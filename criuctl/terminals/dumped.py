@@ -1,10 +1,11 @@
 """Terminals through a dump; through a restore: `criuctl.terminals.restored`.
 
-What was typed on a terminal inside the tree (tmux), and what was printed there and not read yet, is taken
-out while CRIU looks, which would forget half of it; it is put back if the tree goes on.  A terminal whose master is
-outside the tree (sshd, tmux, a window, criuctl's holder) is an external resource to CRIU.  What was typed there and not
-yet read is taken as the last thing before the manifest is written, because taking it means reading it:
-`criuctl.proc.linediscipline` tells how that loses nothing.
+What was typed on a terminal inside the tree (tmux), and what was printed there and not read yet, is
+taken out while CRIU looks, which would forget half of it; it is put back if the tree goes on.  A
+terminal whose master is outside the tree (sshd, tmux, a window, criuctl's holder) is an external
+resource to CRIU.  What was typed there and not yet read is taken as the last thing before the
+manifest is written, because taking it means reading it: `criuctl.proc.linediscipline` tells how
+that loses nothing.
 """
 
 from __future__ import annotations
@@ -29,22 +30,34 @@ from ..session.terminal import Guard, window_size
 
 
 class DumpedTerminals:
-    """The terminals of a tree that is to be dumped; opened, with their guard, while it still runs."""
+    """The terminals of a tree that is to be dumped; opened, with their guard, while it still
+    runs.
+    """
 
-    def __init__(self, root: int, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]], stack: ExitStack) -> None:
+    def __init__(
+        self,
+        root: int,
+        tree: Sequence[Process],
+        opened: Mapping[int, Sequence[Descriptor]],
+        stack: ExitStack,
+    ) -> None:
         """`tree` has all that live; who begins later inherits its terminal from one of them."""
         self._outside: list[tuple[Terminal, int]] = []
         self._inside: list[tuple[Terminal, int]] = []
         found = terminals(tree, opened)
         # That of a console CRIU opens itself.
-        self._external = set() if any(t.aliases and t.kind != "pts" for t in found) else alias_keys(tree, opened)
+        self._external = (
+            set() if any(t.aliases and t.kind != "pts" for t in found) else alias_keys(tree, opened)
+        )
         for terminal in found:
             if terminal.kind != "pts" or terminal.hung_up:
                 continue  # CRIU itself knows these
             slave = open_terminal(terminal)
             if slave is not None:
                 stack.callback(os.close, slave)
-                (self._inside if terminal.master_inside else self._outside).append((terminal, slave))
+                (self._inside if terminal.master_inside else self._outside).append(
+                    (terminal, slave)
+                )
                 if terminal.holders and not terminal.master_inside:
                     self._external.add(terminal.external_key)
         self._held: dict[tuple[int, int], Held] = {}
@@ -60,27 +73,44 @@ class DumpedTerminals:
         return sorted(self._external)
 
     def hold(self, opened: Mapping[int, Sequence[Descriptor]], conversation: int) -> None:
-        """The tree is frozen, and CRIU about to look into the terminals inside of it: they have to be empty.
+        """The tree is frozen, and CRIU about to look into the terminals inside of it: they have to
+        be empty.
 
-        Should we be killed, CRIU, spoken to over `conversation`, lets the tree go on when they are not.
+        Should we be killed, CRIU, spoken to over `conversation`, lets the tree go on when they are
+        not.
         """
         self._masters = _masters(opened)
         if self._guard is not None and (self._inside or self._masters):
             self._guard.attend(conversation)
             slaves = [slave for _, slave in self._inside]
-            found, printed = self._guard.hold(slaves, [master.holders[0] for master in self._masters], _blocking(opened))
-            self._masters = [replace(master, printed=one) for master, one in zip(self._masters, printed, strict=True)]
-            self._held = {_key(terminal): held for (terminal, _), held in zip(self._inside, found, strict=True)}
+            found, printed = self._guard.hold(
+                slaves, [master.holders[0] for master in self._masters], _blocking(opened)
+            )
+            self._masters = [
+                replace(master, printed=one)
+                for master, one in zip(self._masters, printed, strict=True)
+            ]
+            self._held = {
+                _key(terminal): held
+                for (terminal, _), held in zip(self._inside, found, strict=True)
+            }
 
     def take(
-        self, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]], writer: CheckpointWriter
+        self,
+        tree: Sequence[Process],
+        opened: Mapping[int, Sequence[Descriptor]],
+        writer: CheckpointWriter,
     ) -> list[TerminalRecord]:
-        """The records of the frozen tree's terminals; what was typed goes into the checkpoint and stays in place."""
+        """The records of the frozen tree's terminals; what was typed goes into the checkpoint and
+        stays in place.
+        """
         slaves = {_key(terminal): slave for terminal, slave in (*self._outside, *self._inside)}
         held = dict(self._held)
         if self._guard is not None and self._outside:
             found = self._guard.take([slave for _, slave in self._outside])
-            held |= {_key(terminal): one for (terminal, _), one in zip(self._outside, found, strict=True)}
+            held |= {
+                _key(terminal): one for (terminal, _), one in zip(self._outside, found, strict=True)
+            }
         records = []
         alone = list(self._masters)
         for terminal in terminals(tree, opened):
@@ -97,13 +127,26 @@ class DumpedTerminals:
                 writer.add_bytes(name, typed.queued + typed.raw)
                 stream = writer.stream(name)
             record = _record(terminal, tree, typed, slaves.get(key), stream)
-            records.append(_with_master(record, tree, master, writer, gone=not terminal.holders) if master else record)
-        # Who had the slave open when the tree was first looked at may have closed it since: ours alone has kept it open.
+            records.append(
+                _with_master(record, tree, master, writer, gone=not terminal.holders)
+                if master
+                else record
+            )
+        # Who had the slave open when the tree was first looked at may have closed it since: ours
+        # alone has kept it open.
         known = {terminal.number for terminal, _ in self._inside}
         for master in alone:
             gone = master.printed.hung_up or master.index in known
             if gone or master.printed.data:
-                records.append(_with_master(TerminalRecord(path=f"/dev/pts/{master.index}"), tree, master, writer, gone=gone))
+                records.append(
+                    _with_master(
+                        TerminalRecord(path=f"/dev/pts/{master.index}"),
+                        tree,
+                        master,
+                        writer,
+                        gone=gone,
+                    )
+                )
         return records
 
     def seen(self) -> None:
@@ -118,7 +161,9 @@ class DumpedTerminals:
                 self._guard.back()
 
     def drop(self) -> None:
-        """The checkpoint exists, the tree is about to be ended; should it go on all the same, the guard puts things right."""
+        """The checkpoint exists, the tree is about to be ended; should it go on all the same, the
+        guard puts things right.
+        """
         if self._guard is not None:
             self._guard.drop()
 
@@ -147,7 +192,12 @@ def _masters(opened: Mapping[int, Sequence[Descriptor]]) -> list[_Master]:
 
 
 def _with_master(
-    record: TerminalRecord, tree: Sequence[Process], master: _Master, writer: CheckpointWriter, *, gone: bool
+    record: TerminalRecord,
+    tree: Sequence[Process],
+    master: _Master,
+    writer: CheckpointWriter,
+    *,
+    gone: bool,
 ) -> TerminalRecord:
     inner = {process.pid: process.ns_pid for process in tree}
     holders = tuple((inner.get(pid, pid), fd) for pid, fd in master.holders)
@@ -164,7 +214,9 @@ def _key(terminal: Terminal) -> tuple[int, int]:
 
 
 def open_terminal(terminal: Terminal) -> int | None:
-    """The slave, opened without blocking and not as controlling terminal; None if it has hung up or cannot be reached."""
+    """The slave, opened without blocking and not as controlling terminal; None if it has hung up or
+    cannot be reached.
+    """
     flags = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
     # The link of a descriptor leads to the very node, in whatever mount namespace that is.
     paths = [f"/proc/{pid}/fd/{fd}" for pid, fd in terminal.holders]
@@ -181,7 +233,11 @@ def open_terminal(terminal: Terminal) -> int | None:
 
 
 def _record(
-    terminal: Terminal, tree: Sequence[Process], typed: Held, slave: int | None, stream: StreamRef | None
+    terminal: Terminal,
+    tree: Sequence[Process],
+    typed: Held,
+    slave: int | None,
+    stream: StreamRef | None,
 ) -> TerminalRecord:
     inner = {process.pid: process.ns_pid for process in tree}
     holders = [*terminal.holders, *((pid, fd) for pid, fd, _ in terminal.aliases)]
@@ -197,7 +253,8 @@ def _record(
         master="gone" if terminal.hung_up else "inside" if terminal.master_inside else "outside",
         holders=tuple((inner.get(pid, pid), fd) for pid, fd in holders),
         leader=inner.get(terminal.session_leader or 0, 0),
-        led_outside=root.pid in terminal.controls and all(process.pid != root.sid for process in tree),
+        led_outside=root.pid in terminal.controls
+        and all(process.pid != root.sid for process in tree),
         foreground=_foreground(terminal, tree),
         rows=size[0],
         columns=size[1],
@@ -212,7 +269,9 @@ def _record(
 
 
 def _foreground(terminal: Terminal, tree: Sequence[Process]) -> int:
-    """The terminal's foreground group in the tree's own numbers; 0 if no process of the tree is in it."""
+    """The terminal's foreground group in the tree's own numbers; 0 if no process of the tree is in
+    it.
+    """
     for pid in terminal.controls:
         group = int(read_text(pid, "stat").rpartition(")")[2].split()[5])
         for process in tree:

@@ -1,14 +1,16 @@
 """Terminals through a restore.
 
-Each terminal that was held from outside the tree becomes a fresh pseudo-terminal.  Every description of it is opened anew
-with its own flags; CRIU sets modes, window size, controlling terminal and foreground group from the images, after
-those have been told what criuctl saw (see `criuctl.criu.ttyimages`).  So it is with one whose master is inside the tree and on
-which a session has more than its leader (a shell in a tmux that runs something): who follows a leader inherits its
-terminal when it is forked, so that has to be there before, and CRIU makes it after (see `criuctl.restore.early_tasks`).
+Each terminal that was held from outside the tree becomes a fresh pseudo-terminal.  Every
+description of it is opened anew with its own flags; CRIU sets modes, window size, controlling
+terminal and foreground group from the images, after those have been told what criuctl saw (see
+`criuctl.criu.ttyimages`).  So it is with one whose master is inside the tree and on which a session
+has more than its leader (a shell in a tmux that runs something): who follows a leader inherits its
+terminal when it is forked, so that has to be there before, and CRIU makes it after (see
+`criuctl.restore.early_tasks`).
 
-In post-restore what was typed and printed is put back, and a master whose slaves were all closed hangs up again: CRIU
-makes it like one that nobody has opened yet.  A tree whose session was led from outside, a shell's job, becomes a session of
-its own, led by its root.
+In post-restore what was typed and printed is put back, and a master whose slaves were all closed
+hangs up again: CRIU makes it like one that nobody has opened yet.  A tree whose session was led
+from outside, a shell's job, becomes a session of its own, led by its root.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class RestoredTerminals:
     """Fresh terminals for a tree that is restored; its images are told of them."""
 
     def __init__(self, manifest: Manifest, images: ImageSet) -> None:
-        """Tells the images who leads the session; before anybody asks them which numbers have to be free."""
+        """Tells the images who leads the session; before anybody asks them which numbers have to be
+        free.
+        """
         self._images = images
         self.records = [t for t in manifest.terminals if t.master == "outside"]
         self._inside = [t for t in manifest.terminals if t.master == "inside"]
@@ -59,20 +63,42 @@ class RestoredTerminals:
 
     def _join(self) -> None:
         """What was opened as /dev/tty, of a terminal that is inside the tree or has hung up."""
-        numbers = {holder: number for r in self._inside for holder in r.holders if (number := pts_index(r.rdev)) is not None}
-        inside = {file.id: numbers[holder] for file in self._files for holder in file.holders if holder in numbers}
+        numbers = {
+            holder: number
+            for r in self._inside
+            for holder in r.holders
+            if (number := pts_index(r.rdev)) is not None
+        }
+        inside = {
+            file.id: numbers[holder]
+            for file in self._files
+            for holder in file.holders
+            if holder in numbers
+        }
         hung_up = {file.id for file in self._files if file.hung_up}
         if inside or hung_up:
             ttyimages.join(self._images, inside, hung_up)
-            self._files = [file for file in self._files if file.id not in inside and file.id not in hung_up]
+            self._files = [
+                file for file in self._files if file.id not in inside and file.id not in hung_up
+            ]
 
     def _release(self, manifest: Manifest) -> dict[int, list[ttyimages.TtyFile]]:
-        """Those inside that a session is led on: who follows the leader can have its terminal only if that is there first."""
+        """Those inside that a session is led on: who follows the leader can have its terminal only
+        if that is there first.
+        """
         if manifest.namespaces.get("mnt", {}).get("mode") == "dumped":
             return {}  # it is of another /dev/pts
         sessions = ttyimages.sessions(self._images)
-        followed = {pts_index(r.rdev): r for r in self._inside if r.leader and sessions.get(r.leader, 0) > 1 and not r.slave_gone}
-        return ttyimages.release(self._images, {number for number in followed if number is not None}) if followed else {}
+        followed = {
+            pts_index(r.rdev): r
+            for r in self._inside
+            if r.leader and sessions.get(r.leader, 0) > 1 and not r.slave_gone
+        }
+        return (
+            ttyimages.release(self._images, {number for number in followed if number is not None})
+            if followed
+            else {}
+        )
 
     def _make_released(
         self, reserved: set[int], root: str, stack: ExitStack
@@ -88,7 +114,11 @@ class RestoredTerminals:
             self._led.append((record, pty))
             if pty.number != number:
                 self._renumbered[number] = pty.number
-            foreground = record.foreground if groups.get(record.foreground) == record.leader else record.leader
+            foreground = (
+                record.foreground
+                if groups.get(record.foreground) == record.leader
+                else record.leader
+            )
             for file in files:
                 if file.master:
                     fd = pty.share_master(file.flags)
@@ -103,12 +133,14 @@ class RestoredTerminals:
         return inherited, sessions
 
     def open(self, stack: ExitStack, root: str = "") -> dict[str, int]:
-        """Make the terminals; returns what CRIU inherits: key -> descriptor, closed by `replant` or with `stack`.
+        """Make the terminals; returns what CRIU inherits: key -> descriptor, closed by `replant` or
+        with `stack`.
 
-        `root`: ``/proc/PID/root`` of the mount namespace that the tree comes to, if that is not ours.
-        When CRIU has made those inside of the tree, it is to be told by `made`.
+        `root`: ``/proc/PID/root`` of the mount namespace that the tree comes to, if that is not
+        ours.  When CRIU has made those inside of the tree, it is to be told by `made`.
         """
-        # CRIU makes the terminals inside the tree under the numbers that they had: ours must be others.
+        # CRIU makes the terminals inside the tree under the numbers that they had: ours must be
+        # others.
         reserved = ttyimages.numbers(self._images)
         stack.callback(self.made)
         stack.callback(self._inherited.close)
@@ -138,7 +170,8 @@ class RestoredTerminals:
             found = next(((r, p) for r, p in self.ptys if set(file.holders) & set(r.holders)), None)
             if found is None:
                 raise RestoreFailed(
-                    f"the checkpoint does not tell which terminal descriptor {file.holders[:1]} is of",
+                    f"the checkpoint does not tell which terminal descriptor {file.holders[:1]} "
+                    "is of",
                     hint="It was made by another version of criuctl, or is damaged.",
                 )
             record, pty = found
@@ -157,7 +190,9 @@ class RestoredTerminals:
         self._making.close()
 
     def controlling(self) -> dict[int, str]:
-        """Session leader -> path of the terminal that its session has to inherit, where somebody is there to do so."""
+        """Session leader -> path of the terminal that its session has to inherit, where somebody is
+        there to do so.
+        """
         sessions = ttyimages.sessions(self._images)
         root = self._images.pids()[0]
         found = {}
@@ -167,28 +202,42 @@ class RestoredTerminals:
                 found[leader] = pty.path
         return found | {record.leader: pty.path for record, pty in self._led}
 
-    def replant(self, reader: CheckpointReader, pids: Mapping[int, int], reporter: Reporter) -> None:
-        """Put back what was typed and printed; the tree is in place and has not run.  `pids`: the tree's own -> ours."""
+    def replant(
+        self, reader: CheckpointReader, pids: Mapping[int, int], reporter: Reporter
+    ) -> None:
+        """Put back what was typed and printed; the tree is in place and has not run.  `pids`: the
+        tree's own -> ours.
+        """
         for record, pty in self.ptys:
             _plant(record, reader, pty.slave, pty.master)
             pty.close_slave()
         for record in self._inside:
             if record.printed is not None or record.slave_gone:
                 pid, number = record.master_holders[0]
-                printed = Printed(reader.read(record.printed) if record.printed is not None else b"")
+                printed = Printed(
+                    reader.read(record.printed) if record.printed is not None else b""
+                )
                 try:
                     if left := _print(pids[pid], number, printed):
                         reporter.warning(
-                            f"PID {pid}: terminal {number} had no room for the last {left} bytes printed, which are lost"
+                            f"PID {pid}: terminal {number} had no room for the last {left} bytes "
+                            "printed, which are lost"
                         )
                 except OSError as error:
-                    reporter.warning(f"PID {pid}: {len(printed.data)} bytes printed on terminal {number} are lost: {error}")
-            # On one that nobody has open, and which only controls a session, what was typed is lost with that: nobody
-            # could read it.
+                    reporter.warning(
+                        f"PID {pid}: {len(printed.data)} bytes printed on terminal {number} "
+                        "are "
+                        f"lost: {error}"
+                    )
+            # On one that nobody has open, and which only controls a session, what was typed is lost
+            # with that: nobody could read it.
             if not record.holders or (record.input is None and not record.stopped):
                 continue
             pid, number = record.holders[0]
-            slave = os.open(f"/proc/{pids[pid]}/fd/{number}", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+            slave = os.open(
+                f"/proc/{pids[pid]}/fd/{number}",
+                os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC,
+            )
             try:
                 _plant(record, reader, slave, None)
             finally:
@@ -205,26 +254,41 @@ class RestoredTerminals:
 
     @property
     def owners(self) -> dict[tuple[int, int], Any]:
-        """(PID, descriptor) in the tree's numbers -> CRIU's fown_entry, of those that CRIU does not give back: inherited ones."""
+        """(PID, descriptor) in the tree's numbers -> CRIU's fown_entry, of those that CRIU does not
+        give back: inherited ones.
+        """
         files = [*self._files, *(file for files in self._released.values() for file in files)]
-        return {file.holders[0]: file.owner for file in files if file.holders and (file.owner.signum or file.owner.pid)}
+        return {
+            file.holders[0]: file.owner
+            for file in files
+            if file.holders and (file.owner.signum or file.owner.pid)
+        }
 
     def _tell_renumbered(self, reporter: Reporter) -> None:
-        """What programs have noted of a terminal's name, a link to it say, may lead to somebody else's now."""
+        """What programs have noted of a terminal's name, a link to it say, may lead to somebody
+        else's now.
+        """
         named = {pts_index(record.rdev) for record in self._inside if not record.slave_gone}
-        changed = [f"/dev/pts/{old} is /dev/pts/{new}" for old, new in sorted(self._renumbered.items()) if old in named]
+        changed = [
+            f"/dev/pts/{old} is /dev/pts/{new}"
+            for old, new in sorted(self._renumbered.items())
+            if old in named
+        ]
         if changed:
             reporter.warning(
-                f"terminals inside the tree could not have their numbers: {', '.join(changed)} now; what programs have noted by "
+                f"terminals inside the tree could not have their numbers: {', '.join(changed)} "
+                "now; what programs have noted by "
                 "name (links, $SSH_TTY, $GPG_TTY) leads elsewhere",
                 "Use the new names, or end who has the old ones (`fuser`), and restore then.",
             )
 
 
 def _free_numbers(wanted: set[int], others: Collection[int] = ()) -> dict[int, int]:
-    """For those of the terminal numbers `wanted` that CRIU cannot have on this host: free ones, which no `others` want either.
+    """For those of the terminal numbers `wanted` that CRIU cannot have on this host: free ones,
+    which no `others` want either.
 
-    The kernel gives the lowest free number; CRIU makes terminals until it has the one that it wants, but not many.
+    The kernel gives the lowest free number; CRIU makes terminals until it has the one that it
+    wants, but not many.
     """
     taken = {int(name) for name in os.listdir("/dev/pts") if name.isdigit()}
     lowest = next(number for number in count() if number not in taken)
@@ -235,8 +299,12 @@ def _free_numbers(wanted: set[int], others: Collection[int] = ()) -> dict[int, i
     return {number: next(free) for number in sorted(lost)}
 
 
-def _fresh(record: TerminalRecord, reserved: set[int], wanted: int | None = None, root: str = "") -> Pty:
-    """A new terminal of that size, under none of these numbers, but under the `wanted` one if that can be had."""
+def _fresh(
+    record: TerminalRecord, reserved: set[int], wanted: int | None = None, root: str = ""
+) -> Pty:
+    """A new terminal of that size, under none of these numbers, but under the `wanted` one if that
+    can be had.
+    """
     unwanted: list[Pty] = []
     if wanted is not None and (wanted in reserved or wanted in _free_numbers({wanted})):
         wanted = None
@@ -244,7 +312,9 @@ def _fresh(record: TerminalRecord, reserved: set[int], wanted: int | None = None
         while True:
             pty = Pty(record.rows, record.columns, record.xpixel, record.ypixel, root=root)
             number = pty.number
-            if number == wanted or (number not in reserved and (wanted is None or len(unwanted) > _REACH)):
+            if number == wanted or (
+                number not in reserved and (wanted is None or len(unwanted) > _REACH)
+            ):
                 return pty
             unwanted.append(pty)
     finally:
@@ -257,7 +327,11 @@ def _print(pid: int, number: int, printed: Printed) -> int:
         return linediscipline.give_printed(master, printed)
 
 
-def _plant(record: TerminalRecord, reader: CheckpointReader, slave: int, master: int | None) -> None:
+def _plant(
+    record: TerminalRecord, reader: CheckpointReader, slave: int, master: int | None
+) -> None:
     data = reader.read(record.input) if record.input is not None else b""
     if data or record.stopped:
-        linediscipline.give(slave, Held(data[: record.queued], data[record.queued :], record.stopped), master)
+        linediscipline.give(
+            slave, Held(data[: record.queued], data[record.queued :], record.stopped), master
+        )

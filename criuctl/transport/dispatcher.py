@@ -1,6 +1,8 @@
-"""Who answers what the other side of a link asks: a few threads for requests, and one that takes events in their order.
+"""Who answers what the other side of a link asks: a few threads for requests, and one that takes
+events in their order.
 
-Threads come when there is work for them.  They are daemons: what hangs in a handler does not keep the program from ending.
+Threads come when there is work for them.  They are daemons: what hangs in a handler does not keep
+the program from ending.
 """
 
 from __future__ import annotations
@@ -18,10 +20,18 @@ _EVENTS_SIZE = 64 << 20  # bytes of JSON that they were
 
 
 class Desk:
-    """Serves requests, `window` of them at most under way, with `serve`; `send` takes the answers."""
+    """Serves requests, `window` of them at most under way, with `serve`; `send` takes the
+    answers.
+    """
 
     def __init__(
-        self, serve: Handler | None, workers: int, window: int, send: Callable[[Outgoing], None], *, debug: bool
+        self,
+        serve: Handler | None,
+        workers: int,
+        window: int,
+        send: Callable[[Outgoing], None],
+        *,
+        debug: bool,
     ) -> None:
         self._serve = serve or _nobody
         self._workers = workers
@@ -34,7 +44,9 @@ class Desk:
         self._unsent = 0  # requests whose answers are not yet on their way
         self._threads = 0
         self._free = 0
-        self._work: queue.SimpleQueue[tuple[int, Request, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[int, Request, Callable[[], None]] | None] = (
+            queue.SimpleQueue()
+        )
         self._events: queue.SimpleQueue[tuple[Request, int] | None] | None = None
         self._events_size = 0
 
@@ -51,14 +63,18 @@ class Desk:
             self._unsent += 1
             if self._threads < self._workers and len(self._under_way) > self._threads:
                 self._threads += 1
-                threading.Thread(target=self._answer, name=f"criuctl-link-worker-{self._threads}", daemon=True).start()
+                threading.Thread(
+                    target=self._answer, name=f"criuctl-link-worker-{self._threads}", daemon=True
+                ).start()
         self._work.put((number, request, done))
 
     def tell(self, request: Request, size: int) -> None:
         """An event came, in `size` bytes."""
         if self._events is None:
             self._events = queue.SimpleQueue()
-            threading.Thread(target=self._hear, args=(self._events,), name="criuctl-link-events", daemon=True).start()
+            threading.Thread(
+                target=self._hear, args=(self._events,), name="criuctl-link-events", daemon=True
+            ).start()
         with self._lock:
             self._events_size += size
             if self._events_size > _EVENTS_SIZE or self._events.qsize() >= _EVENTS:
@@ -106,7 +122,9 @@ class Desk:
             try:
                 self._serve(event[0])
             except Exception:  # nobody waits for an answer in which it could travel
-                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+                threading.excepthook(
+                    threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                )
 
 
 def _nobody(request: Request) -> None:

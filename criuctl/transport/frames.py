@@ -17,10 +17,12 @@ Data = Buffer | Sequence[Buffer]
 MAGIC = b"\x93CRL"
 HEADER = struct.Struct("!4sB3xQII")  # magic, kind, request, bytes of JSON, bytes of body
 HELLO, ASK, ANSWER, ERROR, TELL, PING, BYE = range(1, 8)
-MAX_JSON = 64 << 20  # what a tree with very many connections and files needs of a host is told at once
+# what a tree with very many connections and files needs of a host is told at once
+MAX_JSON = 64 << 20
 MAX_BODY = 64 << 20
 MAX_TEXT = 100_000  # characters of an error
-_FREE_VALUES, _VALUE = 1 << 18, 8  # values of JSON in any frame, and bytes of it for each one beyond
+# values of JSON in any frame, and bytes of it for each one beyond
+_FREE_VALUES, _VALUE = 1 << 18, 8
 _MAX_DETAILS = 1 << 20  # bytes of its details
 _WITH_BODY = (ASK, ANSWER)
 _WITHOUT_REQUEST = (HELLO, TELL, PING, BYE)
@@ -37,7 +39,9 @@ def as_views(data: Data) -> list[memoryview]:
     return [view.cast("B") for view in views if view.nbytes]
 
 
-def encode(kind: int, request: int, said: Mapping[str, Any] | None = None, body: Data = b"") -> list[memoryview]:
+def encode(
+    kind: int, request: int, said: Mapping[str, Any] | None = None, body: Data = b""
+) -> list[memoryview]:
     """The frame, in pieces; `UsageError` for one that is too large."""
     views = as_views(body)
     length = sum(view.nbytes for view in views)
@@ -49,7 +53,8 @@ def encode(kind: int, request: int, said: Mapping[str, Any] | None = None, body:
     text = text.ljust((jsontext.values(text) - _FREE_VALUES) * _VALUE)
     if length > MAX_BODY or len(text) > MAX_JSON:
         raise UsageError(
-            f"a message of {len(text)} and {length} bytes is more than a link carries at once ({MAX_JSON}, {MAX_BODY})"
+            f"a message of {len(text)} and {length} bytes is more than a link carries at once "
+            f"({MAX_JSON}, {MAX_BODY})"
         )
     return [memoryview(HEADER.pack(MAGIC, kind, request, len(text), length) + text), *views]
 
@@ -70,7 +75,11 @@ def decode_header(data: Buffer) -> tuple[int, int, int, int]:
         raise Broken(f"a frame is of the unknown kind {kind}")
     if text > MAX_JSON or body > MAX_BODY:
         raise Broken(f"a frame of {text} and {body} bytes is longer than any may be")
-    if (body and kind not in _WITH_BODY) or (request == 0) != (kind in _WITHOUT_REQUEST) or (text and kind == PING):
+    if (
+        (body and kind not in _WITH_BODY)
+        or (request == 0) != (kind in _WITHOUT_REQUEST)
+        or (text and kind == PING)
+    ):
         raise Broken(f"a frame of kind {kind} has what it cannot have")
     return kind, request, text, body
 
@@ -102,7 +111,8 @@ def mapping_of(said: Mapping[str, Any], key: str) -> dict[str, Any]:
     return value
 
 
-# -- errors ------------------------------------------------------------------------------------------
+# -- errors
+# ------------------------------------------------------------------------------------------
 
 
 class OtherSideFailed(CriuctlError):
@@ -142,8 +152,14 @@ def decode_error(said: Mapping[str, Any], where: str) -> CriuctlError:
     message = text_of(said, "message")[:MAX_TEXT]
     if "bug" in said:
         details = {"traceback": text_of(said, "traceback")} if "traceback" in said else {}
-        return OtherSideFailed(f"criuctl on {where} met a bug: {text_of(said, 'bug')}: {message}", **details)
-    code, exit_code, details = text_of(said, "code"), said.get("exit_code"), mapping_of(said, "details")
+        return OtherSideFailed(
+            f"criuctl on {where} met a bug: {text_of(said, 'bug')}: {message}", **details
+        )
+    code, exit_code, details = (
+        text_of(said, "code"),
+        said.get("exit_code"),
+        mapping_of(said, "details"),
+    )
     for key in ("message", "hint", "self"):
         details.pop(key, None)
     if not isinstance(exit_code, int) or isinstance(exit_code, bool) or not 1 <= exit_code <= 255:

@@ -1,4 +1,6 @@
-"""The first words of a link: each side's hello, and what is said in its place by those who speak another protocol."""
+"""The first words of a link: each side's hello, and what is said in its place by those who speak
+another protocol.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def our_hello(facts: Mapping[str, Any], timeout: float, window: int) -> list[mem
 
 
 def their_hello(inward: Inward, name: str) -> Hello:
-    """Wait for the other side's first frame; `Broken`, `UnsupportedFormat`, `HostUnreachable`, and what `inward` raises."""
+    """Wait for the other side's first frame; `Broken`, `UnsupportedFormat`, `HostUnreachable`, and
+    what `inward` raises.
+    """
     header = memoryview(bytearray(frames.HEADER.size))
     done = 0
     while done < header.nbytes:
@@ -56,12 +60,17 @@ def their_hello(inward: Inward, name: str) -> Hello:
 
 def _understood(said: dict[str, Any], name: str) -> Hello:
     theirs, window, timeout = said.get("protocol"), said.get("window"), said.get("timeout")
-    if not isinstance(theirs, list) or len(theirs) != 2 or not all(type(version) is int for version in theirs):
+    if (
+        not isinstance(theirs, list)
+        or len(theirs) != 2
+        or not all(type(version) is int for version in theirs)
+    ):
         raise Broken("its hello names no protocol")
     newest = min(PROTOCOL[1], theirs[1])
     if newest < max(PROTOCOL[0], theirs[0]):
         raise UnsupportedFormat(
-            f"criuctl {str(said.get('criuctl'))[:40]} on {name} speaks the protocols {theirs[0]} to {theirs[1]}, "
+            f"criuctl {str(said.get('criuctl'))[:40]} on {name} speaks the protocols {theirs[0]} "
+            f"to {theirs[1]}, "
             f"criuctl {__version__} here {PROTOCOL[0]} to {PROTOCOL[1]}: none in common",
             hint=_UPDATE,
         )
@@ -73,7 +82,9 @@ def _understood(said: dict[str, Any], name: str) -> Hello:
 
 
 def _no_protocol(inward: Inward, said: bytes, name: str) -> CriuctlError:
-    """The error for what is no hello: a login script's greeting, an error of the shell; as far as it comes soon."""
+    """The error for what is no hello: a login script's greeting, an error of the shell; as far as
+    it comes soon.
+    """
     buffer = memoryview(bytearray(_BANNER_SIZE))
     ends = time.monotonic() + _BANNER
     with contextlib.suppress(Cut, Silent):
@@ -82,8 +93,13 @@ def _no_protocol(inward: Inward, said: bytes, name: str) -> CriuctlError:
             said += bytes(buffer[:count])
             if not count:
                 inward.wait(left)
-    words = "".join(c if c.isprintable() else " " for c in said[:_BANNER_SIZE].decode(errors="replace")).split()
+    words = "".join(
+        c if c.isprintable() else " " for c in said[:_BANNER_SIZE].decode(errors="replace")
+    ).split()
     return HostUnreachable(
         f"{name} said {' '.join(words)!r}: not criuctl's protocol",
-        hint="Login scripts there (~/.bashrc) must print nothing when there is no terminal; the command must be criuctl.",
+        hint=(
+            "Login scripts there (~/.bashrc) must print nothing when there is no terminal; the "
+            "command must be criuctl."
+        ),
     )

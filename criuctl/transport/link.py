@@ -1,35 +1,43 @@
-"""A link: requests, answers and events between two criuctl over one pair of byte streams.  This text is its specification.
+"""A link: requests, answers and events between two criuctl over one pair of byte streams.  This
+text is its specification.
 
-Either side may ask, from any thread, many at once; answers come in any order.  A side that asks while it answers does no harm.
+Either side may ask, from any thread, many at once; answers come in any order.  A side that asks
+while it answers does no harm.
 
-**Frames.**  Each direction is a sequence of frames: a header of 24 bytes (big-endian), JSON (UTF-8, a mapping, 64 MiB at most),
-a body (raw, 64 MiB at most)::
+**Frames.**  Each direction is a sequence of frames: a header of 24 bytes (big-endian), JSON (UTF-8,
+a mapping, 64 MiB at most), a body (raw, 64 MiB at most)::
 
     0  magic    4   93 'C' 'R' 'L'
-    4  kind     1   1 hello, 2 ask, 3 answer, 4 error, 5 tell, 6 ping, 7 bye; three zero bytes follow
-    8  request  8   number of the ask, chosen by who asks, its answer's likewise; 0 in the other kinds
-    16 json     4   length
+    4  kind     1   1 hello, 2 ask, 3 answer, 4 error, 5 tell, 6 ping, 7 bye; three zero bytes
+    follow 8  request  8   number of the ask, chosen by who asks, its answer's likewise; 0 in the
+    other kinds 16 json     4   length
     20 body     4   length; only ask and answer have one
 
-======  =====================================================================================================
-hello   first in each direction: ``protocol: [oldest, newest]``, ``criuctl``: the version, ``timeout``: seconds of silence
-        that its sender bears, ``window``: asks that the other side may have unanswered at a time; and facts of the callers
+======
+===================================================================================================== hello   first in each direction: ``protocol: [oldest, newest]``, ``criuctl``: the version, ``timeout``: seconds of silence
+        that its sender bears, ``window``: asks that the other side may have unanswered at a time;
+        and facts of the callers
 ask     ``verb``, ``arguments``, body
 answer  ``arguments``, body
-error   ``code, exit_code, message, hint, details`` of a `CriuctlError`, raised on the other side as the same class;
+error   ``code, exit_code, message, hint, details`` of a `CriuctlError`, raised on the other side as
+the same class;
         or ``bug, message[, traceback]`` of any other exception
-tell    ``verb``, ``arguments``; nothing comes back.  Events are handled one after the other, in their order
-ping    empty
+tell    ``verb``, ``arguments``; nothing comes back.  Events are handled one after the other, in
+their order ping    empty
 bye     ``reason``: the sender ends the link on purpose
-======  =====================================================================================================
+======
+=====================================================================================================
 
-**Versions.**  Both sides use the highest protocol that both know.  Magic, header, hello and bye are the same in all of them.
+**Versions.**  Both sides use the highest protocol that both know.  Magic, header, hello and bye are
+the same in all of them.
 
-**Life.**  Any byte is a sign of life.  Who has sent nothing for a sixth of the smaller time-out, pings.  A side that hears
-nothing for its time-out, reads the end of the stream, or meets what the protocol has not, takes the link for lost, for ever.
-Frames without bodies go first, but none interrupts another.
+**Life.**  Any byte is a sign of life.  Who has sent nothing for a sixth of the smaller time-out,
+pings.  A side that hears nothing for its time-out, reads the end of the stream, or meets what the
+protocol has not, takes the link for lost, for ever.  Frames without bodies go first, but none
+interrupts another.
 
-**Loss.**  When the link is lost, every ask under way raises `LinkLost`: the other side may have done it, or not.
+**Loss.**  When the link is lost, every ask under way raises `LinkLost`: the other side may have
+done it, or not.
 """
 
 from __future__ import annotations
@@ -74,10 +82,12 @@ class Link:
         facts: Mapping[str, Any] | None = None,
         debug: bool = False,
     ) -> None:
-        """`serve` answers what the other side asks, in `workers` threads, and takes its events, in another one.
+        """`serve` answers what the other side asks, in `workers` threads, and takes its events, in
+        another one.
 
-        The other side is called `name` in errors.  It may be silent for `timeout` seconds, and take `patience` to say hello.
-        `facts` go with our hello.  With `debug` the traceback of a bug travels too.
+        The other side is called `name` in errors.  It may be silent for `timeout` seconds, and take
+        `patience` to say hello.  `facts` go with our hello.  With `debug` the traceback of a bug
+        travels too.
         """
         if reading == writing:
             writing = os.dup(reading)
@@ -91,7 +101,9 @@ class Link:
         self._out = Outward(writing, self._wake)
         self._buffers = Buffers()
         window = _WINDOW * workers
-        self._sender = Sender(self._out, our_hello(facts or {}, timeout, window), timeout / _PINGS, self._broke)
+        self._sender = Sender(
+            self._out, our_hello(facts or {}, timeout, window), timeout / _PINGS, self._broke
+        )
         self._desk = Desk(serve, workers, window, self._sender.put, debug=debug)
         self._greeted = threading.Event()
         self._hello: Hello | None = None
@@ -108,7 +120,9 @@ class Link:
         """Say hello and begin to listen.  Returns at once; `hello` waits for the other side's."""
         self._in.heard = time.monotonic()
         for work, name in ((self._read, "reader"), (self._sender.run, "writer")):
-            self._threads.append(threading.Thread(target=work, name=f"criuctl-link-{name}", daemon=True))
+            self._threads.append(
+                threading.Thread(target=work, name=f"criuctl-link-{name}", daemon=True)
+            )
         for thread in self._threads:
             thread.start()
 
@@ -131,20 +145,28 @@ class Link:
         into: memoryview | None = None,
         timeout: float | None = None,
     ) -> Answer:
-        """Ask and wait for the answer: as long as the link lives, or `timeout` seconds (`TimedOut`).
+        """Ask and wait for the answer: as long as the link lives, or `timeout` seconds
+        (`TimedOut`).
 
-        `body` must not change until this returns.  The answer's body goes to the beginning of `into`, if given.
-        Raises what the other side's handler raised, and `LinkLost`; after that and `TimedOut` it may have been done or not.
+        `body` must not change until this returns.  The answer's body goes to the beginning of
+        `into`, if given.  Raises what the other side's handler raised, and `LinkLost`; after that
+        and `TimedOut` it may have been done or not.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         hello = self._met(timeout)
-        views = frames.encode(frames.ASK, 0, {"verb": verb, "arguments": dict(arguments or {})}, body)
+        views = frames.encode(
+            frames.ASK, 0, {"verb": verb, "arguments": dict(arguments or {})}, body
+        )
         waiting, outgoing, number = Waiting(into), Outgoing(views), 0
         try:
             with self._lock:
                 while not self._over() and len(self._asked) >= hello.window:
                     if not self._room.wait(_left(deadline)):
-                        raise TimedOut(f"{self.name} has too much to do: it could not even be asked ({verb}) for {timeout:g} s")
+                        raise TimedOut(
+                            f"{self.name} has too much to do: it could not even be asked "
+                            f"({verb}) "
+                            f"for {timeout:g} s"
+                        )
                 if self._over():
                     raise self._error()
                 self._number += 1
@@ -160,15 +182,21 @@ class Link:
         return waiting.result()
 
     def tell(self, verb: str, arguments: Mapping[str, Any] | None = None) -> None:
-        """Send an event.  Returns at once; `LinkLost` if it is known already that it cannot arrive."""
-        outgoing = Outgoing(frames.encode(frames.TELL, 0, {"verb": verb, "arguments": dict(arguments or {})}))
+        """Send an event.  Returns at once; `LinkLost` if it is known already that it cannot
+        arrive.
+        """
+        outgoing = Outgoing(
+            frames.encode(frames.TELL, 0, {"verb": verb, "arguments": dict(arguments or {})})
+        )
         with self._lock:
             if self._over():
                 raise self._error()
             self._sender.put(outgoing)
 
     def on_lost(self, callback: Callable[[CriuctlError], None]) -> None:
-        """Have `callback` called with the reason, in a thread of its own, when the link is lost or if it is; not by `close`."""
+        """Have `callback` called with the reason, in a thread of its own, when the link is lost or
+        if it is; not by `close`.
+        """
         with self._lock:
             if self._failure is None:
                 self._callbacks.append(callback)
@@ -179,7 +207,8 @@ class Link:
     def close(self, grace: float = 2.0, reason: str = "it is done") -> None:
         """End the link, telling the other side `reason`; never from a handler.
 
-        Our asks under way raise `LinkLost`; what is being answered has `grace` seconds to be finished and sent.
+        Our asks under way raise `LinkLost`; what is being answered has `grace` seconds to be
+        finished and sent.
         """
         with self._lock:
             if self._closing:
@@ -205,10 +234,16 @@ class Link:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
-    # -- asking --------------------------------------------------------------------------------------
+    # -- asking
+    # --------------------------------------------------------------------------------------
 
     def _met(self, timeout: float | None = None) -> Hello:
         if not self._greeted.wait(timeout):
@@ -218,18 +253,25 @@ class Link:
         return self._hello
 
     def _abandon(self, number: int, waiting: Waiting, outgoing: Outgoing) -> None:
-        """Nobody waits for this answer any more: its buffers are the caller's again when this returns."""
+        """Nobody waits for this answer any more: its buffers are the caller's again when this
+        returns.
+        """
         waiting.abandon()
         try:
             if self._sender.withdraw(outgoing):
                 with self._lock:
                     self._asked.pop(number, None)
                     self._room.notify()
-        except BaseException:  # interrupted again: a frame whose buffer may change before all of it is sent must not arrive
-            self._fail(LinkLost(f"the link with {self.name} was given up in the middle of a message"))
+        # interrupted again: a frame whose buffer may change before all of it is sent must not
+        # arrive
+        except BaseException:
+            self._fail(
+                LinkLost(f"the link with {self.name} was given up in the middle of a message")
+            )
             raise
 
-    # -- receiving -----------------------------------------------------------------------------------
+    # -- receiving
+    # -----------------------------------------------------------------------------------
 
     def _read(self) -> None:
         try:
@@ -246,15 +288,26 @@ class Link:
             self._fail(self._cut(cut))
         except Silent:
             seconds = time.monotonic() - self._in.heard
-            self._fail(LinkLost(f"nothing was heard from {self.name} for {seconds:.0f} s", hint="Is it up, and the network?"))
+            self._fail(
+                LinkLost(
+                    f"nothing was heard from {self.name} for {seconds:.0f} s",
+                    hint="Is it up, and the network?",
+                )
+            )
         except Broken as broken:
-            self._fail(LinkLost(f"{self.name} broke the protocol: {broken}"), f"you broke the protocol: {broken}")
+            self._fail(
+                LinkLost(f"{self.name} broke the protocol: {broken}"),
+                f"you broke the protocol: {broken}",
+            )
         except CriuctlError as error:
             self._fail(error, error.message)
         except Stopped:
             pass
         except Exception as error:  # else all who wait would wait for ever
-            self._fail(LinkLost(f"the link with {self.name} failed: {type(error).__name__}: {error}"), "a bug")
+            self._fail(
+                LinkLost(f"the link with {self.name} failed: {type(error).__name__}: {error}"),
+                "a bug",
+            )
             raise
         finally:
             self._in.close()
@@ -272,9 +325,18 @@ class Link:
             self._desk.expect(number)
             body, done = self._buffers.take(body_length)
             self._in.fill(body)
-            self._desk.ask(number, Request(frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), body), done)
+            self._desk.ask(
+                number,
+                Request(frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), body),
+                done,
+            )
         elif kind == frames.TELL:
-            self._desk.tell(Request(frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), event=True), length)
+            self._desk.tell(
+                Request(
+                    frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), event=True
+                ),
+                length,
+            )
         elif kind == frames.BYE:
             raise LinkLost(f"{self.name} ended the link: {frames.text_of(said, 'reason')[:500]}")
         else:
@@ -293,7 +355,9 @@ class Link:
             body = self._body(waiting, length)
             answer, error = Answer(frames.mapping_of(said, "arguments"), body or b""), None
             if body is None:
-                error = frames.OtherSideFailed(f"{self.name} answered with {length} bytes, more than were asked for")
+                error = frames.OtherSideFailed(
+                    f"{self.name} answered with {length} bytes, more than were asked for"
+                )
         with self._lock:
             self._asked.pop(number, None)
             self._room.notify()
@@ -311,17 +375,22 @@ class Link:
         while done < length:
             with waiting.lock:  # once it is abandoned, the buffer is its owner's again
                 wanted = waiting.into if fits else None
-                count = self._in.try_some(scratch[: length - done] if wanted is None else wanted[done:length])
+                count = self._in.try_some(
+                    scratch[: length - done] if wanted is None else wanted[done:length]
+                )
             if not count:
                 self._in.wait()
             done += count
         with waiting.lock:
             return waiting.into[:length] if fits and waiting.into is not None else None
 
-    # -- the end -------------------------------------------------------------------------------------
+    # -- the end
+    # -------------------------------------------------------------------------------------
 
     def _broke(self, cut: Cut) -> None:
-        """We cannot send.  The other side's last words may still be on their way to our reader: they tell more."""
+        """We cannot send.  The other side's last words may still be on their way to our reader:
+        they tell more.
+        """
         self.lost.wait(_LAST_WORDS)
         self._fail(self._cut(cut))
 
@@ -350,7 +419,8 @@ class Link:
         with self._lock:
             if self._failure is not None:
                 return
-            self._failure = self._closed() if self._closing else error  # what comes of our end is no reason
+            # what comes of our end is no reason
+            self._failure = self._closed() if self._closing else error
             waiting = self._take_asked()
             callbacks = [] if self._closing else self._callbacks
             self._room.notify_all()

@@ -19,7 +19,8 @@ _KEPT = 8
 class Request(Struct, frozen=True):
     """What the other side asks, or tells (`event`: nobody waits for an answer).
 
-    `body` may be used until the handler's answer is on its way, and not longer: the buffer is used again.
+    `body` may be used until the handler's answer is on its way, and not longer: the buffer is used
+    again.
     """
 
     verb: str
@@ -30,7 +31,9 @@ class Request(Struct, frozen=True):
     def argument(self, name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
         """The argument `name`, checked; `UsageError`."""
         value = self.arguments.get(name, default)
-        if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is int)):
+        if value is not default and (
+            not isinstance(value, kind) or (isinstance(value, bool) and kind is int)
+        ):
             raise UsageError(f"{self.verb}: {name} has the wrong kind of value")
         if value is ...:
             raise UsageError(f"{self.verb}: {name} is missing")
@@ -38,7 +41,9 @@ class Request(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """What comes back.  A received body is a view of `into`, if that was given, or of memory of its own."""
+    """What comes back.  A received body is a view of `into`, if that was given, or of memory of its
+    own.
+    """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     body: Data = b""
@@ -56,7 +61,8 @@ Handler = Callable[[Request], Answer | Mapping[str, Any] | None]
 def unknown_verb(request: Request) -> UnsupportedFormat:
     """What a handler raises for a request that it does not know."""
     return UnsupportedFormat(
-        f"this criuctl does not understand {request.verb[:100]!r}", hint="Install the same version of criuctl on both hosts."
+        f"this criuctl does not understand {request.verb[:100]!r}",
+        hint="Install the same version of criuctl on both hosts.",
     )
 
 
@@ -105,7 +111,9 @@ class Outgoing(Struct, eq=False):
 
 
 class Buffers:
-    """Memory for the bodies of requests, used again: the first touch of fresh memory costs more than the copy."""
+    """Memory for the bodies of requests, used again: the first touch of fresh memory costs more
+    than the copy.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,6 +1,8 @@
-"""The sending half of a link: one thread writes all frames, so that nobody else is ever in the middle of one.
+"""The sending half of a link: one thread writes all frames, so that nobody else is ever in the
+middle of one.
 
-An operator's interrupt (an exception in whatever the main thread does) therefore never leaves half a frame behind.
+An operator's interrupt (an exception in whatever the main thread does) therefore never leaves half
+a frame behind.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from .streams import Cut, Outward, Stopped
 class Sender:
     """Writes frames to `out`, beginning with `hello`; tells `broke` when that fails."""
 
-    def __init__(self, out: Outward, hello: list[memoryview], interval: float, broke: Callable[[Cut], None]) -> None:
+    def __init__(
+        self, out: Outward, hello: list[memoryview], interval: float, broke: Callable[[Cut], None]
+    ) -> None:
         self._out = out
         self._hello = hello
         self._interval = interval
@@ -42,7 +46,9 @@ class Sender:
         outgoing.let_go()
 
     def withdraw(self, outgoing: Outgoing) -> bool:
-        """Whether it was stopped before it began; else returns when it is sent, or never will be."""
+        """Whether it was stopped before it began; else returns when it is sent, or never will
+        be.
+        """
         with self._lock:
             for line in (self._first, self._bulk):
                 if outgoing in line:

@@ -1,10 +1,12 @@
 """Another host, reached by the system's ssh, and a criuctl started there.
 
-ssh does what it is good at: keys, agents, jump hosts, known hosts, the user's ``~/.ssh/config``.  We add what a tool needs that
-carries bytes: no terminal there, no forwardings, no compression (what we send is compressed), signs of life, and no shared
-connection on which others would come to depend.  Where there is a terminal here, ssh may ask its user; else it fails at once.
+ssh does what it is good at: keys, agents, jump hosts, known hosts, the user's ``~/.ssh/config``.
+We add what a tool needs that carries bytes: no terminal there, no forwardings, no compression (what
+we send is compressed), signs of life, and no shared connection on which others would come to
+depend.  Where there is a terminal here, ssh may ask its user; else it fails at once.
 
-ssh ignores the signals that a terminal sends: an interrupt is criuctl's to handle, and it needs the link to do that.
+ssh ignores the signals that a terminal sends: an interrupt is criuctl's to handle, and it needs the
+link to do that.
 
 A host is written ``ssh://[USER@]HOST[:PORT]`` or is a name under ``hosts`` in the configuration::
 
@@ -28,7 +30,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import Struct
 
-from ..errors import ConfigError, CriuctlError, HostUnreachable, LinkLost, PlatformError, TimedOut, UsageError
+from ..errors import (
+    ConfigError,
+    CriuctlError,
+    HostUnreachable,
+    LinkLost,
+    PlatformError,
+    TimedOut,
+    UsageError,
+)
 from ..proc import command
 from ..proc.child import Child
 from .link import Handler, Link
@@ -41,36 +51,71 @@ _URL = re.compile(
     r"(?P<host>\[[0-9A-Za-z:.%_-]+\]|[A-Za-z0-9._][A-Za-z0-9._-]*)(?::(?P<port>\d{1,5}))?(?:/(?P<path>.*))?"
 )
 _OPTION = re.compile(r"[A-Za-z0-9]+[ =].+")
-_AGENT = ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "DISPLAY", "XAUTHORITY", "KRB5CCNAME")
+_AGENT = (
+    "SSH_AUTH_SOCK",
+    "SSH_AGENT_PID",
+    "SSH_ASKPASS",
+    "SSH_ASKPASS_REQUIRE",
+    "DISPLAY",
+    "XAUTHORITY",
+    "KRB5CCNAME",
+)
 _CONNECT = 15  # seconds for one attempt to connect
 _ASKING = 120.0  # seconds in which somebody may type a password
 _ENDS = 3.0  # seconds that ssh, and criuctl there, may take to end once the link is closed
 _SPEAKS = 1.0  # seconds in which ssh tells why the link broke
 _OPTIONS = (
-    *(f"ConnectTimeout={_CONNECT}", "ServerAliveInterval=10", "ServerAliveCountMax=3", "TCPKeepAlive=yes", "Compression=no"),
-    *("ControlMaster=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no"),
+    *(
+        f"ConnectTimeout={_CONNECT}",
+        "ServerAliveInterval=10",
+        "ServerAliveCountMax=3",
+        "TCPKeepAlive=yes",
+        "Compression=no",
+    ),
+    *(
+        "ControlMaster=no",
+        "ClearAllForwardings=yes",
+        "ForwardAgent=no",
+        "ForwardX11=no",
+        "PermitLocalCommand=no",
+    ),
     *("RemoteCommand=none", "StdinNull=no", "ForkAfterAuthentication=no"),
 )
 _HINTS = (
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "Its key is not the one known here: if that is right, `ssh-keygen -R` it, then ssh by hand.",
+        "Its key is not the one known here: if that is right, `ssh-keygen -R` it, then ssh by "
+        "hand.",
     ),
-    ("Host key verification failed", "Its key is not known here: connect once by hand with ssh, and look at the key."),
+    (
+        "Host key verification failed",
+        "Its key is not known here: connect once by hand with ssh, and look at the key.",
+    ),
     (
         "Permission denied",
-        "Does `ssh -o BatchMode=yes` get in? Give it a key or an agent; without a terminal nobody can type a password.",
+        "Does `ssh -o BatchMode=yes` get in? Give it a key or an agent; without a terminal "
+        "nobody can type a password.",
     ),
     ("Connection refused", "No ssh server listens there: is it the right port?"),
-    ("Could not resolve hostname", "No such name: is it spelt right, or an alias of another user's ~/.ssh/config?"),
+    (
+        "Could not resolve hostname",
+        "No such name: is it spelt right, or an alias of another user's ~/.ssh/config?",
+    ),
     ("timed out", "Nothing answers there: is the host up, and a firewall between?"),
     ("No route to host", "Is the host up, and the network?"),
     ("Network is unreachable", "Is the network up?"),
-    ("a terminal is required", "sudo wants a password there: allow criuctl without one (NOPASSWD), or log in as root."),
-    ("a password is required", "sudo wants a password there: allow criuctl without one (NOPASSWD), or log in as root."),
+    (
+        "a terminal is required",
+        "sudo wants a password there: allow criuctl without one (NOPASSWD), or log in as root.",
+    ),
+    (
+        "a password is required",
+        "sudo wants a password there: allow criuctl without one (NOPASSWD), or log in as root.",
+    ),
     (
         "Bad configuration option",
-        "The options of this host in criuctl's configuration, or ~/.ssh/config, have one that ssh does not know.",
+        "The options of this host in criuctl's configuration, or ~/.ssh/config, have one that "
+        "ssh does not know.",
     ),
 )
 
@@ -111,18 +156,30 @@ class Host(Struct, frozen=True):
             return cls._configured(text, settings)
         if "://" not in text:
             known = ", ".join(sorted(config.hosts)) or "none"
-            raise UsageError(f"no host {text!r} in the configuration", hint=f"Known there: {known}. Or write ssh://user@host.")
+            raise UsageError(
+                f"no host {text!r} in the configuration",
+                hint=f"Known there: {known}. Or write ssh://user@host.",
+            )
         address = Address.parse(text)
         if address.path:
-            raise UsageError(f"{text!r} has a path, which a host has not", hint="Like ssh://user@host:22.")
+            raise UsageError(
+                f"{text!r} has a path, which a host has not", hint="Like ssh://user@host:22."
+            )
         return cls(address.destination, address)
 
     @classmethod
     def _configured(cls, name: str, settings: Mapping[str, Any]) -> Host:
         where = f"hosts: {name}"
         if unknown := set(settings) - {"url", "command", "options"}:
-            raise ConfigError(f"{where}: unknown key {min(map(str, unknown))!r}", hint="Known: url, command, options.")
-        url, program, options = settings.get("url"), settings.get("command", "criuctl"), settings.get("options", [])
+            raise ConfigError(
+                f"{where}: unknown key {min(map(str, unknown))!r}",
+                hint="Known: url, command, options.",
+            )
+        url, program, options = (
+            settings.get("url"),
+            settings.get("command", "criuctl"),
+            settings.get("options", []),
+        )
         if not isinstance(url, str):
             raise ConfigError(f"{where}: url is missing", hint="Like ssh://user@host:22.")
         try:
@@ -133,7 +190,9 @@ class Host(Struct, frozen=True):
             raise ConfigError(f"{where}: {url!r} has a path, which a host has not")
         if not isinstance(program, str) or not program.strip():
             raise ConfigError(f"{where}: command must be text")
-        if not isinstance(options, list) or not all(isinstance(o, str) and _OPTION.fullmatch(o) for o in options):
+        if not isinstance(options, list) or not all(
+            isinstance(o, str) and _OPTION.fullmatch(o) for o in options
+        ):
             raise ConfigError(f"{where}: options must be a list of Name=value, as in ssh_config(5)")
         return cls(name, address, program, tuple(options))
 
@@ -150,23 +209,37 @@ def program(config: Config) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"ssh_command cannot be read: {error}") from None
     if not words or shutil.which(words[0], path=command.environment()["PATH"]) is None:
-        raise PlatformError(f"{config.ssh_command or 'ssh'}: no such program", hint="Install openssh-client, or set ssh_command.")
+        raise PlatformError(
+            f"{config.ssh_command or 'ssh'}: no such program",
+            hint="Install openssh-client, or set ssh_command.",
+        )
     return words
 
 
 def connect(host: Host, argv: Sequence[str], config: Config) -> tuple[Child, int, int]:
-    """Start ``criuctl argv...`` there: ssh, and the descriptors for reading from it and writing to it.
+    """Start ``criuctl argv...`` there: ssh, and the descriptors for reading from it and writing to
+    it.
 
-    Returns before ssh is connected.  Raises `PlatformError` without an ssh, `CommandFailed` if it cannot be started.
+    Returns before ssh is connected.  Raises `PlatformError` without an ssh, `CommandFailed` if it
+    cannot be started.
     """
-    wanted = [*host.options, *_OPTIONS, f"BatchMode={'no' if _may_ask() else 'yes'}"]  # ssh takes the first of each name
-    words = [*program(config), "-T", *(word for option in wanted for word in ("-o", option)), *host.address.words()]
+    # ssh takes the first of each name
+    wanted = [*host.options, *_OPTIONS, f"BatchMode={'no' if _may_ask() else 'yes'}"]
+    words = [
+        *program(config),
+        "-T",
+        *(word for option in wanted for word in ("-o", option)),
+        *host.address.words(),
+    ]
     # ssh keeps ignoring what is ignored when it starts.
     words = ["env", "--ignore-signal=INT", "--ignore-signal=QUIT", "--ignore-signal=HUP", *words]
     (reading, theirs_out), (theirs_in, writing) = os.pipe(), os.pipe()
     try:
         child = command.spawn(
-            [*words, f"{host.command} {shlex.join(argv)}"], stdin=theirs_in, stdout=theirs_out, env=environment()
+            [*words, f"{host.command} {shlex.join(argv)}"],
+            stdin=theirs_in,
+            stdout=theirs_out,
+            env=environment(),
         )
     except BaseException:
         os.close(reading)
@@ -198,11 +271,22 @@ class Connection:
         facts: Mapping[str, Any] | None = None,
         debug: bool = False,
     ) -> Connection:
-        """Start ``criuctl argv...`` on `host` and meet it.  `HostUnreachable` tells why that cannot be, `UnsupportedFormat`."""
+        """Start ``criuctl argv...`` on `host` and meet it.  `HostUnreachable` tells why that cannot
+        be, `UnsupportedFormat`.
+        """
         patience = _CONNECT + timeout + (_ASKING if _may_ask() else 0)
         child, reading, writing = connect(host, argv, config)
         try:
-            link = Link(reading, writing, serve, timeout=timeout, patience=patience, name=host.name, facts=facts, debug=debug)
+            link = Link(
+                reading,
+                writing,
+                serve,
+                timeout=timeout,
+                patience=patience,
+                name=host.name,
+                facts=facts,
+                debug=debug,
+            )
         except BaseException:
             os.close(reading)
             os.close(writing)
@@ -240,7 +324,10 @@ class Connection:
         if code == 127:
             return HostUnreachable(
                 f"criuctl cannot be started on {name}: {why}",
-                hint="Install criuctl there, on the PATH that a command over ssh has; or tell where: hosts: NAME: command.",
+                hint=(
+                    "Install criuctl there, on the PATH that a command over ssh has; or tell "
+                    "where: hosts: NAME: command."
+                ),
             )
         if code == 255:
             return HostUnreachable(f"{name} cannot be reached by ssh: {why}", hint=hint)
@@ -250,13 +337,19 @@ class Connection:
         return HostUnreachable(f"criuctl on {name} did not answer: {why}", hint=hint or error.hint)
 
     def _last_words(self) -> tuple[int | None, str, str]:
-        """ssh's exit code, if it has ended, the last line that it or criuctl there wrote, and a hint."""
+        """ssh's exit code, if it has ended, the last line that it or criuctl there wrote, and a
+        hint.
+        """
         with suppress(TimedOut):
             self._child.wait(_SPEAKS)
         said = _clean(self._child.stderr_tail())
-        theirs = [line.removeprefix("hint: ") for line in said if line.startswith("hint: ")]  # of criuctl there
+        # of criuctl there
+        theirs = [line.removeprefix("hint: ") for line in said if line.startswith("hint: ")]
         last = next((line for line in reversed(said) if not line.startswith("hint: ")), "")
-        hint = next((hint for text, hint in _HINTS if any(text in line for line in said)), theirs[-1] if theirs else "")
+        hint = next(
+            (hint for text, hint in _HINTS if any(text in line for line in said)),
+            theirs[-1] if theirs else "",
+        )
         return self._child.returncode, last, hint
 
     def close(self, grace: float = 2.0, reason: str = "it is done") -> None:
@@ -272,7 +365,12 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         told = self.why(error) if isinstance(error, LinkLost) else error
         self.close()
         if told is not None and told is not error:
@@ -293,4 +391,6 @@ def _may_ask() -> bool:
 def _clean(text: str) -> list[str]:
     """The lines that say something of importance."""
     lines = ("".join(c for c in line if c.isprintable()).strip() for line in text.splitlines())
-    return [line[:300] for line in lines if line and not line.startswith("Warning: Permanently added")]
+    return [
+        line[:300] for line in lines if line and not line.startswith("Warning: Permanently added")
+    ]

@@ -1,7 +1,8 @@
 """The two byte streams below a link: read and written without ever being stuck in them.
 
-Each stream belongs to one thread, which alone uses and closes its descriptor.  Both wait on a third descriptor as well, readable
-once the link is over, so that neither a silent nor a full stream holds its thread.
+Each stream belongs to one thread, which alone uses and closes its descriptor.  Both wait on a third
+descriptor as well, readable once the link is over, so that neither a silent nor a full stream holds
+its thread.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class Inward(Stream):
         """Until something is there, or for `seconds`; `Silent`, `Stopped`."""
         began = time.monotonic()
         while True:
-            # One look without waiting comes after the time is up: we ourselves may have been stopped meanwhile.
+            # One look without waiting comes after the time is up: we ourselves may have been
+            # stopped meanwhile.
             left = self.heard + self.patience - time.monotonic()
             if self._ready(left if seconds is None else seconds):
                 return True

@@ -1,11 +1,13 @@
 """Who may ask: whoever has the token, from a page of this very server, under a name that is ours.
 
-The token is made anew for each server and printed once, in the fragment of its address: browsers send fragments nowhere, so it is
-in no log and no history of a proxy.  The page sends it as a bearer token (of a WebSocket as a subprotocol), never as a cookie,
-which a browser would also send to whatever else listens on another port of this host, and along with a stranger's request.
+The token is made anew for each server and printed once, in the fragment of its address: browsers
+send fragments nowhere, so it is in no log and no history of a proxy.  The page sends it as a bearer
+token (of a WebSocket as a subprotocol), never as a cookie, which a browser would also send to
+whatever else listens on another port of this host, and along with a stranger's request.
 
-A page of somebody else's can have a browser send requests here, and by DNS rebinding even under a name of its own: so ``Host``
-must be an address, ``localhost`` or a name that the server was told, and an ``Origin`` must be that same host.
+A page of somebody else's can have a browser send requests here, and by DNS rebinding even under a
+name of its own: so ``Host`` must be an address, ``localhost`` or a name that the server was told,
+and an ``Origin`` must be that same host.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _OPEN_METHODS = ("GET", "HEAD")
 
 # Styles may stand in attributes, as the terminal emulator puts them there; scripts may not.
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' "
+    "data:; font-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
@@ -45,11 +48,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def refusal(status: int, code: str, message: str, hint: str = "") -> web.Response:
     """An error as the page understands it; the same shape as of ``criuctl --json``."""
-    return web.json_response({"error": {"code": code, "message": message, "hint": hint}}, status=status)
+    return web.json_response(
+        {"error": {"code": code, "message": message, "hint": hint}}, status=status
+    )
 
 
 def hostname(netloc: str) -> str | None:
-    """The host in ``HOST[:PORT]``, without brackets and in lower case; None if it makes no sense."""
+    """The host in ``HOST[:PORT]``, without brackets and in lower case; None if it makes no
+    sense.
+    """
     try:
         parts = urlsplit(f"//{netloc}")
         _ = parts.port  # raises for what is no port
@@ -74,12 +81,16 @@ class Access:
     """The rules of one server."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """`names` are names under which the server is reached, beside addresses and ``localhost``."""
+        """`names` are names under which the server is reached, beside addresses and
+        ``localhost``.
+        """
         self.token = secrets.token_urlsafe(32)
         self._names = {name.lower() for name in names} | {"localhost", os.uname().nodename.lower()}
 
     def knows(self, host: str | None) -> bool:
-        """Whether a ``Host`` header may say this: no name that somebody else could have pointed here."""
+        """Whether a ``Host`` header may say this: no name that somebody else could have pointed
+        here.
+        """
         name = hostname(host) if host else None
         if name is None:
             return False
@@ -90,7 +101,9 @@ class Access:
         return True
 
     def own_origin(self, request: web.Request) -> bool:
-        """Whether the request comes from a page of this server; a WebSocket must say so, a plain request may be silent."""
+        """Whether the request comes from a page of this server; a WebSocket must say so, a plain
+        request may be silent.
+        """
         origin = request.headers.get("Origin")
         if origin is None:
             return "Upgrade" not in request.headers
@@ -98,7 +111,10 @@ class Access:
             parts = urlsplit(origin)
         except ValueError:
             return False
-        return parts.scheme in ("http", "https") and parts.netloc.lower() == request.headers.get("Host", "").lower()
+        return (
+            parts.scheme in ("http", "https")
+            and parts.netloc.lower() == request.headers.get("Host", "").lower()
+        )
 
     def bears_token(self, request: web.Request) -> bool:
         """Whether the request has the token, compared in constant time."""
@@ -111,14 +127,26 @@ class Access:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn away what may not ask.  The page without any data, its scripts and styles, is no secret."""
+        """Turn away what may not ask.  The page without any data, its scripts and styles, is no
+        secret.
+        """
         if not self.knows(request.headers.get("Host")):
-            return refusal(403, "host", "this server is not known under that name", "Open it as localhost, or see --name.")
+            return refusal(
+                403,
+                "host",
+                "this server is not known under that name",
+                "Open it as localhost, or see --name.",
+            )
         if not self.own_origin(request):
             return refusal(403, "origin", "this request comes from another site's page")
         if request.path.startswith("/api/"):
             if not self.bears_token(request):
-                return refusal(401, "token", "the token is missing or wrong", "Open the address that `criuctl ui` has printed.")
+                return refusal(
+                    401,
+                    "token",
+                    "the token is missing or wrong",
+                    "Open the address that `criuctl ui` has printed.",
+                )
         elif request.method not in _OPEN_METHODS:
             return refusal(405, "method", "only the page itself is here")
         return await handler(request)
@@ -127,4 +155,6 @@ class Access:
 async def harden(request: web.Request, response: web.StreamResponse) -> None:
     """What every answer tells the browser; for ``on_response_prepare``."""
     response.headers.update(_HEADERS)
-    response.headers["Cache-Control"] = "no-store" if request.path.startswith("/api/") else "no-cache"
+    response.headers["Cache-Control"] = (
+        "no-store" if request.path.startswith("/api/") else "no-cache"
+    )

@@ -1,7 +1,8 @@
 """What the page can have done: pause, resume, snapshot, dump, restore.
 
-Whatever freezes or makes a tree is a criuctl of its own, as if somebody had typed it: it keeps its own promises (no failure loses
-the tree), also when this server is killed.  When the server ends it is asked to stop, cleans up, and is waited for.
+Whatever freezes or makes a tree is a criuctl of its own, as if somebody had typed it: it keeps its
+own promises (no failure loses the tree), also when this server is killed.  When the server ends it
+is asked to stop, cleans up, and is waited for.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Actions:
     async def handle(self, request: web.Request) -> web.Response:
         """``POST /api/actions`` with ``{action, session}`` or ``{action: restore, checkpoint}``."""
         if self._desk.read_only:
-            raise Forbidden("this page may only look", hint="The server was started with --read-only.")
+            raise Forbidden(
+                "this page may only look", hint="The server was started with --read-only."
+            )
         wish = await _wish(request)
         action, name = wish.get("action"), str(wish.get("session", ""))
         if action in ("pause", "resume"):
@@ -73,7 +76,10 @@ class Actions:
             raise CommandFailed("the server is ending")
         with tempfile.TemporaryFile() as out:
             child = command.spawn(
-                [*self._program, *argv, "--json"], stdout=out.fileno(), env=_environment(os.environ), new_session=True
+                [*self._program, *argv, "--json"],
+                stdout=out.fileno(),
+                env=_environment(os.environ),
+                new_session=True,
             )
             self._children.add(child)
             try:
@@ -87,7 +93,9 @@ class Actions:
             body = json.loads(said)
         except ValueError:
             last = child.stderr_tail().strip().splitlines()
-            raise CommandFailed(f"criuctl {argv[0]} ended with {code}: {last[-1] if last else 'it said nothing'}") from None
+            raise CommandFailed(
+                f"criuctl {argv[0]} ended with {code}: {last[-1] if last else 'it said nothing'}"
+            ) from None
         finally:
             child.close()
         return body, code
@@ -126,5 +134,8 @@ async def _wish(request: web.Request) -> Mapping[str, Any]:
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """All that this server was started with: credentials of the store, its proxy, secrets that rules name (``secret: env:``)."""
-    return {key: value for key, value in ours.items() if key != "PATH"}  # which every child gets, as long as it has to be
+    """All that this server was started with: credentials of the store, its proxy, secrets that
+    rules name (``secret: env:``).
+    """
+    # which every child gets, as long as it has to be
+    return {key: value for key, value in ours.items() if key != "PATH"}

@@ -1,17 +1,20 @@
 """A terminal in the page: what goes between its WebSocket and the holder of the session.
 
-The holder decides everything, as for every other client: this connection is an operator of its own, with the role that the page
-was opened for, and what the role or the lease does not allow is refused there and told to the page.  Who looks does not change
-the size of the session's window; whoever types takes the lease, and then the page's size counts, as with `criuctl attach`.
+The holder decides everything, as for every other client: this connection is an operator of its own,
+with the role that the page was opened for, and what the role or the lease does not allow is refused
+there and told to the page.  Who looks does not change the size of the session's window; whoever
+types takes the lease, and then the page's size counts, as with `criuctl attach`.
 
-To the page: binary frames, 8 bytes of offset (big-endian) and the output behind it; text frames, JSON objects: the holder's
-events as they are (``event``), and our own (``type``): ``hello``, ``screen`` (the terminal is to be reset to this size; what
-follows draws it), ``attached``, ``refused``, ``ended`` (the session is over, this was its last screen) and ``gone``.  From the
-page: binary frames are what was typed; text frames ``{"op": "resize", "rows", "cols"}``, ``{"op": "yield"}``, and
-``{"op": "shown", "bytes"}``: so much output more is on the screen.
+To the page: binary frames, 8 bytes of offset (big-endian) and the output behind it; text frames,
+JSON objects: the holder's events as they are (``event``), and our own (``type``): ``hello``,
+``screen`` (the terminal is to be reset to this size; what follows draws it), ``attached``,
+``refused``, ``ended`` (the session is over, this was its last screen) and ``gone``.  From the
+page: binary frames are what was typed; text frames ``{"op": "resize", "rows", "cols"}``, ``{"op":
+"yield"}``, and ``{"op": "shown", "bytes"}``: so much output more is on the screen.
 
-A slow page holds up nobody: while it has not shown what it was sent (a browser takes everything, and keeps it), nothing is read
-from the holder, which skips ahead for us if need be (a gap), and the screen is drawn anew.
+A slow page holds up nobody: while it has not shown what it was sent (a browser takes everything,
+and keeps it), nothing is read from the holder, which skips ahead for us if need be (a gap), and the
+screen is drawn anew.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ T = TypeVar("T")
 _HEARTBEAT = 10.0  # seconds between two signs of life of who holds the lease
 _PING = 20.0
 _PIECE = 16 << 10
-_MAX_UNANSWERED = 64 << 10  # bytes on their way: less than a socket takes, so that sending never blocks
+# bytes on their way: less than a socket takes, so that sending never blocks
+_MAX_UNANSWERED = 64 << 10
 _MAX_TYPED = 1 << 20  # bytes that wait here; a paste that is larger is refused
 _MAX_MESSAGE = 1 << 20
 _MAX_AHEAD = 1 << 20  # bytes of output that the page has not shown yet
@@ -49,15 +53,23 @@ _NUMBERS = {"resize": ("rows", "cols"), "shown": ("bytes",)}  # what the page's 
 
 
 async def terminal(request: web.Request) -> web.WebSocketResponse:
-    """One page that is attached to one session; with ``?take=1`` it writes from the start, whoever did before."""
+    """One page that is attached to one session; with ``?take=1`` it writes from the start, whoever
+    did before.
+    """
     desk = request.app[DESK]
     take = request.query.get("take") == "1" and not desk.read_only
-    socket = web.WebSocketResponse(protocols=(PROTOCOL,), heartbeat=_PING, timeout=1.0, max_msg_size=_MAX_MESSAGE)
+    socket = web.WebSocketResponse(
+        protocols=(PROTOCOL,), heartbeat=_PING, timeout=1.0, max_msg_size=_MAX_MESSAGE
+    )
     await socket.prepare(request)
     request.app[SOCKETS].add(socket)
     role = "observe" if desk.read_only else "admin" if take else "write"
     try:
-        bridge = Bridge(desk, socket, await desk.off(sessions.connect, desk.config, request.match_info["name"], role=role))
+        bridge = Bridge(
+            desk,
+            socket,
+            await desk.off(sessions.connect, desk.config, request.match_info["name"], role=role),
+        )
         try:
             await bridge.run(take=take)
         finally:
@@ -87,10 +99,12 @@ class Bridge:
     def __init__(self, desk: Desk, socket: web.WebSocketResponse, session: Session) -> None:
         self._desk, self._socket, self._session = desk, socket, session
         self._turn = asyncio.Lock()  # whose turn it is with the session's connection
-        self._calling = threading.Lock()  # the same among threads: one may still be at it when its task is gone
+        # the same among threads: one may still be at it when its task is gone
+        self._calling = threading.Lock()
         self._lease: dict[str, Any] | None = None
         self._typed = bytearray()  # not sent yet
-        self._unanswered: dict[int, int] = {}  # request -> bytes on their way to the session's terminal
+        # request -> bytes on their way to the session's terminal
+        self._unanswered: dict[int, int] = {}
         self._position = 0
         self._redraw_at: float | None = None
         self._ahead = 0
@@ -100,7 +114,9 @@ class Bridge:
         """Until the page leaves or the holder is gone."""
         session = self._session
         status = session.hello["status"]
-        await self._tell({"type": "hello", "operator": session.operator, "role": session.role, "status": status})
+        await self._tell(
+            {"type": "hello", "operator": session.operator, "role": session.role, "status": status}
+        )
         if take:
             await self._call(session.lease_take)
         await self._draw()
@@ -109,7 +125,10 @@ class Bridge:
             await self._tell({"type": "ended", "status": sessions.shown(status)})
             return
         await self._attach()
-        tasks = [asyncio.create_task(work) for work in (self._from_holder(), self._from_page(), self._beat())]
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._from_holder(), self._from_page(), self._beat())
+        ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -125,7 +144,9 @@ class Bridge:
             self._session.leave()
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Ask the holder and wait for its answer, in a thread, with the connection for ourselves."""
+        """Ask the holder and wait for its answer, in a thread, with the connection for
+        ourselves.
+        """
 
         def call() -> T:
             with self._calling:
@@ -220,7 +241,9 @@ class Bridge:
     async def _output(self, offset: int, data: bytes) -> None:
         for at in range(0, len(data), _MAX_MESSAGE):
             self._ahead += min(_MAX_MESSAGE, len(data) - at)
-            await self._socket.send_bytes((offset + at).to_bytes(8, "big") + data[at : at + _MAX_MESSAGE])
+            await self._socket.send_bytes(
+                (offset + at).to_bytes(8, "big") + data[at : at + _MAX_MESSAGE]
+            )
 
     async def _tell(self, message: dict[str, Any]) -> None:
         await self._socket.send_json(message, dumps=_dumps)
@@ -236,7 +259,12 @@ class Bridge:
 
     async def _type(self, data: bytes) -> None:
         if len(self._typed) + len(data) > _MAX_TYPED:
-            await self._tell({"type": "refused", "error": {"code": "busy", "message": "too much was typed at once", "hint": ""}})
+            await self._tell(
+                {
+                    "type": "refused",
+                    "error": {"code": "busy", "message": "too much was typed at once", "hint": ""},
+                }
+            )
             return
         if is_report(data) and not self._mine:
             return  # nobody typed this: their terminals would all answer the program's question
@@ -256,7 +284,12 @@ class Bridge:
             op = wish["op"]
             numbers = {key: max(0, int(wish[key])) for key in _NUMBERS.get(op, ())}
         except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
-            await self._tell({"type": "refused", "error": {"code": "bad-request", "message": "no such request", "hint": ""}})
+            await self._tell(
+                {
+                    "type": "refused",
+                    "error": {"code": "bad-request", "message": "no such request", "hint": ""},
+                }
+            )
             return
         if op == "shown":
             self._ahead = max(0, self._ahead - numbers["bytes"])

@@ -1,8 +1,9 @@
 """The page's server seen from its port: connections that ask nothing do not keep others out.
 
-aiohttp waits for a request as long as a client likes, and for as many clients as come.  The gate stands between the
-port and aiohttp: a connection *waits* until aiohttp has the whole head of a request, and again when that is
-answered (`criuctl.proc.idle_connections`).  What has asked, a WebSocket above all, does not wait.
+aiohttp waits for a request as long as a client likes, and for as many clients as come.  The gate
+stands between the port and aiohttp: a connection *waits* until aiohttp has the whole head of a
+request, and again when that is answered (`criuctl.proc.idle_connections`).  What has asked, a
+WebSocket above all, does not wait.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ class Gate:
         self.waiting = waiting if waiting is not None else Waiting()
 
     @contextlib.asynccontextmanager
-    async def opened(self, make: Callable[[], asyncio.BaseProtocol], **where: Any) -> AsyncIterator[asyncio.Server]:
+    async def opened(
+        self, make: Callable[[], asyncio.BaseProtocol], **where: Any
+    ) -> AsyncIterator[asyncio.Server]:
         """Take connections for as long as this lasts; `make` makes aiohttp's protocol."""
-        server = await asyncio.get_running_loop().create_server(lambda: _Guarded(self, cast("asyncio.Protocol", make())), **where)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: _Guarded(self, cast("asyncio.Protocol", make())), **where
+        )
         watching = asyncio.create_task(self._watch())
         try:
             yield server
@@ -47,7 +52,8 @@ class Gate:
         try:
             try:
                 async with asyncio.timeout(BODY):
-                    await request.read()  # the few bytes of it, so that no handler has to wait for them
+                    # the few bytes of it, so that no handler has to wait for them
+                    await request.read()
             except TimeoutError:
                 return refusal(408, "timeout", "the request did not come to its end")
             return await handler(request)

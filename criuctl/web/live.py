@@ -1,7 +1,8 @@
-"""What has changed, told to every page that is open: the list of sessions, whenever it is another one.
+"""What has changed, told to every page that is open: the list of sessions, whenever it is another
+one.
 
-The list is made of files that holders and operations leave, so asking costs little and nobody is asked; it is only looked at
-while somebody listens.
+The list is made of files that holders and operations leave, so asking costs little and nobody is
+asked; it is only looked at while somebody listens.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Live:
 
     async def listen(self, request: web.Request) -> web.WebSocketResponse:
         """A page listens until it leaves."""
-        socket = web.WebSocketResponse(protocols=(PROTOCOL,), heartbeat=_HEARTBEAT, timeout=1.0, max_msg_size=4096)
+        socket = web.WebSocketResponse(
+            protocols=(PROTOCOL,), heartbeat=_HEARTBEAT, timeout=1.0, max_msg_size=4096
+        )
         await socket.prepare(request)
         self._listeners.add(socket)
         try:
@@ -58,10 +61,15 @@ class Live:
     async def _look(self) -> None:
         while self._listeners:
             try:
-                message: dict[str, Any] = {"sessions": await self._desk.off(sessions.sessions, self._desk.config)}
-            except Exception as error:  # told to the pages, which ask again as long as they are open
+                message: dict[str, Any] = {
+                    "sessions": await self._desk.off(sessions.sessions, self._desk.config)
+                }
+            # told to the pages, which ask again as long as they are open
+            except Exception as error:
                 message = {
-                    "error": error.to_dict() if isinstance(error, CriuctlError) else {"message": f"a bug in criuctl: {error!r}"}
+                    "error": error.to_dict()
+                    if isinstance(error, CriuctlError)
+                    else {"message": f"a bug in criuctl: {error!r}"}
                 }
             text = json.dumps(message, default=str)
             if text != self._last:

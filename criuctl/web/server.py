@@ -39,7 +39,9 @@ class Address(Struct, frozen=True):
         host, colon, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]") if colon else "127.0.0.1"
         if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-            raise UsageError(f"{text!r} is no address to listen on", hint="Like 127.0.0.1:8765, or [::1]:8765.")
+            raise UsageError(
+                f"{text!r} is no address to listen on", hint="Like 127.0.0.1:8765, or [::1]:8765."
+            )
         return cls(host, int(port))
 
     @property
@@ -73,7 +75,8 @@ def serve(
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; `opened` is called when the page can be opened.
 
-    `program` is the criuctl, with its global options, that does what the page asks for.  `Conflict` when the address is taken.
+    `program` is the criuctl, with its global options, that does what the page asks for.  `Conflict`
+    when the address is taken.
     """
     asyncio.run(_serve(config, address, program, reporter, read_only, names, opened))
 
@@ -92,11 +95,18 @@ async def _serve(
     live, actions = Live(desk), Actions(desk, program)
     gate = Gate()
     runner = web.AppRunner(
-        application(desk, access, live, actions, gate), access_log=None, handle_signals=False, shutdown_timeout=_PATIENCE
+        application(desk, access, live, actions, gate),
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=_PATIENCE,
     )
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    signals = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    signals = [
+        n
+        for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(n) is not signal.SIG_IGN
+    ]
     await runner.setup()
     try:
         sock = _listen(address)
@@ -116,9 +126,13 @@ async def _serve(
                 loop.remove_signal_handler(number)
 
 
-def application(desk: Desk, access: Access, live: Live, actions: Actions, gate: Gate) -> web.Application:
+def application(
+    desk: Desk, access: Access, live: Live, actions: Actions, gate: Gate
+) -> web.Application:
     """All that is served."""
-    app = web.Application(middlewares=[gate.middleware, access.middleware, errors], client_max_size=64 << 10)
+    app = web.Application(
+        middlewares=[gate.middleware, access.middleware, errors], client_max_size=64 << 10
+    )
     app[DESK] = desk
     app[SOCKETS] = set()
     app.on_response_prepare.append(harden)
@@ -143,7 +157,9 @@ async def _page(_request: web.Request) -> web.FileResponse:
 
 def _listen(address: Address) -> socket.socket:
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except OSError as error:
         raise UsageError(f"{address.host}: no such address ({error.strerror or error})") from error
     family, kind, protocol, _, where = found[0]
@@ -155,5 +171,7 @@ def _listen(address: Address) -> socket.socket:
     except OSError as error:
         sock.close()
         message = f"{address.host}:{address.port} cannot be listened on ({error.strerror or error})"
-        raise Conflict(message, hint="Another port: --listen 127.0.0.1:0 takes any that is free.") from error
+        raise Conflict(
+            message, hint="Another port: --listen 127.0.0.1:0 takes any that is free."
+        ) from error
     return sock

@@ -1,7 +1,8 @@
 """Questions of the page, answered by what `ops` knows: sessions, trees, connections, checkpoints.
 
-Everything that reads files, asks a holder or a store runs in a thread of `Desk.off`, so one slow store holds up nobody's
-terminal.  A listing of the store is kept for a few seconds, and asked for once however many pages want it.
+Everything that reads files, asks a holder or a store runs in a thread of `Desk.off`, so one slow
+store holds up nobody's terminal.  A listing of the store is kept for a few seconds, and asked for
+once however many pages want it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,20 @@ _SHOWN = 500  # checkpoints of one session that a page is given, the newest
 _CHARTED = 60  # of them, those whose freeze times are looked up
 _KEPT_TIMINGS = 20_000
 _ID = re.compile(r"[0-9a-f]{32}")
-_STATUS = {2: 400, 3: 404, 4: 409, 5: 500, 6: 500, 7: 503, 8: 500, 9: 409, 10: 403, 12: 504, 13: 501}  # by exit code
+# by exit code
+_STATUS = {
+    2: 400,
+    3: 404,
+    4: 409,
+    5: 500,
+    6: 500,
+    7: 503,
+    8: 500,
+    9: 409,
+    10: 403,
+    12: 504,
+    13: 501,
+}
 
 
 class Desk(Struct):
@@ -45,22 +59,30 @@ class Desk(Struct):
     config: Config
     read_only: bool = False
     reporter: Reporter = field(default_factory=Reporter)
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "criuctl-ui"))
+    _pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(_THREADS, "criuctl-ui")
+    )
     _listing: asyncio.Task[list[dict[str, Any]]] | None = None
     _listed: float = 0.0
     _timings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     async def off(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run what may block, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, lambda: function(*args, **kwargs)
+        )
 
     def close(self) -> None:
         """Wait for nothing: what is still read is of no use to anybody."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def checkpoints(self) -> list[dict[str, Any]]:
-        """Every checkpoint of the store, as ``criuctl list --json`` has them, a few seconds old at most."""
-        if self._listing is None or (self._listing.done() and time.monotonic() - self._listed > _FRESH):
+        """Every checkpoint of the store, as ``criuctl list --json`` has them, a few seconds old at
+        most.
+        """
+        if self._listing is None or (
+            self._listing.done() and time.monotonic() - self._listed > _FRESH
+        ):
             self._listing = asyncio.create_task(self._list())
         return await asyncio.shield(self._listing)
 
@@ -72,7 +94,10 @@ class Desk(Struct):
         from ..ops.inspect import list_checkpoints
 
         try:
-            return [summary.to_dict() for summary in (await self.off(list_checkpoints, self.config)).checkpoints]
+            return [
+                summary.to_dict()
+                for summary in (await self.off(list_checkpoints, self.config)).checkpoints
+            ]
         finally:
             self._listed = time.monotonic()
 
@@ -87,7 +112,9 @@ class Desk(Struct):
 
 def error_response(error: CriuctlError) -> web.Response:
     """An error that was foreseen, as the page gets it."""
-    return web.json_response({"error": error.to_dict()}, status=_STATUS.get(error.exit_code, 500), dumps=_dumps)
+    return web.json_response(
+        {"error": error.to_dict()}, status=_STATUS.get(error.exit_code, 500), dumps=_dumps
+    )
 
 
 def _dumps(value: Any) -> str:
@@ -96,7 +123,9 @@ def _dumps(value: Any) -> str:
 
 @web.middleware
 async def errors(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-    """Every failure of a question is an answer; one that nobody foresaw is told on the server's side as well."""
+    """Every failure of a question is an answer; one that nobody foresaw is told on the server's
+    side as well.
+    """
     desk = request.app[DESK]
     try:
         response: web.StreamResponse = await handler(request)
@@ -108,7 +137,12 @@ async def errors(request: web.Request, handler: Callable[[web.Request], Any]) ->
         raise
     except Exception as error:  # a bug must not end as an empty page
         desk.reporter.warning(f"{request.method} {request.path}: {type(error).__name__}: {error}")
-        return refusal(500, "bug", f"a bug in criuctl: {type(error).__name__}", "The server's terminal says more.")
+        return refusal(
+            500,
+            "bug",
+            f"a bug in criuctl: {type(error).__name__}",
+            "The server's terminal says more.",
+        )
     return response
 
 
@@ -116,7 +150,9 @@ DESK = web.AppKey("desk", Desk)
 
 
 async def about(request: web.Request) -> web.Response:
-    """What this server is: the first question of every page, which shows whether its token is good."""
+    """What this server is: the first question of every page, which shows whether its token is
+    good.
+    """
     desk = request.app[DESK]
     return web.json_response(
         {
@@ -183,17 +219,23 @@ async def newest(request: web.Request) -> web.Response:
 async def checkpoints(request: web.Request) -> web.Response:
     """The checkpoints of one session, oldest first."""
     name = request.match_info["name"]
-    of_it = [summary for summary in await request.app[DESK].checkpoints() if summary["session"] == name]
+    of_it = [
+        summary for summary in await request.app[DESK].checkpoints() if summary["session"] == name
+    ]
     return web.json_response({"count": len(of_it), "checkpoints": of_it[-_SHOWN:]}, dumps=_dumps)
 
 
 async def timings(request: web.Request) -> web.Response:
     """How long the newest of them took."""
-    return web.json_response(await request.app[DESK].timings(request.match_info["name"]), dumps=_dumps)
+    return web.json_response(
+        await request.app[DESK].timings(request.match_info["name"]), dumps=_dumps
+    )
 
 
 async def checkpoint(request: web.Request) -> web.Response:
-    """What one checkpoint holds, by its id: nothing else, for a path would be a file of this host."""
+    """What one checkpoint holds, by its id: nothing else, for a path would be a file of this
+    host.
+    """
     from ..ops.inspect import show
 
     desk, identifier = request.app[DESK], request.match_info["id"]
@@ -208,7 +250,9 @@ def _page_of(body: Mapping[str, Any]) -> dict[str, Any]:
     left_out = ("images", "machine", "hooks", "features", "origin")
     page = {key: value for key, value in body.items() if key not in left_out}
     page["machine"] = {key: body["machine"].get(key) for key in ("kernel", "arch", "cpu_model")}
-    page["files"] = sorted(body["files"], key=lambda f: (f["kind"] != "written", not f["carried"], f["path"]))[:_SHOWN]
+    page["files"] = sorted(
+        body["files"], key=lambda f: (f["kind"] != "written", not f["carried"], f["path"])
+    )[:_SHOWN]
     page["files_count"] = len(body["files"])
     return page
 

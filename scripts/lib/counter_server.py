@@ -1,7 +1,8 @@
-"""A web server that counts its requests in memory and nowhere else: what the quickstart dumps and restores.
+"""A web server that counts its requests in memory and nowhere else: what the quickstart dumps and
+restores.
 
-It listens on a free port of 127.0.0.1, says which on its first line of output, and answers every GET with the number of requests
-so far.
+It listens on a free port of 127.0.0.1, says which on its first line of output, and answers every
+GET with the number of requests so far.
 """
 
 from __future__ import annotations

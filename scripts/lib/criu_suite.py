@@ -1,12 +1,13 @@
-"""Have criuctl, or CRIU alone, dump and restore the programs of CRIU's test suite; the work of ``scripts/criu-suite``.
+"""Have criuctl, or CRIU alone, dump and restore the programs of CRIU's test suite; the work of
+``scripts/criu-suite``.
 
 A program of ``test/zdtm/static`` forks, writes the PID of what is to be dumped to ``NAME.pid``, and
-waits for SIGTERM; then it looks whether anything has changed, and writes PASS or FAIL to ``NAME.out``.
-With ZDTM_NEWNS it makes namespaces of its own, below the folder ZDTM_ROOT: here a bind mount of the
-host's root, so that its files are found at the restore.
+waits for SIGTERM; then it looks whether anything has changed, and writes PASS or FAIL to
+``NAME.out``.  With ZDTM_NEWNS it makes namespaces of its own, below the folder ZDTM_ROOT: here a
+bind mount of the host's root, so that its files are found at the restore.
 
-Results: ``pass``; ``refused``, before the freeze; ``dump`` or ``restore``, which failed; ``noticed``,
-by the program; ``no-start``, as this machine lacks something: those are not compared.
+Results: ``pass``; ``refused``, before the freeze; ``dump`` or ``restore``, which failed;
+``noticed``, by the program; ``no-start``, as this machine lacks something: those are not compared.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from pathlib import Path
 _FLAVOURS = ("host", "ns")
 _REFUSED = 4  # criuctl's exit code
 _TIMEOUT, _START = 90, 30
-_RAW = ("--tcp-established", "--ext-unix-sk", "--file-locks", "--link-remap", "--shell-job", "--network-lock", "nftables")
+_RAW = (
+    "--tcp-established",
+    "--ext-unix-sk",
+    "--file-locks",
+    "--link-remap",
+    "--shell-job",
+    "--network-lock",
+    "nftables",
+)
 _RAW_MOUNTS = ("--external", "mnt[]:ms")
 
 
@@ -40,19 +49,36 @@ class Suite:
         self.errors = None if verbose else subprocess.DEVNULL
         for made in (self.root, self.work):
             made.mkdir(exist_ok=True)
-        own = {f"CRIUCTL_{name.upper()}": str(self.work / name.lower()) for name in ("store", "run_dir", "state_dir")}
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith("CRIUCTL_")} | own
+        own = {
+            f"CRIUCTL_{name.upper()}": str(self.work / name.lower())
+            for name in ("store", "run_dir", "state_dir")
+        }
+        self.env = {
+            name: value for name, value in os.environ.items() if not name.startswith("CRIUCTL_")
+        } | own
 
     def names(self, flavour: str) -> list[str]:
-        """The programs that are meant for this flavour; their ``NAME.desc`` says so where not all are."""
+        """The programs that are meant for this flavour; their ``NAME.desc`` says so where not all
+        are.
+        """
         words = {"host": "h", "ns": "ns"}
         made = self._run(["make", "-s", "-k", "-j2"], self.env, timeout=1800)
         del made  # what cannot be built here cannot start here
-        sources = sorted(path.stem for path in self.programs.glob("*.c") if os.access(path.with_suffix(""), os.X_OK))
-        return [name for name in sources if words[flavour] in (self._described(name, "flavor") or "h ns").split()]
+        sources = sorted(
+            path.stem
+            for path in self.programs.glob("*.c")
+            if os.access(path.with_suffix(""), os.X_OK)
+        )
+        return [
+            name
+            for name in sources
+            if words[flavour] in (self._described(name, "flavor") or "h ns").split()
+        ]
 
     def _described(self, name: str, what: str) -> str:
-        """A text of ``NAME.desc``, a dictionary in Python's syntax whose other values may be calculated."""
+        """A text of ``NAME.desc``, a dictionary in Python's syntax whose other values may be
+        calculated.
+        """
         path = self.programs / f"{name}.desc"
         text = path.read_text() if path.exists() else ""
         _, found, rest = text.partition(f"'{what}'")
@@ -83,7 +109,9 @@ class Suite:
                 _wait_gone(pid)
 
     def _end(self, name: str) -> None:
-        """Kill what is left of a program: one that waits for what only CRIU's own suite does, say."""
+        """Kill what is left of a program: one that waits for what only CRIU's own suite does,
+        say.
+        """
         own = str(self.programs / name)
         for entry in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -100,7 +128,10 @@ class Suite:
         env, steps = dict(self.env), ["mount --make-rprivate /"]
         if flavour == "ns":
             env |= {"ZDTM_NEWNS": "1", "ZDTM_ROOT": str(self.root), "ZDTM_DEV": "/dev"}
-            steps += [f"mount --bind / {shlex.quote(str(self.root))}", f"cd {shlex.quote(f'{self.root}{self.programs}')}"]
+            steps += [
+                f"mount --bind / {shlex.quote(str(self.root))}",
+                f"cd {shlex.quote(f'{self.root}{self.programs}')}",
+            ]
         if "suid" not in self._described(name, "flags").split():
             env |= {"ZDTM_UID": "0", "ZDTM_GID": "0", "ZDTM_GROUPS": "27495 48244"}
         steps.append(f"exec make -s --no-print-directory {shlex.quote(name)}.pid")
@@ -113,17 +144,27 @@ class Suite:
     def _trip(self, name: str, pid: int) -> tuple[str, int]:
         criuctl = [sys.executable, "-m", "criuctl"]
         session = f"suite-{name.replace('_', '-').replace('+', '-plus').lower()}"
-        # The other end of some programs' connections is a process outside of the tree, on this host.
-        dumped = self._run([*criuctl, "dump", str(pid), "--name", session, "--connections", "keep", "--json"], self.env)
+        # The other end of some programs' connections is a process outside of the tree, on this
+        # host.
+        dumped = self._run(
+            [*criuctl, "dump", str(pid), "--name", session, "--connections", "keep", "--json"],
+            self.env,
+        )
         if dumped.returncode:
             return ("refused" if dumped.returncode == _REFUSED else "dump"), pid
-        restored = self._run([*criuctl, "restore", json.loads(dumped.stdout)["checkpoint"], "--json"], self.env)
+        restored = self._run(
+            [*criuctl, "restore", json.loads(dumped.stdout)["checkpoint"], "--json"], self.env
+        )
         return ("restore", pid) if restored.returncode else ("", json.loads(restored.stdout)["pid"])
 
     def _raw_trip(self, pid: int, flavour: str) -> tuple[str, int]:
         images = self.work / f"images-{pid}-{time.monotonic_ns()}"
         images.mkdir()
-        criu = [*json.loads((Path(os.environ.get("CRIUCTL_PREFIX", "/opt/criuctl")) / "criu.json").read_text())["argv"]]
+        criu = [
+            *json.loads(
+                (Path(os.environ.get("CRIUCTL_PREFIX", "/opt/criuctl")) / "criu.json").read_text()
+            )["argv"]
+        ]
         common = ["-D", str(images), *_RAW, *(_RAW_MOUNTS if flavour == "ns" else ())]
         if self._run([*criu, "dump", "-t", str(pid), *common], self.env).returncode:
             return "dump", pid
@@ -133,15 +174,34 @@ class Suite:
         if flavour == "ns":
             on = shlex.quote(str(self.root))
             script = f'mount --bind / {on}; mount --make-private {on}; exec "$@" --root {on}'
-            restore = ["unshare", "--mount", "--propagation", "slave", "sh", "-ec", script, "sh", *restore]
+            restore = [
+                "unshare",
+                "--mount",
+                "--propagation",
+                "slave",
+                "sh",
+                "-ec",
+                script,
+                "sh",
+                *restore,
+            ]
         if self._run(restore, self.env).returncode:
             return "restore", pid
         return "", int(told.read_text())
 
-    def _run(self, argv: list[str], env: dict[str, str], timeout: int = _TIMEOUT) -> subprocess.CompletedProcess[bytes]:
+    def _run(
+        self, argv: list[str], env: dict[str, str], timeout: int = _TIMEOUT
+    ) -> subprocess.CompletedProcess[bytes]:
         # Output of the program itself goes to a file: its children keep a pipe open.
         with open(self.work / "output", "w+b") as out:
-            process = subprocess.Popen(argv, env=env, cwd=self.programs, stdin=subprocess.DEVNULL, stdout=out, stderr=self.errors)
+            process = subprocess.Popen(
+                argv,
+                env=env,
+                cwd=self.programs,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=self.errors,
+            )
             try:
                 code = process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -150,7 +210,9 @@ class Suite:
             out.seek(0)
             told = out.read()
             if code and self.errors is None:
-                print(f"{shlex.join(argv)}: {code}\n{told.decode(errors='replace')}", file=sys.stderr)
+                print(
+                    f"{shlex.join(argv)}: {code}\n{told.decode(errors='replace')}", file=sys.stderr
+                )
             return subprocess.CompletedProcess(argv, code, told)
 
 
@@ -175,12 +237,18 @@ def _expected(path: Path) -> dict[str, str]:
 def _write(path: Path, results: dict[str, str]) -> None:
     """Write the list of expected results, below the comments that it has."""
     lines = path.read_text().splitlines() if path.exists() else []
-    head = [line for line in lines if line.startswith("#")] or ["# CRIU's own tests (scripts/criu-suite): FLAVOUR/TEST RESULT"]
+    head = [line for line in lines if line.startswith("#")] or [
+        "# CRIU's own tests (scripts/criu-suite): FLAVOUR/TEST RESULT"
+    ]
     path.parent.mkdir(exist_ok=True)
-    path.write_text("\n".join([*head, *(f"{test} {result}" for test, result in sorted(results.items()))]) + "\n")
+    path.write_text(
+        "\n".join([*head, *(f"{test} {result}" for test, result in sorted(results.items()))]) + "\n"
+    )
 
 
-def _results(suite: Suite, flavours: tuple[str, ...], wanted: list[str]) -> Iterator[tuple[str, str]]:
+def _results(
+    suite: Suite, flavours: tuple[str, ...], wanted: list[str]
+) -> Iterator[tuple[str, str]]:
     for flavour in flavours:
         for name in (name for name in suite.names(flavour) if not wanted or name in wanted):
             yield f"{flavour}/{name}", suite.result(name, flavour)
@@ -199,7 +267,9 @@ def main() -> int:
     asked = parser.parse_args()
     expected, found, differ = _expected(asked.expected), {}, 0
     suite = Suite(asked.folder, raw=asked.raw, verbose=asked.verbose)
-    for test, result in _results(suite, (asked.flavour,) if asked.flavour else _FLAVOURS, asked.tests):
+    for test, result in _results(
+        suite, (asked.flavour,) if asked.flavour else _FLAVOURS, asked.tests
+    ):
         found[test] = result
         known = expected.get(test, result)
         other = not asked.raw and "no-start" not in (result, known) and result != known

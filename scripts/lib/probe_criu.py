@@ -1,11 +1,14 @@
-"""Ask a CRIU whether it really works on this kernel; standard library only, run as root by scripts/setup.
+"""Ask a CRIU whether it really works on this kernel; standard library only, run as root by
+scripts/setup.
 
-    probe_criu.py CRIU [ARGUMENT...]        exit 0: works, 3: does not, with one line on stdout that says why
+    probe_criu.py CRIU [ARGUMENT...]        exit 0: works, 3: does not, with one line on stdout that
+    says why
 
-A version number proves nothing: Debian 12's CRIU cannot start on a recent kernel, and Debian 13's passes `criu check` but cannot
-dump a TCP socket there.  So both are done here: `criu check`, then a dump of a small process that holds both ends of an
-established loopback connection, left running.  All of it happens in a network namespace of its own, so that no firewall rule of
-CRIU's can outlive it; the images lie on tmpfs, because they hold memory, and are gone at the end like the process.
+A version number proves nothing: Debian 12's CRIU cannot start on a recent kernel, and Debian 13's
+passes `criu check` but cannot dump a TCP socket there.  So both are done here: `criu check`, then a
+dump of a small process that holds both ends of an established loopback connection, left running.
+All of it happens in a network namespace of its own, so that no firewall rule of CRIU's can outlive
+it; the images lie on tmpfs, because they hold memory, and are gone at the end like the process.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ IN_NAMESPACE = "--in-namespace"
 TIMEOUT = 60
 LAST = signal.SIGUSR1  # what the dumped process is ended by: not what CRIU would use
 DOES_NOT_WORK = 3
-HARMLESS = ("RLIMIT_NOFILE", "Unable to create tun", "exited, status")  # errors that CRIU tells of and gets along with
+# errors that CRIU tells of and gets along with
+HARMLESS = ("RLIMIT_NOFILE", "Unable to create tun", "exited, status")
 IFF_UP = 1
 SIOCGIFFLAGS, SIOCSIFFLAGS = 0x8913, 0x8914
 
@@ -51,7 +55,9 @@ class DoesNotWork(Exception):
 def tmpfs_folder() -> Path:
     """A new private folder, on tmpfs where there is one."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    tmpfs = {fields[1] for fields in mounts if fields[2] == "tmpfs" and "rw" in fields[3].split(",")}
+    tmpfs = {
+        fields[1] for fields in mounts if fields[2] == "tmpfs" and "rw" in fields[3].split(",")
+    }
     place = next((place for place in ("/dev/shm", "/run") if place in tmpfs), None)
     return Path(tempfile.mkdtemp(prefix="criuctl-probe-", dir=place))
 
@@ -59,14 +65,22 @@ def tmpfs_folder() -> Path:
 def loopback_up() -> None:
     """Bring up lo, which is down in a new network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        (flags,) = struct.unpack_from("H", fcntl.ioctl(control, SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0)), 16)
+        (flags,) = struct.unpack_from(
+            "H", fcntl.ioctl(control, SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0)), 16
+        )
         fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
 
 
 def first_error(text: str) -> str:
     """CRIU's first line that tells of an error that matters, or its last line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not any(word in line for word in HARMLESS)]
-    return next((line for line in lines if "Error" in line), lines[-1] if lines else "it said nothing")
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if line.strip() and not any(word in line for word in HARMLESS)
+    ]
+    return next(
+        (line for line in lines if "Error" in line), lines[-1] if lines else "it said nothing"
+    )
 
 
 def criu(argv: list[str], *arguments: str, log: Path | None = None) -> None:
@@ -92,7 +106,9 @@ def criu(argv: list[str], *arguments: str, log: Path | None = None) -> None:
 
 
 def dump_a_connection(argv: list[str]) -> None:
-    """Dump a process with an established loopback connection and let it run on; both are gone afterwards."""
+    """Dump a process with an established loopback connection and let it run on; both are gone
+    afterwards.
+    """
     images = tmpfs_folder()
     victim = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", VICTIM],
@@ -104,18 +120,43 @@ def dump_a_connection(argv: list[str]) -> None:
     )
     try:
         assert victim.stdout is not None
-        if not select.select([victim.stdout], [], [], TIMEOUT)[0] or victim.stdout.readline() != b"ready\n":
-            raise DoesNotWork("the process to be dumped did not come up (is the loopback interface usable?)")
+        if (
+            not select.select([victim.stdout], [], [], TIMEOUT)[0]
+            or victim.stdout.readline() != b"ready\n"
+        ):
+            raise DoesNotWork(
+                "the process to be dumped did not come up (is the loopback interface usable?)"
+            )
         victim.stdout.close()
-        arguments = ["dump", "--tree", str(victim.pid), "--images-dir", str(images), "--log-file", "dump.log", "-v2"]
-        criu(argv, *arguments, "--tcp-established", "--network-lock", "nftables", "--leave-running", log=images / "dump.log")
-        victim.send_signal(LAST)  # one that is killed already ends by that, and one that is left stopped does not end
+        arguments = [
+            "dump",
+            "--tree",
+            str(victim.pid),
+            "--images-dir",
+            str(images),
+            "--log-file",
+            "dump.log",
+            "-v2",
+        ]
+        criu(
+            argv,
+            *arguments,
+            "--tcp-established",
+            "--network-lock",
+            "nftables",
+            "--leave-running",
+            log=images / "dump.log",
+        )
+        # one that is killed already ends by that, and one that is left stopped does not end
+        victim.send_signal(LAST)
         try:
             survived = victim.wait(TIMEOUT) == -LAST
         except subprocess.TimeoutExpired:
             survived = False
         if not survived:
-            raise DoesNotWork("the dumped process did not survive a dump that was to leave it running")
+            raise DoesNotWork(
+                "the dumped process did not survive a dump that was to leave it running"
+            )
     finally:
         victim.kill()
         victim.wait()
@@ -123,7 +164,9 @@ def dump_a_connection(argv: list[str]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Probe the CRIU that `argv` starts; the answer is the exit code, the reason a line on stdout."""
+    """Probe the CRIU that `argv` starts; the answer is the exit code, the reason a line on
+    stdout.
+    """
     if argv[:1] != [IN_NAMESPACE]:
         # The first pass: again in a new network namespace, from which nothing can leak.
         os.execvp("unshare", ["unshare", "--net", sys.executable, __file__, IN_NAMESPACE, *argv])

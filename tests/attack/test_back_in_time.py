@@ -1,4 +1,6 @@
-"""``restore NAME`` means the last state: an older one, or that of another session, does not come back without a word."""
+"""``restore NAME`` means the last state: an older one, or that of another session, does not come
+back without a word.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def stored(criuctl: Criuctl, zoo: Zoo, times: int = 2) -> tuple[Animal, list[dic
     """A session ``work`` that was dumped so many times; the last dump has ended it."""
     criuctl("store", "init")
     animal = zoo.launch("memory.py", "1")
-    told = [criuctl("dump", animal.pid, "--name", "work", "--leave-running") for _ in range(times - 1)]
+    told = [
+        criuctl("dump", animal.pid, "--name", "work", "--leave-running") for _ in range(times - 1)
+    ]
     return animal, [*told, criuctl("dump", animal.pid, "--name", "work")]
 
 
@@ -56,25 +60,43 @@ def refused(answer: dict[str, Any], code: str = "older-checkpoint") -> dict[str,
 
 
 def test_the_newest_manifest_was_removed(criuctl: Criuctl, zoo: Zoo) -> None:
-    """Refused, with both named; the explicit ways go on, and tell what is newer, and from then on that is the last one."""
+    """Refused, with both named; the explicit ways go on, and tell what is newer, and from then on
+    that is the last one.
+    """
     animal, told = stored(criuctl, zoo, 3)
     status = criuctl("status", "work")["checkpoint"]
-    assert (status["id"], status["number"], status["store"]) == (told[2]["checkpoint"], 3, str(criuctl.store))
+    assert (status["id"], status["number"], status["store"]) == (
+        told[2]["checkpoint"],
+        3,
+        str(criuctl.store),
+    )
     assert 0 <= status["age_s"] < 300
     remove_manifest(criuctl.store, told[2]["checkpoint"])
     for more in ((), ("--dry-run",), ("--as", "copy"), ("--force",), ("--take-over",)):
         error = refused(criuctl("restore", "work", *more, check=False))
-        assert "work@2" in error["message"] and "work@3" in error["message"] and "--older" in error["hint"]
+        assert (
+            "work@2" in error["message"]
+            and "work@3" in error["message"]
+            and "--older" in error["hint"]
+        )
         assert (error["found"]["number"], error["newer"]["number"]) == (2, 3)
     refused(criuctl("restore", "work@-1", check=False))
     copied = criuctl("restore", "work@1", "--as", "copy")
     zoo.adopt(copied["pid"], animal)
-    assert (copied["number"], copied["newer"]["number"], copied["newer"]["id"]) == (1, 3, told[2]["checkpoint"])
+    assert (copied["number"], copied["newer"]["number"], copied["newer"]["id"]) == (
+        1,
+        3,
+        told[2]["checkpoint"],
+    )
     criuctl("kill", "copy")
     refused(criuctl("restore", "work", check=False))
     back = criuctl("restore", "work", "--older")
     zoo.adopt(back["pid"], animal)
-    assert (back["checkpoint"], back["number"], back["store"]) == (told[1]["checkpoint"], 2, str(criuctl.store))
+    assert (back["checkpoint"], back["number"], back["store"]) == (
+        told[1]["checkpoint"],
+        2,
+        str(criuctl.store),
+    )
     assert back["newer"]["id"] == told[2]["checkpoint"] and 0 <= back["age_s"] < 300
     criuctl("kill", "work")
     again = criuctl("restore", "work")  # which is the last one now
@@ -82,7 +104,9 @@ def test_the_newest_manifest_was_removed(criuctl: Criuctl, zoo: Zoo) -> None:
     assert (again["number"], again["newer"]) == (2, None)
 
 
-def test_another_store_than_that_of_the_last_dump(criuctl: Criuctl, zoo: Zoo, home: Home, radosgw_server: S3Server) -> None:
+def test_another_store_than_that_of_the_last_dump(
+    criuctl: Criuctl, zoo: Zoo, home: Home, radosgw_server: S3Server
+) -> None:
     """The last dump went to S3; the default store has an older one, or none: both are named."""
     radosgw_server.make_bucket(home.token)
     cloud = {**radosgw_server.env, "CRIUCTL_STORE": f"s3://{home.token}/x"}
@@ -92,17 +116,25 @@ def test_another_store_than_that_of_the_last_dump(criuctl: Criuctl, zoo: Zoo, ho
     criuctl("dump", animal.pid, "--name", "work", "--leave-running")
     last = criuctl("dump", animal.pid, "--name", "work", env=cloud)
     error = refused(criuctl("restore", "work", check=False))
-    assert str(criuctl.store) in error["message"] and f"--store s3://{home.token}/x" in error["hint"]
+    assert (
+        str(criuctl.store) in error["message"] and f"--store s3://{home.token}/x" in error["hint"]
+    )
     criuctl("rm", "work")
     answer = criuctl("restore", "work", check=False)
     assert answer["exit_code"] == 3 and f"--store s3://{home.token}/x" in answer["error"]["hint"]
     back = criuctl("restore", "work", env=cloud)
     zoo.adopt(back["pid"], animal)
-    assert (back["checkpoint"], back["newer"], back["store"]) == (last["checkpoint"], None, f"s3://{home.token}/x")
+    assert (back["checkpoint"], back["newer"], back["store"]) == (
+        last["checkpoint"],
+        None,
+        f"s3://{home.token}/x",
+    )
 
 
 def test_what_the_operator_removes_is_no_loss(criuctl: Criuctl, zoo: Zoo) -> None:
-    """After `rm` and `prune` the newest of the rest is the last one; what is removed behind them is still noticed."""
+    """After `rm` and `prune` the newest of the rest is the last one; what is removed behind them is
+    still noticed.
+    """
     animal, told = stored(criuctl, zoo, 4)
     criuctl("rm", "work")
     assert criuctl("status", "work")["checkpoint"]["number"] == 3
@@ -126,7 +158,9 @@ def test_a_killed_session_is_remembered(criuctl: Criuctl, zoo: Zoo) -> None:
     zoo.adopt(criuctl("restore", "work")["pid"], animal)
 
 
-def test_an_import_is_the_newest_by_the_operators_word(criuctl: Criuctl, zoo: Zoo, home: Home) -> None:
+def test_an_import_is_the_newest_by_the_operators_word(
+    criuctl: Criuctl, zoo: Zoo, home: Home
+) -> None:
     """It may be as old as it likes."""
     animal, told = stored(criuctl, zoo, 3)
     file = home.path / "work.criuctl"
@@ -135,11 +169,17 @@ def test_an_import_is_the_newest_by_the_operators_word(criuctl: Criuctl, zoo: Zo
     brought = criuctl("import", file)
     back = criuctl("restore", "work")
     zoo.adopt(back["pid"], animal)
-    assert (back["checkpoint"], back["number"]) == (told[0]["checkpoint"], brought["number"]) == (told[0]["checkpoint"], 4)
+    assert (
+        (back["checkpoint"], back["number"])
+        == (told[0]["checkpoint"], brought["number"])
+        == (told[0]["checkpoint"], 4)
+    )
 
 
 def test_another_host_has_dumped_it_since(criuctl: Criuctl, elsewhere: Criuctl, zoo: Zoo) -> None:
-    """Newer than what is known here is fine, and a host that knows nothing asks nothing; retention elsewhere is asked about."""
+    """Newer than what is known here is fine, and a host that knows nothing asks nothing; retention
+    elsewhere is asked about.
+    """
     animal, told = stored(criuctl, zoo)
     moved = zoo.adopt(elsewhere("restore", "work")["pid"], animal)
     there = elsewhere("dump", moved.pid, "--name", "work")
@@ -155,7 +195,9 @@ def test_another_host_has_dumped_it_since(criuctl: Criuctl, elsewhere: Criuctl, 
 
 
 def test_a_forged_checkpoint_under_the_same_name(criuctl: Criuctl, zoo: Zoo, home: Home) -> None:
-    """Somebody adds one of another session, of a higher number, to a store without encryption: it is not run for a NAME."""
+    """Somebody adds one of another session, of a higher number, to a store without encryption: it
+    is not run for a NAME.
+    """
     animal, told = stored(criuctl, zoo)
     forger = Config(
         store=str(criuctl.store),
@@ -185,7 +227,13 @@ def test_people_are_told_which_one_it_was(criuctl: Criuctl, zoo: Zoo) -> None:
     command = criuctl.start("restore", "work", json_output=False)
     assert command.process.wait(120) == 0, command.told()
     text = command.out.read_text()
-    assert f"from checkpoint 2 ({told[1]['checkpoint'][:12]}, " in text and f" s old) in {criuctl.store}" in text
+    assert (
+        f"from checkpoint 2 ({told[1]['checkpoint'][:12]}, " in text
+        and f" s old) in {criuctl.store}" in text
+    )
     zoo.adopt(criuctl("status", "work")["pid"], animal)
     shown = criuctl.start("status", "work", json_output=False)
-    assert shown.process.wait(60) == 0 and f"2 ({told[1]['checkpoint'][:12]}, " in shown.out.read_text()
+    assert (
+        shown.process.wait(60) == 0
+        and f"2 ({told[1]['checkpoint'][:12]}, " in shown.out.read_text()
+    )

@@ -1,6 +1,8 @@
-"""Small files that would become very large: each must be refused as damaged, at once and in little memory.
+"""Small files that would become very large: each must be refused as damaged, at once and in little
+memory.
 
-Each bomb is made here, sealed as soundly as any exported checkpoint or archive, so that nothing but the bounds of
+Each bomb is made here, sealed as soundly as any exported checkpoint or archive, so that nothing but
+the bounds of
 ``images/FORMAT.md`` ("Bounds") stands against it.
 """
 
@@ -46,7 +48,8 @@ SMALL = 2 << 20  # bytes of a bomb's file
 SECONDS = 60.0  # for a machine that does much else; the real time is about one second
 DAMAGED = 8
 
-# A process between pytest and criuctl: what a fork inherits counts as the child's greatest size, and pytest is large.
+# A process between pytest and criuctl: what a fork inherits counts as the child's greatest size,
+# and pytest is large.
 RUNNER = f"""
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({6 << 30}, {6 << 30}))
@@ -71,7 +74,16 @@ def run(criuctl: Criuctl, *arguments: str | Path) -> Ended:
     """Run criuctl with a limit of addresses that spares the machine, and measure it."""
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER, sys.executable, "-m", "criuctl", *map(str, arguments), "--json"],
+        [
+            sys.executable,
+            "-c",
+            RUNNER,
+            sys.executable,
+            "-m",
+            "criuctl",
+            *map(str, arguments),
+            "--json",
+        ],
         env=criuctl.environment(),
         capture_output=True,
         text=True,
@@ -94,7 +106,8 @@ def small(ended: Ended, *codes: int) -> None:
     assert ended.seconds < SECONDS, f"{ended}"
 
 
-# -- exported checkpoints -------------------------------------------------------------------------------
+# -- exported checkpoints
+# -------------------------------------------------------------------------------
 
 
 class Forged:
@@ -103,7 +116,9 @@ class Forged:
     def __init__(self, path: Path, folder: Path) -> None:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         self.store = ArchiveWriter(self.fd, str(path))
-        self.repository = ExportedCheckpoint.init(self.store, encryption=False, config=kit.config(folder, workers=1))
+        self.repository = ExportedCheckpoint.init(
+            self.store, encryption=False, config=kit.config(folder, workers=1)
+        )
 
     def writer(self) -> CheckpointWriter:
         return self.repository.writer(Reporter(), patient=True)
@@ -113,12 +128,16 @@ class Forged:
         os.close(self.fd)
 
 
-def forged_object(kind: objects.Kind, name: str, head: bytes, body: bytes, repository: Repository) -> bytes:
+def forged_object(
+    kind: objects.Kind, name: str, head: bytes, body: bytes, repository: Repository
+) -> bytes:
     """An object as `objects.encode` makes it, compressed as well as can be, whatever its sizes."""
     compress = zstandard.ZstdCompressor(level=9).compress
     parts = [compress(head), compress(body)]
     sizes = [len(part) + OVERHEAD for part in parts]
-    prefix = objects.HEADER.pack(kind.magic, kind.version, 0, sizes[0], len(head), sizes[1], len(body))
+    prefix = objects.HEADER.pack(
+        kind.magic, kind.version, 0, sizes[0], len(head), sizes[1], len(body)
+    )
     sealed = [
         repository.sealer.seal(part, b"\0".join((which, name.encode(), prefix)))
         for part, which in zip(parts, (b"h", b"b"), strict=True)
@@ -126,7 +145,12 @@ def forged_object(kind: objects.Kind, name: str, head: bytes, body: bytes, repos
     return b"".join((prefix, *sealed))
 
 
-def publish(forged: Forged, manifest: Manifest, change: Callable[[bytes], bytes] = lambda body: body, head: bytes = b"") -> None:
+def publish(
+    forged: Forged,
+    manifest: Manifest,
+    change: Callable[[bytes], bytes] = lambda body: body,
+    head: bytes = b"",
+) -> None:
     """Put the manifest, its JSON changed by `change`."""
     repository = forged.repository
     numbered = manifest.with_use(number=1)
@@ -166,11 +190,19 @@ def long_text(path: Path, folder: Path) -> None:
 
 def many_processes(path: Path, folder: Path) -> None:
     one = b'{"pid":1,"ns_pid":1},'
-    with_json(path, folder, lambda body: body.replace(b'"processes": [', b'"processes": [' + one * ((1 << 20) - 8)))
+    with_json(
+        path,
+        folder,
+        lambda body: body.replace(b'"processes": [', b'"processes": [' + one * ((1 << 20) - 8)),
+    )
 
 
-def repeated(forged: Forged, writer: CheckpointWriter, content: bytes, times: int, *, depth: int) -> StreamRef:
-    """`content`, at most 4 MiB, `times` after each other: one chunk, and lists in which it stands again and again."""
+def repeated(
+    forged: Forged, writer: CheckpointWriter, content: bytes, times: int, *, depth: int
+) -> StreamRef:
+    """`content`, at most 4 MiB, `times` after each other: one chunk, and lists in which it stands
+    again and again.
+    """
     kit.put_windows(writer, ("repeated", content[:40], len(content)), content, len(content))
     ref = writer.stream(("repeated", content[:40], len(content)))
     for _ in range(depth):
@@ -185,11 +217,16 @@ def repeated(forged: Forged, writer: CheckpointWriter, content: bytes, times: in
         kit.put_windows(writer, ("list", piece[:40], entries), piece, len(piece))
         inner = writer.stream(("list", piece[:40], entries))
         assert len(inner.chunks) == ENTRY.size
-        ref = StreamRef(ref.size * len(piece) // ENTRY.size * rest, list=StreamRef(len(piece) * rest, inner.chunks * rest))
+        ref = StreamRef(
+            ref.size * len(piece) // ENTRY.size * rest,
+            list=StreamRef(len(piece) * rest, inner.chunks * rest),
+        )
     return ref
 
 
-def with_memory(path: Path, folder: Path, make: Callable[[Forged, CheckpointWriter], MemoryImage]) -> None:
+def with_memory(
+    path: Path, folder: Path, make: Callable[[Forged, CheckpointWriter], MemoryImage]
+) -> None:
     """A checkpoint with one memory image."""
     forged = Forged(path, folder)
     with forged.writer() as writer:
@@ -205,7 +242,9 @@ def repeated_page_list(path: Path, folder: Path) -> None:
     """The list of the pages of an address space is one chunk of 4 MiB, 64 times."""
 
     def make(forged: Forged, writer: CheckpointWriter) -> MemoryImage:
-        entries = repeated(forged, writer, struct.pack("<QII", 4096, 1, 4) * (MAX_CHUNK // 16), 64, depth=1)
+        entries = repeated(
+            forged, writer, struct.pack("<QII", 4096, 1, 4) * (MAX_CHUNK // 16), 64, depth=1
+        )
         return MemoryImage("task", 7, 1, entries, StreamRef())
 
     with_memory(path, folder, make)
@@ -217,17 +256,23 @@ def one_long_page_list(path: Path, folder: Path) -> None:
     def make(_forged: Forged, writer: CheckpointWriter) -> MemoryImage:
         one = struct.pack("<QII", 4096, 1, 4) * (MAX_CHUNK // 16)
         for n in range(16):
-            kit.put_windows(writer, "entries-long", struct.pack("<QII", 4096 * n, 1, 4) + one[16:], MAX_CHUNK)
+            kit.put_windows(
+                writer, "entries-long", struct.pack("<QII", 4096 * n, 1, 4) + one[16:], MAX_CHUNK
+            )
         return MemoryImage("task", 7, 1, writer.stream("entries-long"), StreamRef())
 
     with_memory(path, folder, make)
 
 
 def repeated_chunk_list(path: Path, folder: Path) -> None:
-    """The list of chunks of the list of pages is itself one chunk of 4 MiB, 240 times: thirty million entries."""
+    """The list of chunks of the list of pages is itself one chunk of 4 MiB, 240 times: thirty
+    million entries.
+    """
 
     def make(forged: Forged, writer: CheckpointWriter) -> MemoryImage:
-        return MemoryImage("task", 7, 1, repeated(forged, writer, bytes(16), 116508 * 60, depth=1), StreamRef())
+        return MemoryImage(
+            "task", 7, 1, repeated(forged, writer, bytes(16), 116508 * 60, depth=1), StreamRef()
+        )
 
     with_memory(path, folder, make)
 
@@ -236,7 +281,9 @@ def repeated_runs(path: Path, folder: Path) -> None:
     """The runs of a layered stream are one chunk, repeated."""
 
     def make(forged: Forged, writer: CheckpointWriter) -> MemoryImage:
-        runs = repeated(forged, writer, struct.pack("<IHH", 0, 0, 1) * (MAX_CHUNK // 8), 60, depth=1)
+        runs = repeated(
+            forged, writer, struct.pack("<IHH", 0, 0, 1) * (MAX_CHUNK // 8), 60, depth=1
+        )
         kit.put_windows(writer, "page", bytes(range(256)) * 16)
         layered = StreamRef(runs.size // 8 * 4096, pages=writer.stream("page"), runs=runs)
         return MemoryImage("task", 7, 1, layered, StreamRef())
@@ -256,7 +303,9 @@ def repeated_index(path: Path, folder: Path) -> None:
     for n in range(4):
         packs = [PACK.pack(bytes([n, m]) * 8, 200 << 20, 50000) + record * 50000 for m in range(28)]
         name = f"index/{n:032x}"
-        forged.store.put(name, forged_object(objects.INDEX, name, b"", b"".join(packs), forged.repository))
+        forged.store.put(
+            name, forged_object(objects.INDEX, name, b"", b"".join(packs), forged.repository)
+        )
     forged.close()
 
 
@@ -284,7 +333,8 @@ def test_an_exported_checkpoint_stays_as_small_as_its_file(name: str, criuctl: C
     small(run(criuctl, "import", bomb), 0, DAMAGED)  # what is only long is sound, chunk by chunk
 
 
-# -- archives and folders of plain images -----------------------------------------------------------------
+# -- archives and folders of plain images
+# -----------------------------------------------------------------
 
 
 def archive(path: Path, members: dict[str, bytes]) -> None:
@@ -309,7 +359,11 @@ def long_header(kind: bytes) -> Callable[[Path], None]:
             piece = bytes(1 << 20) if kind == b"g" else b"x" * (1 << 20)
             for _ in range(size >> 20):
                 packed.write(piece)
-            packed.write(header(b"checkpoint/pstree.img", b"0", len(pstree(1))) + pstree(1).ljust(1024, b"\0") + bytes(1024))
+            packed.write(
+                header(b"checkpoint/pstree.img", b"0", len(pstree(1)))
+                + pstree(1).ljust(1024, b"\0")
+                + bytes(1024)
+            )
 
     return make
 
@@ -321,7 +375,9 @@ def many_records(path: Path) -> None:
         word = b"k%07d=v\n" % n
         records += b"%d %s" % (len(word) + 3, word)
         n += 1
-    members = header(b"pax", b"x", len(records)) + records.ljust(-(-len(records) // 512) * 512, b"\0")
+    members = header(b"pax", b"x", len(records)) + records.ljust(
+        -(-len(records) // 512) * 512, b"\0"
+    )
     members += header(b"checkpoint/other.img", b"0", 0)
     packer = zstandard.ZstdCompressor(level=9)
     with path.open("wb") as file, packer.stream_writer(file) as packed:
@@ -352,7 +408,9 @@ def ids(files: int) -> bytes:
 
 def many_descriptors(path: Path) -> None:
     """One process with two million descriptors."""
-    archive(path, {"pstree.img": pstree(1), "ids-1.img": ids(1), "fdinfo-1.img": descriptors(2 << 20)})
+    archive(
+        path, {"pstree.img": pstree(1), "ids-1.img": ids(1), "fdinfo-1.img": descriptors(2 << 20)}
+    )
 
 
 def shared_descriptors(path: Path) -> None:
@@ -370,7 +428,15 @@ def same_process(path: Path) -> None:
 def mappings(count: int) -> bytes:
     cls = schema.message("MM")
     made = cls()
-    for name in ("mm_start_code", "mm_end_code", "mm_start_data", "mm_end_data", "mm_start_stack", "mm_start_brk", "mm_brk"):
+    for name in (
+        "mm_start_code",
+        "mm_end_code",
+        "mm_start_data",
+        "mm_end_data",
+        "mm_start_stack",
+        "mm_start_brk",
+        "mm_brk",
+    ):
         setattr(made, name, 0)
     for name in ("mm_arg_start", "mm_arg_end", "mm_env_start", "mm_env_end", "exe_file_id"):
         setattr(made, name, 0)
@@ -387,15 +453,28 @@ def many_mapped(path: Path) -> None:
 def many_runs(path: Path) -> None:
     """An address space whose pages are told one by one."""
     head = schema.message("PAGEMAP_HEAD")(pages_id=1).SerializeToString()
-    one = schema.message("PAGEMAP")(vaddr=4096, compat_nr_pages=1, nr_pages=1, flags=4).SerializeToString()
-    content = images.magics("PAGEMAP") + struct.pack("<I", len(head)) + head + (struct.pack("<I", len(one)) + one) * (2 << 20)
+    one = schema.message("PAGEMAP")(
+        vaddr=4096, compat_nr_pages=1, nr_pages=1, flags=4
+    ).SerializeToString()
+    content = (
+        images.magics("PAGEMAP")
+        + struct.pack("<I", len(head))
+        + head
+        + (struct.pack("<I", len(one)) + one) * (2 << 20)
+    )
     archive(path, {"pstree.img": pstree(1), "pagemap-1.img": content})
 
 
 def wide_dictionary(path: Path) -> None:
     """Compressed by xz, with a dictionary of a GiB."""
-    packer = lzma.LZMACompressor(filters=[{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 20}])
-    parts = [packer.compress(header(b"checkpoint/pstree.img", b"0", len(pstree(1))) + pstree(1).ljust(512, b"\0"))]
+    packer = lzma.LZMACompressor(
+        filters=[{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 20}]
+    )
+    parts = [
+        packer.compress(
+            header(b"checkpoint/pstree.img", b"0", len(pstree(1))) + pstree(1).ljust(512, b"\0")
+        )
+    ]
     parts.append(packer.compress(header(b"checkpoint/pages-1.img", b"0", 1200 << 20)))
     parts += [packer.compress(bytes(1 << 20)) for _ in range(1200)]
     packed = bytearray(b"".join([*parts, packer.compress(bytes(1024)), packer.flush()]))

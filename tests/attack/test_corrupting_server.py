@@ -1,4 +1,6 @@
-"""A server that acknowledges a write and has stored something else of the same size: no checkpoint relies on it."""
+"""A server that acknowledges a write and has stored something else of the same size: no checkpoint
+relies on it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_a_server_that_changes_a_byte(
     criuctl: Criuctl,
     aftermath: Aftermath,
 ) -> None:
-    """By its ETag where it says so, by reading back with verify_writes where it lies: exit 8, the tree runs on."""
+    """By its ETag where it says so, by reading back with verify_writes where it lies: exit 8, the
+    tree runs on.
+    """
     rclone_server.make_bucket(home.token)
 
     def harm(path: str) -> str | None:
@@ -43,7 +47,11 @@ def test_a_server_that_changes_a_byte(
     animal.remember()
     before = dict(criuctl.extra)
     with FaultProxy(rclone_server.port, harm=harm) as proxy:
-        criuctl.extra |= {**rclone_server.env, "CRIUCTL_S3_ENDPOINT": proxy.endpoint, "CRIUCTL_STORE": f"s3://{home.token}/p"}
+        criuctl.extra |= {
+            **rclone_server.env,
+            "CRIUCTL_S3_ENDPOINT": proxy.endpoint,
+            "CRIUCTL_STORE": f"s3://{home.token}/p",
+        }
         criuctl.extra |= {"CRIUCTL_VERIFY_WRITES": "yes"} if says == "what was sent" else {}
         criuctl("store", "init")
         proxy.faults = {"PUT": "X" * 1000}

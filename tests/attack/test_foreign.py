@@ -1,4 +1,6 @@
-"""Archives and folders of images that somebody else controls: links, pipes, devices, names, and changes while they are read."""
+"""Archives and folders of images that somebody else controls: links, pipes, devices, names, and
+changes while they are read.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def test_what_is_no_regular_file_is_not_read(
     assert [p["command"] for p in shown["processes"]] == [""]
 
 
-def test_a_link_in_the_place_of_the_folder_inside_leads_nowhere(folder: Path, secret: Path, criuctl: Criuctl) -> None:
+def test_a_link_in_the_place_of_the_folder_inside_leads_nowhere(
+    folder: Path, secret: Path, criuctl: Criuctl
+) -> None:
     """``checkpoint``, beside which podman's config lies."""
     (secret.parent / "pstree.img").write_bytes(pstree(1))
     (folder / "pstree.img").unlink()
@@ -94,7 +98,9 @@ def test_a_link_in_the_place_of_the_folder_inside_leads_nowhere(folder: Path, se
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link"])
-def test_a_config_that_is_no_regular_file_is_not_read(kind: str, folder: Path, criuctl: Criuctl) -> None:
+def test_a_config_that_is_no_regular_file_is_not_read(
+    kind: str, folder: Path, criuctl: Criuctl
+) -> None:
     inside = folder / "checkpoint"
     inside.mkdir()
     for file in list(folder.glob("*.img")):
@@ -121,14 +127,20 @@ def test_what_is_neither_file_nor_folder_keeps_nobody_waiting(kind: str, criuctl
 
 
 def test_a_folder_that_changes_while_it_is_read_leads_nowhere(folder: Path, secret: Path) -> None:
-    """A sound image, a link to a secret one and a pipe take turns, as fast as the one who owns the folder can."""
+    """A sound image, a link to a secret one and a pipe take turns, as fast as the one who owns the
+    folder can.
+    """
     name, stop = folder / "core-1.img", threading.Event()
     sound = name.read_bytes()
 
     def swap() -> None:
         other = folder / "next"
         while not stop.is_set():
-            for make in (lambda: other.symlink_to(secret), lambda: os.mkfifo(other), lambda: other.write_bytes(sound)):
+            for make in (
+                lambda: other.symlink_to(secret),
+                lambda: os.mkfifo(other),
+                lambda: other.write_bytes(sound),
+            ):
                 make()
                 os.rename(other, name)
 
@@ -167,7 +179,8 @@ def test_a_folder_that_is_replaced_by_a_link_meanwhile_is_the_one_that_was_opene
     assert SECRET.encode()[:15] not in found.images["core-1.img"]
 
 
-# -- archives ---------------------------------------------------------------------------------------------
+# -- archives
+# ---------------------------------------------------------------------------------------------
 
 
 def member(name: bytes, content: bytes, kind: bytes = b"0") -> bytes:
@@ -180,10 +193,18 @@ def read(path: Path, *members: bytes) -> plain.PlainImages:
 
 
 @pytest.mark.parametrize(
-    "name", [b"../core-1.img", b"checkpoint/../core-1.img", b"/checkpoint/core-1.img", b"a/checkpoint/core-1.img"]
+    "name",
+    [
+        b"../core-1.img",
+        b"checkpoint/../core-1.img",
+        b"/checkpoint/core-1.img",
+        b"a/checkpoint/core-1.img",
+    ],
 )
 def test_a_name_that_leads_elsewhere_is_no_image(name: bytes, tmp_path: Path) -> None:
-    found = read(tmp_path / "bad.tar", member(b"checkpoint/pstree.img", pstree(1)), member(name, core("bad")))
+    found = read(
+        tmp_path / "bad.tar", member(b"checkpoint/pstree.img", pstree(1)), member(name, core("bad"))
+    )
     assert set(found.sizes) == {"pstree.img"}
     assert list(tmp_path.iterdir()) == [tmp_path / "bad.tar"], "nothing is written"
 
@@ -191,19 +212,28 @@ def test_a_name_that_leads_elsewhere_is_no_image(name: bytes, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", [b"1", b"2", b"3", b"4", b"5", b"6", b"S", b"D", b"Z"])
 def test_a_member_of_another_kind_is_no_image(kind: bytes, tmp_path: Path) -> None:
     content = b"" if kind in b"125" else core("bad")
-    found = read(tmp_path / "bad.tar", member(b"core-1.img", content, kind), member(b"pstree.img", pstree(1)))
+    found = read(
+        tmp_path / "bad.tar", member(b"core-1.img", content, kind), member(b"pstree.img", pstree(1))
+    )
     assert set(found.sizes) == {"pstree.img"}
 
 
 def test_an_image_stands_in_an_archive_once(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match=r"two images core-1\.img"):
-        read(tmp_path / "bad.tar", member(b"core-1.img", core("a")), member(b"core-1.img", core("b")), member(b"pstree.img", b""))
+        read(
+            tmp_path / "bad.tar",
+            member(b"core-1.img", core("a")),
+            member(b"core-1.img", core("b")),
+            member(b"pstree.img", b""),
+        )
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 40, (1 << 63) - 1, 1 << 80])
 def test_a_size_that_is_none_ends_it(size: int, tmp_path: Path) -> None:
     block = bytearray(header(b"checkpoint/pages-1.img", b"0", 0))
-    block[124:136] = b"\xff" * 12 if size < 0 else b"\x80" + (size & (1 << 88) - 1).to_bytes(11, "big")
+    block[124:136] = (
+        b"\xff" * 12 if size < 0 else b"\x80" + (size & (1 << 88) - 1).to_bytes(11, "big")
+    )
     block[148:156] = b" " * 8
     block[148:156] = f"{sum(block):06o}\0 ".encode()
     with pytest.raises((Damaged, UnsupportedFormat)):
@@ -211,7 +241,15 @@ def test_a_size_that_is_none_ends_it(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "records", [b"9 size=-1\n", b"99999 path=a\n", b"x", b"0 path=\n", b"24 size=" + b"9" * 15 + b"\n", b"-5 a=b\n"]
+    "records",
+    [
+        b"9 size=-1\n",
+        b"99999 path=a\n",
+        b"x",
+        b"0 path=\n",
+        b"24 size=" + b"9" * 15 + b"\n",
+        b"-5 a=b\n",
+    ],
 )
 def test_an_extended_header_that_is_none_ends_it(records: bytes, tmp_path: Path) -> None:
     with pytest.raises((Damaged, UnsupportedFormat)):
@@ -236,7 +274,12 @@ def test_archives_of_every_form_are_read(form: int, tmp_path: Path) -> None:
             about = tarfile.TarInfo(f"./{name}" if form == tarfile.GNU_FORMAT else name)
             about.size = len(content)
             if form == tarfile.PAX_FORMAT:
-                about.pax_headers = {"mtime": "1.5", "SCHILY.xattr.user.a": "b" * 3000, "path": name, "size": str(len(content))}
+                about.pax_headers = {
+                    "mtime": "1.5",
+                    "SCHILY.xattr.user.a": "b" * 3000,
+                    "path": name,
+                    "size": str(len(content)),
+                }
             tar.addfile(about, io.BytesIO(content))
         if form != tarfile.USTAR_FORMAT:
             tar.addfile(tarfile.TarInfo("z" * 300))

@@ -55,7 +55,11 @@ def forged(lab: Laboratory, told: Any, path: Path, other: Path | str, **changes:
         paths = [one.path.replace(str(path), str(other)) for one in manifest.files]
         pairs = zip(manifest.files, paths, strict=True)
         files = tuple(one.with_use(path=new) for one, new in pairs if not new.startswith("/proc/"))
-        theirs = [one for one in manifest.inodes if one.path == str(path) and not str(other).startswith("/proc/")]
+        theirs = [
+            one
+            for one in manifest.inodes
+            if one.path == str(path) and not str(other).startswith("/proc/")
+        ]
         inodes = tuple(one.with_use(path=str(other), inode=os.stat(other).st_ino) for one in theirs)
         with repository.writer(reporter) as writer:
             writer.add_bytes("images", data.replace(before, after))
@@ -74,7 +78,9 @@ def forged(lab: Laboratory, told: Any, path: Path, other: Path | str, **changes:
 def edited(lab: Laboratory, told: Any, edit: Callable[[ImageSet], None]) -> str:
     """A checkpoint whose images `edit` has changed."""
     home = lab.criuctl.home.path
-    config = Config(store=str(lab.criuctl.store), key_dir=str(home / "keys"), cache_dir=str(home / "cache"))
+    config = Config(
+        store=str(lab.criuctl.store), key_dir=str(home / "keys"), cache_dir=str(home / "cache")
+    )
     reporter = Reporter()
     with ExitStack() as stack:
         store = stack.enter_context(open_store(config.store, config))
@@ -91,7 +97,13 @@ def edited(lab: Laboratory, told: Any, edit: Callable[[ImageSet], None]) -> str:
             writer.add_bytes("images", (place / name).read_bytes())
         writer.flush()
         images = tuple(ImageFile(name, (place / name).stat().st_size) for name in names)
-        made = manifest.with_use(id=os.urandom(16).hex(), image_data=writer.stream("images"), images=images, files=(), inodes=())
+        made = manifest.with_use(
+            id=os.urandom(16).hex(),
+            image_data=writer.stream("images"),
+            images=images,
+            files=(),
+            inodes=(),
+        )
         writer.commit(made)
     return made.id
 
@@ -119,7 +131,9 @@ def test_a_file_of_root_s(lab: Laboratory, shadow: Path, flags: int) -> None:
     ],
 )
 def test_a_file_of_root_s_by_a_link_of_procfs(lab: Laboratory, shadow: Path, way: str) -> None:
-    """CRIU follows such a link with root's rights; the kernel never gives an open file such a name."""
+    """CRIU follows such a link with root's rights; the kernel never gives an open file such a
+    name.
+    """
     folder = lab.folder / ("d" * 60)
     lab.as_user(f"mkdir {folder}; printf 'the hashes' > {folder}/shadow; chmod 600 {folder}/shadow")
     own = folder / "shadow"
@@ -135,12 +149,18 @@ def test_a_file_of_root_s_by_a_link_of_procfs(lab: Laboratory, shadow: Path, way
 
 
 @pytest.mark.parametrize("excuse", ["inherited", "terminal", "held-terminal"])
-def test_a_file_of_root_s_that_is_said_to_be_another_thing(lab: Laboratory, shadow: Path, excuse: str) -> None:
-    """CRIU opens what it does not find inherited by its name, and a terminal by the name of its node, which it gives a mode."""
+def test_a_file_of_root_s_that_is_said_to_be_another_thing(
+    lab: Laboratory, shadow: Path, excuse: str
+) -> None:
+    """CRIU opens what it does not find inherited by its name, and a terminal by the name of its
+    node, which it gives a mode.
+    """
 
     def edit(images: ImageSet) -> None:
         entries = images.files()
-        mine = next(entry for entry in entries if entry.HasField("reg") and path_of(entry.reg) == str(own))
+        mine = next(
+            entry for entry in entries if entry.HasField("reg") and path_of(entry.reg) == str(own)
+        )
         mine.reg.name = str(shadow)
         mine.reg.ClearField("size")
         mine.reg.mode = stat.S_IFREG | 0o666
@@ -149,10 +169,17 @@ def test_a_file_of_root_s_that_is_said_to_be_another_thing(lab: Laboratory, shad
         else:
             number = max(entry.id for entry in entries) + 1
             terminal = schema.message("FILES")(type=TERMINAL, id=number)
-            terminal.tty.id, terminal.tty.tty_info_id, terminal.tty.flags, terminal.tty.regf_id = number, 8, os.O_RDWR, mine.id
+            terminal.tty.id, terminal.tty.tty_info_id, terminal.tty.flags, terminal.tty.regf_id = (
+                number,
+                8,
+                os.O_RDWR,
+                mine.id,
+            )
             terminal.tty.fown.CopyFrom(mine.reg.fown)
             entries.append(terminal)
-            info = schema.message("TTY_INFO")(id=8, type=1, locked=False, exclusive=False, packet_mode=False)
+            info = schema.message("TTY_INFO")(
+                id=8, type=1, locked=False, exclusive=False, packet_mode=False
+            )
             info.sid, info.pgrp, info.rdev, info.pty.index = 0, 0, os.makedev(136, 4), 4
             write(images.folder, "tty-info.img", "TTY_INFO", [info])
             if excuse == "held-terminal":

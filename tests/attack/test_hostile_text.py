@@ -1,8 +1,9 @@
-"""Text that others choose never commands the terminal, and never a shell when it is copied from a hint.
+"""Text that others choose never commands the terminal, and never a shell when it is copied from a
+hint.
 
-Processes name themselves, their files, folders and sockets as they like; a manifest in a store or an archive says what its writer
-wants it to say.  Each command that shows such text is run, with its output to a file and to a terminal, and what it wrote
-is looked through for control characters.
+Processes name themselves, their files, folders and sockets as they like; a manifest in a store or
+an archive says what its writer wants it to say.  Each command that shows such text is run, with its
+output to a file and to a terminal, and what it wrote is looked through for control characters.
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ from criuctl.store import open_store
 
 pytestmark = pytest.mark.integration
 
-# Sets the title, clears the screen, goes back in the line, begins a line of its own, turns the text around; a command.
+# Sets the title, clears the screen, goes back in the line, begins a line of its own, turns the text
+# around; a command.
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\nforged: line\u202e\x9b31m;rm -rf ~;$(reboot)`reboot`'\""
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_STYLE = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[hl]|\x1b\[2?K|\x1b\[1A|\r\x1b\[2K")  # what rich and criuctl write
+# what rich and criuctl write
+_STYLE = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[hl]|\x1b\[2?K|\x1b\[1A|\r\x1b\[2K")
 
 
 def looked_through(text: str, where: str) -> None:
     """Neither control characters nor lines that the text itself has begun."""
     found = _CONTROL.search(text)
-    assert found is None, f"{where}: {found[0]!r} in {text[max(0, found.start() - 80) : found.end() + 20]!r}"
+    assert found is None, (
+        f"{where}: {found[0]!r} in {text[max(0, found.start() - 80) : found.end() + 20]!r}"
+    )
     assert not [line for line in text.splitlines() if line.startswith("forged")], where
 
 
@@ -47,7 +52,9 @@ def shown(operators: Operators, *words: str | int | Path) -> str:
     """What a command writes, to files and then to a terminal, both looked through."""
     command = operators.start(*words, json_output=False)
     command.process.wait(120)
-    text = command.out.read_text(errors="surrogateescape") + command.err.read_text(errors="surrogateescape")
+    text = command.out.read_text(errors="surrogateescape") + command.err.read_text(
+        errors="surrogateescape"
+    )
     looked_through(text, f"{words}")
     window = operators.window(*map(str, words), columns=200)
     seen = window.read().decode(errors="surrogateescape")
@@ -81,12 +88,16 @@ time.sleep(10000)
 """
 
 
-def test_names_that_a_process_chooses(operators: Operators, home: Home, request: pytest.FixtureRequest) -> None:
+def test_names_that_a_process_chooses(
+    operators: Operators, home: Home, request: pytest.FixtureRequest
+) -> None:
     peer = socket.create_server(("127.0.0.1", 0))
     request.addfinalizer(peer.close)
     ready = home.path / "ready"
     argv = [sys.executable, "-c", PROGRAM, HOSTILE, str(peer.getsockname()[1]), str(ready)]
-    body = operators("run", "-d", "--name", "work", "--host-pids", "--label", f"a={HOSTILE}", "--", *argv)
+    body = operators(
+        "run", "-d", "--name", "work", "--host-pids", "--label", f"a={HOSTILE}", "--", *argv
+    )
     wait_until(ready.exists, 60, "the program is ready")
     shown(operators, "check", "work")
     shown(operators, "check", body["pid"])
@@ -95,7 +106,13 @@ def test_names_that_a_process_chooses(operators: Operators, home: Home, request:
     shown(operators, "ls")
     shown(operators, "snapshot", "work")
     shown(operators, "dump", "work", "--leave-running", "-v", "--label", f"b={HOSTILE}")
-    for words in (("list",), ("show", "work"), ("show", "work", "--env"), ("diff", "work@1", "work@2"), ("verify", "--all")):
+    for words in (
+        ("list",),
+        ("show", "work"),
+        ("show", "work", "--env"),
+        ("diff", "work@1", "work@2"),
+        ("verify", "--all"),
+    ):
         shown(operators, *words)
     shown(operators, "dump", "work")
     (folder,) = (path for path in home.path.iterdir() if "forged" in path.name)
@@ -108,7 +125,9 @@ def test_names_that_a_process_chooses(operators: Operators, home: Home, request:
 
 
 def test_commands_to_copy_take_a_path_as_one_word(operators: Operators, home: Home) -> None:
-    """A folder that others may write to is named in a hint, with ``chmod``: pasted into a shell it changes that folder alone."""
+    """A folder that others may write to is named in a hint, with ``chmod``: pasted into a shell it
+    changes that folder alone.
+    """
     folder = home.path / ("x;touch pwned;'$(touch pwned)`touch pwned`\x1b[2J")
     (folder / "pre-dump").mkdir(parents=True)
     hook = folder / "pre-dump" / "look"
@@ -118,7 +137,9 @@ def test_commands_to_copy_take_a_path_as_one_word(operators: Operators, home: Ho
     (listed,) = (one for one in operators("hooks", "list") if one["name"] == "look")
     hint = listed["hint"]
     assert hint.startswith("chmod go-w ") and hint.isprintable()
-    ran = operators.keeper.spawn(["bash", "-c", hint], env={"PATH": os.environ["PATH"]}, cwd=home.path)
+    ran = operators.keeper.spawn(
+        ["bash", "-c", hint], env={"PATH": os.environ["PATH"]}, cwd=home.path
+    )
     assert ran.wait(20) == 0
     assert (hook.stat().st_mode & 0o777, list(home.path.glob("pwned"))) == (0o755, [])
     shown(operators, "hooks", "list")
@@ -131,7 +152,11 @@ _CHECKED = {"id", "session_id", "digest", "handle", "mac", "inodes_mac", "create
 def poisoned(value: Any, field: str = "") -> Any:
     """The record with every text in it made hostile."""
     if isinstance(value, msgspec.Struct):
-        changed = {name: poisoned(getattr(value, name), name) for name in value.__struct_fields__ if name not in _KEPT}
+        changed = {
+            name: poisoned(getattr(value, name), name)
+            for name in value.__struct_fields__
+            if name not in _KEPT
+        }
         return msgspec.structs.replace(value, **changed)
     if isinstance(value, str):
         return value + HOSTILE if field not in _CHECKED else value
@@ -142,14 +167,31 @@ def poisoned(value: Any, field: str = "") -> Any:
     return value
 
 
-_KEPT = {"session", "kind", "images", "image_data", "memory", "data", "features", "master", "policy", "xattrs"}
+_KEPT = {
+    "session",
+    "kind",
+    "images",
+    "image_data",
+    "memory",
+    "data",
+    "features",
+    "master",
+    "policy",
+    "xattrs",
+}
 
 
 def test_texts_that_the_writer_of_a_manifest_chooses(operators: Operators, home: Home) -> None:
     config = Config(
-        store=str(operators.store), key_dir=str(home.path / "keys"), cache_dir=str(home.path / "cache"), state_dir=str(home.path)
+        store=str(operators.store),
+        key_dir=str(home.path / "keys"),
+        cache_dir=str(home.path / "cache"),
+        state_dir=str(home.path),
     )
-    with open_store(config.store, config) as store, Repository.open(store, config, create_local=True) as repository:
+    with (
+        open_store(config.store, config) as store,
+        Repository.open(store, config, create_local=True) as repository,
+    ):
         for _ in range(2):
             with repository.writer(Reporter()) as writer:
                 manifest: Manifest = poisoned(kit.fill(writer, kit.SMALL))
@@ -183,7 +225,14 @@ def test_an_object_s_name_in_a_store(operators: Operators, home: Home) -> None:
     for folder in (operators.store, operators.store / "checkpoints", operators.store / "packs"):
         folder.mkdir(exist_ok=True)
         (folder / HOSTILE.replace("/", ".")).write_bytes(HOSTILE.encode())
-    for words in (("list",), ("verify", "--all"), ("gc",), ("store", "info"), ("doctor",), ("recover", "--all")):
+    for words in (
+        ("list",),
+        ("verify", "--all"),
+        ("gc",),
+        ("store", "info"),
+        ("doctor",),
+        ("recover", "--all"),
+    ):
         shown(operators, *words)
 
 

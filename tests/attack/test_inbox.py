@@ -1,4 +1,6 @@
-"""A host that may send sessions to another one: what it can reach of what others have sent there."""
+"""A host that may send sessions to another one: what it can reach of what others have sent
+there.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from criuctl.checkpoint import keys, writers
 from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.errors import CriuctlError, Damaged, DataError, NoSuchCheckpoint, ObjectExists, ObjectMissing, StoreCannot
+from criuctl.errors import (
+    CriuctlError,
+    Damaged,
+    DataError,
+    NoSuchCheckpoint,
+    ObjectExists,
+    ObjectMissing,
+    StoreCannot,
+)
 from criuctl.ops.moving import inbox
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
@@ -31,24 +41,39 @@ OTHER = kit.Content(bytes(range(256)) * 1024, {"inventory.img": b"other"}, b"fil
 
 
 class Source:
-    """A host that speaks to ``criuctl receive`` of the target, whatever criuctl itself would say."""
+    """A host that speaks to ``criuctl receive`` of the target, whatever criuctl itself would
+    say.
+    """
 
     def __init__(self, criuctl: Criuctl, path: Path, stack: ExitStack) -> None:
         self.path = path
         path.mkdir(mode=0o700, exist_ok=True)
         command = [sys.executable, "-m", "criuctl", "receive"]
-        self.process = subprocess.Popen(command, env=criuctl.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            command, env=criuctl.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         stack.callback(self._end)
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.link = Link(os.dup(self.process.stdout.fileno()), os.dup(self.process.stdin.fileno()), timeout=30.0)
+        self.link = Link(
+            os.dup(self.process.stdout.fileno()), os.dup(self.process.stdin.fileno()), timeout=30.0
+        )
         self.process.stdin.close()
         self.process.stdout.close()
         self.link.start()
 
-    def begin(self, session: str, writer: dict[str, str] | None = None, move: str | None = None) -> str:
+    def begin(
+        self, session: str, writer: dict[str, str] | None = None, move: str | None = None
+    ) -> str:
         """Begin a move; the key that it is told."""
-        asked = {"id": move or secrets.token_hex(16), "session": session, "session_id": secrets.token_hex(16), "origin": "here"}
-        told = self.link.ask("begin", asked | ({} if writer is None else {"writer": writer})).arguments
+        asked = {
+            "id": move or secrets.token_hex(16),
+            "session": session,
+            "session_id": secrets.token_hex(16),
+            "origin": "here",
+        }
+        told = self.link.ask(
+            "begin", asked | ({} if writer is None else {"writer": writer})
+        ).arguments
         self.store = RemoteStore(self.link, "b:inbox")
         self.key = self.path / "key"
         self.key.unlink(missing_ok=True)
@@ -93,13 +118,19 @@ def target(criuctl: Criuctl) -> Config:
     """The host that receives."""
     path = criuctl.home.path
     return Config(
-        state_dir=str(path / "state"), cache_dir=str(path / "cache"), key_dir=str(path / "keys"), run_dir=str(criuctl.home.run)
+        state_dir=str(path / "state"),
+        cache_dir=str(path / "cache"),
+        key_dir=str(path / "keys"),
+        run_dir=str(criuctl.home.run),
     )
 
 
 @pytest.mark.parametrize("session", ["work", "another"])
 def test_nothing_that_another_host_has_sent_can_be_had(
-    session: str, delivered: tuple[Source, CheckpointSummary], sources: Callable[[str], Source], criuctl: Criuctl
+    session: str,
+    delivered: tuple[Source, CheckpointSummary],
+    sources: Callable[[str], Source],
+    criuctl: Criuctl,
 ) -> None:
     first, checkpoint = delivered
     theirs = [info.name for info in LocalStore(inbox.configured(target(criuctl)).store).list()]
@@ -111,13 +142,23 @@ def test_nothing_that_another_host_has_sent_can_be_had(
         for name in (checkpoint.object, checkpoint.id):
             with pytest.raises(CriuctlError):
                 repository.manifest(name) if "/" not in name else repository.manifest_at(name)
-    packs = [name for name in theirs if name.startswith(("packs/", "index/", "writers/", "checkpoints/", "keys/"))]
+    packs = [
+        name
+        for name in theirs
+        if name.startswith(("packs/", "index/", "writers/", "checkpoints/", "keys/"))
+    ]
     assert len([name for name in packs if name.startswith("packs/")]) > 0
     for name in packs:
-        for read in (thief.store.get, lambda name: thief.store.get_range(name, 0, 8), thief.store.stat):
+        for read in (
+            thief.store.get,
+            lambda name: thief.store.get_range(name, 0, 8),
+            thief.store.stat,
+        ):
             with pytest.raises(ObjectMissing):
                 read(name)
-    assert not {info.name for info in thief.store.list()} & {n for n in packs if not n.startswith("checkpoints/")}
+    assert not {info.name for info in thief.store.list()} & {
+        n for n in packs if not n.startswith("checkpoints/")
+    }
     (config,) = [thief.store.get("config")]
     assert config.count(b'"type"') == 1 and b'"writer"' in config, "no other key's slot is shown"
     first.link.close()
@@ -208,17 +249,28 @@ def test_who_does_not_prove_it_is_another_host(
     earlier = writers.WriterKey.parse(first.key.read_bytes(), "key")
     thief = sources("thief")
     replayed = inbox.proof(earlier, secrets.token_hex(16))
-    for claim in (replayed, replayed | {"proof": "00" * 32}, replayed | {"proof": ""}, {"id": "", "proof": ""}, {"id": "xx"}):
+    for claim in (
+        replayed,
+        replayed | {"proof": "00" * 32},
+        replayed | {"proof": ""},
+        {"id": "", "proof": ""},
+        {"id": "xx"},
+    ):
         told = thief.begin("work", claim)
         assert told != earlier.text()
         with thief.open() as repository:
             assert repository.list() == []
 
 
-def test_the_target_reads_what_was_there_before_and_what_came(criuctl: Criuctl, sources: Callable[[str], Source]) -> None:
+def test_the_target_reads_what_was_there_before_and_what_came(
+    criuctl: Criuctl, sources: Callable[[str], Source]
+) -> None:
     """An inbox that an older criuctl has made, whose sources were told its key."""
     config = inbox.configured(target(criuctl))
-    with closing(LocalStore(config.store)) as store, Repository.init(store, encryption=True, config=config) as old:
+    with (
+        closing(LocalStore(config.store)) as store,
+        Repository.init(store, encryption=True, config=config) as old,
+    ):
         before = kit.write(old, OTHER, session="work")
     source = sources("first")
     source.begin("work")

@@ -1,4 +1,6 @@
-"""The secret of a connection rule is told to no server that a user has chosen, and lent to no process that only claims a name."""
+"""The secret of a connection rule is told to no server that a user has chosen, and lent to no
+process that only claims a name.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ def configured(criuctl: Criuctl, home: Home, match: str, application: str = "red
     secret = home.path / "secret"
     secret.write_text(f"{CANARY}\n")
     secret.chmod(0o600)
-    rule = f"{{match: {match}, policy: reconnect, application: {application}, secret: {{file: {secret}}}}}"
+    rule = (
+        f"{{match: {match}, policy: reconnect, application: {application}, secret: {{file: "
+        f"{secret}}}}}"
+    )
     criuctl.extra["CRIUCTL_CONNECTION_RULES"] = f"[{rule}]"
 
 
@@ -73,8 +78,12 @@ def told(lab: Laboratory) -> bytes:
     return file.read_bytes() if file.exists() else b""
 
 
-def test_a_server_of_the_user_s_own_is_not_told_the_secret(lab: Laboratory, criuctl: Criuctl, home: Home) -> None:
-    """The attack: a process that calls itself ``worker1``, connected to its user's own server, is dumped by root."""
+def test_a_server_of_the_user_s_own_is_not_told_the_secret(
+    lab: Laboratory, criuctl: Criuctl, home: Home
+) -> None:
+    """The attack: a process that calls itself ``worker1``, connected to its user's own server, is
+    dumped by root.
+    """
     configured(criuctl, home, '{process: "worker*"}')
     lab.start(argv=python(SERVER, lab))
     answer = lab.dump(lab.start(argv=python(CLIENT, lab)))
@@ -85,11 +94,27 @@ def test_a_server_of_the_user_s_own_is_not_told_the_secret(lab: Laboratory, criu
 
 
 def test_a_user_s_own_network_is_known_as_such(zoo: Zoo, keeper: Keeper, home: Home) -> None:
-    """There any address is a server of the user's, so a rule that names one does not pin the peer."""
-    unshare = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--", "unshare", "--user", "--map-root-user"]
-    apart = keeper.spawn([*unshare, "--net", "sleep", "1000"], env={"PATH": os.environ["PATH"], "CZOO_TOKEN": home.token})
+    """There any address is a server of the user's, so a rule that names one does not pin the
+    peer.
+    """
+    unshare = [
+        "setpriv",
+        f"--reuid={USER}",
+        f"--regid={USER}",
+        "--clear-groups",
+        "--",
+        "unshare",
+        "--user",
+        "--map-root-user",
+    ]
+    apart = keeper.spawn(
+        [*unshare, "--net", "sleep", "1000"],
+        env={"PATH": os.environ["PATH"], "CZOO_TOKEN": home.token},
+    )
     try:
-        wait_until(lambda: read_process(apart.pid).command == "sleep", 20, "it is in its namespaces")
+        wait_until(
+            lambda: read_process(apart.pid).command == "sleep", 20, "it is in its namespaces"
+        )
         (owner,) = of_tree([read_process(apart.pid)]).values()
         assert owner == Owner(frozenset({USER}), apart=True)
         assert not may_have(Terms(pinned=True), [owner])
@@ -100,7 +125,9 @@ def test_a_user_s_own_network_is_known_as_such(zoo: Zoo, keeper: Keeper, home: H
         apart.wait(20)
 
 
-def test_the_user_that_a_rule_names_may_have_it(lab: Laboratory, criuctl: Criuctl, home: Home) -> None:
+def test_the_user_that_a_rule_names_may_have_it(
+    lab: Laboratory, criuctl: Criuctl, home: Home
+) -> None:
     """The way round, and the proof that the attack above would have been seen."""
     configured(criuctl, home, f'{{process: "worker*", user: {USER}}}')
     lab.start(argv=python(SERVER, lab))
@@ -125,7 +152,13 @@ ROOT, APP, OTHER = Owner(frozenset({0})), Owner(frozenset({1001})), Owner(frozen
 
 
 def ruled(match: dict[str, Any], **more: Any) -> Rules:
-    rule = {"match": match, "policy": "reconnect", "application": "redis", "secret": {"env": "PW"}, **more}
+    rule = {
+        "match": match,
+        "policy": "reconnect",
+        "application": "redis",
+        "secret": {"env": "PW"},
+        **more,
+    }
     return parse(Config(connection_rules=(("rules[1]", rule),)))
 
 
@@ -135,7 +168,8 @@ def ruled(match: dict[str, Any], **more: Any) -> Rules:
         ({"process": "worker*"}, (ROOT, ROOT), True),
         ({"process": "worker*"}, (APP, APP), False),
         ({"process": "worker*"}, (ROOT, APP), False),  # both hold the same socket
-        ({"process": "worker*"}, (ROOT, Owner(frozenset({0, 1001}))), False),  # a set-uid program, started by a user
+        # a set-uid program, started by a user
+        ({"process": "worker*"}, (ROOT, Owner(frozenset({0, 1001}))), False),
         ({"process": "worker*", "user": 1001}, (APP, APP), True),
         ({"process": "worker*", "user": [1001, "root"]}, (ROOT, APP), True),
         ({"process": "worker*", "user": 1001}, (APP, OTHER), False),
@@ -148,7 +182,9 @@ def ruled(match: dict[str, Any], **more: Any) -> Rules:
         ({}, (APP, APP), False),
     ],
 )
-def test_to_whom_a_secret_is_lent(match: dict[str, Any], owners: tuple[Owner, Owner], lent: bool) -> None:
+def test_to_whom_a_secret_is_lent(
+    match: dict[str, Any], owners: tuple[Owner, Owner], lent: bool
+) -> None:
     known = dict(zip((10, 11), owners, strict=True))
     decided = decide(RECORD, ruled(match), commands={10: "worker1", 11: "worker1"}, owners=known)
     assert bool(decided.settings.secret) == lent
@@ -160,7 +196,9 @@ def test_to_whom_a_secret_is_lent(match: dict[str, Any], owners: tuple[Owner, Ow
         owners=known,
     )
     assert bool(asking.settings.options) == lent
-    unknown = decide(RECORD, ruled(match), commands={10: "worker1", 11: "worker1"}, owners={10: owners[0]})
+    unknown = decide(
+        RECORD, ruled(match), commands={10: "worker1", 11: "worker1"}, owners={10: owners[0]}
+    )
     assert not unknown.settings.secret or match.get("peer") == "10.1.2.3"
 
 
@@ -174,19 +212,31 @@ def test_a_path_is_the_peer_s_only_in_this_host_s_own_user_namespace() -> None:
 
 
 def test_a_name_in_a_manifest_does_not_lead_the_secret_elsewhere() -> None:
-    """The rule names an address; a manifest says that the peer at this address is called otherwise."""
+    """The rule names an address; a manifest says that the peer at this address is called
+    otherwise.
+    """
     forged = replace(RECORD, host="attacker.example")
     assert decide(forged, ruled({"peer": "10.1.2.3"}), owners={10: ROOT, 11: ROOT}).host == ""
     named = replace(RECORD, host="db.example", peer="192.0.2.1:6379")
-    assert decide(named, ruled({"host": "db.example"}), owners={10: ROOT, 11: ROOT}).host == "db.example"
+    assert (
+        decide(named, ruled({"host": "db.example"}), owners={10: ROOT, 11: ROOT}).host
+        == "db.example"
+    )
 
 
 @pytest.mark.parametrize("way", ["by its name", "by a forged manifest", "its user is named"])
 def test_a_hook_is_given_no_secret_for_a_process_that_only_has_the_name(
     way: str, lab: Laboratory, criuctl: Criuctl, home: Home, keeper: Keeper
 ) -> None:
-    """At a restore: the hook, which is root's, would tell it to whatever peer the process has chosen."""
-    configured(criuctl, home, f'{{process: "worker*"{f", user: {USER}" if "user" in way else ""}}}', "greet")
+    """At a restore: the hook, which is root's, would tell it to whatever peer the process has
+    chosen.
+    """
+    configured(
+        criuctl,
+        home,
+        f'{{process: "worker*"{f", user: {USER}" if "user" in way else ""}}}',
+        "greet",
+    )
     hooks = HookFolder(home.path / "hooks")
     hooks.python("reconnect", "greet", GREET.format(note=str(home.path / "note")))
     lab.start(argv=python(SERVER, lab))
@@ -195,10 +245,19 @@ def test_a_hook_is_given_no_secret_for_a_process_that_only_has_the_name(
         stored = forged(criuctl, home)
     (lab.folder / "ready").unlink()
     server = keeper.spawn(
-        ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--", *python(SERVER, lab)],
+        [
+            "setpriv",
+            f"--reuid={USER}",
+            f"--regid={USER}",
+            "--clear-groups",
+            "--",
+            *python(SERVER, lab),
+        ],
         env={"PATH": os.environ["PATH"], "CZOO_TOKEN": home.token},
     )
-    wait_until((lab.folder / "ready").exists, 20, "the user's server is there, on the host of the restore")
+    wait_until(
+        (lab.folder / "ready").exists, 20, "the user's server is there, on the host of the restore"
+    )
     answer = lab.restore(stored["checkpoint"], "--connections", "reconnect", check=False)
     server.kill()
     server.wait(20)
@@ -213,7 +272,11 @@ def test_a_hook_is_given_no_secret_for_a_process_that_only_has_the_name(
 
 def forged(criuctl: Criuctl, home: Home) -> dict[str, str]:
     """The newest checkpoint once more, with a manifest that calls its processes root's."""
-    config = Config(store=str(criuctl.store), key_dir=str(home.path / "keys"), cache_dir=str(home.path / "cache"))
+    config = Config(
+        store=str(criuctl.store),
+        key_dir=str(home.path / "keys"),
+        cache_dir=str(home.path / "cache"),
+    )
     with open_store(config.store, config) as store, Repository.open(store, config) as repository:
         manifest = repository.manifest(repository.list()[0])
         processes = tuple(replace(process, uid=0) for process in manifest.processes)

@@ -108,7 +108,8 @@ def test_nobody_else_can_answer_for_a_migration(home: Home) -> None:
     name = rendezvous._address(config, "b" * 32)
     program = (
         "import os, socket, sys\nos.setresuid(65534, 65534, 65534)\n"
-        "s = socket.socket(socket.AF_UNIX); s.bind('\\0' + sys.argv[1]); s.listen()\nprint('ready', flush=True)\n"
+        "s = socket.socket(socket.AF_UNIX); s.bind('\\0' + sys.argv[1]); "
+        "s.listen()\nprint('ready', flush=True)\n"
         "c, _ = s.accept(); print(repr(c.recv(100)), flush=True)"
     )
     reading, writing = os.pipe()
@@ -126,20 +127,27 @@ def test_nobody_else_can_answer_for_a_migration(home: Home) -> None:
 
 
 def test_what_is_written_is_for_root_alone(operators: Operators, home: Home) -> None:
-    """Keys, packs, manifests, logs, events, output: another user reads none of it, though the folders above are open."""
+    """Keys, packs, manifests, logs, events, output: another user reads none of it, though the
+    folders above are open.
+    """
     operators("store", "init", "--encrypt")
     operators("run", "-d", "--name", "work", "--", "sh", "-c", f"echo {CANARY}; exec sleep 1000")
     operators("dump", "work")
     operators("restore", "work")
     operators("restore", "nobody", check=False)
-    places = [place for name in ("state", "cache", "keys", "store") if (place := home.path / name).is_dir()]
+    places = [
+        place
+        for name in ("state", "cache", "keys", "store")
+        if (place := home.path / name).is_dir()
+    ]
     assert {place.name for place in places} >= {"state", "keys", "store"}
     for place in places:
         assert place.stat().st_mode & 0o077 == 0, place
     home.path.chmod(0o755)
     for place in (*places, home.run):
         place.chmod(0o755)
-    told = home.run / "inside"  # what a restored tree, of any user, is told of itself; SECURITY.md says so
+    # what a restored tree, of any user, is told of itself; SECURITY.md says so
+    told = home.run / "inside"
     files = [path for place in (*places, home.run) for path in place.rglob("*") if path.is_file()]
     found = [str(path) for path in files if told not in path.parents]
     assert len(found) > 10
@@ -150,8 +158,12 @@ def test_what_is_written_is_for_root_alone(operators: Operators, home: Home) -> 
     assert as_neighbour(readable) == "returned []"
 
 
-def test_a_hook_that_others_could_have_written_does_not_run(criuctl: Criuctl, zoo: Zoo, home: Home) -> None:
-    """Root runs hooks: one that another user owns, could change, or leads elsewhere is refused, and vetoes the dump."""
+def test_a_hook_that_others_could_have_written_does_not_run(
+    criuctl: Criuctl, zoo: Zoo, home: Home
+) -> None:
+    """Root runs hooks: one that another user owns, could change, or leads elsewhere is refused, and
+    vetoes the dump.
+    """
     hooks = HookFolder(home.path / "hooks")
     theirs = home.path / "theirs"
     theirs.write_text(f"#!/bin/sh\ntouch {home.path}/pwned\n")
@@ -182,7 +194,8 @@ def test_a_hook_that_others_could_have_written_does_not_run(criuctl: Criuctl, zo
     assert criuctl("dump", animal.pid, "--leave-running", check=False)["exit_code"] == 0
 
 
-# -- the page ------------------------------------------------------------------------------------------
+# -- the page
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -209,19 +222,29 @@ def asked(url: str, body: Any = None, **headers: str) -> int:
         return refused.code
 
 
-def test_the_page_tells_and_does_nothing_without_its_token(page: tuple[str, str], operators: Operators) -> None:
+def test_the_page_tells_and_does_nothing_without_its_token(
+    page: tuple[str, str], operators: Operators
+) -> None:
     """Any user of the host reaches the port; only who was shown the address has the token."""
     url, token = page
     bearer = f"Bearer {token}"
     operators("run", "-d", "--name", "shell", "--", "sleep", "1000")
     kill = {"action": "pause", "session": "shell"}
     for path in ("about", "sessions/shell/tree", "newest", "live", "sessions/shell/terminal"):
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {token}"}, {"Cookie": f"token={token}"}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": f"Basic {token}"},
+            {"Cookie": f"token={token}"},
+        ):
             assert asked(f"{url}api/{path}", **headers) == 401, (path, headers)
     assert asked(f"{url}api/actions", kill) == 401
     assert asked(f"{url}api/about?token={token}") == 401
-    # A page of another site, in the browser of somebody who has the token; and one under a name that leads here by DNS.
-    assert asked(f"{url}api/actions", kill, Authorization=bearer, Origin="https://evil.example") == 403
+    # A page of another site, in the browser of somebody who has the token; and one under a name
+    # that leads here by DNS.
+    assert (
+        asked(f"{url}api/actions", kill, Authorization=bearer, Origin="https://evil.example") == 403
+    )
     assert asked(f"{url}api/about", Authorization=bearer, Origin="null") == 403
     assert asked(f"{url}api/about", Authorization=bearer, Host="evil.example") == 403
     assert asked(f"{url}api/about", Authorization=bearer) == 200

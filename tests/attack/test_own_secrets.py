@@ -1,6 +1,8 @@
-"""What only criuctl may know stays with criuctl: no session, holder, hook or helper is given its secrets.
+"""What only criuctl may know stays with criuctl: no session, holder, hook or helper is given its
+secrets.
 
-Each test plants canaries where an operator puts secrets, and then looks for them where they must not be.
+Each test plants canaries where an operator puts secrets, and then looks for them where they must
+not be.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def environ(pid: int) -> bytes:
 
 
 @pytest.mark.parametrize("options", [(), ("--host-pids",)], ids=["namespaces", "host-pids"])
-def test_a_session_is_not_given_criuctl_s_secrets(options: tuple[str, ...], operators: Operators) -> None:
+def test_a_session_is_not_given_criuctl_s_secrets(
+    options: tuple[str, ...], operators: Operators
+) -> None:
     """Neither its processes nor its holder have them, and so no checkpoint has."""
     ours = {**SECRETS, "CZOO_KNOWN": KNOWN}
     body = operators("run", "-d", "--name", "work", *options, "--", "sleep", "1000", env=ours)
@@ -71,14 +75,22 @@ def test_a_session_is_not_given_criuctl_s_secrets(options: tuple[str, ...], oper
 def test_a_criuctl_inside_a_session_still_finds_its_places(operators: Operators) -> None:
     """What is no secret goes on: there, too, `criuctl ls` shows the sessions of this host."""
     operators.shell("work")
-    body = operators("exec", "work", "--", "sh", "-c", "echo $CRIUCTL_RUN_DIR $CRIUCTL_STATE_DIR $CRIUCTL_STORE")
+    body = operators(
+        "exec", "work", "--", "sh", "-c", "echo $CRIUCTL_RUN_DIR $CRIUCTL_STATE_DIR $CRIUCTL_STORE"
+    )
     places = [operators.home.run, operators.home.path / "state", operators.store]
     assert body["output"].split() == list(map(str, places))
 
 
 def test_credentials_of_the_store_in_a_session_are_told(operators: Operators) -> None:
-    """AWS_* may be wanted by the program, so it is inherited; where the store is opened by it, that is said."""
-    ours = {"AWS_SECRET_ACCESS_KEY": CANARY, "AWS_SESSION_TOKEN": CANARY, "CRIUCTL_STORE": "s3://bucket/x"}
+    """AWS_* may be wanted by the program, so it is inherited; where the store is opened by it, that
+    is said.
+    """
+    ours = {
+        "AWS_SECRET_ACCESS_KEY": CANARY,
+        "AWS_SESSION_TOKEN": CANARY,
+        "CRIUCTL_STORE": "s3://bucket/x",
+    }
     (warning,) = operators("run", "-d", "--name", "a", "--", "sleep", "1000", env=ours)["warnings"]
     assert "AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN" in warning and "env -u" in warning
     assert CANARY not in warning
@@ -86,16 +98,37 @@ def test_credentials_of_the_store_in_a_session_are_told(operators: Operators) ->
     assert operators("run", "-d", "--name", "b", "--", "sleep", "1000", env=here)["warnings"] == []
 
 
-def test_no_key_is_in_any_process_or_file_of_a_dump_and_a_restore(operators: Operators, hooks: HookFolder, home: Home) -> None:
-    """A passphrase and a recovery key in the environment open the store, and are given to nothing that criuctl starts.
+def test_no_key_is_in_any_process_or_file_of_a_dump_and_a_restore(
+    operators: Operators, hooks: HookFolder, home: Home
+) -> None:
+    """A passphrase and a recovery key in the environment open the store, and are given to nothing
+    that criuctl starts.
 
-    Hooks in every phase look at the environments of all processes that bear this test's token, criuctl's own aside.
+    Hooks in every phase look at the environments of all processes that bear this test's token,
+    criuctl's own aside.
     """
-    made = operators("store", "init", "--passphrase", "--recovery-key", env={"CRIUCTL_PASSPHRASE": CANARY})
-    ours = {"CRIUCTL_PASSPHRASE": CANARY, "CRIUCTL_RECOVERY_KEY": made["recovery_key"], "AWS_SECRET_ACCESS_KEY": CANARY}
+    made = operators(
+        "store", "init", "--passphrase", "--recovery-key", env={"CRIUCTL_PASSPHRASE": CANARY}
+    )
+    ours = {
+        "CRIUCTL_PASSPHRASE": CANARY,
+        "CRIUCTL_RECOVERY_KEY": made["recovery_key"],
+        "AWS_SECRET_ACCESS_KEY": CANARY,
+    }
     wanted = [CANARY, made["recovery_key"]]
-    for phase in ("pre-dump", "frozen", "post-commit", "pre-restore", "post-restore", "post-resume"):
-        hooks.python(phase, "look", LOOK.format(wanted=wanted, found=str(home.path / "found"), token=home.token))
+    for phase in (
+        "pre-dump",
+        "frozen",
+        "post-commit",
+        "pre-restore",
+        "post-restore",
+        "post-resume",
+    ):
+        hooks.python(
+            phase,
+            "look",
+            LOOK.format(wanted=wanted, found=str(home.path / "found"), token=home.token),
+        )
     operators("run", "-d", "--name", "work", "--", "sleep", "1000")
     operators("dump", "work", env=ours, timeout=2 * TIMEOUT)
     operators("restore", "work", env=ours, timeout=2 * TIMEOUT)
@@ -103,8 +136,11 @@ def test_no_key_is_in_any_process_or_file_of_a_dump_and_a_restore(operators: Ope
     assert {line.split()[0] for line in seen} >= {"pre-dump", "post-commit", "post-restore"}
     assert any(" sleep " in line for line in seen)
     assert [line for line in seen if line.endswith(" FOUND")] == []
-    for file in (path for folder in (home.path, home.run) for path in folder.rglob("*") if path.is_file()):
-        if not file.name.startswith("command-"):  # the answer of `store init`, which tells the recovery key once
+    for file in (
+        path for folder in (home.path, home.run) for path in folder.rglob("*") if path.is_file()
+    ):
+        # the answer of `store init`, which tells the recovery key once
+        if not file.name.startswith("command-"):
             content = file.read_bytes()
             for one in wanted:
                 assert one.encode() not in content or hooks.path in file.parents, file

@@ -13,19 +13,26 @@ pytestmark = pytest.mark.integration
 
 CRED = f"s.getsockopt({socket.SOL_SOCKET}, {socket.SO_PEERCRED}, 12)"
 MAKE = (
-    "(l := __import__('socket').socket(1), l.bind('{0}'), l.listen(), c := __import__('socket').socket(1), c.connect('{0}'),"
+    "(l := __import__('socket').socket(1), l.bind('{0}'), l.listen(), c := "
+    "__import__('socket').socket(1), c.connect('{0}'),"
     " a := l.accept()[0], globals().update(socks=(l, c, a))) and 0"
 )
 
 
 def test_a_user_s_peers_are_taken_for_root_and_it_is_said(lab: Laboratory) -> None:
-    """CRIU makes the sockets as root; a program that asks later, or a client of a restored listener, is told root."""
+    """CRIU makes the sockets as root; a program that asks later, or a client of a restored
+    listener, is told root.
+    """
     pid = lab.start()
     lab.ask(pid, MAKE.format(lab.folder / "sock"))
     asked = f"[{CRED} for s in socks]"
-    assert [struct.unpack("3i", one)[1:] for one in literal_eval(lab.ask(pid, asked))] == [(USER, USER)] * 3
+    assert [struct.unpack("3i", one)[1:] for one in literal_eval(lab.ask(pid, asked))] == [
+        (USER, USER)
+    ] * 3
     told = lab.dump(pid)
     (warning,) = [text for text in told["warnings"] if "SO_PEERCRED" in text]
     assert "3 unix sockets" in warning and str(lab.folder / "sock") in warning and "root" in warning
     restored = lab.restore(told["checkpoint"])["pid"]
-    assert [struct.unpack("3i", one)[1:] for one in literal_eval(lab.ask(restored, asked))] == [(0, 0)] * 3
+    assert [struct.unpack("3i", one)[1:] for one in literal_eval(lab.ask(restored, asked))] == [
+        (0, 0)
+    ] * 3

@@ -75,7 +75,9 @@ def shadow(lab: Laboratory) -> Path:
 
 @pytest.fixture
 def without_contents(lab: Laboratory) -> None:
-    """Small files stay behind, too: what an interpreter reads would come back with its old contents."""
+    """Small files stay behind, too: what an interpreter reads would come back with its old
+    contents.
+    """
     lab.criuctl.extra |= RECORDED
 
 
@@ -226,12 +228,18 @@ def test_the_file_of_the_dump_comes_back_over_a_link(lab: Laboratory, shadow: Pa
     assert lab.ask(pid, "os.read(opened[0], 9)") == "b'the hashe'"
 
 
-@pytest.mark.parametrize("way", ["a folder becomes a link", "a file becomes a link", "mapped", "a stranger's"])
-def test_old_contents_come_back_and_nothing_else(way: str, lab: Laboratory, secret: Path, shadow: Path) -> None:
+@pytest.mark.parametrize(
+    "way", ["a folder becomes a link", "a file becomes a link", "mapped", "a stranger's"]
+)
+def test_old_contents_come_back_and_nothing_else(
+    way: str, lab: Laboratory, secret: Path, shadow: Path
+) -> None:
     """What the process read before, from the checkpoint, wherever its path leads to now."""
     pid = lab.start((shadow, os.O_RDONLY))
     if way == "mapped":
-        lab.ask(pid, "opened.append(__import__('mmap').mmap(opened[0], 0, 2, 1)), os.close(opened[0])")
+        lab.ask(
+            pid, "opened.append(__import__('mmap').mmap(opened[0], 0, 2, 1)), os.close(opened[0])"
+        )
     told = lab.dump(pid)
     (secret / "shadow").write_text("OF OTHERS.")
     if way == "a file becomes a link":
@@ -243,13 +251,18 @@ def test_old_contents_come_back_and_nothing_else(way: str, lab: Laboratory, secr
         link_to(lab, secret)
     before = sorted(shadow.parent.iterdir())
     pid = lab.restore(told["checkpoint"])["pid"]
-    assert lab.ask(pid, "opened[-1][:]" if way == "mapped" else "os.read(opened[0], 100)") == "b'the hashes'"
+    assert (
+        lab.ask(pid, "opened[-1][:]" if way == "mapped" else "os.read(opened[0], 100)")
+        == "b'the hashes'"
+    )
     assert sorted(shadow.parent.iterdir()) == before
     (secret / "shadow").write_text("the hashes")
 
 
 def test_old_contents_from_a_folder_of_roots(lab: Laboratory) -> None:
-    """A user's program reads what root has put there, and upgraded since; nobody can make a file there."""
+    """A user's program reads what root has put there, and upgraded since; nobody can make a file
+    there.
+    """
     folder = lab.folder.parent / "package"
     folder.mkdir(mode=0o755)
     table = folder / "table"

@@ -1,4 +1,6 @@
-"""Ports that anybody may reach: connections that ask nothing, or ask slowly, keep no one else out and come to an end."""
+"""Ports that anybody may reach: connections that ask nothing, or ask slowly, keep no one else out
+and come to an end.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def within(seconds: float, sockets: list[socket.socket], wanted: int) -> int:
 
 @pytest.fixture(params=["ui", "metrics"])
 def served(request: pytest.FixtureRequest, criuctl: Criuctl) -> Iterator[SimpleNamespace]:
-    """A criuctl that serves on a port: its address, and a question that it answers without a password."""
+    """A criuctl that serves on a port: its address, and a question that it answers without a
+    password.
+    """
     command = criuctl.start(request.param, "--listen", "127.0.0.1:0", json_output=False)
     pattern = re.compile(r"http://127\.0\.0\.1:(\d+)/\S*")
     until = time.monotonic() + 60
@@ -75,7 +79,9 @@ def served(request: pytest.FixtureRequest, criuctl: Criuctl) -> Iterator[SimpleN
     url = urlsplit(found[0])
     path = "/metrics" if request.param == "metrics" else "/static/app.js"
     most = metrics_server.MOST_OF_ONE if request.param == "metrics" else MOST_OF_ONE
-    yield SimpleNamespace(port=int(found[1]), url=f"http://{url.netloc}{path}", most=most, pid=command.process.pid)
+    yield SimpleNamespace(
+        port=int(found[1]), url=f"http://{url.netloc}{path}", most=most, pid=command.process.pid
+    )
     command.process.kill(signal.SIGTERM)
     command.process.wait(30)
 
@@ -108,14 +114,23 @@ def drip(sockets: list[socket.socket], seconds: float) -> float:
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[tuple[Gate, Access, web.Application]]:
     """The page's server with a short deadline."""
-    folders = {name: str(tmp_path / name) for name in ("store", "state_dir", "run_dir", "cache_dir", "key_dir")}
+    folders = {
+        name: str(tmp_path / name)
+        for name in ("store", "state_dir", "run_dir", "cache_dir", "key_dir")
+    }
     desk, access = Desk(Config(**folders), read_only=False), Access()  # type: ignore[arg-type]
     gate = Gate(Waiting(deadline=1.0))
-    yield gate, access, application(desk, access, Live(desk), Actions(desk, ["/nonexistent/criuctl"]), gate)
+    yield (
+        gate,
+        access,
+        application(desk, access, Live(desk), Actions(desk, ["/nonexistent/criuctl"]), gate),
+    )
     desk.close()
 
 
-def test_a_head_that_comes_byte_by_byte_has_one_deadline(page: tuple[Gate, Access, web.Application]) -> None:
+def test_a_head_that_comes_byte_by_byte_has_one_deadline(
+    page: tuple[Gate, Access, web.Application],
+) -> None:
     gate, _access, app = page
 
     async def conversation() -> float:
@@ -150,8 +165,13 @@ def test_a_body_that_does_not_come_is_not_waited_for(
         async with gate.opened(runner.server, host="127.0.0.1", port=0) as server:
             port = server.sockets[0].getsockname()[1]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            head = f"POST /api/actions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {access.token}\r\n"
-            writer.write(head.encode() + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
+            head = (
+                f"POST /api/actions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer "
+                f"{access.token}\r\n"
+            )
+            writer.write(
+                head.encode() + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+            )
             answer = await asyncio.wait_for(reader.readline(), 10)
             writer.close()
         await runner.cleanup()

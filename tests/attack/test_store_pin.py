@@ -1,7 +1,8 @@
-"""Whoever can write to a store replaces it, or parts of it: this host notices before it stores or restores anything.
+"""Whoever can write to a store replaces it, or parts of it: this host notices before it stores or
+restores anything.
 
-On a folder, on the reference S3 server and on the weak one.  The attacker acts through the file system or an S3 client, never
-through criuctl's own code on the store that is attacked.
+On a folder, on the reference S3 server and on the weak one.  The attacker acts through the file
+system or an S3 client, never through criuctl's own code on the store that is attacked.
 """
 
 from __future__ import annotations
@@ -70,7 +71,11 @@ def folder_place(path: Path) -> Place:
     """A folder."""
 
     def objects() -> dict[str, bytes]:
-        files = [p for p in path.rglob("*") if p.is_file() and not p.relative_to(path).parts[0].startswith(".")]
+        files = [
+            p
+            for p in path.rglob("*")
+            if p.is_file() and not p.relative_to(path).parts[0].startswith(".")
+        ]
         return {str(p.relative_to(path)): p.read_bytes() for p in files}
 
     def put(name: str, data: bytes) -> None:
@@ -86,7 +91,10 @@ def bucket_place(server: S3Server, bucket: str, prefix: str) -> Place:
 
     def objects() -> dict[str, bytes]:
         keys = [key for key in server.keys(bucket) if key.startswith(f"{prefix}/")]
-        return {k.removeprefix(f"{prefix}/"): client.get_object(Bucket=bucket, Key=k)["Body"].read() for k in keys}
+        return {
+            k.removeprefix(f"{prefix}/"): client.get_object(Bucket=bucket, Key=k)["Body"].read()
+            for k in keys
+        }
 
     def put(name: str, data: bytes) -> None:
         client.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=data)
@@ -155,7 +163,9 @@ def secret(zoo: Zoo) -> Animal:
 def test_a_plain_config_in_place_of_an_encrypted_one(
     place: Place, criuctl: Criuctl, attacker: Criuctl, zoo: Zoo, home: Home
 ) -> None:
-    """Another id, or the same id and no encryption: nothing is stored, in the clear least of all, nothing comes back."""
+    """Another id, or the same id and no encryption: nothing is stored, in the clear least of all,
+    nothing comes back.
+    """
     criuctl("store", "init", "--encrypt")
     animal = secret(zoo)
     criuctl("dump", animal.pid, "--name", "work", "--leave-running")
@@ -163,7 +173,9 @@ def test_a_plain_config_in_place_of_an_encrypted_one(
     for claimed in (other["id"], own["id"]):
         place.put("config", json.dumps(other | {"id": claimed}).encode())
         before = place.objects()
-        error = refused(criuctl("dump", animal.pid, "--name", "work", "--leave-running", check=False))
+        error = refused(
+            criuctl("dump", animal.pid, "--name", "work", "--leave-running", check=False)
+        )
         assert own["id"][:12] in error["message"] and "criuctl store trust" in error["hint"]
         assert error["pinned"]["id"] == own["id"]
         for use in uses(place):
@@ -174,8 +186,12 @@ def test_a_plain_config_in_place_of_an_encrypted_one(
     criuctl("verify", "--all")
 
 
-def test_what_watches_over_sessions_takes_it_for_no_answer(criuctl: Criuctl, attacker: Criuctl, zoo: Zoo) -> None:
-    """A forged lease says that another host has the session: no store says so that is not the pinned one."""
+def test_what_watches_over_sessions_takes_it_for_no_answer(
+    criuctl: Criuctl, attacker: Criuctl, zoo: Zoo
+) -> None:
+    """A forged lease says that another host has the session: no store says so that is not the
+    pinned one.
+    """
     criuctl("store", "init", "--encrypt")
     animal = zoo.launch("memory.py", "1")
     criuctl("dump", animal.pid, "--name", "work", "--leave-running")
@@ -200,11 +216,15 @@ def forge_lease(attacker: Criuctl, session: str) -> None:
     paths = {name: str(attacker.home.path / name) for name in ("state_dir", "cache_dir", "key_dir")}
     store = LocalStore(str(attacker.store))
     with Repository.open(store, Config(store=store.url, **paths)) as repository:  # type: ignore[arg-type]
-        leases.claim(repository, "work", session, 9, host="forger", host_name="forger", above=99).keep()
+        leases.claim(
+            repository, "work", session, 9, host="forger", host_name="forger", above=99
+        ).keep()
 
 
 def test_a_whole_other_store(place: Place, criuctl: Criuctl, attacker: Criuctl, zoo: Zoo) -> None:
-    """Neither one that is plain nor one that this host could open, with the very key that it uses, comes to anything."""
+    """Neither one that is plain nor one that this host could open, with the very key that it uses,
+    comes to anything.
+    """
     criuctl("store", "init", "--encrypt")
     animal = zoo.launch("memory.py", "1")
     criuctl("dump", animal.pid, "--name", "work")
@@ -223,7 +243,9 @@ def test_a_whole_other_store(place: Place, criuctl: Criuctl, attacker: Criuctl, 
     zoo.adopt(criuctl("restore", "work")["pid"], animal)
 
 
-def test_a_passphrase_protects_likewise(place: Place, criuctl: Criuctl, attacker: Criuctl, zoo: Zoo) -> None:
+def test_a_passphrase_protects_likewise(
+    place: Place, criuctl: Criuctl, attacker: Criuctl, zoo: Zoo
+) -> None:
     """No key file says that this store is encrypted: the pin does."""
     phrase = {"CRIUCTL_PASSPHRASE": "correct horse"}
     criuctl.extra |= phrase
@@ -237,7 +259,9 @@ def test_a_passphrase_protects_likewise(place: Place, criuctl: Criuctl, attacker
     before = place.objects()
     del criuctl.extra["CRIUCTL_PASSPHRASE"]  # whether or not it is at hand
     for env in ({}, phrase):
-        refused(criuctl("dump", animal.pid, "--name", "work", "--leave-running", check=False, env=env))
+        refused(
+            criuctl("dump", animal.pid, "--name", "work", "--leave-running", check=False, env=env)
+        )
         refused(criuctl("restore", "work", check=False, env=env))
     assert place.objects() == before
     # A store of the attacker's that the same passphrase opens, as he may have seen it typed.
@@ -247,7 +271,9 @@ def test_a_passphrase_protects_likewise(place: Place, criuctl: Criuctl, attacker
 
 
 def test_slots_of_another_key(place: Place, criuctl: Criuctl, attacker: Criuctl) -> None:
-    """A master key of the attacker's, sealed for the pinned id by the very key file that this host has: told as another key."""
+    """A master key of the attacker's, sealed for the pinned id by the very key file that this host
+    has: told as another key.
+    """
     criuctl("store", "init", "--encrypt")
     store_id = place.config()["id"]
     key = criuctl.home.path / "keys" / f"{store_id}.key"
@@ -257,7 +283,9 @@ def test_slots_of_another_key(place: Place, criuctl: Criuctl, attacker: Criuctl)
 
 
 def sealed_for(store_id: str, key_text: str) -> bytes:
-    """The config of a store of that id with a fresh master key that the key file opens; valid in itself."""
+    """The config of a store of that id with a fresh master key that the key file opens; valid in
+    itself.
+    """
     import secrets
 
     from criuctl.checkpoint import configobject, keys
@@ -278,8 +306,12 @@ def sealed_for(store_id: str, key_text: str) -> bytes:
     return configobject.text(body, Sealer(master, encrypted=True))
 
 
-def test_both_the_key_file_and_the_store_are_replaced(place: Place, criuctl: Criuctl, attacker: Criuctl, zoo: Zoo) -> None:
-    """As by a backup of another host that was put back over this one: the id has changed, so it is refused."""
+def test_both_the_key_file_and_the_store_are_replaced(
+    place: Place, criuctl: Criuctl, attacker: Criuctl, zoo: Zoo
+) -> None:
+    """As by a backup of another host that was put back over this one: the id has changed, so it is
+    refused.
+    """
     criuctl("store", "init", "--encrypt")
     place.replace_all(forged(attacker, zoo, "--encrypt"))
     for file in (attacker.home.path / "keys").glob("*.key"):
@@ -291,17 +323,24 @@ def test_changing_the_keys_is_no_change_of_the_store(place: Place, criuctl: Criu
     """Keys are rotated, added and removed; the pin holds."""
     criuctl("store", "init", "--encrypt")
     before = criuctl("store", "info")["pin"]
-    assert criuctl("key", "rotate", check=False)["added"]  # 11 where the store cannot replace its config
+    # 11 where the store cannot replace its config
+    assert criuctl("key", "rotate", check=False)["added"]
     file = criuctl.home.path / "other.key"
     assert criuctl("key", "add", "--key-file", file, check=False)["added"]
     assert criuctl("list", env={"CRIUCTL_KEY_FILE": str(file)}) == []
-    assert criuctl("store", "info")["pin"] == before == {"since": before["since"], "how": "init", "problem": None}
+    assert (
+        criuctl("store", "info")["pin"]
+        == before
+        == {"since": before["since"], "how": "init", "problem": None}
+    )
 
 
 def test_a_store_that_was_made_anew_is_trusted_when_the_operator_says_so(
     place: Place, criuctl: Criuctl, attacker: Criuctl, zoo: Zoo
 ) -> None:
-    """`store trust` says which it was and which it is; a plain one needs one word more; an id can be required."""
+    """`store trust` says which it was and which it is; a plain one needs one word more; an id can
+    be required.
+    """
     criuctl("store", "init", "--encrypt")
     was = place.config()["id"]
     place.replace_all(forged(attacker, zoo, "--no-encrypt"))
@@ -316,8 +355,12 @@ def test_a_store_that_was_made_anew_is_trusted_when_the_operator_says_so(
     assert criuctl("store", "info")["pin"]["how"] == "trusted"
 
 
-def test_a_store_that_is_gone_is_not_made_anew_in_the_clear(place: Place, criuctl: Criuctl, zoo: Zoo) -> None:
-    """All of it was removed: a dump makes no plain one in its place, and `store init` one that is encrypted as that was."""
+def test_a_store_that_is_gone_is_not_made_anew_in_the_clear(
+    place: Place, criuctl: Criuctl, zoo: Zoo
+) -> None:
+    """All of it was removed: a dump makes no plain one in its place, and `store init` one that is
+    encrypted as that was.
+    """
     criuctl("store", "init", "--encrypt")
     animal = secret(zoo)
     for name in place.objects():
@@ -333,7 +376,9 @@ def test_a_store_that_is_gone_is_not_made_anew_in_the_clear(place: Place, criuct
 def test_plain_in_s3_only_if_the_operator_said_so(
     home: Home, criuctl: Criuctl, attacker: Criuctl, radosgw_server: S3Server
 ) -> None:
-    """The host that made it so uses it; another one that meets it is told so first; a folder is met as before."""
+    """The host that made it so uses it; another one that meets it is told so first; a folder is met
+    as before.
+    """
     radosgw_server.make_bucket(home.token)
     url = f"s3://{home.token}/plain"
     env = {**radosgw_server.env, "CRIUCTL_STORE": url}
@@ -348,7 +393,9 @@ def test_plain_in_s3_only_if_the_operator_said_so(
 
 
 def test_two_first_uses_at_once_agree(place: Place, criuctl: Criuctl, attacker: Criuctl) -> None:
-    """Several commands meet a store at the same time, while it is replaced: all that go on have seen the same one."""
+    """Several commands meet a store at the same time, while it is replaced: all that go on have
+    seen the same one.
+    """
     criuctl("store", "init", "--encrypt")
     shutil.rmtree(criuctl.home.path / "state" / "stores")
     first = [criuctl.start("store", "info") for _ in range(4)]
@@ -371,7 +418,9 @@ def test_a_pin_that_cannot_be_understood_is_no_missing_one(place: Place, criuctl
 
 
 def test_a_read_only_state_folder_is_said(place: Place, criuctl: Criuctl, home: Home) -> None:
-    """Where no pin can be written the store is used as before, and `store info` and `doctor` say what that means."""
+    """Where no pin can be written the store is used as before, and `store info` and `doctor` say
+    what that means.
+    """
     criuctl("store", "init", "--encrypt")
     file = home.path / "file"
     file.touch()

@@ -1,4 +1,6 @@
-"""Plain images stay in memory: the private tmpfs that holds them is never swapped out, or that it may be is said."""
+"""Plain images stay in memory: the private tmpfs that holds them is never swapped out, or that it
+may be is said.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ ZRAM = b"/dev/zram0                              partition\t1048572\t0\t100\n"
 
 
 def options(fd: int, folder: Path) -> str:
-    """The options of the mount behind `fd`, as the kernel tells them where it is attached: in a namespace of a child's."""
+    """The options of the mount behind `fd`, as the kernel tells them where it is attached: in a
+    namespace of a child's.
+    """
     folder.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
     reading, writing = os.pipe()
@@ -31,7 +35,11 @@ def options(fd: int, folder: Path) -> str:
             libc.unshare(_NEWNS)
             libc.mount(b"none", b"/", None, _PRIVATE, None)
             libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, str(folder).encode(), _F_EMPTY_PATH)
-            (line,) = (one for one in Path("/proc/self/mountinfo").read_text().splitlines() if f" {folder} " in one)
+            (line,) = (
+                one
+                for one in Path("/proc/self/mountinfo").read_text().splitlines()
+                if f" {folder} " in one
+            )
             os.write(writing, line.encode())
         finally:
             os._exit(0)
@@ -54,17 +62,22 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return areas
 
 
-def test_the_memory_that_holds_plain_images_is_never_swapped_out(tmp_path: Path, swap: list[bytes]) -> None:
+def test_the_memory_that_holds_plain_images_is_never_swapped_out(
+    tmp_path: Path, swap: list[bytes]
+) -> None:
     swap.append(DISK)
     with Scratch() as images:
         told = options(images.fd, tmp_path / "images")
         assert " - tmpfs none " in told and "noswap" in told.rpartition(" ")[2].split(",")
         assert list(images.findings()) == []
-    with Scratch(executable=True) as files:  # of a tree that runs: they do not stay in memory for good
+    # of a tree that runs: they do not stay in memory for good
+    with Scratch(executable=True) as files:
         assert "noswap" not in options(files.fd, tmp_path / "files")
 
 
-def test_where_the_kernel_cannot_do_that_it_is_said(swap: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_kernel_cannot_do_that_it_is_said(
+    swap: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a kernel older than 6.4, or for root of a user namespace."""
     mount = scratch.detached_mount
 

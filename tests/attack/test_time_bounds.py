@@ -1,4 +1,6 @@
-"""Stores, hooks and holders that hang must not keep a tree frozen: max_freeze undoes the dump, and the tree runs on."""
+"""Stores, hooks and holders that hang must not keep a tree frozen: max_freeze undoes the dump, and
+the tree runs on.
+"""
 
 from __future__ import annotations
 
@@ -39,28 +41,38 @@ def echo() -> Iterator[Echo]:
 
 @pytest.fixture
 def standing(zoo: Zoo, echo: Echo) -> Animal:
-    """A tree of 24 MiB that compress to nothing less, with a connection to outside; it knows for how long it stood still."""
+    """A tree of 24 MiB that compress to nothing less, with a connection to outside; it knows for
+    how long it stood still.
+    """
     animal = zoo.launch("standing.py", "24", echo.address, quiet=False)
     animal.ask()
     return animal
 
 
-def _judge(answer: dict[str, Any], report: dict[str, Any], animal: Animal, echo: Echo, *, step: str = "") -> None:
-    """Exit 12, told what took the time; the tree stood still for about the bound, runs on, and has its connection."""
+def _judge(
+    answer: dict[str, Any], report: dict[str, Any], animal: Animal, echo: Echo, *, step: str = ""
+) -> None:
+    """Exit 12, told what took the time; the tree stood still for about the bound, runs on, and has
+    its connection.
+    """
     assert answer["exit_code"] == 12, answer
     error = answer["error"]
     assert error["code"] == "frozen-too-long", error
     assert "; the dump was undone; the tree runs on" in error["message"]
     assert error["frozen_ms"] >= 1000 * BOUND
     assert step in error["message"], error
-    assert BOUND * 0.9 <= report["longest"] <= BOUND + MARGIN, f"stood still for {report['longest']} s"
+    assert BOUND * 0.9 <= report["longest"] <= BOUND + MARGIN, (
+        f"stood still for {report['longest']} s"
+    )
     animal.ask()
     assert echo.accepted == 1
     assert not stopped(animal)
 
 
 def _nothing_is_left(criuctl: Criuctl, animal: Animal) -> None:
-    """No checkpoint is listed, and the very same tree can be dumped; the leak guard looks for all else."""
+    """No checkpoint is listed, and the very same tree can be dumped; the leak guard looks for all
+    else.
+    """
     assert criuctl("list") == []
     told = criuctl("dump", animal.pid, "--leave-running", "--connections", "keep")
     assert told["frozen_ms"] < 1000 * MARGIN
@@ -73,7 +85,11 @@ def dripping(radosgw_server: RadosGateway, home: Home, criuctl: Criuctl) -> Iter
     radosgw_server.make_bucket(home.token)
     before = dict(criuctl.extra)
     with FaultProxy(radosgw_server.port, pause=2.0) as proxy:
-        criuctl.extra |= {**radosgw_server.env, "CRIUCTL_STORE": f"s3://{home.token}/p", "CRIUCTL_S3_ENDPOINT": proxy.endpoint}
+        criuctl.extra |= {
+            **radosgw_server.env,
+            "CRIUCTL_STORE": f"s3://{home.token}/p",
+            "CRIUCTL_S3_ENDPOINT": proxy.endpoint,
+        }
         criuctl("store", "init")
         yield proxy
         criuctl.extra = before
@@ -81,16 +97,33 @@ def dripping(radosgw_server: RadosGateway, home: Home, criuctl: Criuctl) -> Iter
 
 @pytest.mark.parametrize("options", [(), ("--leave-running",)], ids=["ends", "left running"])
 def test_a_server_that_drips(
-    options: tuple[str, ...], dripping: FaultProxy, zoo: Zoo, echo: Echo, criuctl: Criuctl, home: Home
+    options: tuple[str, ...],
+    dripping: FaultProxy,
+    zoo: Zoo,
+    echo: Echo,
+    criuctl: Criuctl,
+    home: Home,
 ) -> None:
-    """Its answers come byte by byte, each of them in time, while the tree waits for its packs, or its pages for room."""
+    """Its answers come byte by byte, each of them in time, while the tree waits for its packs, or
+    its pages for room.
+    """
     standing = zoo.launch("standing.py", "128" if options else "24", echo.address, quiet=False)
     standing.ask()
-    small = {"CRIUCTL_BUFFERS_MIB": "24", "CRIUCTL_UPLOADS": "1"}  # so that the pages of a snapshot wait, too
+    # so that the pages of a snapshot wait, too
+    small = {"CRIUCTL_BUFFERS_MIB": "24", "CRIUCTL_UPLOADS": "1"}
     hooks = HookFolder(home.path / "hooks")
     started = hooks.path / "frozen-now"
     hooks.sh("frozen", "tell", f"touch {started}; sleep 0.5")
-    command = criuctl.start("dump", standing.pid, "--max-freeze", str(BOUND), "--connections", "keep", *options, env=small)
+    command = criuctl.start(
+        "dump",
+        standing.pid,
+        "--max-freeze",
+        str(BOUND),
+        "--connections",
+        "keep",
+        *options,
+        env=small,
+    )
     wait_until(started.exists, 60, "the tree is frozen")
     dripping.faults = {"PUT": "d" * 1000}
     report = standing.ask()  # it runs while criuctl still waits for the store
@@ -114,7 +147,9 @@ def test_a_hook_that_hangs(standing: Animal, echo: Echo, criuctl: Criuctl, home:
 
 @pytest.fixture
 def frozen_disk(home: Home) -> Iterator[Path]:
-    """A file system that `fsfreeze` can stop: who writes to it then sleeps where no signal wakes it."""
+    """A file system that `fsfreeze` can stop: who writes to it then sleeps where no signal wakes
+    it.
+    """
     image, place = home.path / "disk", home.path / "mounted"
     image.write_bytes(b"")
     os.truncate(image, 256 << 20)
@@ -126,13 +161,19 @@ def frozen_disk(home: Home) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
-def test_a_folder_whose_disk_hangs(frozen_disk: Path, standing: Animal, echo: Echo, criuctl: Criuctl, home: Home) -> None:
-    """Nothing can interrupt the writes; the tree does not wait for them, and neither does what criuctl has to say."""
+def test_a_folder_whose_disk_hangs(
+    frozen_disk: Path, standing: Animal, echo: Echo, criuctl: Criuctl, home: Home
+) -> None:
+    """Nothing can interrupt the writes; the tree does not wait for them, and neither does what
+    criuctl has to say.
+    """
     criuctl.extra["CRIUCTL_STORE"] = str(frozen_disk / "store")
     criuctl("store", "init")
     hooks = HookFolder(home.path / "hooks")
     hooks.sh("frozen", "stall", f"fsfreeze -f {frozen_disk}")
-    command = criuctl.start("dump", standing.pid, "--max-freeze", str(BOUND), "--connections", "keep")
+    command = criuctl.start(
+        "dump", standing.pid, "--max-freeze", str(BOUND), "--connections", "keep"
+    )
     wait_until(lambda: command.out.stat().st_size, 60, "its answer")
     error = command.json()
     _judge({"exit_code": error["error"]["exit_code"], **error}, standing.ask(), standing, echo)
@@ -145,11 +186,15 @@ def test_a_folder_whose_disk_hangs(frozen_disk: Path, standing: Animal, echo: Ec
 def test_the_main_thread_hangs_where_nothing_interrupts_it(
     frozen_disk: Path, standing: Animal, echo: Echo, criuctl: Criuctl, home: Home
 ) -> None:
-    """What this host knows lies on the disk that hangs: the watchdog itself lets the tree go on, long before criuctl ends."""
+    """What this host knows lies on the disk that hangs: the watchdog itself lets the tree go on,
+    long before criuctl ends.
+    """
     criuctl.extra["CRIUCTL_STATE_DIR"] = str(frozen_disk / "state")
     hooks = HookFolder(home.path / "hooks")
     hooks.sh("post-dump", "stall", f"fsfreeze -f {frozen_disk}")
-    command = criuctl.start("dump", standing.pid, "--max-freeze", str(BOUND), "--connections", "keep")
+    command = criuctl.start(
+        "dump", standing.pid, "--max-freeze", str(BOUND), "--connections", "keep"
+    )
     wait_until(lambda: stopped(standing), 60, "it is frozen")
     wait_until(lambda: not stopped(standing), 60, "it runs again")
     report = standing.ask()
@@ -158,7 +203,9 @@ def test_the_main_thread_hangs_where_nothing_interrupts_it(
     assert not stopped(standing)
     subprocess.run(["fsfreeze", "-u", frozen_disk], check=True)
     code = command.process.wait(60)
-    _judge({"exit_code": code, **command.json()}, report, standing, echo, step="storing the checkpoint")
+    _judge(
+        {"exit_code": code, **command.json()}, report, standing, echo, step="storing the checkpoint"
+    )
     assert len(criuctl("list")) == 1  # the checkpoint was complete, and the tree was not ended
     (hooks.path / "post-dump" / "stall").unlink()
     criuctl("dump", standing.pid, "--leave-running", "--connections", "keep")
@@ -167,11 +214,22 @@ def test_the_main_thread_hangs_where_nothing_interrupts_it(
 
 @pytest.mark.parametrize("step", ["frozen", "collect", "kill"])
 def test_a_holder_that_hangs(step: str, echo: Echo, zoo: Zoo, criuctl: Criuctl, home: Home) -> None:
-    """It is stopped when it is needed: to let the tree be seized, to tell what it knows, to note that the tree ends."""
+    """It is stopped when it is needed: to let the tree be seized, to tell what it knows, to note
+    that the tree ends.
+    """
     folder = home.path / "standing"
     folder.mkdir()
     program = [str(PROGRAMS / "standing.py"), str(folder), "8", echo.address]
-    command: list[str | int | Path] = ["run", "--name", "held", "-d", "--", "python3", "-S", *program]
+    command: list[str | int | Path] = [
+        "run",
+        "--name",
+        "held",
+        "-d",
+        "--",
+        "python3",
+        "-S",
+        *program,
+    ]
     assert criuctl.start(*command, json_output=False).process.wait(60) == 0
     wait_until((folder / "ready").exists, 60, "standing.py is ready")
     status = criuctl("status", "held")
@@ -180,7 +238,9 @@ def test_a_holder_that_hangs(step: str, echo: Echo, zoo: Zoo, criuctl: Criuctl, 
     animal.ask()
     holder = _holder_of(criuctl, "held")
     try:
-        with paused(criuctl, step, "dump", "held", "--max-freeze", str(BOUND), "--connections", "keep") as held:
+        with paused(
+            criuctl, step, "dump", "held", "--max-freeze", str(BOUND), "--connections", "keep"
+        ) as held:
             os.kill(holder, signal.SIGSTOP)
             held.go_on()
             report = animal.ask()
@@ -190,14 +250,17 @@ def test_a_holder_that_hangs(step: str, echo: Echo, zoo: Zoo, criuctl: Criuctl, 
         os.kill(holder, signal.SIGCONT)
     wait_until(lambda: criuctl("status", "held")["state"] == "running", 60, "the session runs")
     rows = criuctl("list")
-    assert len(rows) == (1 if step == "kill" else 0)  # a checkpoint that is whole may exist, and the tree as well
+    # a checkpoint that is whole may exist, and the tree as well
+    assert len(rows) == (1 if step == "kill" else 0)
     criuctl("dump", "held", "--leave-running", "--connections", "keep")
     animal.ask()
     criuctl("kill", "held")
 
 
 def _holder_of(criuctl: Criuctl, name: str) -> int:
-    state = state_of(Config(run_dir=str(criuctl.home.run), state_dir=str(criuctl.home.path / "state")), name)
+    state = state_of(
+        Config(run_dir=str(criuctl.home.run), state_dir=str(criuctl.home.path / "state")), name
+    )
     assert state is not None
     return int(state["holder"]["pid"])
 
@@ -205,9 +268,22 @@ def _holder_of(criuctl: Criuctl, name: str) -> int:
 def test_no_bound_if_none_is_wished(standing: Animal, criuctl: Criuctl, home: Home) -> None:
     hooks = HookFolder(home.path / "hooks")
     hooks.sh("frozen", "slow", "sleep 2")
-    told = criuctl("dump", standing.pid, "--max-freeze", "0", "--leave-running", env={"CRIUCTL_MAX_FREEZE": "0.5"})
+    told = criuctl(
+        "dump",
+        standing.pid,
+        "--max-freeze",
+        "0",
+        "--leave-running",
+        env={"CRIUCTL_MAX_FREEZE": "0.5"},
+    )
     assert told["frozen_ms"] > 2000
-    answer = criuctl("dump", standing.pid, "--leave-running", check=False, env={"CRIUCTL_MAX_FREEZE": "snapshot: 0.5"})
+    answer = criuctl(
+        "dump",
+        standing.pid,
+        "--leave-running",
+        check=False,
+        env={"CRIUCTL_MAX_FREEZE": "snapshot: 0.5"},
+    )
     assert answer["exit_code"] == 12
     criuctl("dump", standing.pid, "--leave-running", env={"CRIUCTL_MAX_FREEZE": "dump: 0.5"})
     time.sleep(0.1)

@@ -30,7 +30,19 @@ from .program import MAX_PROCESSES, build
 from .report import Section, summary
 from .ways import PROJECT, Criu
 
-CASES = ("dump", "restore", "precopy", "increment", "fixed", "list", "rss", "store", "idle", "sessions", "migrate")
+CASES = (
+    "dump",
+    "restore",
+    "precopy",
+    "increment",
+    "fixed",
+    "list",
+    "rss",
+    "store",
+    "idle",
+    "sessions",
+    "migrate",
+)
 NOTHING_STORED = {"sessions", "migrate", "store", "idle"}  # cases that need no place
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -65,7 +77,9 @@ def _processes(text: str) -> list[int]:
 def _simulated(text: str) -> list[int]:
     numbers = [int(part) for part in text.split(",") if part.isdigit()]
     if len(numbers) != 2 or not 0 < numbers[0] <= numbers[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of checkpoints, a comma, and no smaller number of chunks")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of checkpoints, a comma, and no smaller number of chunks"
+        )
     return numbers
 
 
@@ -73,35 +87,110 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, parsed."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="Measure criuctl beside plain criu and beside criu, tar, zstd and a copy: in the same run, in turn, on "
-        "the same tree; its sessions beside tmux, dtach and a bare PTY; its migration beside criu, rsync and criu."
+        description="Measure criuctl beside plain criu and beside criu, tar, zstd and a copy: in "
+        "the same run, in turn, on "
+        "the same tree; its sessions beside tmux, dtach and a bare PTY; its migration beside "
+        "criu, rsync and criu."
         " Prints medians, ratios, and whether the bounds "
         "are met. Needs root.",
-        epilog="With no option it takes about fourteen minutes. Results go to stdout, progress to stderr.",
+        epilog=(
+            "With no option it takes about fourteen minutes. Results go to stdout, progress to "
+            "stderr."
+        ),
     )
-    parser.add_argument("case", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} or all (the default)")
-    parser.add_argument("--sizes", type=_sizes, metavar="LIST", help="of the trees [50M,1G; rss: 4G; increment: the largest]")
-    parser.add_argument("--processes", type=_processes, metavar="LIST", default=[1, 100], help="of the trees [1,100]")
-    parser.add_argument("--runs", type=int, metavar="N", default=3, help="rounds, of which medians are taken [3]")
-    parser.add_argument("--store", choices=("local", "s3", "both"), default="both", help="where to store to [both]")
-    parser.add_argument("--cold", action="store_true", help="restore from the disk, not from its cache, as after a reboot")
     parser.add_argument(
-        "--changed-run", type=parse_size, metavar="SIZE", default=4 << 20, help="one stretch of changed memory [4M]"
+        "case", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} or all (the default)"
     )
-    parser.add_argument("--scattered", action="store_true", help="of case migrate: the pages that change are all over [in a row]")
-    parser.add_argument("--sessions", type=int, metavar="N", default=200, help="how many idle, of case sessions [200]")
-    parser.add_argument("--flood", type=parse_size, metavar="SIZE", default=256 << 20, help="output that is printed there [256M]")
-    parser.add_argument("--watch", type=float, metavar="S", default=5.0, help="seconds in which the idle ones are watched [5]")
     parser.add_argument(
-        "--simulated", type=_simulated, metavar="N,N", default=[10_000, 1_000_000], help="checkpoints and chunks of case store"
+        "--sizes",
+        type=_sizes,
+        metavar="LIST",
+        help="of the trees [50M,1G; rss: 4G; increment: the largest]",
     )
-    parser.add_argument("--snapshots", type=int, metavar="N", default=20, help="how many real ones, of case idle [20]")
-    parser.add_argument("--disk", metavar="DIR", default="/var/tmp", help="folder on a disk, for stores and images [/var/tmp]")
-    parser.add_argument("--tmpfs", metavar="DIR", default="/dev/shm", help="folder on a tmpfs [/dev/shm]")
     parser.add_argument(
-        "--criuctl", type=shlex.split, metavar="COMMAND", default=[], help="the criuctl to measure [this checkout's]"
+        "--processes",
+        type=_processes,
+        metavar="LIST",
+        default=[1, 100],
+        help="of the trees [1,100]",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--runs", type=int, metavar="N", default=3, help="rounds, of which medians are taken [3]"
+    )
+    parser.add_argument(
+        "--store", choices=("local", "s3", "both"), default="both", help="where to store to [both]"
+    )
+    parser.add_argument(
+        "--cold",
+        action="store_true",
+        help="restore from the disk, not from its cache, as after a reboot",
+    )
+    parser.add_argument(
+        "--changed-run",
+        type=parse_size,
+        metavar="SIZE",
+        default=4 << 20,
+        help="one stretch of changed memory [4M]",
+    )
+    parser.add_argument(
+        "--scattered",
+        action="store_true",
+        help="of case migrate: the pages that change are all over [in a row]",
+    )
+    parser.add_argument(
+        "--sessions",
+        type=int,
+        metavar="N",
+        default=200,
+        help="how many idle, of case sessions [200]",
+    )
+    parser.add_argument(
+        "--flood",
+        type=parse_size,
+        metavar="SIZE",
+        default=256 << 20,
+        help="output that is printed there [256M]",
+    )
+    parser.add_argument(
+        "--watch",
+        type=float,
+        metavar="S",
+        default=5.0,
+        help="seconds in which the idle ones are watched [5]",
+    )
+    parser.add_argument(
+        "--simulated",
+        type=_simulated,
+        metavar="N,N",
+        default=[10_000, 1_000_000],
+        help="checkpoints and chunks of case store",
+    )
+    parser.add_argument(
+        "--snapshots",
+        type=int,
+        metavar="N",
+        default=20,
+        help="how many real ones, of case idle [20]",
+    )
+    parser.add_argument(
+        "--disk",
+        metavar="DIR",
+        default="/var/tmp",
+        help="folder on a disk, for stores and images [/var/tmp]",
+    )
+    parser.add_argument(
+        "--tmpfs", metavar="DIR", default="/dev/shm", help="folder on a tmpfs [/dev/shm]"
+    )
+    parser.add_argument(
+        "--criuctl",
+        type=shlex.split,
+        metavar="COMMAND",
+        default=[],
+        help="the criuctl to measure [this checkout's]",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of tables"
+    )
     parsed = parser.parse_args(argv)
     wanted = parsed.case or ["all"]
     for case in wanted:
@@ -129,7 +218,8 @@ def machine(criu: Criu) -> dict[str, Any]:
 
 def _headline(about: dict[str, Any], runs: int) -> str:
     return (
-        f"criuctl {about['criuctl']}, CRIU {about['criu']}, Linux {about['kernel']}, {about['cores']} cores, "
+        f"criuctl {about['criuctl']}, CRIU {about['criu']}, Linux {about['kernel']}, "
+        f"{about['cores']} cores, "
         f"{about['memory'] / (1 << 30):.0f} GiB, load {about['load']:.1f}; medians of {runs}"
     )
 
@@ -190,11 +280,20 @@ def main(argv: Sequence[str]) -> int:
         print("error: the bench needs root, as CRIU does", file=sys.stderr)
         return 1
     interrupts.install()
-    compileall.compile_dir(PROJECT / "criuctl", quiet=2)  # as it is where pip has installed it, whatever Python is told here
+    # as it is where pip has installed it, whatever Python is told here
+    compileall.compile_dir(PROJECT / "criuctl", quiet=2)
     try:
         with ExitStack() as stack:
-            disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="criuctl-bench-", dir=options.disk)))
-            tmpfs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="criuctl-bench-", dir=options.tmpfs)))
+            disk = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="criuctl-bench-", dir=options.disk)
+                )
+            )
+            tmpfs = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="criuctl-bench-", dir=options.tmpfs)
+                )
+            )
             keeper = Keeper()
             stack.callback(keeper.close)
             commands = Commands(keeper, tmpfs)
@@ -223,7 +322,11 @@ def main(argv: Sequence[str]) -> int:
                 if not options.json:
                     section.print(sys.stdout)
             if options.json:
-                answer = {"machine": about, "runs": options.runs, "sections": [s.to_dict() for s in sections]}
+                answer = {
+                    "machine": about,
+                    "runs": options.runs,
+                    "sections": [s.to_dict() for s in sections],
+                }
                 print(json.dumps({**answer, "failures": bench.failures}))
             else:
                 print("\n" + "\n".join(summary(sections)))

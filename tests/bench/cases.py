@@ -1,4 +1,6 @@
-"""What is measured: each case runs its ways in turn, round by round, and yields sections of the report."""
+"""What is measured: each case runs its ways in turn, round by round, and yields sections of the
+report.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class Bench:
         return Criuctl(self.commands, self.disk / place.name, place, self.program, options)
 
     def peers(self, place: Place) -> list[Way]:
-        """By hand; where the store is a folder also without the copies that a person might spare."""
+        """By hand; where the store is a folder also without the copies that a person might
+        spare.
+        """
         ways: list[Way] = [ByHand(self.criu, self.commands, self.disk, place)]
         if isinstance(place, Folder):
             ways.append(ByHand(self.criu, self.commands, self.disk, place, without_copy=True))
@@ -66,7 +70,11 @@ class Bench:
 
     def all_ways(self, place: Place) -> list[Way]:
         """criuctl, its peers, and in a folder the least that can be done, too."""
-        least: list[Way] = [Least(self.criu, self.commands, self.tmpfs, place)] if isinstance(place, Folder) else []
+        least: list[Way] = (
+            [Least(self.criu, self.commands, self.tmpfs, place)]
+            if isinstance(place, Folder)
+            else []
+        )
         return [self.criuctl(place), *self.peers(place), *least]
 
     def plain(self) -> list[Way]:
@@ -78,7 +86,9 @@ class Bench:
 
 
 class Subject:
-    """The tree that the ways take turns with; one that a way has lost is replaced by another of its kind."""
+    """The tree that the ways take turns with; one that a way has lost is replaced by another of its
+    kind.
+    """
 
     def __init__(self, bench: Bench, size: int, processes: int) -> None:
         self.bench, self.size, self.processes = bench, size, processes
@@ -121,7 +131,9 @@ def _subject(bench: Bench, size: int, processes: int) -> Iterator[Subject]:
         subject.tree.end()
 
 
-def _there_and_back(tree: Tree, way: Way, *, memory: bool = False, cold: bool = False) -> tuple[Dumped, Restored]:
+def _there_and_back(
+    tree: Tree, way: Way, *, memory: bool = False, cold: bool = False
+) -> tuple[Dumped, Restored]:
     way.clean()
     dumped = way.dump(tree, memory=memory)
     tree.gone()
@@ -144,7 +156,9 @@ def warm_up(bench: Bench) -> None:
             way.clean()
 
 
-def dump_restore(bench: Bench, sizes: Sequence[int], processes: Sequence[int], shown: Sequence[str]) -> Iterator[Section]:
+def dump_restore(
+    bench: Bench, sizes: Sequence[int], processes: Sequence[int], shown: Sequence[str]
+) -> Iterator[Section]:
     """Cold dumps that end the tree, and restores, in turn."""
     for size in sizes:
         for number in processes:
@@ -157,8 +171,13 @@ def _dump_restore(bench: Bench, subject: Subject, shown: Sequence[str]) -> Itera
     what = f"{size_name(subject.size)} in {count(subject.processes, 'process', 'processes')}"
     key = {"size": subject.size, "processes": subject.processes}
     sections = {
-        (case, place.name): Section(f"{title}, {what}, {place.name}", {"case": case, **key, "store": place.name})
-        for case, title in (("dump", "cold dump"), ("restore", "restore, cold cache" if bench.cold else "restore"))
+        (case, place.name): Section(
+            f"{title}, {what}, {place.name}", {"case": case, **key, "store": place.name}
+        )
+        for case, title in (
+            ("dump", "cold dump"),
+            ("restore", "restore, cold cache" if bench.cold else "restore"),
+        )
         for place in bench.places
     }
     turns: list[tuple[Way, list[Place]]] = []
@@ -199,8 +218,14 @@ def precopy(bench: Bench, sizes: Sequence[int], processes: Sequence[int]) -> Ite
     for place in bench.places:
         for size in sizes:
             for number in processes:
-                title = f"pre-copy, {size_name(size)} in {count(number, 'process', 'processes')}, {place.name}"
-                section = Section(title, {"case": "precopy", "size": size, "processes": number, "store": place.name})
+                title = (
+                    f"pre-copy, {size_name(size)} in {count(number, 'process', 'processes')}, "
+                    f"{place.name}"
+                )
+                section = Section(
+                    title,
+                    {"case": "precopy", "size": size, "processes": number, "store": place.name},
+                )
                 ways = [bench.criuctl(place), bench.criuctl(place, "--pre-copy")]
                 with _subject(bench, size, number) as subject:
                     for turn in range(bench.runs):
@@ -222,7 +247,10 @@ def increment(bench: Bench, sizes: Sequence[int], processes: Sequence[int]) -> I
     for place in bench.places:
         for size in sizes:
             for number in processes:
-                title = f"second dump, {size_name(size)} in {count(number, 'process', 'processes')}, 5 % changed, {place.name}"
+                title = (
+                    f"second dump, {size_name(size)} in {count(number, 'process', 'processes')}, "
+                    f"5 % changed, {place.name}"
+                )
                 key = {"case": "increment", "size": size, "processes": number, "store": place.name}
                 section = Section(title, {**key, "run_size": bench.run_size})
                 with _subject(bench, size, number) as subject:
@@ -238,7 +266,8 @@ def _increment(bench: Bench, subject: Subject, place: Place, section: Section) -
             own.dump(tree, leave_running=True)
         for number in range(bench.runs):
             bench.say(f"second dump, round {number + 1} of {bench.runs}")
-            changed = subject.tree.change(1 - UNCHANGED, bench.run_size)  # once: the peers take all of it anyway
+            # once: the peers take all of it anyway
+            changed = subject.tree.change(1 - UNCHANGED, bench.run_size)
             for way in ways:
                 if not subject.plays(way):
                     continue
@@ -259,13 +288,17 @@ def _increment(bench: Bench, subject: Subject, place: Place, section: Section) -
 
 def _note_new(section: Section, dumped: Dumped, changed: int) -> None:
     section.row("new bytes by bytes changed", "ratio", NEW_BYTES).add(SUBJECT, dumped.new / changed)
-    section.row("stored bytes by bytes changed", "ratio", NEW_BYTES).add(SUBJECT, dumped.stored / changed)
+    section.row("stored bytes by bytes changed", "ratio", NEW_BYTES).add(
+        SUBJECT, dumped.stored / changed
+    )
 
 
 def fixed(bench: Bench) -> Iterator[Section]:
     """What a dump of next to nothing costs, and criuctl's start."""
     for place in bench.places:
-        section = Section(f"fixed cost, 10 MiB in 1 process, {place.name}", {"case": "fixed", "store": place.name})
+        section = Section(
+            f"fixed cost, 10 MiB in 1 process, {place.name}", {"case": "fixed", "store": place.name}
+        )
         own = bench.criuctl(place)
         ways: list[Way] = [own, *bench.peers(place), *bench.plain()]
         with _subject(bench, 10 * MIB, 1) as subject:
@@ -291,7 +324,9 @@ def fixed(bench: Bench) -> Iterator[Section]:
         for number in range(max(bench.runs, 5) + 1):
             seconds = own.command(*arguments, parse=False)[2]
             if number:  # the first one is for the caches
-                section.row(f"criuctl {arguments[0]}", bound=HELP if arguments == ["--help"] else None).add(SUBJECT, seconds)
+                section.row(
+                    f"criuctl {arguments[0]}", bound=HELP if arguments == ["--help"] else None
+                ).add(SUBJECT, seconds)
     own.clean()
     yield section
 
@@ -299,7 +334,10 @@ def fixed(bench: Bench) -> Iterator[Section]:
 def listing(bench: Bench) -> Iterator[Section]:
     """`criuctl list` of many checkpoints: the first time on this host, and again."""
     for place in bench.places:
-        section = Section(f"list of {CHECKPOINTS} checkpoints, {place.name}", {"case": "list", "store": place.name})
+        section = Section(
+            f"list of {CHECKPOINTS} checkpoints, {place.name}",
+            {"case": "list", "store": place.name},
+        )
         own = bench.criuctl(place)
         with _subject(bench, 10 * MIB, 1) as subject, subject.turn(own, section) as tree:
             own.dump(tree, leave_running=True)
@@ -315,14 +353,18 @@ def _list(bench: Bench, own: Criuctl, place: Place, section: Section) -> None:
     environment = own.environment()
     environment["PYTHONPATH"] += f":{PROJECT / 'tests'}"
     bench.say(f"filling a store ({place.name})")
-    bench.commands.run([sys.executable, "-m", "bench.fill", "bench", str(CHECKPOINTS - 1)], env=environment)
+    bench.commands.run(
+        [sys.executable, "-m", "bench.fill", "bench", str(CHECKPOINTS - 1)], env=environment
+    )
     for _ in range(max(bench.runs, 3)):
         own.forget()
         for label in ("the first time", "again"):
             bound = LIST if isinstance(place, Folder) or label == "again" else None
             answer, _, seconds, _ = own.command("list")
             if len(answer) != CHECKPOINTS:
-                raise BenchFailed(f"criuctl lists {len(answer)} checkpoints, there are {CHECKPOINTS}")
+                raise BenchFailed(
+                    f"criuctl lists {len(answer)} checkpoints, there are {CHECKPOINTS}"
+                )
             section.row(f"criuctl list, {label}", bound=bound).add(SUBJECT, seconds)
 
 
@@ -330,7 +372,10 @@ def peak_memory(bench: Bench, sizes: Sequence[int]) -> Iterator[Section]:
     """The most memory (VmHWM) that criuctl and its children had, for one dump and one restore."""
     for place in bench.places:
         for size in sizes:
-            section = Section(f"peak memory, {size_name(size)}, {place.name}", {"case": "rss", "size": size, "store": place.name})
+            section = Section(
+                f"peak memory, {size_name(size)}, {place.name}",
+                {"case": "rss", "size": size, "store": place.name},
+            )
             own = bench.criuctl(place)
             with _subject(bench, size, 1) as subject, subject.turn(own, section) as tree:
                 bench.say("peak memory")
@@ -343,7 +388,10 @@ def peak_memory(bench: Bench, sizes: Sequence[int]) -> Iterator[Section]:
                         if name == bench.binary.name:
                             continue  # the tree itself, on its way from CRIU's hands
                         bound = None if name else PEAK_MIB
-                        # CRIU becomes the tree: at a restore, the peak of what bears CRIU's name is of the tree.
+                        # CRIU becomes the tree: at a restore, the peak of what bears CRIU's name is
+                        # of the tree.
                         about = " (with the tree)" if name and step == "restore" else ""
-                        section.row(f"{step}: {name or 'criuctl itself'}{about}", "MiB", bound).add(SUBJECT, peak / MIB)
+                        section.row(f"{step}: {name or 'criuctl itself'}{about}", "MiB", bound).add(
+                            SUBJECT, peak / MIB
+                        )
             yield section

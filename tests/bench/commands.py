@@ -1,4 +1,6 @@
-"""Programs that are measured: run to their end, by the keeper, so that what they leave behind has a parent that reaps it."""
+"""Programs that are measured: run to their end, by the keeper, so that what they leave behind has a
+parent that reaps it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class Done:
     began: float  # time.time
     seconds: float
     out: str
-    peaks: Mapping[str, int]  # peak RSS in bytes of the program ("") and of its children, by command name
+    # peak RSS in bytes of the program ("") and of its children, by command name
+    peaks: Mapping[str, int]
 
 
 @dataclass
@@ -65,7 +68,9 @@ class _Peaks(threading.Thread):
             lines = dict(line.split(":", 1) for line in file.read().splitlines() if ":" in line)
             if "VmHWM" in lines:
                 name = "" if pid == self.root else lines["Name"].strip()
-                self.found[name] = max(self.found.get(name, 0), int(lines["VmHWM"].split()[0]) << 10)
+                self.found[name] = max(
+                    self.found.get(name, 0), int(lines["VmHWM"].split()[0]) << 10
+                )
 
 
 class Commands:
@@ -85,7 +90,8 @@ class Commands:
         then: Sequence[str] | None = None,
         into: Path | None = None,
     ) -> Done:
-        """Run `argv` (with `then`: a pipeline of both), stdout to the file `into`; `BenchFailed` unless it ends well.
+        """Run `argv` (with `then`: a pipeline of both), stdout to the file `into`; `BenchFailed`
+        unless it ends well.
 
         With `memory` the peak RSS of it and its descendants is watched, which costs time.
         """
@@ -97,14 +103,22 @@ class Commands:
             running = []
             try:
                 if then is None:
-                    running.append(self._keeper.spawn(argv, env=environment, stdout=out, stderr=err))
+                    running.append(
+                        self._keeper.spawn(argv, env=environment, stdout=out, stderr=err)
+                    )
                 else:
                     reading, writing = os.pipe()
                     try:
-                        running.append(self._keeper.spawn(argv, env=environment, stdout=writing, stderr=err))
+                        running.append(
+                            self._keeper.spawn(argv, env=environment, stdout=writing, stderr=err)
+                        )
                         os.close(writing)
                         writing = -1
-                        running.append(self._keeper.spawn(then, env=environment, stdin=reading, stdout=out, stderr=err))
+                        running.append(
+                            self._keeper.spawn(
+                                then, env=environment, stdin=reading, stdout=out, stderr=err
+                            )
+                        )
                     finally:
                         os.close(reading)
                         if writing >= 0:
@@ -125,13 +139,24 @@ class Commands:
                     raise BenchFailed(str(error)) from error
                 raise
         if any(codes):
-            told = (out_path.read_bytes() if into is None else b"")[-2000:] + err_path.read_bytes()[-2000:]
-            raise BenchFailed(f"{' '.join(argv)} ended with {codes}: {told.decode(errors='replace')}")
-        return Done(began, seconds, out_path.read_text() if into is None else "", watch.found if watch else {})
+            told = (out_path.read_bytes() if into is None else b"")[-2000:] + err_path.read_bytes()[
+                -2000:
+            ]
+            raise BenchFailed(
+                f"{' '.join(argv)} ended with {codes}: {told.decode(errors='replace')}"
+            )
+        return Done(
+            began,
+            seconds,
+            out_path.read_text() if into is None else "",
+            watch.found if watch else {},
+        )
 
 
 def _stop(process: Launched) -> None:
-    """End a program that is not waited for any more; criu and criuctl get the time to undo what they began."""
+    """End a program that is not waited for any more; criu and criuctl get the time to undo what
+    they began.
+    """
     if process.poll() is None:
         process.kill(15)
         with suppress(TimeoutError):
@@ -142,7 +167,9 @@ def _stop(process: Launched) -> None:
 
 def run_tool(argv: Sequence[str]) -> str:
     """Run something that is not measured; its output, or `BenchFailed` with what it said."""
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+    )
     if done.returncode:
         raise BenchFailed(f"{' '.join(argv)}: exit {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout

@@ -1,7 +1,8 @@
-"""The command that copies a file to or from S3 by hand: ``python -m bench.copy put|get FILE BUCKET KEY``.
+"""The command that copies a file to or from S3 by hand: ``python -m bench.copy put|get FILE BUCKET
+KEY``.
 
-boto3's own transfer manager (parts of 8 MiB, ten at a time), which is what ``aws s3 cp`` is, in a process that loads
-nothing else; endpoint and credentials come from the environment.
+boto3's own transfer manager (parts of 8 MiB, ten at a time), which is what ``aws s3 cp`` is, in a
+process that loads nothing else; endpoint and credentials come from the environment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Fill the configured store with copies of one checkpoint's manifest: ``python -m bench.fill REF COUNT``.
+"""Fill the configured store with copies of one checkpoint's manifest: ``python -m bench.fill REF
+COUNT``.
 
-A store of many checkpoints in a second, for ``criuctl list``.  A program of its own, so that it sees criuctl's environment.
+A store of many checkpoints in a second, for ``criuctl list``.  A program of its own, so that it
+sees criuctl's environment.
 """
 
 from __future__ import annotations

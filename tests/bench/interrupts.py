@@ -1,8 +1,9 @@
-"""An interrupt ends the bench where it waits, not in between: what was just started is always known, and so ended.
+"""An interrupt ends the bench where it waits, not in between: what was just started is always
+known, and so ended.
 
-An exception from a signal handler may come between the start of a process and the note of it; then nobody would end that
-process, and its files would stay.  So a signal only becomes an exception inside `waiting`, or at the next one that begins.
-A second signal does not wait for that.
+An exception from a signal handler may come between the start of a process and the note of it; then
+nobody would end that process, and its files would stay.  So a signal only becomes an exception
+inside `waiting`, or at the next one that begins.  A second signal does not wait for that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _asked: list[int] = []
 
 
 def install() -> None:
-    """Take SIGINT, SIGTERM and SIGHUP; `waiting` then ends by KeyboardInterrupt or by SystemExit."""
+    """Take SIGINT, SIGTERM and SIGHUP; `waiting` then ends by KeyboardInterrupt or by
+    SystemExit.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _note)
 

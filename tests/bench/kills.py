@@ -1,8 +1,10 @@
-"""Fifty kills at random moments of a program that is supervised, and what each has cost: ``cd tests && python -m bench.kills``.
+"""Fifty kills at random moments of a program that is supervised, and what each has cost: ``cd tests
+&& python -m bench.kills``.
 
-The program counts, and writes each number with the time to a file that stays where it is.  Whenever it is back at an
-earlier number, what lies between that number's time and the last time before is what it has lost.  That is a period at
-most, and what a snapshot takes: a kill in the middle of one goes back to the one before.
+The program counts, and writes each number with the time to a file that stays where it is.  Whenever
+it is back at an earlier number, what lies between that number's time and the last time before is
+what it has lost.  That is a period at most, and what a snapshot takes: a kill in the middle of one
+goes back to the one before.
 """
 
 from __future__ import annotations
@@ -40,27 +42,54 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="kills-", dir="/dev/shm") as run,
     ):
         folder = Path(text)
-        env = {key: value for key, value in os.environ.items() if not key.startswith(("CRIUCTL_", "AWS_"))}
-        env |= {"PYTHONPATH": str(PROJECT), "CRIUCTL_RUN_DIR": run, "CRIUCTL_STORE": str(folder / "store")}
-        env |= {"CRIUCTL_STATE_DIR": str(folder / "state"), "CRIUCTL_CACHE_DIR": str(folder / "cache")}
+        env = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("CRIUCTL_", "AWS_"))
+        }
+        env |= {
+            "PYTHONPATH": str(PROJECT),
+            "CRIUCTL_RUN_DIR": run,
+            "CRIUCTL_STORE": str(folder / "store"),
+        }
+        env |= {
+            "CRIUCTL_STATE_DIR": str(folder / "state"),
+            "CRIUCTL_CACHE_DIR": str(folder / "cache"),
+        }
         if "CRIUCTL_CRIU" in os.environ:
             env["CRIUCTL_CRIU"] = os.environ["CRIUCTL_CRIU"]
         criuctl = [sys.executable, "-m", "criuctl"]
         (folder / "counter.py").write_text(COUNTER)
         program = [sys.executable, "-S", str(folder / "counter.py"), str(folder / "counted")]
-        subprocess.run([*criuctl, "run", "-d", "--name", "web", "--", *program], env=env, check=True, timeout=PATIENCE)
-        options = [f"--every={wanted.every}s", "--stable-after=0.01s", "--backoff=0.01s", "--keep-last=3"]
-        watch = subprocess.Popen([*criuctl, "supervise", "web", *options, "--json"], env=env, stdout=subprocess.PIPE)
+        subprocess.run(
+            [*criuctl, "run", "-d", "--name", "web", "--", *program],
+            env=env,
+            check=True,
+            timeout=PATIENCE,
+        )
+        options = [
+            f"--every={wanted.every}s",
+            "--stable-after=0.01s",
+            "--backoff=0.01s",
+            "--keep-last=3",
+        ]
+        watch = subprocess.Popen(
+            [*criuctl, "supervise", "web", *options, "--json"], env=env, stdout=subprocess.PIPE
+        )
         try:
             events = _kill(watch, wanted.kills, wanted.every, rng)
         finally:
             watch.terminate()
             watch.wait(PATIENCE)
-            subprocess.run([*criuctl, "kill", "web", "--timeout", "0"], env=env, check=False, timeout=PATIENCE)
+            subprocess.run(
+                [*criuctl, "kill", "web", "--timeout", "0"], env=env, check=False, timeout=PATIENCE
+            )
         return _tell(events, _losses(folder / "counted"), wanted.kills, wanted.every)
 
 
-def _kill(watch: subprocess.Popen[bytes], kills: int, every: float, rng: random.Random) -> list[dict[str, Any]]:
+def _kill(
+    watch: subprocess.Popen[bytes], kills: int, every: float, rng: random.Random
+) -> list[dict[str, Any]]:
     """All events until it is back after the last kill."""
     assert watch.stdout is not None
     events: list[dict[str, Any]] = []
@@ -110,8 +139,16 @@ def _tell(events: list[dict[str, Any]], losses: list[float], kills: int, every: 
     times = sorted(event["recovered_ms"] for event in back)
     most = every + max(taken)
     over = [loss for loss in losses if loss > every]
-    print(f"{kills} kills, {len(back)} recoveries, {len(taken)} snapshots, each in {min(taken):.2f} to {max(taken):.2f} s")
-    print(f"lost: {min(losses):.2f} to {max(losses):.2f} s of a period of {every:g} s; {len(over)} more than a period")
+    print(
+        f"{kills} kills, {len(back)} recoveries, {len(taken)} snapshots, each in "
+        f"{min(taken):.2f} "
+        f"to {max(taken):.2f} s"
+    )
+    print(
+        f"lost: {min(losses):.2f} to {max(losses):.2f} s of a period of {every:g} s; "
+        f"{len(over)} "
+        "more than a period"
+    )
     print(f"back after: median {times[len(times) // 2]:.0f} ms, at most {times[-1]:.0f} ms")
     return 0 if len(back) == kills and max(losses) <= most + 0.1 else 1
 

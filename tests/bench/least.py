@@ -1,8 +1,10 @@
-"""The least that a program in Python can do: ``python -I least.py dump|restore IMAGES FILE CRIU...``, CRIU with its options.
+"""The least that a program in Python can do: ``python -I least.py dump|restore IMAGES FILE
+CRIU...``, CRIU with its options.
 
-CRIU dumps to a tmpfs; two threads hash and compress what it wrote, in pieces, into one durable file.  Back: two threads read,
-check and unpack them, and CRIU restores.  No session, no look before, no store, no encryption, no answer: where a bound asks for
-less time than this takes, nothing that does those can keep it.
+CRIU dumps to a tmpfs; two threads hash and compress what it wrote, in pieces, into one durable
+file.  Back: two threads read, check and unpack them, and CRIU restores.  No session, no look
+before, no store, no encryption, no answer: where a bound asks for less time than this takes,
+nothing that does those can keep it.
 """
 
 from __future__ import annotations

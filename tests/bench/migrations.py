@@ -1,7 +1,9 @@
-"""What a migration costs: how long a tree stands still on its way to another host, and how long all of it takes.
+"""What a migration costs: how long a tree stands still on its way to another host, and how long all
+of it takes.
 
-Two hosts of the lab, on a wire of 1 Gbit/s.  The tree rewrites a part of its memory all the time and tells a third host that it
-lives, every other millisecond: the largest gap between two of its messages is the downtime.  By hand: ``criu dump`` into memory,
+Two hosts of the lab, on a wire of 1 Gbit/s.  The tree rewrites a part of its memory all the time
+and tells a third host that it lives, every other millisecond: the largest gap between two of its
+messages is the downtime.  By hand: ``criu dump`` into memory,
 ``rsync`` over ssh, ``criu restore`` there.
 """
 
@@ -34,8 +36,8 @@ _PORT = 4100
 _REWRITTEN = 0.05  # of its memory, each second
 _BEFORE, _AFTER = 0.5, 0.5  # seconds that it is listened to before it leaves and when it has come
 _PATIENCE = 300
-# Half of its memory is random, half compresses; what is rewritten stays so.  The stretch moves through the memory, or pages
-# are taken by chance.
+# Half of its memory is random, half compresses; what is rewritten stays so.  The stretch moves
+# through the memory, or pages are taken by chance.
 _PAYLOAD = """
 import mmap, os, random, socket, sys, time
 size, part, address, scattered = int(sys.argv[1]), float(sys.argv[2]), (sys.argv[3], int(sys.argv[4])), sys.argv[5] == "True"
@@ -79,7 +81,18 @@ def _once(bench: Bench, size: int, way: str, scattered: bool) -> tuple[float, fl
         a, b, c = hosts.a, hosts.b, hosts.c
         hosts.slow(rate=RATE)
         with _Listener(c) as listener:
-            words = ["python3", "-I", "-S", "-c", _PAYLOAD, str(size), str(_REWRITTEN), c.address, str(_PORT), str(scattered)]
+            words = [
+                "python3",
+                "-I",
+                "-S",
+                "-c",
+                _PAYLOAD,
+                str(size),
+                str(_REWRITTEN),
+                c.address,
+                str(_PORT),
+                str(scattered),
+            ]
             pid = a.inner_pid(a.spawn(words, cwd="/").pid)
             listener.heard(60 + size / 50e6)
             with waiting():
@@ -90,7 +103,19 @@ def _once(bench: Bench, size: int, way: str, scattered: bool) -> tuple[float, fl
                 _by_hand(bench, a, b, pid)
             else:
                 options = ["--no-pre-copy"] if way == AT_ONCE else []
-                _run(a, ["criuctl", "migrate", str(pid), b.ssh_url, "--name", "bench", "--json", *options])
+                _run(
+                    a,
+                    [
+                        "criuctl",
+                        "migrate",
+                        str(pid),
+                        b.ssh_url,
+                        "--name",
+                        "bench",
+                        "--json",
+                        *options,
+                    ],
+                )
             total = time.monotonic() - began
             listener.heard(60)
             with waiting():

@@ -1,6 +1,8 @@
-"""What runs in the terminals that are compared: it echoes every byte, and answers ``F`` with a flood of lines.
+"""What runs in the terminals that are compared: it echoes every byte, and answers ``F`` with a
+flood of lines.
 
-``payload.py BYTES LINE``, run with ``-I -S``: the terminal is made raw, so what is measured is the way of the bytes.
+``payload.py BYTES LINE``, run with ``-I -S``: the terminal is made raw, so what is measured is the
+way of the bytes.
 """
 
 import os

@@ -17,7 +17,9 @@ BUCKET = "bench"
 
 
 def drop_cache(folder: Path) -> None:
-    """Let the kernel forget what lies in the files of a folder, which is durable: the next reader waits for the disk."""
+    """Let the kernel forget what lies in the files of a folder, which is durable: the next reader
+    waits for the disk.
+    """
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -51,7 +53,9 @@ class Place(ABC):
         """Bytes that lie there."""
 
     def cool(self, corner: str) -> None:
-        """Let no cache of this machine hold what lies there, as after a reboot; a server's own caches stay."""
+        """Let no cache of this machine hold what lies there, as after a reboot; a server's own
+        caches stay.
+        """
 
     @abstractmethod
     def empty(self, corner: str) -> None:
@@ -80,7 +84,8 @@ class Folder(Place):
         shutil.copyfile(self.path(corner) / file.name, file)
 
     def size(self, corner: str) -> int:
-        stored = (path for path in self.path(corner).rglob("*") if ".cache" not in path.parts)  # which may be deleted
+        # which may be deleted
+        stored = (path for path in self.path(corner).rglob("*") if ".cache" not in path.parts)
         return sum(path.stat().st_size for path in stored if path.is_file())
 
     def cool(self, corner: str) -> None:
@@ -93,7 +98,8 @@ class Folder(Place):
 class Bucket(Place):
     """A bucket of an S3 server.
 
-    By hand, a command copies, as a person would start one (`bench.copy`: ``aws s3 cp`` without what that loads besides).
+    By hand, a command copies, as a person would start one (`bench.copy`: ``aws s3 cp`` without what
+    that loads besides).
     """
 
     name = "s3"
@@ -117,7 +123,15 @@ class Bucket(Place):
         self._copy("get", file, corner)
 
     def _copy(self, verb: str, file: Path, corner: str) -> None:
-        argv = [sys.executable, "-m", "bench.copy", verb, str(file), BUCKET, f"{corner}/{file.name}"]
+        argv = [
+            sys.executable,
+            "-m",
+            "bench.copy",
+            verb,
+            str(file),
+            BUCKET,
+            f"{corner}/{file.name}",
+        ]
         subprocess.run(argv, env={**os.environ, **self.env}, stdin=subprocess.DEVNULL, check=True)
 
     def size(self, corner: str) -> int:
@@ -128,5 +142,7 @@ class Bucket(Place):
             self._client.delete_object(Bucket=BUCKET, Key=item["Key"])
 
     def _objects(self, corner: str) -> list[dict[str, Any]]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{corner}/")
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=BUCKET, Prefix=f"{corner}/"
+        )
         return [item for page in pages for item in page.get("Contents", [])]

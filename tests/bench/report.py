@@ -13,9 +13,11 @@ _CELL = 15
 
 @dataclass(frozen=True)
 class Bound:
-    """What criuctl's median may be: at most `limit`, or `limit` times that of the peer (``by`` is "ratio").
+    """What criuctl's median may be: at most `limit`, or `limit` times that of the peer (``by`` is
+    "ratio").
 
-    "above": at most `limit` above the peer's.  "least": at least `limit`, or what the peer does, if that is less.
+    "above": at most `limit` above the peer's.  "least": at least `limit`, or what the peer does, if
+    that is less.
     """
 
     limit: float
@@ -56,10 +58,15 @@ class Row:
         return median(values) if values else None
 
     def verdict(self) -> tuple[float, bool] | None:
-        """The value that the bound is about (see `Bound`) and whether it is met; None without both."""
+        """The value that the bound is about (see `Bound`) and whether it is met; None without
+        both.
+        """
         if self.bound is None:
             return None
-        own, peer = self.median(self.bound.of), self.median(self.bound.peer) if self.bound.peer else 1.0
+        own, peer = (
+            self.median(self.bound.of),
+            self.median(self.bound.peer) if self.bound.peer else 1.0,
+        )
         if own is None or not peer:
             return None
         value = self.bound.value(own, peer)
@@ -133,5 +140,7 @@ def _verdict(row: Row) -> str:
 def summary(sections: list[Section]) -> list[str]:
     """One line of how many bounds are met, and one for each that is not."""
     bounded = [(s, r, v) for s in sections for r in s.rows if (v := r.verdict()) is not None]
-    missed = [f"  not met: {s.title}: {r.label}: {_verdict(r).strip()}" for s, r, v in bounded if not v[1]]
+    missed = [
+        f"  not met: {s.title}: {r.label}: {_verdict(r).strip()}" for s, r, v in bounded if not v[1]
+    ]
     return [f"{len(bounded) - len(missed)} of {len(bounded)} bounds met", *missed]

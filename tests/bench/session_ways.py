@@ -1,7 +1,8 @@
-"""The ways to run a program in a terminal and to be attached to it: criuctl and its peers, and a bare PTY.
+"""The ways to run a program in a terminal and to be attached to it: criuctl and its peers, and a
+bare PTY.
 
-Every way that draws on a terminal gets one of the same size, which the bench reads flat out; inside each runs `payload`.
-tmux runs without a configuration, so that nobody's is measured.
+Every way that draws on a terminal gets one of the same size, which the bench reads flat out; inside
+each runs `payload`.  tmux runs without a configuration, so that nobody's is measured.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ PATIENCE = 120.0
 _SILENCE = 5.0  # seconds in which something has to be drawn
 _ROWS, _COLUMNS = 24, 80
 _READ = 256 << 10
-_CONTROLLING = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+_CONTROLLING = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], "
+    "sys.argv[1:])"
+)
 
 
 def payload_argv(flood: int) -> list[str]:
@@ -68,7 +72,9 @@ class Attached(contextlib.AbstractContextManager["Attached"]):
         """Leave."""
 
     def ready(self) -> None:
-        """Be sure that keys get through: what is typed before the programs on the way have set up their terminals may be lost."""
+        """Be sure that keys get through: what is typed before the programs on the way have set up
+        their terminals may be lost.
+        """
         deadline = time.monotonic() + PATIENCE
         seen = b""
         while b"#" not in seen:
@@ -111,14 +117,18 @@ class Attached(contextlib.AbstractContextManager["Attached"]):
 class Window(Attached):
     """A program on a terminal of ours: a session's client, or the payload itself."""
 
-    def __init__(self, keeper: Keeper, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, keeper: Keeper, name: str, argv: Sequence[str], env: Mapping[str, str]
+    ) -> None:
         self.name = name
         self.master, slave = os.openpty()
         try:
             tty.setraw(slave)
             fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))
             argv = [sys.executable, "-I", "-S", "-c", _CONTROLLING, *argv]
-            self.process: Launched = keeper.spawn(argv, env=env, stdin=slave, stdout=slave, stderr=slave)
+            self.process: Launched = keeper.spawn(
+                argv, env=env, stdin=slave, stdout=slave, stderr=slave
+            )
         finally:
             os.close(slave)
         self._buffer = bytearray(_READ)
@@ -147,14 +157,16 @@ class Window(Attached):
 
 
 class Redrawn(Window):
-    """A client that draws what a terminal shows, and has been seen to miss the end of it: it is asked to draw all, as by a person
-    who changes the window's size."""
+    """A client that draws what a terminal shows, and has been seen to miss the end of it: it is
+    asked to draw all, as by a person who changes the window's size."""
 
     def read(self) -> bytes:
         for more in (1, 0) * int(PATIENCE / _SILENCE / 2):
             if self.wait(_SILENCE):
                 return super().read()
-            fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS + more, _COLUMNS, 0, 0))
+            fcntl.ioctl(
+                self.master, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS + more, _COLUMNS, 0, 0)
+            )
         raise BenchFailed(f"{self.name}: nothing is drawn")
 
 
@@ -216,7 +228,9 @@ class Host(ABC):
 
     @abstractmethod
     def start(self, name: str, argv: Sequence[str]) -> Sequence[int]:
-        """Start a detached session; the PIDs of what holds it, first the one that has the terminal."""
+        """Start a detached session; the PIDs of what holds it, first the one that has the
+        terminal.
+        """
 
     @abstractmethod
     def attach(self, name: str) -> Window:
@@ -264,7 +278,9 @@ class Tmux(Host):
         return [self._program, "-f", "/dev/null", "-S", self._socket, *arguments]
 
     def start(self, name: str, argv: Sequence[str]) -> list[int]:
-        command = self._argv("new-session", "-d", "-s", name, "-x", str(_COLUMNS), "-y", str(_ROWS), *argv)
+        command = self._argv(
+            "new-session", "-d", "-s", name, "-x", str(_COLUMNS), "-y", str(_ROWS), *argv
+        )
         code = self._keeper.spawn(command, env=environment()).wait(PATIENCE)
         if code:
             raise BenchFailed(f"tmux new-session: exit {code}")
@@ -288,7 +304,9 @@ class Sessions(Host):
     def __init__(self, keeper: Keeper, run: Path, state: Path, program: Sequence[str] = ()) -> None:
         self._keeper, self._folder = keeper, state
         self._program = list(program) or [sys.executable, "-m", "criuctl"]
-        self.config = Config(run_dir=str(run / "run"), state_dir=str(state / "state"), cache_dir=str(state / "cache"))
+        self.config = Config(
+            run_dir=str(run / "run"), state_dir=str(state / "state"), cache_dir=str(state / "cache")
+        )
         self._names: list[str] = []
 
     def start(self, name: str, argv: Sequence[str]) -> list[int]:
@@ -312,7 +330,10 @@ class Sessions(Host):
 
     def close(self) -> None:
         for name in self._names:
-            with contextlib.suppress(CriuctlError), Session.connect(name, config=self.config, role="admin") as session:
+            with (
+                contextlib.suppress(CriuctlError),
+                Session.connect(name, config=self.config, role="admin") as session,
+            ):
                 session.kill(grace=0.0)
                 session.request("shutdown", force=True)
         for name in self._names:

@@ -1,7 +1,9 @@
-"""What sessions cost: a key's echo, the flow of output, memory, and the processor's time of many that idle.
+"""What sessions cost: a key's echo, the flow of output, memory, and the processor's time of many
+that idle.
 
-All ways hold the same program in terminals of the same size and stay open together; they take turns in every round.
-A flood's rate is what the program printed by the time until its last byte was shown.  What came of it is told beside the
+All ways hold the same program in terminals of the same size and stay open together; they take turns
+in every round.  A flood's rate is what the program printed by the time until its last byte was
+shown.  What came of it is told beside the
 rate: tmux draws a screen and passes on less, and criuctl lets a client that is too slow skip.
 """
 
@@ -36,7 +38,9 @@ _SETTLE = 1.0
 
 
 def sessions(bench: Bench, number: int, flood: int, watch: float) -> Iterator[Section]:
-    """All of it; `number` sessions idle and are watched for `watch` seconds, `flood` bytes are printed."""
+    """All of it; `number` sessions idle and are watched for `watch` seconds, `flood` bytes are
+    printed.
+    """
     with _Hosts(bench) as hosts:
         yield from _attached(bench, hosts, flood)
     with _Hosts(bench) as hosts:
@@ -62,7 +66,9 @@ class _Hosts(ExitStack):
 
 def _attached(bench: Bench, hosts: _Hosts, flood: int) -> Iterator[Section]:
     echo = Section("a key's echo", {"case": "sessions", "what": "echo"})
-    output = Section(f"{flood >> 20} MiB of output", {"case": "sessions", "what": "output", "size": flood})
+    output = Section(
+        f"{flood >> 20} MiB of output", {"case": "sessions", "what": "output", "size": flood}
+    )
     memory = Section("memory of what holds one session", {"case": "sessions", "what": "memory"})
     bench.say("sessions: one each")
     argv = payload_argv(flood)
@@ -95,21 +101,29 @@ def _attached(bench: Bench, hosts: _Hosts, flood: int) -> Iterator[Section]:
 
 
 def _note_memory(section: Section, when: str, held: Mapping[str, Sequence[int]]) -> None:
-    """Of the process that holds the terminal, and (Pss: what is shared is divided) of all that a session needs."""
+    """Of the process that holds the terminal, and (Pss: what is shared is divided) of all that a
+    session needs.
+    """
     for name, pids in held.items():
-        section.row(f"RSS, {when}", "MiB", RSS_MIB).add(name, _kilobytes(pids[0], "status", "VmRSS") / 1024)
+        section.row(f"RSS, {when}", "MiB", RSS_MIB).add(
+            name, _kilobytes(pids[0], "status", "VmRSS") / 1024
+        )
         pss = sum(_kilobytes(pid, "smaps_rollup", "Pss") for pid in pids)
         section.row(f"Pss, with the session's init, {when}", "MiB").add(name, pss / 1024)
 
 
 def _idling(bench: Bench, hosts: _Hosts, number: int, watch: float) -> Section:
     """Detached sessions in which nothing happens."""
-    section = Section(f"{number} idle sessions", {"case": "sessions", "what": "idle", "sessions": number})
+    section = Section(
+        f"{number} idle sessions", {"case": "sessions", "what": "idle", "sessions": number}
+    )
     bench.say(f"sessions: starting {number} of each")
     held: dict[str, set[int]] = {}
     for host in hosts.all:
         began = time.monotonic()
-        held[host.name] = {pid for n in range(number) for pid in host.start(f"idle{n}", ["sleep", "infinity"])}
+        held[host.name] = {
+            pid for n in range(number) for pid in host.start(f"idle{n}", ["sleep", "infinity"])
+        }
         section.row("start of one", "ms").add(host.name, (time.monotonic() - began) / number * 1000)
     with waiting():
         time.sleep(_SETTLE)
@@ -119,7 +133,9 @@ def _idling(bench: Bench, hosts: _Hosts, number: int, watch: float) -> Section:
     for name, pids in held.items():
         used, switches, since = before[name]
         seconds = time.monotonic() - since
-        section.row("of one core", "%", IDLE_PERCENT).add(name, (_used(pids) - used) / seconds * 100)
+        section.row("of one core", "%", IDLE_PERCENT).add(
+            name, (_used(pids) - used) / seconds * 100
+        )
         section.row("wakeups a second", "").add(name, (_switches(pids) - switches) / seconds)
     for name, pids in held.items():
         pss = sum(_kilobytes(pid, "smaps_rollup", "Pss") for pid in pids)

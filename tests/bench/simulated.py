@@ -1,9 +1,10 @@
 """Make a store of many checkpoints in seconds: ``python -m bench.simulated CHECKPOINTS CHUNKS``.
 
-What a site has after months: sessions of `PER_SESSION` hourly checkpoints each, of which each adds its part of the chunks and
-shares most of what it needs with the ones before.  Packs, index segments and manifests are what `criuctl.checkpoint` makes; only
-the chunks are tiny, no object is synced by itself, and no threads are started for a checkpoint.  A program of its own, so that
-it sees criuctl's environment.
+What a site has after months: sessions of `PER_SESSION` hourly checkpoints each, of which each adds
+its part of the chunks and shares most of what it needs with the ones before.  Packs, index segments
+and manifests are what `criuctl.checkpoint` makes; only the chunks are tiny, no object is synced by
+itself, and no threads are started for a checkpoint.  A program of its own, so that it sees
+criuctl's environment.
 """
 
 from __future__ import annotations
@@ -64,7 +65,12 @@ class _Session:
         self._recent: deque[bytes] = deque(maxlen=NEEDED)  # `ENTRY` records
         self._processes = tuple(
             ProcessRecord(
-                pid, pid, ppid=max(pid - 1, 1), command="worker", argv=("worker", f"--number={pid}"), exe="/usr/bin/worker"
+                pid,
+                pid,
+                ppid=max(pid - 1, 1),
+                command="worker",
+                argv=("worker", f"--number={pid}"),
+                exe="/usr/bin/worker",
             )
             for pid in range(100, 106)
         )
@@ -77,26 +83,42 @@ class _Session:
         self._recent.append(packed)
         everything = b"".join(self._recent)
         listed = self._add(pack, everything)
-        memory = StreamRef(len(everything) // ENTRY.size * CHUNK, b"", StreamRef(len(everything), listed))
+        memory = StreamRef(
+            len(everything) // ENTRY.size * CHUNK, b"", StreamRef(len(everything), listed)
+        )
         image = self._add(pack, os.urandom(2000))
         index, data = pack.finish()
         repository.store.put(object_name(index.pack), data)
         for body in encode_segments([index]):
             name = PREFIX + secrets.token_hex(16)
-            repository.store.put(name, objects.encode(objects.INDEX, name, b"", body, repository.sealer))
+            repository.store.put(
+                name, objects.encode(objects.INDEX, name, b"", body, repository.sealer)
+            )
         repository.publish(
             Manifest(
                 id=secrets.token_hex(16),
                 session=self._ref,
                 created=when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-                host=HostInfo("simulated", kernel="6.18", os="Debian", cpu_flags=tuple(f"flag{n}" for n in range(60))),
+                host=HostInfo(
+                    "simulated",
+                    kernel="6.18",
+                    os="Debian",
+                    cpu_flags=tuple(f"flag{n}" for n in range(60)),
+                ),
                 root=self._processes[0],
                 processes=self._processes,
                 images=(ImageFile("inventory.img", 2000),),
                 image_data=StreamRef(2000, image),
-                memory=(MemoryImage("task", 100, memory.size // CHUNK, StreamRef(2000, image), memory),),
-                connections=tuple(ConnectionRecord(100, fd, family="inet", local="10.0.0.1:80") for fd in range(3, 7)),
-                files=tuple(FileRecord(f"/usr/lib/library-{n}.so", "mapped", size=123456) for n in range(12)),
+                memory=(
+                    MemoryImage("task", 100, memory.size // CHUNK, StreamRef(2000, image), memory),
+                ),
+                connections=tuple(
+                    ConnectionRecord(100, fd, family="inet", local="10.0.0.1:80")
+                    for fd in range(3, 7)
+                ),
+                files=tuple(
+                    FileRecord(f"/usr/lib/library-{n}.so", "mapped", size=123456) for n in range(12)
+                ),
                 bytes={"memory": memory.size, "new": self._fresh * CHUNK, "stored": index.size},
             )
         )
@@ -108,7 +130,9 @@ class _Session:
 
 
 def simulate(checkpoints: int, chunks: int) -> None:
-    """Make the configured store, which is a folder that does not exist, with that many checkpoints and chunks in it."""
+    """Make the configured store, which is a folder that does not exist, with that many checkpoints
+    and chunks in it.
+    """
     config = load()
     with _Hasty(config.store) as store:
         store.create()

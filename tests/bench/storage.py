@@ -1,4 +1,6 @@
-"""A store after months: how fast it is listed, pruned and collected, and how it grows while nothing happens."""
+"""A store after months: how fast it is listed, pruned and collected, and how it grows while nothing
+happens.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _WARM = 3  # snapshots before growth is measured
 
 
 def old_store(bench: Bench, checkpoints: int, chunks: int) -> Iterator[Section]:
-    """A simulated store in a folder: list, prune, garbage collection; plans for the first time on this host, and again."""
+    """A simulated store in a folder: list, prune, garbage collection; plans for the first time on
+    this host, and again.
+    """
     title = f"store of {checkpoints} checkpoints and {chunks} chunks (simulated), local"
     section = Section(title, {"case": "store", "checkpoints": checkpoints, "chunks": chunks})
     place = Folder(bench.disk / "simulated")
@@ -32,7 +36,10 @@ def old_store(bench: Bench, checkpoints: int, chunks: int) -> Iterator[Section]:
         environment = own.environment()
         environment["PYTHONPATH"] += f":{PROJECT / 'tests'}"
         place.path("criuctl").parent.mkdir(parents=True, exist_ok=True)
-        bench.commands.run([sys.executable, "-m", "bench.simulated", str(checkpoints), str(chunks)], env=environment)
+        bench.commands.run(
+            [sys.executable, "-m", "bench.simulated", str(checkpoints), str(chunks)],
+            env=environment,
+        )
         for label, *command in (
             ("list of a session", "list", "simulated-0"),
             ("list of everything", "list"),
@@ -43,7 +50,9 @@ def old_store(bench: Bench, checkpoints: int, chunks: int) -> Iterator[Section]:
             for when in ("the first time", "again"):
                 _measure(bench, own, section, f"{label}, {when}", *command)
         _measure(bench, own, section, "prune of a half", "prune", "--keep-last", "25")
-        left = _measure(bench, own, section, "gc of it, and of what is small", "gc", "--grace", "0")["checkpoints"]
+        left = _measure(
+            bench, own, section, "gc of it, and of what is small", "gc", "--grace", "0"
+        )["checkpoints"]
         _measure(bench, own, section, "gc of nothing", "gc", "--grace", "0")
         if left != len(own.command("list")[0]):
             raise BenchFailed("a collection has seen other checkpoints than are listed")
@@ -56,21 +65,29 @@ def old_store(bench: Bench, checkpoints: int, chunks: int) -> Iterator[Section]:
     yield section
 
 
-def _measure(bench: Bench, own: Criuctl, section: Section, label: str, *command: str) -> dict[str, int]:
+def _measure(
+    bench: Bench, own: Criuctl, section: Section, label: str, *command: str
+) -> dict[str, int]:
     bench.say(label)
     answer, _, seconds, peaks = own.command(*command, memory=True)
-    bound = {"list of a session": LIST_SESSION, "plan of a prune": PRUNE_PLAN}.get(label.partition(",")[0])
+    bound = {"list of a session": LIST_SESSION, "plan of a prune": PRUNE_PLAN}.get(
+        label.partition(",")[0]
+    )
     section.row(label, bound=bound).add(SUBJECT, seconds)
     section.row(f"{label}: peak", "MiB", PEAK_MIB).add(SUBJECT, peaks.get("", 0) / MIB)
     return answer if isinstance(answer, dict) else {}
 
 
 def idle_growth(bench: Bench, size: int, snapshots: int) -> Iterator[Section]:
-    """What snapshots of a tree that does nothing add to a store, and what hourly ones come to after a hundred days."""
+    """What snapshots of a tree that does nothing add to a store, and what hourly ones come to after
+    a hundred days.
+    """
     place = Folder(bench.disk / "growing")
     own = bench.criuctl(place)
     tree = bench.tree(size, 1)
-    section = Section(f"snapshots of an idle tree of {size_name(size)}, local", {"case": "idle", "size": size})
+    section = Section(
+        f"snapshots of an idle tree of {size_name(size)}, local", {"case": "idle", "size": size}
+    )
     try:
         for number in range(_WARM):
             own.dump(tree, leave_running=True)
@@ -84,7 +101,9 @@ def idle_growth(bench: Bench, size: int, snapshots: int) -> Iterator[Section]:
         section.row("the first one", "MiB").add(SUBJECT, first / MIB)
         section.row("each further one", "KiB").add(SUBJECT, each / 1024)
         whole = (first + each * (_DAYS * _HOURS - 1)) / GIB
-        section.row(f"{_DAYS} days of hourly ones, none removed", "GiB", HUNDRED_DAYS).add(SUBJECT, whole)
+        section.row(f"{_DAYS} days of hourly ones, none removed", "GiB", HUNDRED_DAYS).add(
+            SUBJECT, whole
+        )
     except BenchFailed as error:
         section.failures.append(str(error))
         bench.failures.append(f"{section.title}: {error}")

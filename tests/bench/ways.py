@@ -1,10 +1,11 @@
 """The ways to dump a tree and to bring it back: criuctl and its peers.
 
-Every way gets the same chances.  CRIU is the one that criuctl uses, with no option that the program does not need.
-By hand, images and the archive go to disk and the archive is copied into the store, and back, without an fsync (criuctl
-makes its packs durable); S3 is reached by a command of its own with boto3's transfer manager.  Beside it stands, for a
-folder, the way without the copies: the archive is written straight into the store, and read from there.  And the least that
-any program in Python could do there (`bench.least`): no peer, but what tells whether a bound can be kept at all.
+Every way gets the same chances.  CRIU is the one that criuctl uses, with no option that the program
+does not need.  By hand, images and the archive go to disk and the archive is copied into the store,
+and back, without an fsync (criuctl makes its packs durable); S3 is reached by a command of its own
+with boto3's transfer manager.  Beside it stands, for a folder, the way without the copies: the
+archive is written straight into the store, and read from there.  And the least that any program in
+Python could do there (`bench.least`): no peer, but what tells whether a bound can be kept at all.
 """
 
 from __future__ import annotations
@@ -66,14 +67,17 @@ class Way(ABC):
 
     @abstractmethod
     def cool(self) -> None:
-        """Let no cache hold what it stored, once that is durable: the next restore reads it from the disk."""
+        """Let no cache hold what it stored, once that is durable: the next restore reads it from
+        the disk.
+        """
 
     @abstractmethod
     def clean(self) -> None:
         """Remove everything that it stored: the next dump is the first one."""
 
 
-# -- criu by itself -----------------------------------------------------------------------------------------
+# -- criu by itself
+# -----------------------------------------------------------------------------------------
 
 
 class Criu:
@@ -85,7 +89,9 @@ class Criu:
 
     def dump(self, tree: Tree, images: Path, *, leave_running: bool) -> tuple[float, float]:
         """Seconds in all, and frozen."""
-        done = self._commands.run([*self.to_dump(tree, images), *(["--leave-running"] if leave_running else [])])
+        done = self._commands.run(
+            [*self.to_dump(tree, images), *(["--leave-running"] if leave_running else [])]
+        )
         return done.seconds, frozen_seconds(images)
 
     def restore(self, images: Path) -> float:
@@ -94,11 +100,30 @@ class Criu:
 
     def to_dump(self, tree: Tree, images: Path) -> list[str]:
         """The command that dumps."""
-        return [*self.argv, "dump", "--no-default-config", "-t", str(tree.pid), "-D", str(images), "-o", "dump.log"]
+        return [
+            *self.argv,
+            "dump",
+            "--no-default-config",
+            "-t",
+            str(tree.pid),
+            "-D",
+            str(images),
+            "-o",
+            "dump.log",
+        ]
 
     def to_restore(self, images: Path) -> list[str]:
         """The command that restores."""
-        return [*self.argv, "restore", "--no-default-config", "-d", "-D", str(images), "-o", "restore.log"]
+        return [
+            *self.argv,
+            "restore",
+            "--no-default-config",
+            "-d",
+            "-D",
+            str(images),
+            "-o",
+            "restore.log",
+        ]
 
 
 def frozen_seconds(images: Path) -> float:
@@ -139,9 +164,19 @@ class PlainCriu(Way):
 
 
 class ByHand(Way):
-    """``criu dump``, ``tar | zstd -1 -T0``, a copy to the place; and all the way back.  A folder can do `without_copy`."""
+    """``criu dump``, ``tar | zstd -1 -T0``, a copy to the place; and all the way back.  A folder
+    can do `without_copy`.
+    """
 
-    def __init__(self, criu: Criu, commands: Commands, folder: Path, place: Place, *, without_copy: bool = False) -> None:
+    def __init__(
+        self,
+        criu: Criu,
+        commands: Commands,
+        folder: Path,
+        place: Place,
+        *,
+        without_copy: bool = False,
+    ) -> None:
         self.name = "without copy" if without_copy else "by hand"
         self._copied = not without_copy
         self._criu = criu
@@ -164,7 +199,9 @@ class ByHand(Way):
         began = time.monotonic()
         frozen = self._criu.dump(tree, self._images, leave_running=leave_running)[1]
         self._commands.run(
-            ["tar", "-C", str(self._images), "-cf", "-", "."], then=["zstd", "-1", "-T0", "-q", "-c"], into=self._archive
+            ["tar", "-C", str(self._images), "-cf", "-", "."],
+            then=["zstd", "-1", "-T0", "-q", "-c"],
+            into=self._archive,
         )
         if self._copied:
             self._place.upload(self._archive, "by-hand")
@@ -180,7 +217,9 @@ class ByHand(Way):
         began = time.time()
         if self._copied:
             self._place.download("by-hand", self._archive)
-        self._commands.run(["zstd", "-dcq", str(self._archive)], then=["tar", "-C", str(self._images), "-xf", "-"])
+        self._commands.run(
+            ["zstd", "-dcq", str(self._archive)], then=["tar", "-C", str(self._images), "-xf", "-"]
+        )
         self._criu.restore(self._images)
         ended = time.time() - began
         restored = Restored(tree.resumed_at() - began, ended)
@@ -214,7 +253,9 @@ class Least(Way):
 
     def _run(self, verb: str, command: Sequence[str]) -> float:
         program = [sys.executable, "-I", str(Path(__file__).with_name("least.py"))]
-        return self._commands.run([*program, verb, str(self._images), str(self._file), *command]).seconds
+        return self._commands.run(
+            [*program, verb, str(self._images), str(self._file), *command]
+        ).seconds
 
     def dump(self, tree: Tree, *, leave_running: bool = False, memory: bool = False) -> Dumped:
         self.clean()
@@ -248,14 +289,22 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-# -- criuctl ------------------------------------------------------------------------------------------------
+# -- criuctl
+# ------------------------------------------------------------------------------------------------
 
 
 class Criuctl(Way):
-    """criuctl as it comes: a store as ``store init`` makes it (encrypted on S3, plain in a folder)."""
+    """criuctl as it comes: a store as ``store init`` makes it (encrypted on S3, plain in a
+    folder).
+    """
 
     def __init__(
-        self, commands: Commands, folder: Path, place: Place, program: Sequence[str] = (), options: Sequence[str] = ()
+        self,
+        commands: Commands,
+        folder: Path,
+        place: Place,
+        program: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> None:
         self.name = " ".join(option.lstrip("-") for option in options) or "criuctl"
         self._options = list(options)  # of dump
@@ -268,7 +317,11 @@ class Criuctl(Way):
 
     def environment(self) -> dict[str, str]:
         """The caller's, without what configures criuctl, and with folders of its own."""
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("CRIUCTL_", "AWS_")) or k == "CRIUCTL_CRIU"}
+        env = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("CRIUCTL_", "AWS_")) or k == "CRIUCTL_CRIU"
+        }
         return env | {
             "PYTHONPATH": str(PROJECT),
             "XDG_CONFIG_HOME": str(self._folder / "config"),
@@ -288,7 +341,9 @@ class Criuctl(Way):
             self.command("store", "init")
             self._ready = True
 
-    def command(self, *arguments: str, memory: bool = False, parse: bool = True) -> tuple[Any, float, float, Mapping[str, int]]:
+    def command(
+        self, *arguments: str, memory: bool = False, parse: bool = True
+    ) -> tuple[Any, float, float, Mapping[str, int]]:
         """Run one command: its JSON, when it began, its seconds, and the peaks of its memory."""
         argv = [*self._program, *arguments, *(["--json"] if parse else [])]
         done = self._commands.run(argv, env=self.environment(), memory=memory)
@@ -299,7 +354,9 @@ class Criuctl(Way):
         before = self._place.size("criuctl")
         os.sync()
         options = [*self._options, *(["--leave-running"] if leave_running else [])]
-        answer, _, seconds, peaks = self.command("dump", str(tree.pid), "--name", self._session, *options, memory=memory)
+        answer, _, seconds, peaks = self.command(
+            "dump", str(tree.pid), "--name", self._session, *options, memory=memory
+        )
         stored = self._place.size("criuctl") - before
         return Dumped(seconds, answer["frozen_ms"] / 1000, stored, answer["bytes"]["new"], peaks)
 
@@ -307,9 +364,13 @@ class Criuctl(Way):
         os.sync()
         tree.arm()
         # The tree shares a file with the bench, which goes on: it must stay the same one.
-        answer, began, seconds, peaks = self.command("restore", self._session, "--files", "keep", memory=memory)
+        answer, began, seconds, peaks = self.command(
+            "restore", self._session, "--files", "keep", memory=memory
+        )
         if answer["pid"] != tree.pid:
-            raise BenchFailed(f"criuctl restored the tree as PID {answer['pid']}, not as {tree.pid}")
+            raise BenchFailed(
+                f"criuctl restored the tree as PID {answer['pid']}, not as {tree.pid}"
+            )
         return Restored(tree.resumed_at() - began, seconds, peaks)
 
     def forget(self) -> None:

@@ -1,7 +1,7 @@
 """One of several processes that race for names: ``racer.py URL ID ROUNDS``.
 
-Says ``ready``, waits for a line, then tries to create ``race/<n>`` for each round with contents of its own, and
-prints the rounds it won.
+Says ``ready``, waits for a line, then tries to create ``race/<n>`` for each round with contents of
+its own, and prints the rounds it won.
 """
 
 from __future__ import annotations

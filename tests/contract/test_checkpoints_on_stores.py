@@ -1,4 +1,6 @@
-"""Checkpoints on every kind of store: written, found, read, shared between writers and leased, the same everywhere."""
+"""Checkpoints on every kind of store: written, found, read, shared between writers and leased, the
+same everywhere.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ pytestmark = [pytest.mark.contract, pytest.mark.parametrize("place", KINDS, indi
 
 
 def test_a_checkpoint_comes_back_from_this_store(place: Place, tmp_path: Path) -> None:
-    config = replace(place.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache"))
+    config = replace(
+        place.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache")
+    )
     store = place.open()
     content = kit.Content(random.Random(1).randbytes(40 << 20), {"a.img": b"x" * 300_000}, b"file")
     Repository.init(store, encryption=True, config=config).close()

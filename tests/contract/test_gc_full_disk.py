@@ -25,7 +25,9 @@ pytestmark = pytest.mark.contract
 def disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "criuctl-test", str(place)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m", "criuctl-test", str(place)], check=True
+    )
     try:
         yield place
     finally:
@@ -38,7 +40,9 @@ def fill(disk: Path) -> None:
             pass
 
 
-def test_what_was_removed_is_freed_where_there_is_no_room_at_all(disk: Path, tmp_path: Path) -> None:
+def test_what_was_removed_is_freed_where_there_is_no_room_at_all(
+    disk: Path, tmp_path: Path
+) -> None:
     """Whole packs first: for a copy of what is needed of the others there is room only then."""
 
     def collect() -> Collected:
@@ -47,8 +51,12 @@ def test_what_was_removed_is_freed_where_there_is_no_room_at_all(disk: Path, tmp
 
     store = LocalStore(str(disk / "store"))
     repo = kit.repository(tmp_path, store=store, workers=1)
-    noise = [kit.Content(random.Random(seed).randbytes(1 << 20), {"a.img": b"a"}) for seed in range(3)]
-    shared, whole, kept = (kit.write(repo, content, session=f"s{n}") for n, content in enumerate(noise))
+    noise = [
+        kit.Content(random.Random(seed).randbytes(1 << 20), {"a.img": b"a"}) for seed in range(3)
+    ]
+    shared, whole, kept = (
+        kit.write(repo, content, session=f"s{n}") for n, content in enumerate(noise)
+    )
     repo.close()
     fill(disk)
     with pytest.raises(StoreFull):
@@ -56,7 +64,9 @@ def test_what_was_removed_is_freed_where_there_is_no_room_at_all(disk: Path, tmp
     for gone in (shared, whole):
         repo.remove(gone)
     done = collect()
-    assert (done.deleted, done.repacked) == (1, 0) and any("no room for copies" in text for text in done.warnings)
+    assert (done.deleted, done.repacked) == (1, 0) and any(
+        "no room for copies" in text for text in done.warnings
+    )
     done = collect()
     assert (done.deleted, done.repacked) == (1, 1)
     collect()

@@ -1,4 +1,6 @@
-"""Garbage collection on a real S3 server: many processes that are killed at it, and buckets that keep what is deleted."""
+"""Garbage collection on a real S3 server: many processes that are killed at it, and buckets that
+keep what is deleted.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,12 @@ def config(place: Place, path: Path, host: str) -> Config:
 
 
 @pytest.mark.parametrize("place", ["radosgw"], indirect=True)
-def test_killed_at_every_change_beside_dumps_and_others(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a dump has returned from is there and whole, whoever died when; and all of the rest can be freed."""
+def test_killed_at_every_change_beside_dumps_and_others(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a dump has returned from is there and whole, whoever died when; and all of the rest can
+    be freed.
+    """
     Repository.init(place.open(), encryption=False, config=config(place, tmp_path, "first")).close()
     done = subprocess.run(
         [sys.executable, collectors.__file__, place.url, tmp_path, "1"],
@@ -55,15 +61,21 @@ def test_killed_at_every_change_beside_dumps_and_others(place: Place, tmp_path: 
     assert collect(repo).lost == 0
     listed = {summary.session: summary for summary in repo.list()}
     told = json.loads(done.stdout)
-    assert len(told["committed"]) >= 2 and told["killed"] >= 2 and set(told["committed"]) <= set(listed)
+    assert (
+        len(told["committed"]) >= 2
+        and told["killed"] >= 2
+        and set(told["committed"]) <= set(listed)
+    )
     for session, summary in listed.items():
         kit.check(repo, summary, collectors.content(session))
         repo.remove(summary)
-    monkeypatch.setattr(gclists, "ABANDONED", 0.0)  # as if a week had passed since writers were killed
+    # as if a week had passed since writers were killed
+    monkeypatch.setattr(gclists, "ABANDONED", 0.0)
     monkeypatch.setattr(gc, "ABANDONED", 0.0)
     for _ in range(2):
         collect(Repository.open(place.open(), config(place, tmp_path, "last")))
-    kept = ("config", "numbers", "gc/now-", "probe-")  # a clock that somebody looked at when it was killed goes after a day
+    # a clock that somebody looked at when it was killed goes after a day
+    kept = ("config", "numbers", "gc/now-", "probe-")
     assert [name for name in place.left() if not any(part in name for part in kept)] == []
 
 
@@ -79,19 +91,32 @@ def test_what_a_bucket_keeps_of_what_was_deleted_is_told(
     """Versions and locks: deletes hide objects, which is told; no version is touched."""
     server = radosgw_server
     url = bucket_with(server, "locked", ObjectLockEnabledForBucket=True)
-    retention = {"ObjectLockEnabled": "Enabled", "Rule": {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}}}
-    server.client().put_object_lock_configuration(Bucket="locked", ObjectLockConfiguration=retention)
+    retention = {
+        "ObjectLockEnabled": "Enabled",
+        "Rule": {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}},
+    }
+    server.client().put_object_lock_configuration(
+        Bucket="locked", ObjectLockConfiguration=retention
+    )
     criuctl.extra |= {**gateway.environment, "CRIUCTL_STORE": url}
     criuctl("store", "init", "--no-encrypt")
-    settings = replace(config(gateway, tmp_path, "host"), state_dir=str(criuctl.home.path / "state"))  # which made the store
+    # which made the store
+    settings = replace(
+        config(gateway, tmp_path, "host"), state_dir=str(criuctl.home.path / "state")
+    )
     repo = Repository.open(open_store(url, settings), settings)
     repo.remove(kit.write(repo))
     done = criuctl("gc", "--grace", "0")
     assert (done["deleted"], done["refused"], done["refused_others"]) == (1, 0, 0)
-    # With versions, radosgw takes a conditional write whatever is there; `store init` has found that out.
+    # With versions, radosgw takes a conditional write whatever is there; `store init` has found
+    # that out.
     assert ["nobody else writes" in warning for warning in done["warnings"]] == [True]
     told = criuctl("store", "info")["kept"]
-    assert told["versions"] and told["lock"] == "governance 1 days" and told["bytes"] >= done["freed_bytes"]
+    assert (
+        told["versions"]
+        and told["lock"] == "governance 1 days"
+        and told["bytes"] >= done["freed_bytes"]
+    )
     kept = server.client().list_object_versions(Bucket="locked", Prefix="trees/packs/")
     assert len(kept["Versions"]) == len(kept["DeleteMarkers"]) == 1
     command = criuctl.start("store", "info", json_output=False)
@@ -105,16 +130,32 @@ def test_deletes_that_a_policy_refuses_are_told_and_tried_again(
     url = bucket_with(server, "kept")
     criuctl.extra |= {**gateway.environment, "CRIUCTL_STORE": url}
     criuctl("store", "init", "--no-encrypt")
-    settings = replace(config(gateway, tmp_path, "host"), state_dir=str(criuctl.home.path / "state"))  # which made the store
+    # which made the store
+    settings = replace(
+        config(gateway, tmp_path, "host"), state_dir=str(criuctl.home.path / "state")
+    )
     repo = Repository.open(open_store(url, settings), settings)
     repo.remove(kit.write(repo, session="gone"))
     kept = kit.write(repo, kit.Content(b"k" * 300_000, {"k.img": b"k"}), session="kept")
-    deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:DeleteObject", "Resource": "arn:aws:s3:::kept/*"}
-    server.client().put_bucket_policy(Bucket="kept", Policy=json.dumps({"Version": "2012-10-17", "Statement": [deny]}))
+    deny = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:DeleteObject",
+        "Resource": "arn:aws:s3:::kept/*",
+    }
+    server.client().put_bucket_policy(
+        Bucket="kept", Policy=json.dumps({"Version": "2012-10-17", "Statement": [deny]})
+    )
     for _ in range(2):
         done = criuctl("gc", "--grace", "0", check=False)
-        assert (done["exit_code"], done["deleted"], done["refused"]) == (11, 0, 1) and done["refused_others"] and done["warnings"]
+        assert (
+            (done["exit_code"], done["deleted"], done["refused"]) == (11, 0, 1)
+            and done["refused_others"]
+            and done["warnings"]
+        )
     criuctl("verify", "kept")
     server.client().delete_bucket_policy(Bucket="kept")
     assert criuctl("gc", "--grace", "0")["deleted"] == 1
-    kit.check(Repository.open(repo.store, settings), kept, kit.Content(b"k" * 300_000, {"k.img": b"k"}))
+    kit.check(
+        Repository.open(repo.store, settings), kept, kit.Content(b"k" * 300_000, {"k.img": b"k"})
+    )

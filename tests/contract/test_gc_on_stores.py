@@ -27,14 +27,23 @@ def collect(place: Place, config: Config) -> Collected:
 
 
 def left(place: Place) -> list[str]:
-    return [name for name in place.left() if not any(part in name for part in ("config", ".cache", "numbers"))]
+    return [
+        name
+        for name in place.left()
+        if not any(part in name for part in ("config", ".cache", "numbers"))
+    ]
 
 
 @pytest.mark.parametrize("place", ["local", "memory", "radosgw", "rclone"], indirect=True)
 def test_what_is_removed_is_freed(place: Place, tmp_path: Path) -> None:
-    config = replace(place.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache"), workers=1)
+    config = replace(
+        place.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache"), workers=1
+    )
     noise = random.Random(1).randbytes(24 * kit.WINDOW)
-    kept, gone = kit.Content(noise[: 4 * kit.WINDOW], {"a.img": b"a"}), kit.Content(noise, {"b.img": b"b"})
+    kept, gone = (
+        kit.Content(noise[: 4 * kit.WINDOW], {"a.img": b"a"}),
+        kit.Content(noise, {"b.img": b"b"}),
+    )
     store = place.open()
     Repository.init(store, encryption=True, config=config).close()
     with Repository.open(store, config) as repo:
@@ -65,8 +74,13 @@ def test_dumps_beside_two_collections(place: Place, tmp_path: Path) -> None:
         rng = random.Random(number)
         try:
             for turn in range(6):
-                name, what = f"s{number}-{turn}", kit.Content(b"".join(rng.sample(pieces, 2)), {"a.img": b"i"}, b"f")
-                with Repository.open(place.open(), replace(base, cache_dir=str(tmp_path / f"cache{number}"))) as repo:
+                name, what = (
+                    f"s{number}-{turn}",
+                    kit.Content(b"".join(rng.sample(pieces, 2)), {"a.img": b"i"}, b"f"),
+                )
+                with Repository.open(
+                    place.open(), replace(base, cache_dir=str(tmp_path / f"cache{number}"))
+                ) as repo:
                     try:
                         summary = kit.write(repo, what, session=name)
                     except (Conflict, Damaged):

@@ -1,4 +1,6 @@
-"""Keys that come and go on every kind of store; a bucket that keeps versions, and locks them, included."""
+"""Keys that come and go on every kind of store; a bucket that keeps versions, and locks them,
+included.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _slot(repository: Repository, path: Path, label: str) -> dict[str, object]:
 
 
 def _rotated(store: Store, config: Config, folder: Path) -> tuple[Config, Config, list[str]]:
-    """A store with a checkpoint whose first key was replaced: configurations of the new and of the old key, and warnings."""
+    """A store with a checkpoint whose first key was replaced: configurations of the new and of the
+    old key, and warnings.
+    """
     with Repository.init(store, encryption=True, config=config) as repository:
         kit.write(repository)
         slot = _slot(repository, folder / "new.key", "new")
@@ -45,12 +49,18 @@ def _rotated(store: Store, config: Config, folder: Path) -> tuple[Config, Config
         old = Path(config.key_dir) / f"{repository.id}.key"
         changer.change(lambda slots: [one for one in slots if one.get("label") == "new"])
         assert changer.settled()
-        return replace(config, key_file=str(folder / "new.key")), replace(config, key_file=str(old)), changer.warnings
+        return (
+            replace(config, key_file=str(folder / "new.key")),
+            replace(config, key_file=str(old)),
+            changer.warnings,
+        )
 
 
 @pytest.mark.parametrize("place", KINDS, indirect=True)
 def test_another_key_opens_what_was_stored(place: Place, tmp_path: Path) -> None:
-    config = replace(place.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache"))
+    config = replace(
+        place.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache")
+    )
     store = place.open()
     new, old, warnings = _rotated(store, config, tmp_path)
     with Repository.open(place.open(), new) as repository:
@@ -69,18 +79,25 @@ def test_another_key_opens_what_was_stored(place: Place, tmp_path: Path) -> None
 @pytest.mark.parametrize("place", ["local", "radosgw", "rclone"], indirect=True)
 def test_operators_at_the_same_time(place: Place, tmp_path: Path) -> None:
     """Each adds a key of its own: all of them open the store, or who lost is told."""
-    config = replace(place.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache"))
+    config = replace(
+        place.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache")
+    )
     count = 3
     stores = [place.open() for _ in range(count)]
     Repository.init(stores[0], encryption=True, config=config).close()
     repositories = [Repository.open(store, config) for store in stores]
-    slots = [_slot(repository, tmp_path / f"{number}.key", f"{number}") for number, repository in enumerate(repositories)]
+    slots = [
+        _slot(repository, tmp_path / f"{number}.key", f"{number}")
+        for number, repository in enumerate(repositories)
+    ]
     start, told = threading.Barrier(count), []
 
     def add(number: int) -> None:
         start.wait()
         try:
-            repositories[number].key_changer().change(lambda there: there if slots[number] in there else [*there, slots[number]])
+            repositories[number].key_changer().change(
+                lambda there: there if slots[number] in there else [*there, slots[number]]
+            )
             told.append(number)
         except CriuctlError:
             assert place.kind == "rclone"  # there they may get in each other's way for too long
@@ -100,24 +117,36 @@ def test_operators_at_the_same_time(place: Place, tmp_path: Path) -> None:
         Repository.open(place.open(), replace(config, key_file=str(tmp_path / f"{number}.key")))
 
 
-def test_a_bucket_that_keeps_and_locks_versions(gateway: Place, radosgw_server: RadosGateway, tmp_path: Path) -> None:
+def test_a_bucket_that_keeps_and_locks_versions(
+    gateway: Place, radosgw_server: RadosGateway, tmp_path: Path
+) -> None:
     """Keys are changed as elsewhere; what such a bucket keeps for its own sake, it keeps."""
     bucket = f"locked-{uuid.uuid4().hex[:8]}"
     client = radosgw_server.client()
     client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
-    rule = {"ObjectLockEnabled": "Enabled", "Rule": {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}}}
+    rule = {
+        "ObjectLockEnabled": "Enabled",
+        "Rule": {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}},
+    }
     client.put_object_lock_configuration(Bucket=bucket, ObjectLockConfiguration=rule)
-    config = replace(gateway.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache"))
+    config = replace(
+        gateway.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache")
+    )
     with open_store(f"s3://{bucket}/trees", config) as store:
         new, old, warnings = _rotated(store, config, tmp_path)
         with Repository.open(store, new) as repository:
             kit.check(repository, "web")
         with pytest.raises(WrongKey):
             Repository.open(store, old)
-        # Honestly: whoever has the removed key and may read what such a bucket keeps opens the store.
+        # Honestly: whoever has the removed key and may read what such a bucket keeps opens the
+        # store.
         versions = client.list_object_versions(Bucket=bucket, Prefix="trees/keys/")
         assert len(versions["Versions"]) == 2 and len(versions["DeleteMarkers"]) == 1
         assert bool(warnings) is not Repository.open(store, new).capabilities.conditional_create
         oldest = client.list_object_versions(Bucket=bucket, Prefix="trees/config")["Versions"][-1]
-        body = json.loads(client.get_object(Bucket=bucket, Key="trees/config", VersionId=oldest["VersionId"])["Body"].read())
+        body = json.loads(
+            client.get_object(Bucket=bucket, Key="trees/config", VersionId=oldest["VersionId"])[
+                "Body"
+            ].read()
+        )
         assert open_by_file(body["slots"], body["id"], Path(old.key_file)).slot == "file"

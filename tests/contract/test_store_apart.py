@@ -1,4 +1,6 @@
-"""The process that speaks to a store for another one: what becomes of it, and of calls, when either dies or is interrupted."""
+"""The process that speaks to a store for another one: what becomes of it, and of calls, when either
+dies or is interrupted.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def given(tmp_path: Path) -> Iterator[ApartStore]:
 
 
 def test_memory_of_the_store_is_not_copied(given: ApartStore, tmp_path: Path) -> None:
-    """What was put is read where it lies when the process reads it: also where it was changed after a put had begun."""
+    """What was put is read where it lies when the process reads it: also where it was changed after
+    a put had begun.
+    """
     own, other = given.memory(3 << 20), memoryview(bytearray(os.urandom(100)))
     own[:] = os.urandom(own.nbytes)
     given.put("both", [own, other, own[5:70_000], b"bytes"])
@@ -64,7 +68,9 @@ def test_more_memory_than_both_have_is_ordinary(given: ApartStore) -> None:
     assert given.get("o") == large[:4096]
 
 
-def test_a_listing_that_nobody_reads_to_its_end_gives_its_connection_back(given: ApartStore) -> None:
+def test_a_listing_that_nobody_reads_to_its_end_gives_its_connection_back(
+    given: ApartStore,
+) -> None:
     for number in range(3):
         given.put(f"o{number}", b"")
     for _ in range(100):  # more than there are connections
@@ -158,7 +164,9 @@ def test_a_call_that_is_interrupted_leaves_the_others_alone(given: ApartStore) -
 
 
 def test_it_ends_with_the_one_that_has_forked_it_off(tmp_path: Path) -> None:
-    """Killed, which lets nobody close anything, though another process that it has forked has copies of all."""
+    """Killed, which lets nobody close anything, though another process that it has forked has
+    copies of all.
+    """
     program = (
         "import os, signal, sys\n"
         "from criuctl.proc.early_process import Aside\n"
@@ -168,7 +176,9 @@ def test_it_ends_with_the_one_that_has_forked_it_off(tmp_path: Path) -> None:
         "print(aside.pid, flush=True)\n"
         "signal.pause()\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         assert child.stdout is not None
         pid = int(child.stdout.readline())
@@ -182,12 +192,21 @@ def test_it_ends_with_the_one_that_has_forked_it_off(tmp_path: Path) -> None:
 
 
 def test_it_holds_nothing_of_what_the_caller_prints_to(tmp_path: Path) -> None:
-    program = "from criuctl.proc.early_process import Aside\naside = Aside('criuctl.store.boto3_process')\nprint(aside.pid, flush=True)\ninput()\n"
-    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    program = (
+        "from criuctl.proc.early_process import Aside\naside = "
+        "Aside('criuctl.store.boto3_process')\nprint(aside.pid, flush=True)\ninput()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None and child.stdin is not None
     try:
         streams = Path(f"/proc/{int(child.stdout.readline())}/fd")
-        wait_until(lambda: {os.readlink(streams / str(n)) for n in range(3)} == {os.devnull}, 20, "it has streams of its own")
+        wait_until(
+            lambda: {os.readlink(streams / str(n)) for n in range(3)} == {os.devnull},
+            20,
+            "it has streams of its own",
+        )
     finally:
         child.stdin.close()
         child.wait()
@@ -208,7 +227,11 @@ def test_errors_arrive_as_what_they_are(given: ApartStore) -> None:
         given.get("packs/aa/bb")
     assert caught.value.details == {"object": "packs/aa/bb"}
     for cls in vars(errors).values():
-        if isinstance(cls, type) and issubclass(cls, CriuctlError) and cls.__init__ is CriuctlError.__init__:
+        if (
+            isinstance(cls, type)
+            and issubclass(cls, CriuctlError)
+            and cls.__init__ is CriuctlError.__init__
+        ):
             sent = cls("what happened", hint="what to do", object="o")
             got = pickle.loads(pickle.dumps(sent))  # noqa: S301
             assert (type(got), got.to_dict(), str(got)) == (cls, sent.to_dict(), "what happened")
@@ -241,7 +264,8 @@ def test_a_process_without_room_for_threads_answers_all_the_same(tmp_path: Path)
         "import sys, threading\n"
         'def refuse(self): raise RuntimeError("can\'t start new thread")\n'
         "start, threading.Thread.start = threading.Thread.start, refuse\n"
-        "from criuctl.config import Config\nfrom criuctl.proc.early_process import Aside\nfrom criuctl.store.boto3_process import Apart\n"
+        "from criuctl.config import Config\nfrom criuctl.proc.early_process import Aside\nfrom "
+        "criuctl.store.boto3_process import Apart\n"
         "aside = Aside('criuctl.store.boto3_process')\nthreading.Thread.start = start\n"
         "store = Apart(sys.argv[1], Config(), aside)\nstore.create()\n"
         "def put(n): store.put(f'o{n}', b'x')\n"
@@ -250,15 +274,22 @@ def test_a_process_without_room_for_threads_answers_all_the_same(tmp_path: Path)
         "print(len(list(store.list())))\nstore.close()\naside.reap()\n"
     )
     argv = [sys.executable, "-c", program, str(tmp_path / "store")]
-    assert subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout == "40\n"
+    assert (
+        subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+        == "40\n"
+    )
 
 
 def test_what_it_starts_hears_signals(given: ApartStore) -> None:
-    """A program that finds credentials is ended by ^C as it ever was: nothing ignored is inherited."""
+    """A program that finds credentials is ended by ^C as it ever was: nothing ignored is
+    inherited.
+    """
     given.put("o", b"")  # it is up
     status = Path(f"/proc/{given.aside.pid}/status").read_text()
     ignored = int(re.search(r"^SigIgn:\s*([0-9a-f]+)", status, re.MULTILINE)[1], 16)  # type: ignore[index]
-    assert not any(ignored >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    assert not any(
+        ignored >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    )
 
 
 def test_where_there_is_no_room_for_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +328,9 @@ def test_a_store_that_was_announced_is_handed_out_once(monkeypatch: pytest.Monke
         open_store("s3://", config)
 
 
-def test_a_process_that_stands_still_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_stands_still_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = ApartStore(str(tmp_path / "store"), Config())
     store.create()  # on a busy machine it may take its time to load
     monkeypatch.setattr(store, "_patience", 3.0)

@@ -19,7 +19,15 @@ from pathlib import Path
 import pytest
 
 from criuctl.config import Config
-from criuctl.errors import Damaged, NoSuchBucket, ObjectExists, ObjectMissing, StoreDenied, StoreError, StoreFull
+from criuctl.errors import (
+    Damaged,
+    NoSuchBucket,
+    ObjectExists,
+    ObjectMissing,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+)
 from criuctl.store import Store, open_store
 
 pytestmark = pytest.mark.contract
@@ -101,7 +109,15 @@ def test_what_put_returned_from_is_durable(store: Store, monkeypatch: pytest.Mon
         calls.clear()
         store.put(f"n{if_absent:d}/m/o", b"x", if_absent=if_absent)
         assert calls[:7] == [
-            *("content", f"make n{if_absent:d}", "sync store", "make m", f"sync n{if_absent:d}", "name", "sync m")
+            *(
+                "content",
+                f"make n{if_absent:d}",
+                "sync store",
+                "make m",
+                f"sync n{if_absent:d}",
+                "name",
+                "sync m",
+            )
         ]
     calls.clear()
     store.delete("n0/m/o")
@@ -112,7 +128,9 @@ def test_what_put_returned_from_is_durable(store: Store, monkeypatch: pytest.Mon
 def test_what_could_not_be_made_durable_is_not_there(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, if_absent: bool
 ) -> None:
-    """Whoever was told that a segment could not be put deletes its packs: others must not find it."""
+    """Whoever was told that a segment could not be put deletes its packs: others must not find
+    it.
+    """
     store.put("p/o", b"old")
 
     def broken(_fd: int) -> None:
@@ -215,7 +233,8 @@ def test_a_disk_unmounted_under_a_store_is_missed(tmp_path: Path) -> None:
     assert list(place.parent.iterdir()) == []
 
 
-# -- what does not belong there ------------------------------------------------------------------------
+# -- what does not belong there
+# ------------------------------------------------------------------------
 
 
 def test_symbolic_links_lead_nowhere(store: Store, folder: Path, tmp_path: Path) -> None:
@@ -242,7 +261,9 @@ def test_symbolic_links_lead_nowhere(store: Store, folder: Path, tmp_path: Path)
     assert os.listdir(outside) == ["o"]
 
 
-def test_a_store_may_itself_be_reached_by_a_link(store: Store, folder: Path, tmp_path: Path) -> None:
+def test_a_store_may_itself_be_reached_by_a_link(
+    store: Store, folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "link").symlink_to(folder)
     open_store(str(tmp_path / "link"), Config()).put("o", b"x")
     assert store.get("o") == b"x"
@@ -274,7 +295,8 @@ def test_no_object_is_another_ones_folder(store: Store) -> None:
     assert [info.name for info in store.list()] == ["a", "b/c"]
 
 
-# -- writers that die ------------------------------------------------------------------------------------
+# -- writers that die
+# ------------------------------------------------------------------------------------
 
 _HALF_WAY = """
 import os, sys, time
@@ -303,7 +325,9 @@ def _writer_half_way(folder: Path) -> Iterator[subprocess.Popen[str]]:
             writer.kill()
 
 
-def test_a_writer_killed_half_way_leaves_no_object_and_is_swept_up(store: Store, folder: Path) -> None:
+def test_a_writer_killed_half_way_leaves_no_object_and_is_swept_up(
+    store: Store, folder: Path
+) -> None:
     with _writer_half_way(folder) as writer:
         (temp,) = _files(folder)
         assert temp.startswith(".tmp/")
@@ -332,7 +356,9 @@ def test_old_leftovers_go_in_passing(store: Store, folder: Path) -> None:
     assert _files(folder) == [".tmp/3-young"]
 
 
-def test_an_interrupted_put_leaves_nothing(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_put_leaves_nothing(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(fd: int) -> None:
         raise KeyboardInterrupt
 

@@ -50,7 +50,9 @@ def test_one_thread_wins(store: Store) -> None:
 
 @pytest.mark.parametrize("place", ["rclone"], indirect=True)
 def test_the_weak_store_says_that_several_may_win(store: Store) -> None:
-    """It must be known as weak, keep what one of them wrote, and be right for those who come later."""
+    """It must be known as weak, keep what one of them wrote, and be right for those who come
+    later.
+    """
     assert not store.probe().conditional_create
     for number in range(5):
         winners = _race(store, f"race/{number}", 8)
@@ -99,7 +101,10 @@ def test_readers_see_the_whole_or_nothing(store: Store, place: Place) -> None:
     """A name that is written, replaced and deleted all the time, with readers beside it."""
     # The weak server replaces by unlinking first, and says so; there, names are never used twice.
     replacing = place.kind != "rclone"
-    contents = [bytes([letter]) * size for letter, size in zip(b"abcd", (1, 100_000, 3_000_000, 700_001), strict=True)]
+    contents = [
+        bytes([letter]) * size
+        for letter, size in zip(b"abcd", (1, 100_000, 3_000_000, 700_001), strict=True)
+    ]
     over = threading.Event()
     name = "busy/0000"
     seen: set[bytes] = set()
@@ -126,7 +131,9 @@ def test_readers_see_the_whole_or_nothing(store: Store, place: Place) -> None:
     with ThreadPoolExecutor(3) as pool:
         readers = [pool.submit(read) for _ in range(3)]
         try:
-            for number in itertools.takewhile(lambda number: number < 40 or not enough(), itertools.count()):
+            for number in itertools.takewhile(
+                lambda number: number < 40 or not enough(), itertools.count()
+            ):
                 if not replacing:
                     name = f"busy/{number:04}"
                 store.put(name, contents[number % 4], if_absent=number % 8 == 0)

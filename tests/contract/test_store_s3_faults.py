@@ -1,4 +1,6 @@
-"""Networks and servers that fail in the middle: what was said to be stored is stored, and nothing is made up."""
+"""Networks and servers that fail in the middle: what was said to be stored is stored, and nothing
+is made up.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ from servers import FaultProxy, RadosGateway, RcloneServer
 from support.places import Place
 
 from criuctl.config import Config
-from criuctl.errors import Damaged, ObjectExists, ObjectMissing, StoreError, StoreFull, StoreUnreachable
+from criuctl.errors import (
+    Damaged,
+    ObjectExists,
+    ObjectMissing,
+    StoreError,
+    StoreFull,
+    StoreUnreachable,
+)
 from criuctl.store import Store, open_store
 
 pytestmark = pytest.mark.contract
@@ -40,19 +49,27 @@ def patient() -> bool:
 
 
 @pytest.fixture
-def through(patient: bool, gateway: Place, radosgw_server: RadosGateway, monkeypatch: pytest.MonkeyPatch) -> Iterator[Through]:
-    """The reference server behind a proxy with the given faults: the proxy and a store that goes through it."""
+def through(
+    patient: bool, gateway: Place, radosgw_server: RadosGateway, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Through]:
+    """The reference server behind a proxy with the given faults: the proxy and a store that goes
+    through it.
+    """
     proxies: list[FaultProxy] = []
     stores: list[Store] = []
     if not patient:
         monkeypatch.setattr("criuctl.store.s3._PAUSE", 0.02)
         monkeypatch.setattr("criuctl.store.s3._JITTER", 0.04)
 
-    def make(retries: int = 5, pause: float = 1.0, deadline: float = 120.0, **faults: str) -> tuple[FaultProxy, Store]:
+    def make(
+        retries: int = 5, pause: float = 1.0, deadline: float = 120.0, **faults: str
+    ) -> tuple[FaultProxy, Store]:
         proxies.append(FaultProxy(radosgw_server.port, faults, pause=pause))
         patience = 3 if set("hd") & set("".join(faults.values())) else 20
         endpoint = proxies[-1].endpoint
-        settings = Config(s3_endpoint=endpoint, s3_timeout=patience, s3_retries=retries, s3_deadline=deadline)
+        settings = Config(
+            s3_endpoint=endpoint, s3_timeout=patience, s3_retries=retries, s3_deadline=deadline
+        )
         stores.append(open_store(gateway.url, settings))
         return proxies[-1], stores[-1]
 
@@ -79,7 +96,9 @@ def test_a_passing_fault_of_a_put(through: Through, gateway: Place, fault: str, 
 def test_a_passing_fault_of_a_read(through: Through, gateway: Place, fault: str) -> None:
     content = os.urandom(3 << 20)
     gateway.open().put("o", content)
-    proxy, store = through(GET=f"{fault}.{fault}.{fault}{fault}.{fault}.", HEAD=fault if fault != "s" else ".")
+    proxy, store = through(
+        GET=f"{fault}.{fault}.{fault}{fault}.{fault}.", HEAD=fault if fault != "s" else "."
+    )
     assert store.get("o") == content
     assert store.get_range("o", 1, 2 << 20) == content[1 : 1 + (2 << 20)]
     target = bytearray(1 << 20)
@@ -98,23 +117,32 @@ def test_an_answer_that_never_comes_is_asked_for_again(through: Through, gateway
     assert gateway.open().get("o") == b"content"
 
 
-@pytest.mark.parametrize(("fault", "patient"), [("5", True), ("r", False), ("c", False)], ids=list("5rc"))
-def test_a_lasting_fault_is_told_in_time(through: Through, gateway: Place, fault: str, patient: bool) -> None:
+@pytest.mark.parametrize(
+    ("fault", "patient"), [("5", True), ("r", False), ("c", False)], ids=list("5rc")
+)
+def test_a_lasting_fault_is_told_in_time(
+    through: Through, gateway: Place, fault: str, patient: bool
+) -> None:
     proxy, store = through(PUT=fault * 50)
     began = time.monotonic()
     with pytest.raises(StoreUnreachable):
         store.put("o", os.urandom(2 << 20))
-    assert (1 if patient else 0) < time.monotonic() - began < 60  # it was tried again, after a while, and not for ever
+    # it was tried again, after a while, and not for ever
+    assert (1 if patient else 0) < time.monotonic() - began < 60
     assert proxy.spoiled() == fault * 5
     with pytest.raises(ObjectMissing):
         gateway.open().get("o")
 
 
 @pytest.mark.parametrize("verb", ["put", "get", "list", "stat", "read_into", "delete"])
-def test_an_answer_that_drips_is_bounded_in_all(through: Through, gateway: Place, verb: str) -> None:
+def test_an_answer_that_drips_is_bounded_in_all(
+    through: Through, gateway: Place, verb: str
+) -> None:
     """Each byte comes well within the time-out of a read, and all of them would take minutes."""
     gateway.open().put("o", b"content" * 100)
-    proxy, store = through(pause=0.5, deadline=8.0, **dict.fromkeys(("PUT", "GET", "HEAD", "DELETE"), "d" * 50))
+    proxy, store = through(
+        pause=0.5, deadline=8.0, **dict.fromkeys(("PUT", "GET", "HEAD", "DELETE"), "d" * 50)
+    )
     calls: dict[str, Callable[[], object]] = {
         "put": lambda: store.put("p", b"x"),
         "get": lambda: store.get("o"),
@@ -149,10 +177,30 @@ def test_contents_are_given_more_time(through: Through, gateway: Place) -> None:
     assert store.get_range("o", 0, len(content)) == content
 
 
-def test_over_tls_an_answer_that_drips_is_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_tls_an_answer_that_drips_is_bounded_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     certificate, key = tmp_path / "certificate", tmp_path / "key"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    made += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+    ]
+    made += [
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     subprocess.run(made, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -179,7 +227,10 @@ def test_over_tls_an_answer_that_drips_is_bounded_in_all(tmp_path: Path, monkeyp
         endpoint = f"https://localhost:{listener.getsockname()[1]}"
         began = time.monotonic()
         settings = Config(s3_endpoint=endpoint, s3_timeout=1.0, s3_deadline=3.0)
-        with open_store("s3://bucket/p", settings) as store, pytest.raises(StoreUnreachable, match="not done after 3 s"):
+        with (
+            open_store("s3://bucket/p", settings) as store,
+            pytest.raises(StoreUnreachable, match="not done after 3 s"),
+        ):
             store.put("o", b"x")
         assert time.monotonic() - began < 6
         over.set()
@@ -196,7 +247,10 @@ def test_what_is_no_passing_fault_is_not_tried_again(through: Through) -> None:
 def test_an_object_that_always_ends_early_is_damaged(through: Through, gateway: Place) -> None:
     gateway.open().put("o", os.urandom(1 << 20))
     proxy, store = through(GET="s" * 50)
-    reads: list[Callable[[], bytes]] = [lambda: store.get("o"), lambda: store.get_range("o", 0, 1 << 20)]
+    reads: list[Callable[[], bytes]] = [
+        lambda: store.get("o"),
+        lambda: store.get_range("o", 0, 1 << 20),
+    ]
     for read in reads:
         with pytest.raises(Damaged) as caught:
             read()
@@ -205,7 +259,9 @@ def test_an_object_that_always_ends_early_is_damaged(through: Through, gateway: 
 
 
 @pytest.mark.parametrize("size", [1 << 20, 3 << 20], ids=["with Content-MD5", "by its signature"])
-def test_a_byte_changed_on_the_way_is_noticed_and_sent_again(size: int, through: Through, gateway: Place) -> None:
+def test_a_byte_changed_on_the_way_is_noticed_and_sent_again(
+    size: int, through: Through, gateway: Place
+) -> None:
     """The server itself refuses what is not what was sent."""
     proxy, store = through(PUT="x")
     content = os.urandom(size)
@@ -220,7 +276,9 @@ def test_a_byte_changed_on_the_way_is_noticed_and_sent_again(size: int, through:
 
 
 def test_answers_are_acknowledged_at_once(gateway: Place) -> None:
-    """A server that sends an answer in two pieces waits 40 ms for an acknowledgement unless it is told to come at once."""
+    """A server that sends an answer in two pieces waits 40 ms for an acknowledgement unless it is
+    told to come at once.
+    """
     from botocore.awsrequest import AWSHTTPConnectionPool, AWSHTTPSConnectionPool
 
     from criuctl.store.s3_client import PromptConnection, PromptTLSConnection
@@ -244,7 +302,9 @@ def test_answers_are_acknowledged_at_once(gateway: Place) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "signed"), [("http", True), ("https", False)])
-def test_a_body_is_signed_where_nothing_else_protects_it(scheme: str, signed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_is_signed_where_nothing_else_protects_it(
+    scheme: str, signed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from criuctl.store.s3_client import make_client
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
@@ -252,24 +312,30 @@ def test_a_body_is_signed_where_nothing_else_protects_it(scheme: str, signed: bo
     client = make_client(Config(s3_endpoint=f"{scheme}://127.0.0.1:1"))
     seen: list[bytes] = []
     client.meta.events.register(
-        "before-send.s3.PutObject", lambda request, **_: seen.append(request.headers["X-Amz-Content-SHA256"])
+        "before-send.s3.PutObject",
+        lambda request, **_: seen.append(request.headers["X-Amz-Content-SHA256"]),
     )
     with pytest.raises(EndpointConnectionError):
         client.put_object(Bucket="bucket", Key="key", Body=io.BytesIO(b"x"))
     assert [text != b"UNSIGNED-PAYLOAD" for text in seen] == [signed]
 
 
-# -- what the server has stored ----------------------------------------------------------------------
+# -- what the server has stored
+# ----------------------------------------------------------------------
 
 Spoiler = Callable[..., tuple[FaultProxy, Store]]
 
 
 @pytest.fixture
 def spoiling(weak: Place, rclone_server: RcloneServer) -> Iterator[Spoiler]:
-    """A server that changes a byte of what it was given, and then says (`honest`) what it has stored, or does not."""
+    """A server that changes a byte of what it was given, and then says (`honest`) what it has
+    stored, or does not.
+    """
     proxies: list[FaultProxy] = []
 
-    def make(plan: str, *, honest: bool, flips: bool = True, **settings: Any) -> tuple[FaultProxy, Store]:
+    def make(
+        plan: str, *, honest: bool, flips: bool = True, **settings: Any
+    ) -> tuple[FaultProxy, Store]:
         def harm(path: str) -> str | None:
             file = rclone_server.data / path.lstrip("/")
             content = bytearray(file.read_bytes())
@@ -280,7 +346,9 @@ def spoiling(weak: Place, rclone_server: RcloneServer) -> Iterator[Spoiler]:
             return secrets.token_hex(16)
 
         proxies.append(FaultProxy(rclone_server.port, {"PUT": plan}, harm=harm))
-        return proxies[-1], open_store(weak.url, Config(s3_endpoint=proxies[-1].endpoint, **settings))
+        return proxies[-1], open_store(
+            weak.url, Config(s3_endpoint=proxies[-1].endpoint, **settings)
+        )
 
     yield make
     for proxy in proxies:
@@ -289,7 +357,9 @@ def spoiling(weak: Place, rclone_server: RcloneServer) -> Iterator[Spoiler]:
 
 @pytest.mark.parametrize("size", [700, 3 << 20])
 @pytest.mark.parametrize("if_absent", [False, True])
-def test_what_the_server_says_that_it_has_stored_is_compared(size: int, if_absent: bool, spoiling: Spoiler, weak: Place) -> None:
+def test_what_the_server_says_that_it_has_stored_is_compared(
+    size: int, if_absent: bool, spoiling: Spoiler, weak: Place
+) -> None:
     _, store = spoiling("X" * 9, honest=True)
     with store, pytest.raises(Damaged, match="not what was sent") as caught:
         store.put("o", os.urandom(size), if_absent=if_absent)
@@ -298,7 +368,9 @@ def test_what_the_server_says_that_it_has_stored_is_compared(size: int, if_absen
 
 
 def test_with_verify_writes_nothing_is_believed(spoiling: Spoiler, weak: Place) -> None:
-    """Without it, a server that lies about what it has stored is found out by who reads it; with it, at once."""
+    """Without it, a server that lies about what it has stored is found out by who reads it; with
+    it, at once.
+    """
     content = os.urandom(2 << 20)
     _, store = spoiling("X", honest=False)
     with store:
@@ -313,7 +385,9 @@ def test_with_verify_writes_nothing_is_believed(spoiling: Spoiler, weak: Place) 
 
 
 def test_etags_that_are_no_digests(spoiling: Spoiler) -> None:
-    """As of a server that encrypts: what is stored is looked at once, and from then on they say nothing."""
+    """As of a server that encrypts: what is stored is looked at once, and from then on they say
+    nothing.
+    """
     proxy, store = spoiling("X" * 9, honest=False, flips=False)
     with store:
         for name in ("one", "two", "three"):
@@ -322,7 +396,8 @@ def test_etags_that_are_no_digests(spoiling: Spoiler) -> None:
         assert store.get("two") == b"content"
 
 
-# -- creating only if absent, with lost answers ------------------------------------------------------
+# -- creating only if absent, with lost answers
+# ------------------------------------------------------
 
 
 def test_a_lost_answer_to_a_creation_is_our_own_success(through: Through, gateway: Place) -> None:
@@ -336,7 +411,9 @@ def test_a_lost_answer_to_a_creation_is_our_own_success(through: Through, gatewa
 
 
 def test_a_lost_race_after_a_fault_is_still_lost(through: Through, gateway: Place) -> None:
-    """Our first attempt breaks; meanwhile another creates the name; our second must not take it for ours."""
+    """Our first attempt breaks; meanwhile another creates the name; our second must not take it for
+    ours.
+    """
     for fault, theirs in (("p", b"theirs"), ("p", b"mine!"), ("p", b"")):
         proxy, store = through(PUT=fault)
         name = f"race/{len(theirs)}"
@@ -355,7 +432,9 @@ def test_one_winner_though_every_answer_is_uncertain(through: Through, gateway: 
     for number in range(4):
         start = threading.Barrier(4)
 
-        def write(writer: int, number: int = number, start: threading.Barrier = start) -> bytes | None:
+        def write(
+            writer: int, number: int = number, start: threading.Barrier = start
+        ) -> bytes | None:
             content = b"%d/%d" % (number, writer)
             start.wait()
             try:
@@ -380,11 +459,14 @@ def test_a_server_that_knows_no_conditions(through: Through, gateway: Place) -> 
     assert not other.probe().conditional_create
 
 
-# -- the probe -----------------------------------------------------------------------------------------
+# -- the probe
+# -----------------------------------------------------------------------------------------
 
 
 def test_the_probe_finds_out_a_deceiver(weak: Place, rclone_server: RcloneServer) -> None:
-    """A server that looks before it writes is right one by one, and lets both of two overlapping writers win."""
+    """A server that looks before it writes is right one by one, and lets both of two overlapping
+    writers win.
+    """
 
     def exists(path: str) -> bool:
         return (rclone_server.data / path.lstrip("/")).exists()
@@ -393,7 +475,9 @@ def test_the_probe_finds_out_a_deceiver(weak: Place, rclone_server: RcloneServer
         with open_store(weak.url, Config(s3_endpoint=proxy.endpoint)) as store:
             store.put("one", b"first", if_absent=True)
             found = store.probe()
-        one_by_one = [path for method, path, _ in proxy.seen if method == "PUT" and "probe-" in path]
+        one_by_one = [
+            path for method, path, _ in proxy.seen if method == "PUT" and "probe-" in path
+        ]
     assert not found.conditional_create
     assert len(one_by_one) >= 4  # it got as far as the overlapping writers
     assert weak.left() == [f"{weak.url.rpartition('/')[2]}/one"]
@@ -406,7 +490,8 @@ def test_the_probe_cleans_up_when_it_fails(through: Through, gateway: Place) -> 
     assert gateway.left() == []
 
 
-# -- in parts --------------------------------------------------------------------------------------------
+# -- in parts
+# --------------------------------------------------------------------------------------------
 
 _LARGE = (65 << 20) + 12345
 
@@ -415,11 +500,20 @@ _LARGE = (65 << 20) + 12345
 def large() -> list[memoryview]:
     """More than goes in one request, in buffers that fit no part."""
     content = memoryview(os.urandom(_LARGE))
-    return [content[: 10 << 20], content[10 << 20 : (10 << 20) + 7], content[(10 << 20) + 7 : 60 << 20], content[60 << 20 :]]
+    return [
+        content[: 10 << 20],
+        content[10 << 20 : (10 << 20) + 7],
+        content[(10 << 20) + 7 : 60 << 20],
+        content[60 << 20 :],
+    ]
 
 
-@pytest.mark.parametrize("faults", [{}, {"PUT": "5.c.l"}, {"POST": "5"}, {"POST": ".5"}, {"POST": ".l"}, {"HEAD": "5"}])
-def test_a_large_object_goes_in_parts(through: Through, gateway: Place, large: list[memoryview], faults: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "faults", [{}, {"PUT": "5.c.l"}, {"POST": "5"}, {"POST": ".5"}, {"POST": ".l"}, {"HEAD": "5"}]
+)
+def test_a_large_object_goes_in_parts(
+    through: Through, gateway: Place, large: list[memoryview], faults: dict[str, str]
+) -> None:
     proxy, store = through(**faults)
     store.put("large", large)
     assert sum(letter != "." for plan in faults.values() for letter in plan) == len(proxy.spoiled())
@@ -446,7 +540,9 @@ def test_a_large_object_that_fails_leaves_no_parts(
     assert gateway.left() == []
 
 
-def test_an_interrupted_upload_leaves_no_parts(through: Through, gateway: Place, large: list[memoryview]) -> None:
+def test_an_interrupted_upload_leaves_no_parts(
+    through: Through, gateway: Place, large: list[memoryview]
+) -> None:
     """^C while parts are on their way: they are waited for, then the upload is aborted."""
     proxy, store = through(PUT="..p")
 
@@ -463,27 +559,40 @@ def test_an_interrupted_upload_leaves_no_parts(through: Through, gateway: Place,
     assert gateway.left() == []
 
 
-def test_sweep_aborts_old_uploads_of_this_store_alone(gateway: Place, radosgw_server: RadosGateway) -> None:
+def test_sweep_aborts_old_uploads_of_this_store_alone(
+    gateway: Place, radosgw_server: RadosGateway
+) -> None:
     client = radosgw_server.client()
     prefix = gateway.url.rpartition("/")[2]
     ours = client.create_multipart_upload(Bucket="contract", Key=f"{prefix}/checkpoints/dead")
-    others = [f"other-{prefix}/checkpoints/dead", f"{prefix}/Backup of somebody else.tar", f"{prefix}/backup/somebody.tar"]
+    others = [
+        f"other-{prefix}/checkpoints/dead",
+        f"{prefix}/Backup of somebody else.tar",
+        f"{prefix}/backup/somebody.tar",
+    ]
     theirs = [client.create_multipart_upload(Bucket="contract", Key=key) for key in others]
     with gateway.open() as store:
         assert store.sweep(3600) == 0
         assert store.sweep(0) == 1
     assert sorted(gateway.left()) == sorted(f"unfinished {key}" for key in others)
     for upload in theirs:
-        client.abort_multipart_upload(Bucket="contract", Key=upload["Key"], UploadId=upload["UploadId"])
+        client.abort_multipart_upload(
+            Bucket="contract", Key=upload["Key"], UploadId=upload["UploadId"]
+        )
         assert ours["UploadId"] != upload["UploadId"]
 
 
-# -- a server that dies ------------------------------------------------------------------------------------
+# -- a server that dies
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_gateway_killed_under_writers_and_started_again(gateway: Place, radosgw_server: RadosGateway) -> None:
-    """Every put comes through, though kill -9 met some of them half way, and all that was acknowledged is there."""
+def test_a_gateway_killed_under_writers_and_started_again(
+    gateway: Place, radosgw_server: RadosGateway
+) -> None:
+    """Every put comes through, though kill -9 met some of them half way, and all that was
+    acknowledged is there.
+    """
     half_way = threading.Semaphore(0)
     contents = {f"k/{number:02}": os.urandom(4 << 20) for number in range(24)}
 
@@ -511,7 +620,11 @@ def test_a_gateway_that_stays_away(gateway: Place, radosgw_server: RadosGateway)
         store.put("before", b"x")
         radosgw_server.kill_gateway()
         try:
-            for verb in (lambda: store.put("o", b"x"), lambda: store.get("before"), lambda: list(store.list())):
+            for verb in (
+                lambda: store.put("o", b"x"),
+                lambda: store.get("before"),
+                lambda: list(store.list()),
+            ):
                 with pytest.raises(StoreUnreachable):
                     verb()
         finally:

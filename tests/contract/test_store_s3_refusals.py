@@ -55,7 +55,9 @@ VERBS: dict[str, Callable[[Store], object]] = {
 every_verb = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS.keys())
 
 
-def _refused(verb: Callable[[Store], object], store: Store, kind: type[CriuctlError]) -> CriuctlError:
+def _refused(
+    verb: Callable[[Store], object], store: Store, kind: type[CriuctlError]
+) -> CriuctlError:
     with store, pytest.raises(kind) as caught:
         verb(store)
     assert type(caught.value) is kind
@@ -76,19 +78,25 @@ def test_no_bucket_at_the_weak_server(weak: Place) -> None:
 
 
 @every_verb
-def test_unknown_access_key(gateway: Place, verb: Callable[[Store], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_access_key(
+    gateway: Place, verb: Callable[[Store], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     assert "AWS_ACCESS_KEY_ID" in _refused(verb, gateway.open(), StoreDenied).hint
 
 
 @every_verb
-def test_wrong_secret(gateway: Place, verb: Callable[[Store], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_secret(
+    gateway: Place, verb: Callable[[Store], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong secret")
     assert "AWS_SECRET_ACCESS_KEY" in _refused(verb, gateway.open(), StoreDenied).hint
 
 
 @every_verb
-def test_no_credentials(gateway: Place, verb: Callable[[Store], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials(
+    gateway: Place, verb: Callable[[Store], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     assert "no credentials" in _refused(verb, gateway.open(), StoreDenied).message
@@ -101,7 +109,10 @@ def test_no_such_profile(gateway: Place, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @every_verb
 def test_another_users_bucket(
-    gateway: Place, radosgw_server: RadosGateway, verb: Callable[[Store], object], monkeypatch: pytest.MonkeyPatch
+    gateway: Place,
+    radosgw_server: RadosGateway,
+    verb: Callable[[Store], object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     access, secret = _stranger(radosgw_server)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", access)
@@ -122,7 +133,9 @@ def test_a_reader_may_read_and_is_told_that_it_may_not_write(
         "Resource": [f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/*"],
     }
     client = radosgw_server.client()
-    client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps({"Version": "2012-10-17", "Statement": [statement]}))
+    client.put_bucket_policy(
+        Bucket=BUCKET, Policy=json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    )
     try:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", access)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
@@ -151,7 +164,11 @@ def test_a_full_quota(gateway: Place, radosgw_server: RadosGateway) -> None:
     radosgw_server.set_quota("test", 4096)
     try:
         with gateway.open() as store:
-            for data, if_absent in ((bytes(1 << 20), False), (bytes(1 << 20), True), (bytes(65 << 20), False)):
+            for data, if_absent in (
+                (bytes(1 << 20), False),
+                (bytes(1 << 20), True),
+                (bytes(65 << 20), False),
+            ):
                 with pytest.raises(StoreFull) as caught:
                     store.put("o", data, if_absent=if_absent)
                 assert "prune" in caught.value.hint
@@ -162,12 +179,15 @@ def test_a_full_quota(gateway: Place, radosgw_server: RadosGateway) -> None:
     assert gateway.left() == []
 
 
-# -- nobody there -------------------------------------------------------------------------------------
+# -- nobody there
+# -------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _silent_port() -> Iterator[int]:
-    """A port whose queue of connections is full: what is sent there is dropped, as by a firewall."""
+    """A port whose queue of connections is full: what is sent there is dropped, as by a
+    firewall.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -183,13 +203,17 @@ def _silent_port() -> Iterator[int]:
                 sock.close()
 
 
-@pytest.mark.parametrize("verb", [VERBS[name] for name in ("put in parts", "create only", "list", "probe")])
+@pytest.mark.parametrize(
+    "verb", [VERBS[name] for name in ("put in parts", "create only", "list", "probe")]
+)
 def test_a_closed_port(gateway: Place, verb: Callable[[Store], object]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
         began = time.monotonic()
-        error = _refused(verb, open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreUnreachable)
+        error = _refused(
+            verb, open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreUnreachable
+        )
         assert time.monotonic() - began < 30
     assert endpoint in error.message
 
@@ -214,24 +238,36 @@ def test_endpoints_that_make_no_sense(gateway: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body"), [(200, "<html>hello</html>"), (200, ""), (302, ""), (403, ""), (404, "<html>nothing</html>"), (405, "")]
+    ("status", "body"),
+    [
+        (200, "<html>hello</html>"),
+        (200, ""),
+        (302, ""),
+        (403, ""),
+        (404, "<html>nothing</html>"),
+        (405, ""),
+    ],
 )
 def test_a_web_server_that_is_no_s3(gateway: Place, status: int, body: str) -> None:
     """Whatever it says, it is never taken for the absence of an object, nor for an empty store.
 
-    A 200 with some content is an object as far as HTTP can tell: there the caller's checksums decide.
+    A 200 with some content is an object as far as HTTP can tell: there the caller's checksums
+    decide.
     """
-    verbs = ["list", "create", "probe"] + (["get", "stat", "put", "create only"] if status != 200 else [])
-    with _web_server(status, body) as endpoint, open_store(gateway.url, Config(s3_endpoint=endpoint)) as store:
+    verbs = ["list", "create", "probe"] + (
+        ["get", "stat", "put", "create only"] if status != 200 else []
+    )
+    with (
+        _web_server(status, body) as endpoint,
+        open_store(gateway.url, Config(s3_endpoint=endpoint)) as store,
+    ):
         for verb in verbs:
             with pytest.raises(StoreError) as caught:
                 VERBS[verb](store)
             assert not isinstance(caught.value, ObjectMissing | ObjectExists)
 
 
-_LISTED = (
-    """<ListBucketResult><Name>b</Name><IsTruncated>%s</IsTruncated><Contents><Key>%s/o</Key>%s</Contents></ListBucketResult>"""
-)
+_LISTED = """<ListBucketResult><Name>b</Name><IsTruncated>%s</IsTruncated><Contents><Key>%s/o</Key>%s</Contents></ListBucketResult>"""
 _SIZE, _TIME = "<Size>1</Size>", "<LastModified>2026-11-20T20:00:00Z</LastModified>"
 
 
@@ -248,14 +284,20 @@ _SIZE, _TIME = "<Size>1</Size>", "<LastModified>2026-11-20T20:00:00Z</LastModifi
 def test_a_listing_that_lacks_something(gateway: Place, more: str, entry: str, what: str) -> None:
     listed = _LISTED % (more, gateway.url.split("/", 3)[3], entry)
     with _web_server(200, listed) as endpoint:
-        error = _refused(VERBS["list"], open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreError)
+        error = _refused(
+            VERBS["list"], open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreError
+        )
     assert what in error.message and endpoint in error.message
 
 
 @pytest.mark.parametrize(
     ("listing", "more", "verb"),
     [
-        ("ListBucketResult", "<Name>b</Name><NextContinuationToken>x</NextContinuationToken>", VERBS["list"]),
+        (
+            "ListBucketResult",
+            "<Name>b</Name><NextContinuationToken>x</NextContinuationToken>",
+            VERBS["list"],
+        ),
         (
             "ListMultipartUploadsResult",
             "<NextKeyMarker>x</NextKeyMarker><NextUploadIdMarker>x</NextUploadIdMarker>",
@@ -264,26 +306,36 @@ def test_a_listing_that_lacks_something(gateway: Place, more: str, entry: str, w
     ],
     ids=["objects", "uploads"],
 )
-def test_a_listing_that_never_ends(gateway: Place, listing: str, more: str, verb: Callable[[Store], object]) -> None:
-    with _web_server(200, f"<{listing}><IsTruncated>true</IsTruncated>{more}</{listing}>") as endpoint:
+def test_a_listing_that_never_ends(
+    gateway: Place, listing: str, more: str, verb: Callable[[Store], object]
+) -> None:
+    with _web_server(
+        200, f"<{listing}><IsTruncated>true</IsTruncated>{more}</{listing}>"
+    ) as endpoint:
         error = _refused(verb, open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreError)
     assert "never ends" in error.message
 
 
 def test_a_web_server_takes_no_parts(gateway: Place) -> None:
     with _web_server(200, "") as endpoint:
-        error = _refused(VERBS["put in parts"], open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreError)
+        error = _refused(
+            VERBS["put in parts"], open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreError
+        )
     assert "UploadId" in error.message
 
 
-def test_a_certificate_that_nobody_vouches_for(gateway: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_that_nobody_vouches_for(
+    gateway: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Told at once, with what to do; and with that done, it is trusted."""
     certificate = _self_signed(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     with _web_server(404, "", context) as endpoint:
         began = time.monotonic()
-        error = _refused(VERBS["create"], open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreUnreachable)
+        error = _refused(
+            VERBS["create"], open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreUnreachable
+        )
         assert "AWS_CA_BUNDLE" in error.hint
         assert time.monotonic() - began < 20
         monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
@@ -295,7 +347,9 @@ def _self_signed(folder: Path) -> Path:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
+    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+        now + datetime.timedelta(days=1)
+    )
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)

@@ -37,7 +37,9 @@ def test_what_is_larger_than_it_can_be_is_not_read(store: Store) -> None:
 
 
 def test_several_buffers_are_one_object(store: Store) -> None:
-    """More of them than one writev takes, some empty, of every kind, and too large in all to be joined."""
+    """More of them than one writev takes, some empty, of every kind, and too large in all to be
+    joined.
+    """
     pieces: list[bytes | bytearray | memoryview] = []
     for number in range(1500):
         piece = os.urandom(number % 2000)
@@ -95,7 +97,14 @@ def test_absence_is_said(store: Store) -> None:
 def test_ranges(store: Store) -> None:
     content = os.urandom(3 << 20)
     store.put("o", content)
-    for offset, length in [(0, 1), (0, len(content)), (5, 1 << 20), (1, len(content) - 1), (len(content) - 1, 1), (7, 0)]:
+    for offset, length in [
+        (0, 1),
+        (0, len(content)),
+        (5, 1 << 20),
+        (1, len(content) - 1),
+        (len(content) - 1, 1),
+        (7, 0),
+    ]:
         assert store.get_range("o", offset, length) == content[offset : offset + length]
         target = bytearray(b"\xa5" * (length + 2))
         store.read_into("o", offset, memoryview(target)[1:-1])
@@ -136,12 +145,28 @@ def test_delete(store: Store) -> None:
 
 
 def test_list_is_sorted_by_name_and_filtered_by_prefix(store: Store) -> None:
-    names = ["a-b/c", "a.b", "a/b", "a/b-c/d", "a/b.c", "a/bc", "a0", "b", "packs/00/01", "packs/0", "z_"]
+    names = [
+        "a-b/c",
+        "a.b",
+        "a/b",
+        "a/b-c/d",
+        "a/b.c",
+        "a/bc",
+        "a0",
+        "b",
+        "packs/00/01",
+        "packs/0",
+        "z_",
+    ]
     for name in reversed(names):
         store.put(name, name.encode())
-    assert [(info.name, info.size) for info in store.list()] == [(name, len(name)) for name in sorted(names)]
+    assert [(info.name, info.size) for info in store.list()] == [
+        (name, len(name)) for name in sorted(names)
+    ]
     for prefix in ("a", "a/", "a/b", "a/b-c/", "packs/", "packs/00", "zz", "b", "b/", "a."):
-        assert [info.name for info in store.list(prefix)] == sorted(n for n in names if n.startswith(prefix)), prefix
+        assert [info.name for info in store.list(prefix)] == sorted(
+            n for n in names if n.startswith(prefix)
+        ), prefix
 
 
 def test_list_of_more_than_one_page(store: Store) -> None:
@@ -165,7 +190,19 @@ def test_list_streams(store: Store) -> None:
 
 BAD_NAMES = [
     *("", "/a", "a/", "a//b", "../a", "a/../b", "a/..", ".", "..", "a..b", ".tmp/x", "a/.hidden"),
-    *("A", "ä", "a b", "a\0b", "a\n", "a\\b", "-a", "a/-b", "%2e%2e/a", "x" * 600, "/".join("x" * 60 for _ in range(10))),
+    *(
+        "A",
+        "ä",
+        "a b",
+        "a\0b",
+        "a\n",
+        "a\\b",
+        "-a",
+        "a/-b",
+        "%2e%2e/a",
+        "x" * 600,
+        "/".join("x" * 60 for _ in range(10)),
+    ),
 ]
 
 

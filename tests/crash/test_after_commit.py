@@ -1,4 +1,6 @@
-"""What fails when the checkpoint is there is no failed dump: exit 11, all of it in `warnings`, and the checkpoint comes back."""
+"""What fails when the checkpoint is there is no failed dump: exit 11, all of it in `warnings`, and
+the checkpoint comes back.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,13 @@ def places(home: Home, criuctl: Criuctl) -> Iterator[dict[str, Path]]:
     found = {"run": home.run / "own", "state": home.path / "own-state"}
     for place in found.values():
         place.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=755", home.token, place], check=True)
-    criuctl.extra |= {"CRIUCTL_RUN_DIR": str(found["run"]), "CRIUCTL_STATE_DIR": str(found["state"])}
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=2m,mode=755", home.token, place], check=True
+        )
+    criuctl.extra |= {
+        "CRIUCTL_RUN_DIR": str(found["run"]),
+        "CRIUCTL_STATE_DIR": str(found["state"]),
+    }
     yield found
     for place in found.values():
         subprocess.run(["umount", place], check=True)
@@ -59,7 +66,11 @@ HARMS = {"read-only": _read_only, "full": _full}
 
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("which", ["run", "state"])
-@pytest.mark.parametrize(("step", "options"), [("cleanup", ()), ("manifest", ("--leave-running",))], ids=["ends", "left running"])
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [("cleanup", ()), ("manifest", ("--leave-running",))],
+    ids=["ends", "left running"],
+)
 def test_a_folder_of_criuctls_own_fails(
     step: str,
     options: tuple[str, ...],
@@ -70,16 +81,23 @@ def test_a_folder_of_criuctls_own_fails(
     trip: Trip,
     criuctl: Criuctl,
 ) -> None:
-    """The report of a tree that is gone is to be removed, and where the session is now to be written down."""
+    """The report of a tree that is gone is to be removed, and where the session is now to be
+    written down.
+    """
     animal = zoo.launch("counter.py", "2")
     first = trip.dump(animal)
     animal = trip.restore(first, animal)  # leaves a report for the tree itself in the run folder
-    with paused(criuctl, step, "dump", animal.pid, "--name", "again", *options) as held, HARMS[harm](places[which]):
+    with (
+        paused(criuctl, step, "dump", animal.pid, "--name", "again", *options) as held,
+        HARMS[harm](places[which]),
+    ):
         held.go_on()
         code = held.command.process.wait(120)
     assert code in (0, 11), held.command.told()
     told = held.command.json()
-    assert (code == 11) == any(word in str(told["warnings"]) for word in ("Read-only", "No space")), held.command.told()
+    assert (code == 11) == any(
+        word in str(told["warnings"]) for word in ("Read-only", "No space")
+    ), held.command.told()
     if which == ("run" if step == "cleanup" else "state") and harm == "read-only":
         assert code == 11, held.command.told()
     criuctl("verify", told["checkpoint"])
@@ -93,7 +111,9 @@ def test_a_folder_of_criuctls_own_fails(
 
 @pytest.mark.parametrize("where", ["/dev/full", "a pipe that nobody reads"])
 def test_the_answer_cannot_be_printed(where: str, zoo: Zoo, criuctl: Criuctl) -> None:
-    """The tree has ended and its checkpoint is there: exit 11, and not that of a bug or of a reader that has gone."""
+    """The tree has ended and its checkpoint is there: exit 11, and not that of a bug or of a reader
+    that has gone.
+    """
     animal = zoo.launch("counter.py", "2")
     argv = [sys.executable, "-m", "criuctl", "dump", str(animal.pid), "--name", "unheard", "--json"]
     if where == "/dev/full":
@@ -102,7 +122,14 @@ def test_the_answer_cannot_be_printed(where: str, zoo: Zoo, criuctl: Criuctl) ->
         reading, out = os.pipe()
         os.close(reading)
     try:
-        done = subprocess.run(argv, env=criuctl.environment(), stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            argv,
+            env=criuctl.environment(),
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     finally:
         os.close(out)
     assert done.returncode == 11, done.stderr

@@ -19,7 +19,9 @@ from support.zoo import Animal, Zoo
 pytestmark = pytest.mark.crash
 
 
-def test_kill_9_of_criu_at_every_step_of_a_dump(zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_kill_9_of_criu_at_every_step_of_a_dump(
+    zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
     """CRIU dies with the tree in its hands: the tree runs on, and criuctl says so with exit 5."""
     first = zoo.launch("counter.py", "1", name="first")
     steps = steps_of(criuctl, "dump", first.pid)
@@ -29,7 +31,8 @@ def test_kill_9_of_criu_at_every_step_of_a_dump(zoo: Zoo, criuctl: Criuctl, afte
         animal.remember()
         with paused(criuctl, step, "dump", animal.pid, "--name", animal.folder.name) as held:
             held.kill_criu()
-        dumps.append((step, animal, held))  # it may take a while to be sure that its tree is not about to end
+        # it may take a while to be sure that its tree is not about to end
+        dumps.append((step, animal, held))
     for step, animal, held in dumps:
         code = held.command.process.wait(120)
         if step == "commit":  # the manifest may have been written before anybody noticed
@@ -43,8 +46,12 @@ def test_kill_9_of_criu_at_every_step_of_a_dump(zoo: Zoo, criuctl: Criuctl, afte
 
 
 @pytest.mark.parametrize("step", ["collect", "commit"])
-def test_connections_of_a_tree_whose_criu_was_killed(step: str, zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
-    """CRIU had its TCP sockets in repair mode, in which no call of the program works: they are as before."""
+def test_connections_of_a_tree_whose_criu_was_killed(
+    step: str, zoo: Zoo, criuctl: Criuctl, trip: Trip
+) -> None:
+    """CRIU had its TCP sockets in repair mode, in which no call of the program works: they are as
+    before.
+    """
     animal = zoo.launch("sockets.py")
     animal.remember()
     before = leaks.nft_tables()
@@ -58,11 +65,15 @@ def test_connections_of_a_tree_whose_criu_was_killed(step: str, zoo: Zoo, criuct
     trip.restore(trip.dump(animal), animal, equal=False).ask()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGXFSZ], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGXFSZ], ids=lambda number: number.name
+)
 def test_what_may_be_ignored_does_not_end_a_criu_that_dumps(
     number: signal.Signals, zoo: Zoo, criuctl: Criuctl, trip: Trip
 ) -> None:
-    """As when its unit is stopped: the tree would be left as it was just then, its connections in repair mode."""
+    """As when its unit is stopped: the tree would be left as it was just then, its connections in
+    repair mode.
+    """
     animal = zoo.launch("sockets.py")
     animal.remember()
     with paused(criuctl, "frozen", "dump", animal.pid) as held:
@@ -74,7 +85,9 @@ def test_what_may_be_ignored_does_not_end_a_criu_that_dumps(
 
 
 @pytest.mark.parametrize("who", ["criu", "criuctl"])
-def test_a_session_of_which_somebody_is_killed_when_it_is_to_end(who: str, criuctl: Criuctl) -> None:
+def test_a_session_of_which_somebody_is_killed_when_it_is_to_end(
+    who: str, criuctl: Criuctl
+) -> None:
     """Its checkpoint exists, and it runs on: its holder serves it at once, as ever."""
     run = criuctl.start("run", "-d", "--name", "web", "--", "sleep", "1000", json_output=False)
     assert run.process.wait(120) == 0, run.told()
@@ -87,7 +100,9 @@ def test_a_session_of_which_somebody_is_killed_when_it_is_to_end(who: str, criuc
     assert criuctl("kill", "web")["killed"] > 0
 
 
-def test_kill_9_of_criu_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_kill_9_of_criu_at_every_step_of_a_restore(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
     """Nothing half-restored stays."""
     animal = zoo.launch("counter.py", "1")
     checkpoint = trip.dump(animal)["checkpoint"]
@@ -118,17 +133,29 @@ while True:
 """
 
 
-def test_kill_9_of_criu_while_it_makes_a_deleted_file(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """What it has made of it goes, and does not stand in the way of the next restore; what another restore has made stays."""
+def test_kill_9_of_criu_while_it_makes_a_deleted_file(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """What it has made of it goes, and does not stand in the way of the next restore; what another
+    restore has made stays.
+    """
     folder = zoo.home / "deleted"
     folder.mkdir()
     animal = zoo.launch([sys.executable, "-S", "-c", DELETED, str(folder / "file")], name="deletes")
     links = Path(f"/proc/{animal.pid}/fd")
-    wait_until(lambda: any("deleted/file (deleted)" in os.readlink(fd) for fd in links.iterdir()), 60, "it is deleted")
+    wait_until(
+        lambda: any("deleted/file (deleted)" in os.readlink(fd) for fd in links.iterdir()),
+        60,
+        "it is deleted",
+    )
     told = trip.dump(animal)
     (folder / "file.cr.1.ghost").write_text("another one's")
     restore = criuctl.start("restore", told["checkpoint"])
-    wait_until(lambda: len(os.listdir(folder)) > 1 or restore.process.poll() is not None, 60, "CRIU makes the file")
+    wait_until(
+        lambda: len(os.listdir(folder)) > 1 or restore.process.poll() is not None,
+        60,
+        "CRIU makes the file",
+    )
     made = [name for name in os.listdir(folder) if name != "file.cr.1.ghost"]
     for pid in oracle.tree(restore.process.pid)[1:]:
         if "criu" in (line := oracle.read(f"/proc/{pid}/cmdline")) and ".py" not in line:
@@ -143,7 +170,9 @@ def test_kill_9_of_criu_while_it_makes_a_deleted_file(zoo: Zoo, trip: Trip, criu
 
 
 @pytest.mark.parametrize("step", ["restore", "post-restore"])
-def test_a_criu_that_hangs_in_a_restore(step: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_a_criu_that_hangs_in_a_restore(
+    step: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
     """Whoever interrupts criuctl then is not kept waiting for ever, and nothing stays."""
     animal = zoo.launch("counter.py", "1")
     checkpoint = trip.dump(animal)["checkpoint"]
@@ -167,13 +196,19 @@ def test_a_criu_that_hangs_in_a_restore(step: str, zoo: Zoo, trip: Trip, criuctl
 
 
 @pytest.mark.parametrize(
-    "body", ["exit 1", "kill -9 $$", "echo nonsense >&2; exit 127"], ids=["exits", "is killed", "speaks nonsense"]
+    "body",
+    ["exit 1", "kill -9 $$", "echo nonsense >&2; exit 127"],
+    ids=["exits", "is killed", "speaks nonsense"],
 )
-def test_a_criu_that_ends_at_once(body: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath, real_criu: str) -> None:
+def test_a_criu_that_ends_at_once(
+    body: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath, real_criu: str
+) -> None:
     animal = zoo.launch("counter.py", "1")
     animal.remember()
     wrapper = zoo.home / "criu-that-fails"
-    wrapper.write_text(f'#!/bin/sh\ncase " $* " in *" swrk "*) {body} ;; *) exec {real_criu} "$@" ;; esac\n')
+    wrapper.write_text(
+        f'#!/bin/sh\ncase " $* " in *" swrk "*) {body} ;; *) exec {real_criu} "$@" ;; esac\n'
+    )
     wrapper.chmod(0o700)
     criuctl.extra["CRIUCTL_CRIU"] = str(wrapper)
     answer = criuctl("dump", animal.pid, check=False)
@@ -184,9 +219,12 @@ def test_a_criu_that_ends_at_once(body: str, zoo: Zoo, criuctl: Criuctl, afterma
 
 
 def test_its_first_error_is_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """What CRIU would stumble over is named, before it does; the log of one that did is kept, see `test_needs`."""
+    """What CRIU would stumble over is named, before it does; the log of one that did is kept, see
+    `test_needs`.
+    """
     animal = zoo.launch("nowhere.py")
-    told = trip.dump(animal, env=RECORDED)  # else its output is put back, and the folder for it is made again
+    # else its output is put back, and the folder for it is made again
+    told = trip.dump(animal, env=RECORDED)
     (animal.folder / "ready").unlink()
     os.rename(animal.folder, animal.folder.with_name("moved-away"))
     answer = criuctl("restore", told["checkpoint"], check=False)
@@ -197,7 +235,9 @@ def test_its_first_error_is_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None
 
 
 def test_a_tree_that_cannot_be_frozen(compiled: Path, zoo: Zoo, criuctl: Criuctl) -> None:
-    """A thread that sleeps in vfork can be stopped by nobody: found before the freeze, and the tree runs on."""
+    """A thread that sleeps in vfork can be stopped by nobody: found before the freeze, and the tree
+    runs on.
+    """
     animal = zoo.launch([str(compiled / "vfork")])
     wait_until(lambda: oracle.stat_of(animal.pid)[:1] == ["D"], 60, "vfork has begun")
     answer = criuctl("dump", animal.pid, check=False, timeout=120)

@@ -1,4 +1,6 @@
-"""A helper program of criuctl's fails, or somebody kills it: the operation has failed, and that is no bug."""
+"""A helper program of criuctl's fails, or somebody kills it: the operation has failed, and that is
+no bug.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ program()
 
 
 @pytest.mark.parametrize("nth", ["1", "2"], ids=["before the freeze", "frozen"])
-def test_the_guard_of_the_terminals_is_killed(nth: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_the_guard_of_the_terminals_is_killed(
+    nth: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
     animal = zoo.launch("masters.py")
     animal.remember()
     criuctl.prefix = [sys.executable, "-c", GUARDLESS, nth]
@@ -48,7 +52,9 @@ def test_the_guard_of_the_terminals_is_killed(nth: str, zoo: Zoo, criuctl: Criuc
     assert aftermath.of_dump(animal) == "alive"
 
 
-def test_the_program_that_locks_connections_is_killed(zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
+def test_the_program_that_locks_connections_is_killed(
+    zoo: Zoo, criuctl: Criuctl, trip: Trip
+) -> None:
     animal = zoo.launch("sockets.py")
     told = trip.dump(animal)
     before = leaks.nft_tables()
@@ -59,7 +65,10 @@ def test_the_program_that_locks_connections_is_killed(zoo: Zoo, criuctl: Criuctl
     path = {"PATH": f"{folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     answer = criuctl("restore", told["checkpoint"], check=False, env=path)
     assert answer["exit_code"] == 6, answer
-    assert f"ended by signal {int(signal.SIGKILL)}; nothing is left of it" in answer["error"]["message"]
+    assert (
+        f"ended by signal {int(signal.SIGKILL)}; nothing is left of it"
+        in answer["error"]["message"]
+    )
     assert zoo.find(animal) == []
     wait_until(lambda: leaks.nft_tables() <= before, 60, "no lock on connections stays")
     trip.restore(told, animal, equal=False).ask()

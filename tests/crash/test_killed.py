@@ -1,7 +1,8 @@
 """criuctl is killed at every step of a dump and of a restore.
 
-The steps are not listed here: each test first runs the whole command undisturbed, takes the steps that it told of, and then
-kills one criuctl at each of them. One test goes through all steps of one command, so a step that is added is tested as well.
+The steps are not listed here: each test first runs the whole command undisturbed, takes the steps
+that it told of, and then kills one criuctl at each of them. One test goes through all steps of one
+command, so a step that is added is tested as well.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from support.zoo import Zoo
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
 TURNS = [signal.SIGINT, signal.SIGTERM] * 50  # one handler has them both: each step gets one
-AGAIN = ("preflight", "frozen", "commit", "cleanup")  # the steps after which another whole dump and restore is tried
+# the steps after which another whole dump and restore is tried
+AGAIN = ("preflight", "frozen", "commit", "cleanup")
 
 
 @pytest.mark.parametrize("how", ["ends", "left running"])
-def test_kill_9_at_every_step_of_a_dump(how: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_kill_9_at_every_step_of_a_dump(
+    how: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
     """The tree runs on, or a complete checkpoint exists, at each and every step."""
     options = ["--leave-running"] if how == "left running" else []
     first = zoo.launch("counter.py", "1", name="first")
@@ -37,17 +41,23 @@ def test_kill_9_at_every_step_of_a_dump(how: str, zoo: Zoo, criuctl: Criuctl, af
     for step in steps:
         animal = zoo.launch("counter.py", "1", name=f"dump-{step}".replace("#", "-"))
         animal.remember()
-        with paused(criuctl, step, "dump", animal.pid, "--name", animal.folder.name, *options) as held:
+        with paused(
+            criuctl, step, "dump", animal.pid, "--name", animal.folder.name, *options
+        ) as held:
             held.kill()
         held.wait_settled(animal)
         fates[step] = aftermath.of_dump(animal, again=step in AGAIN)
     # Before the commit no tree may be gone; and at some point of a dump that ends the tree it is.
-    assert [fates[step] for step in steps[: steps.index("commit")]] == ["alive"] * steps.index("commit")
+    assert [fates[step] for step in steps[: steps.index("commit")]] == ["alive"] * steps.index(
+        "commit"
+    )
     assert ("dumped" in fates.values()) == (how == "ends")
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])
-def test_kill_9_at_every_step_of_a_restore(pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_kill_9_at_every_step_of_a_restore(
+    pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
     """Nothing runs, or all of it does; the next attempt succeeds."""
     animal = zoo.launch("counter.py", "1")
     checkpoint = trip.dump(animal)["checkpoint"]
@@ -68,7 +78,9 @@ def test_kill_9_at_every_step_of_a_restore(pids: str, zoo: Zoo, trip: Trip, criu
 
 
 def test_a_signal_at_every_step_of_a_dump(zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
-    """^C and termination undo what was begun and end with 128 + N, or come too late and change nothing."""
+    """^C and termination undo what was begun and end with 128 + N, or come too late and change
+    nothing.
+    """
     first = zoo.launch("counter.py", "1", name="first")
     steps = steps_of(criuctl, "dump", first.pid)
     for step, number in zip(steps, TURNS, strict=False):
@@ -81,11 +93,17 @@ def test_a_signal_at_every_step_of_a_dump(zoo: Zoo, criuctl: Criuctl, aftermath:
             held.wait_settled(animal)
         code = held.command.process.wait(0)
         fate = aftermath.of_dump(animal, again=step in AGAIN)
-        assert (step, fate, code) in ((step, "alive", 128 + number), (step, "dumped", 0), (step, "dumped", 128 + number))
+        assert (step, fate, code) in (
+            (step, "alive", 128 + number),
+            (step, "dumped", 0),
+            (step, "dumped", 128 + number),
+        )
         assert fate == "alive" or steps.index(step) >= steps.index("commit")
 
 
-def test_a_signal_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_a_signal_at_every_step_of_a_restore(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
     animal = zoo.launch("counter.py", "1")
     checkpoint = trip.dump(animal)["checkpoint"]
     steps = steps_of(criuctl, "restore", checkpoint)
@@ -97,12 +115,17 @@ def test_a_signal_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl: Criu
             held.wait_settled(restoring=animal)
         code = held.command.process.wait(0)
         fate = aftermath.of_restore(animal, checkpoint)
-        assert (step, fate, code) in ((step, "nothing", 128 + number), (step, "running", 0), (step, "running", 128 + number))
+        assert (step, fate, code) in (
+            (step, "nothing", 128 + number),
+            (step, "running", 0),
+            (step, "running", 128 + number),
+        )
         for running in zoo.animals:
             running.end()
 
 
-# Sends criuctl a signal when the restored tree runs, and what was made for the restore is being taken down.
+# Sends criuctl a signal when the restored tree runs, and what was made for the restore is being
+# taken down.
 TOO_LATE = """
 import os, sys
 from criuctl.cli.main import program
@@ -121,8 +144,12 @@ program()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_when_a_restored_tree_runs(number: signal.Signals, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """It is too late to undo anything: the session is known here, and its lease is held, before criuctl ends."""
+def test_a_signal_when_a_restored_tree_runs(
+    number: signal.Signals, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """It is too late to undo anything: the session is known here, and its lease is held, before
+    criuctl ends.
+    """
     animal = zoo.launch("counter.py", "1")
     told = trip.dump(animal)
     criuctl.prefix = [sys.executable, "-c", TOO_LATE, str(int(number))]
@@ -133,12 +160,16 @@ def test_a_signal_when_a_restored_tree_runs(number: signal.Signals, zoo: Zoo, tr
     running.ask()
     status = criuctl("status", told["session"])
     assert (status["state"], status["pid"]) == ("running", running.pid)
-    another = {"CRIUCTL_HOST_ID": "another", "CRIUCTL_STATE_DIR": str(criuctl.home.path / "another")}
+    another = {
+        "CRIUCTL_HOST_ID": "another",
+        "CRIUCTL_STATE_DIR": str(criuctl.home.path / "another"),
+    }
     there = criuctl("restore", told["checkpoint"], env=another, check=False)
     assert there["exit_code"] == 9
 
 
-# Is killed when it is written down that the tree is checkpointed, and CRIU does not know yet that it may end it.
+# Is killed when it is written down that the tree is checkpointed, and CRIU does not know yet that
+# it may end it.
 DIES = """
 import os, signal, sys
 from criuctl.cli.main import program
@@ -239,7 +270,9 @@ def test_a_firewall_lock_that_stays_is_taken_down_by_the_next_command(
 
 
 def test_the_firewall_lock_goes_too(zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
-    """A tree with TCP connections is behind CRIU's firewall lock while it is frozen; kill -9 must not leave it there."""
+    """A tree with TCP connections is behind CRIU's firewall lock while it is frozen; kill -9 must
+    not leave it there.
+    """
     for step in ("frozen", "commit"):
         animal = zoo.launch("sockets.py", name=f"sockets-{step}")
         animal.remember()
@@ -252,8 +285,12 @@ def test_the_firewall_lock_goes_too(zoo: Zoo, criuctl: Criuctl, aftermath: After
 
 
 @pytest.mark.parametrize("step", ["collect", "commit"])
-def test_criuctl_and_criu_are_killed_together(step: str, zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
-    """As when their control group is: nobody is left to unlock the tree's connections, and the next command does."""
+def test_criuctl_and_criu_are_killed_together(
+    step: str, zoo: Zoo, criuctl: Criuctl, trip: Trip
+) -> None:
+    """As when their control group is: nobody is left to unlock the tree's connections, and the next
+    command does.
+    """
     animal = zoo.launch("sockets.py")
     animal.remember()
     before = leaks.nft_tables()
@@ -271,8 +308,12 @@ def test_criuctl_and_criu_are_killed_together(step: str, zoo: Zoo, criuctl: Criu
 
 
 @pytest.mark.parametrize(("step", "number"), [("collect", 1), ("store", 0)])
-def test_a_tree_that_goes_on_already_is_not_put_right(step: str, number: int, zoo: Zoo, criuctl: Criuctl) -> None:
-    """What the next command would do for a killed one ends with the freeze, not with the storing, which may take minutes."""
+def test_a_tree_that_goes_on_already_is_not_put_right(
+    step: str, number: int, zoo: Zoo, criuctl: Criuctl
+) -> None:
+    """What the next command would do for a killed one ends with the freeze, not with the storing,
+    which may take minutes.
+    """
     animal = zoo.launch("sockets.py")
     with paused(criuctl, step, "snapshot", animal.pid) as held:
         assert len(os.listdir(criuctl.home.run / "shields")) == number

@@ -1,4 +1,6 @@
-"""criuctl is killed in the middle of a restore: of the control groups that were made for it, the next command leaves none."""
+"""criuctl is killed in the middle of a restore: of the control groups that were made for it, the
+next command leaves none.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow]
 def group() -> Iterator[Path]:
     """A new group in a hierarchy of this host."""
     mounted = mount_points()
-    hierarchy = next(h for h in sorted(mounted, key=lambda name: "pids" not in name) if "cpuset" not in h)
+    hierarchy = next(
+        h for h in sorted(mounted, key=lambda name: "pids" not in name) if "cpuset" not in h
+    )
     folder = Path(mounted[hierarchy]) / f"made-by-a-test-{secrets.token_hex(4)}"
     folder.mkdir()
     yield folder
@@ -37,7 +41,9 @@ def group() -> Iterator[Path]:
 
 
 def test_groups_that_are_made_again(group: Path, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """And when the tree comes back, its groups have the settings that they had: CRIU gives them to those only that it makes."""
+    """And when the tree comes back, its groups have the settings that they had: CRIU gives them to
+    those only that it makes.
+    """
     setting = group / "pids.max"
     if setting.exists():
         setting.write_text("99")
@@ -71,7 +77,9 @@ def test_groups_that_are_made_again(group: Path, zoo: Zoo, trip: Trip, criuctl: 
 
 
 def test_the_group_of_a_session_that_has_not_come(criuctl: Criuctl) -> None:
-    """It was made by a holder that was started for the restore, and that goes when nobody restores any more."""
+    """It was made by a holder that was started for the restore, and that goes when nobody restores
+    any more.
+    """
     config = Config(run_dir=str(criuctl.home.run), state_dir=str(criuctl.home.path / "state"))
 
     def state() -> dict[str, Any]:
@@ -84,7 +92,12 @@ def test_the_group_of_a_session_that_has_not_come(criuctl: Criuctl) -> None:
             os.kill(state()["holder"]["pid"], signal.SIGKILL)
             wait_until(lambda: not state()["holder_alive"], 60, "the holder is gone")
 
-    assert criuctl.start("run", "-d", "--name", "s", "--", "sleep", "1000", json_output=False).process.wait(60) == 0
+    assert (
+        criuctl.start(
+            "run", "-d", "--name", "s", "--", "sleep", "1000", json_output=False
+        ).process.wait(60)
+        == 0
+    )
     criuctl("dump", "s")
     end_holder()
     steps = steps_of(criuctl, "restore", "s")

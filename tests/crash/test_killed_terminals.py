@@ -1,4 +1,6 @@
-"""criuctl is killed while a restore makes terminals that were inside the tree, or gives them to the leaders of sessions."""
+"""criuctl is killed while a restore makes terminals that were inside the tree, or gives them to the
+leaders of sessions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from criuctl.session import terminal
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
-# Is killed before or after that method does its work for the second time: some are made then, and others not.
+# Is killed before or after that method does its work for the second time: some are made then, and
+# others not.
 DIES = """
 import os, signal, sys
 from criuctl.cli.main import program
@@ -56,15 +59,21 @@ def _free() -> bool:
 
 
 @pytest.mark.parametrize("how", ["ends", "left running"])
-def test_kill_9_of_a_dump_while_something_is_printed(how: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
-    """What was printed and not read is there again, and both ends block, of which CRIU takes care only when it has succeeded."""
+def test_kill_9_of_a_dump_while_something_is_printed(
+    how: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
+    """What was printed and not read is there again, and both ends block, of which CRIU takes care
+    only when it has succeeded.
+    """
     options = ["--leave-running"] if how == "left running" else []
     first = zoo.launch("chatter.py", name="first")
     steps = steps_of(criuctl, "dump", first.pid, *options)
     first.end()
     for step in steps[steps.index("frozen") : steps.index("commit")]:
         animal = zoo.launch("chatter.py", name=f"dump-{step}".replace("#", "-"))
-        with paused(criuctl, step, "dump", animal.pid, "--name", animal.folder.name, *options) as held:
+        with paused(
+            criuctl, step, "dump", animal.pid, "--name", animal.folder.name, *options
+        ) as held:
             held.kill()
         held.wait_settled(animal)
         animal.ask()
@@ -92,7 +101,9 @@ def test_kill_9_at_every_step_from_when_terminals_are_made(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("what", ["open_slave", "_act", "call", "_let_all_go", "made"])
-def test_kill_9_between_steps(what: str, when: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_kill_9_between_steps(
+    what: str, when: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
     """Who was traced, or ran a system call of criuctl's just then, goes with CRIU."""
     animal = zoo.launch("followed.py")
     checkpoint = trip.dump(animal)["checkpoint"]

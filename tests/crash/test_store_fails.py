@@ -1,4 +1,6 @@
-"""The store dies, fills up, or answers wrongly: the tree runs on, and no wrong byte ever becomes a process."""
+"""The store dies, fills up, or answers wrongly: the tree runs on, and no wrong byte ever becomes a
+process.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,20 @@ def small_disk(home: Home) -> Iterator[Path]:
     """A disk of 24 MiB."""
     place = home.path / "small"
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", home.token, place], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", home.token, place], check=True
+    )
     yield place
     subprocess.run(["umount", place], check=True)
 
 
 @pytest.mark.parametrize("options", [(), ("--leave-running",)], ids=["ends", "left running"])
-def test_the_disk_fills_up(options: tuple[str, ...], small_disk: Path, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
-    """No room for the memory: exit 7, the tree runs on, and the room that was taken is given back or can be."""
+def test_the_disk_fills_up(
+    options: tuple[str, ...], small_disk: Path, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
+    """No room for the memory: exit 7, the tree runs on, and the room that was taken is given back
+    or can be.
+    """
     criuctl.extra["CRIUCTL_STORE"] = str(small_disk / "store")
     criuctl("store", "init")
     animal = zoo.launch("memory.py", "64")
@@ -49,12 +57,23 @@ def test_the_disk_fills_up(options: tuple[str, ...], small_disk: Path, zoo: Zoo,
 
 @pytest.mark.parametrize("step", ["freeze", "frozen", "store"])
 def test_the_gateway_is_killed(
-    step: str, radosgw_server: RadosGateway, home: Home, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath
+    step: str,
+    radosgw_server: RadosGateway,
+    home: Home,
+    zoo: Zoo,
+    criuctl: Criuctl,
+    aftermath: Aftermath,
 ) -> None:
-    """kill -9 of the S3 gateway in the middle: exit 7, the tree runs on; the gateway comes back, the next dump succeeds."""
+    """kill -9 of the S3 gateway in the middle: exit 7, the tree runs on; the gateway comes back,
+    the next dump succeeds.
+    """
     local = dict(criuctl.extra)
     radosgw_server.make_bucket(home.token)
-    criuctl.extra |= {**radosgw_server.env, "CRIUCTL_STORE": f"s3://{home.token}/killed", "CRIUCTL_S3_RETRIES": "2"}
+    criuctl.extra |= {
+        **radosgw_server.env,
+        "CRIUCTL_STORE": f"s3://{home.token}/killed",
+        "CRIUCTL_S3_RETRIES": "2",
+    }
     criuctl("store", "init")
     animal = zoo.launch("memory.py", "32")
     animal.remember()
@@ -89,7 +108,9 @@ def _kinds(store: Path) -> dict[str, list[Path]]:
 def test_a_wrong_byte_in_any_kind_of_object(
     harm: str, encryption: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home
 ) -> None:
-    """One object of each kind is harmed in turn: the restore is refused before any process starts, and verify finds it."""
+    """One object of each kind is harmed in turn: the restore is refused before any process starts,
+    and verify finds it.
+    """
     store = home.path / "harmed"
     criuctl.extra["CRIUCTL_STORE"] = str(store)
     criuctl("store", "init", *(["--encrypt"] if encryption else ["--no-encrypt"]))
@@ -110,9 +131,12 @@ def test_a_wrong_byte_in_any_kind_of_object(
             zoo.adopt(answer["pid"], animal).end()
         else:
             assert zoo_processes(home) == [], what
-            assert answer["exit_code"] in ((8,) if harm in ("flip", "cut", "foreign") else (3, 7, 8)), f"{what}: {answer}"
+            assert answer["exit_code"] in (
+                (8,) if harm in ("flip", "cut", "foreign") else (3, 7, 8)
+            ), f"{what}: {answer}"
             assert answer["error"]["message"]
-            if kind == "checkpoints" and harm == "gone":  # its existence is the checkpoint's existence
+            # its existence is the checkpoint's existence
+            if kind == "checkpoints" and harm == "gone":
                 assert (answer["exit_code"], verified["exit_code"]) == (3, 0), what
             else:
                 assert verified["exit_code"] in (3, 7, 8), f"{what}: verify saw nothing: {verified}"
@@ -131,7 +155,11 @@ def _harm(path: Path, original: bytes, harm: str) -> None:
         middle = len(original) // 2
         flipped = bytes([original[middle] ^ 0x10]) if original else b"x"
         path.write_bytes(
-            {"flip": original[:middle] + flipped + original[middle + 1 :], "cut": original[:middle], "empty": b""}[harm]
+            {
+                "flip": original[:middle] + flipped + original[middle + 1 :],
+                "cut": original[:middle],
+                "empty": b"",
+            }[harm]
         )
 
 
@@ -143,9 +171,14 @@ def zoo_processes(home: Home) -> list[str]:
     return [line for line in lines if f"{home.path}/counter" in line]
 
 
-def test_the_cipher_text_of_one_object_under_the_name_of_another(zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home) -> None:
+def test_the_cipher_text_of_one_object_under_the_name_of_another(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home
+) -> None:
     """All packs change places: each is genuine, none is where it belongs."""
-    first, second = zoo.launch("counter.py", "2", name="first"), zoo.launch("memory.py", "4", name="second")
+    first, second = (
+        zoo.launch("counter.py", "2", name="first"),
+        zoo.launch("memory.py", "4", name="second"),
+    )
     told = trip.dump(first)
     trip.snapshot(second)
     packs = next(paths for kind, paths in _kinds(criuctl.store).items() if kind.startswith("pack"))

@@ -43,7 +43,9 @@ def test_many_different_trees_at_once(zoo: Zoo, criuctl: Criuctl, trip: Trip) ->
     animals = [zoo.launch("counter.py", "1", name=f"tree{n}") for n in range(4)]
     for animal in animals:
         animal.remember()
-    commands = [criuctl.start("dump", animal.pid, "--name", animal.folder.name) for animal in animals]
+    commands = [
+        criuctl.start("dump", animal.pid, "--name", animal.folder.name) for animal in animals
+    ]
     for command in commands:
         assert command.process.wait(120) == 0, command.told()
     commands = [criuctl.start("restore", animal.folder.name) for animal in animals]

@@ -1,4 +1,6 @@
-"""Dumps of processes that use a device: they come back with its memory, and no failure of the driver loses them."""
+"""Dumps of processes that use a device: they come back with its memory, and no failure of the
+driver loses them.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,19 @@ KEEP = ("--files", "keep")  # the output as it is: the program has counted on si
 CALLS = ("lock", "checkpoint", "restore", "unlock")
 
 
-def restored(criuctl: Criuctl, gpu: Programs, program: DeviceProgram, told: dict[str, Any], *options: str) -> DeviceProgram:
+def restored(
+    criuctl: Criuctl, gpu: Programs, program: DeviceProgram, told: dict[str, Any], *options: str
+) -> DeviceProgram:
     """Restore a checkpoint once its tree has ended."""
     wait_until(lambda: not program.animal.alive(), 30, "what was dumped has ended")
     return gpu.restored(criuctl("restore", told["checkpoint"], *options)["pid"], program)
 
 
 def children(program: DeviceProgram) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()]
+    return [
+        int(pid)
+        for pid in Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+    ]
 
 
 def codes(told: dict[str, Any]) -> dict[str, str]:
@@ -35,11 +42,14 @@ def codes(told: dict[str, Any]) -> dict[str, str]:
     return {finding["code"]: finding["level"] for finding in told["findings"]}
 
 
-# -- there and back ---------------------------------------------------------------------------------------
+# -- there and back
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["counter", "forked", "two", "threads", "kernel"])
-def test_a_program_is_dumped_and_comes_back(gpu: Programs, gpu_criuctl: Criuctl, board: Board, driver: Driver, mode: str) -> None:
+def test_a_program_is_dumped_and_comes_back(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board, driver: Driver, mode: str
+) -> None:
     program = gpu.start(mode, 8)
     assert gpu_criuctl("check", program.pid)["ok"]
     used = board.used(board.devices[0])
@@ -56,7 +66,9 @@ def test_a_program_is_dumped_and_comes_back(gpu: Programs, gpu_criuctl: Criuctl,
 
 
 @pytest.mark.parametrize("mode", ["counter", "forked", "two", "threads"])
-def test_a_snapshot_leaves_it_running(gpu: Programs, gpu_criuctl: Criuctl, board: Board, mode: str) -> None:
+def test_a_snapshot_leaves_it_running(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board, mode: str
+) -> None:
     program = gpu.start(mode, 8)
     first = gpu_criuctl("dump", program.pid, "--leave-running", "--name", "run")
     program.goes_on()
@@ -74,11 +86,15 @@ def test_a_snapshot_leaves_it_running(gpu: Programs, gpu_criuctl: Criuctl, board
 def test_twenty_cycles(gpu: Programs, gpu_criuctl: Criuctl) -> None:
     program = gpu.start("threads", 2)
     for _ in range(20):
-        program = restored(gpu_criuctl, gpu, program, gpu_criuctl("dump", program.pid, "--name", "run"))
+        program = restored(
+            gpu_criuctl, gpu, program, gpu_criuctl("dump", program.pid, "--name", "run")
+        )
         program.goes_on()
 
 
-def test_forked_children_lose_what_is_of_no_use_to_them(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_forked_children_lose_what_is_of_no_use_to_them(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     program = gpu.start("forked")
     assert codes(gpu_criuctl("check", program.pid)) == {"gpu-inherited": "info"}
     told = gpu_criuctl("dump", program.pid, "--leave-running")
@@ -96,7 +112,9 @@ def test_in_a_pid_namespace(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -
     assert {pid for _, pid in board.calls()} == {1}
 
 
-def test_private_pids_beside_the_original(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_private_pids_beside_the_original(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     program = gpu.start("threads", name="one")
     told = gpu_criuctl("dump", program.pid, "--leave-running", "--name", "one")
     program.goes_on()
@@ -108,7 +126,9 @@ def test_private_pids_beside_the_original(gpu: Programs, gpu_criuctl: Criuctl, b
     board.sweep()
 
 
-def test_a_device_that_is_open_without_use(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_a_device_that_is_open_without_use(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     node = board.devices[0].node
     program = gpu.start("idle", node)
     assert codes(gpu_criuctl("check", program.pid)) == {"gpu-idle": "warning"}
@@ -122,14 +142,17 @@ def test_a_device_that_is_open_without_use(gpu: Programs, gpu_criuctl: Criuctl, 
     assert board.calls() == []
 
 
-def test_a_process_that_has_initialised_the_driver(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_a_process_that_has_initialised_the_driver(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     program = gpu.start("initialised")
     again = restored(gpu_criuctl, gpu, program, gpu_criuctl("dump", program.pid))
     again.goes_on()
     assert len(board.held(again.pid)) == 2
 
 
-# -- what is refused before anything is touched ---------------------------------------------------------------
+# -- what is refused before anything is touched
+# ---------------------------------------------------------------
 
 
 def refused(criuctl: Criuctl, program: DeviceProgram, board: Board, code: str) -> None:
@@ -148,7 +171,9 @@ def test_managed_memory_is_refused(gpu: Programs, gpu_criuctl: Criuctl, board: B
     refused(gpu_criuctl, gpu.start("managed", 64), board, "gpu-managed-memory")
 
 
-def test_an_instance_of_a_device_is_refused(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_an_instance_of_a_device_is_refused(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     board.devices[0].mig = True
     board.write()
     refused(gpu_criuctl, gpu.start("counter"), board, "gpu-mig")
@@ -163,7 +188,9 @@ def test_a_driver_before_570_is_refused(gpu: Programs, gpu_criuctl: Criuctl, boa
     refused(gpu_criuctl, program, board, "gpu-driver-old")
 
 
-def test_without_the_library_it_is_refused(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_without_the_library_it_is_refused(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     program = gpu.start("counter")
     gpu_criuctl.extra["LD_LIBRARY_PATH"] = ""
     refused(gpu_criuctl, program, board, "gpu-driver")
@@ -180,7 +207,9 @@ def test_a_stopped_process_is_refused(gpu: Programs, gpu_criuctl: Criuctl, board
     assert board.calls() == []
 
 
-def test_one_that_is_locked_already_is_refused(gpu: Programs, gpu_criuctl: Criuctl, driver: Driver, board: Board) -> None:
+def test_one_that_is_locked_already_is_refused(
+    gpu: Programs, gpu_criuctl: Criuctl, driver: Driver, board: Board
+) -> None:
     program = gpu.start("counter")
     assert driver("lock", program.pid, 1000) == "SUCCESS"
     found = gpu_criuctl("check", program.pid, check=False)
@@ -191,7 +220,8 @@ def test_one_that_is_locked_already_is_refused(gpu: Programs, gpu_criuctl: Criuc
     program.goes_on()
 
 
-# -- the driver fails all the same -----------------------------------------------------------------------------
+# -- the driver fails all the same
+# -----------------------------------------------------------------------------
 
 
 def failed(criuctl: Criuctl, program: DeviceProgram, code: int, *options: str) -> str:
@@ -239,7 +269,9 @@ def test_a_kernel_that_takes_minutes(gpu: Programs, gpu_criuctl: Criuctl) -> Non
     program.goes_on()
 
 
-def test_a_driver_that_never_answers_a_lock(gpu: Programs, gpu_criuctl: Criuctl, board: Board, driver: Driver) -> None:
+def test_a_driver_that_never_answers_a_lock(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board, driver: Driver
+) -> None:
     gpu_criuctl("store", "init")
     program = gpu.start("counter")
     gpu_criuctl.extra["CRIUCTL_GPU_LOCK_TIMEOUT"] = "0.5"
@@ -247,16 +279,24 @@ def test_a_driver_that_never_answers_a_lock(gpu: Programs, gpu_criuctl: Criuctl,
     failed(gpu_criuctl, program, 12)
     program.goes_on()
     board.faults()  # the lock is made after all, when no dump wants it any more
-    wait_until(lambda: driver.state(program.pid) == 0 and not program.stands(), 60, "the late lock is taken back")
+    wait_until(
+        lambda: driver.state(program.pid) == 0 and not program.stands(),
+        60,
+        "the late lock is taken back",
+    )
     program.goes_on()
 
 
-def test_a_driver_that_never_answers_a_checkpoint(gpu: Programs, gpu_criuctl: Criuctl, board: Board, driver: Driver) -> None:
+def test_a_driver_that_never_answers_a_checkpoint(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board, driver: Driver
+) -> None:
     gpu_criuctl("store", "init")
     program = gpu.start("counter")
     board.faults("checkpoint hang")
     command = gpu_criuctl.start("dump", program.pid, "--max-freeze", "1")
-    wait_until(lambda: ("checkpoint", program.pid) in board.calls(), 30, "the checkpoint is under way")
+    wait_until(
+        lambda: ("checkpoint", program.pid) in board.calls(), 30, "the checkpoint is under way"
+    )
     time.sleep(3)  # past the bound
     board.faults()  # it is done after all, when no dump wants it any more
     assert command.process.wait(60) == 12, command.told()
@@ -265,7 +305,9 @@ def test_a_driver_that_never_answers_a_checkpoint(gpu: Programs, gpu_criuctl: Cr
     assert gpu_criuctl("list") == []
 
 
-def test_a_checkpoint_that_is_done_by_half(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_a_checkpoint_that_is_done_by_half(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     program = gpu.start("counter")
     before = gpu_criuctl("dump", program.pid, "--leave-running", "--name", "run")
     counted = program.count()
@@ -312,7 +354,8 @@ def test_a_device_that_does_not_come_back_after_the_dump(
     again.goes_on()
 
 
-# -- criuctl is killed --------------------------------------------------------------------------------------
+# -- criuctl is killed
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -334,7 +377,9 @@ def test_a_dump_that_is_killed_gives_the_device_back(
     program.goes_on()
 
 
-def test_memory_of_other_processes_on_the_device_is_left_alone(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_memory_of_other_processes_on_the_device_is_left_alone(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     board.add(Device())
     mine, other = gpu.start("counter", name="mine"), gpu.start("counter", name="other")
     again = restored(gpu_criuctl, gpu, mine, gpu_criuctl("dump", mine.pid))

@@ -25,7 +25,9 @@ while True: time.sleep(0.05)
 """
 
 
-def start(zoo: Zoo, folder: Path, name: str, node: str, how: str, signal: str = "USR2") -> tuple[int, Path]:
+def start(
+    zoo: Zoo, folder: Path, name: str, node: str, how: str, signal: str = "USR2"
+) -> tuple[int, Path]:
     said, ready = folder / name, folder / f"{name}.ready"
     argv = [sys.executable, "-c", PROGRAM, node, str(said), how]
     animal = zoo.launch(argv, name=name, quiet=False, env={"GPU_CACHE_SIGNAL": signal})
@@ -34,12 +36,21 @@ def start(zoo: Zoo, folder: Path, name: str, node: str, how: str, signal: str = 
 
 
 def asked(pid: int) -> dict[str, object]:
-    done = subprocess.run([HOOK], input=json.dumps({"pid": pid}), capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(
+        [HOOK],
+        input=json.dumps({"pid": pid}),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
     answer: dict[str, object] = json.loads(done.stdout)
     return answer
 
 
-def test_only_programs_that_catch_the_signal_and_use_a_device_get_it(zoo: Zoo, board: Board) -> None:
+def test_only_programs_that_catch_the_signal_and_use_a_device_get_it(
+    zoo: Zoo, board: Board
+) -> None:
     node = board.devices[0].node
     willing, said = start(zoo, board.folder, "willing", node, "catches")
     assert asked(willing) == {"data": {"asked": [willing]}}

@@ -1,4 +1,6 @@
-"""criuctl or CRIU is killed at each step of a dump or restore of a process that uses a device: it is never lost."""
+"""criuctl or CRIU is killed at each step of a dump or restore of a process that uses a device: it
+is never lost.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from support.pauses import paused, steps_of
 pytestmark = [pytest.mark.integration, pytest.mark.crash, pytest.mark.slow]
 
 
-def take_stock(criuctl: Criuctl, gpu: Programs, program: DeviceProgram, board: Board, step: str) -> DeviceProgram:
+def take_stock(
+    criuctl: Criuctl, gpu: Programs, program: DeviceProgram, board: Board, step: str
+) -> DeviceProgram:
     """What was to be dumped goes on with its device, or comes back from a complete checkpoint."""
     if program.animal.alive():
         program.goes_on()
@@ -26,7 +30,9 @@ def take_stock(criuctl: Criuctl, gpu: Programs, program: DeviceProgram, board: B
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("victim", ["criuctl", "criu"])
-def test_a_dump_is_killed_at_each_step(gpu: Programs, gpu_criuctl: Criuctl, board: Board, victim: str) -> None:
+def test_a_dump_is_killed_at_each_step(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board, victim: str
+) -> None:
     program = gpu.start("threads", 2, name="run")
     gpu_criuctl("dump", program.pid, "--name", "run")
     program = take_stock(gpu_criuctl, gpu, program, board, "")
@@ -46,7 +52,9 @@ def test_a_dump_is_killed_at_each_step(gpu: Programs, gpu_criuctl: Criuctl, boar
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("victim", ["criuctl", "criu"])
-def test_a_restore_is_killed_at_each_step(gpu: Programs, gpu_criuctl: Criuctl, board: Board, victim: str) -> None:
+def test_a_restore_is_killed_at_each_step(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board, victim: str
+) -> None:
     program = gpu.start("threads", 2, name="run")
     gpu_criuctl("dump", program.pid, "--name", "run")
     steps = steps_of(gpu_criuctl, "restore", "run")
@@ -59,7 +67,11 @@ def test_a_restore_is_killed_at_each_step(gpu: Programs, gpu_criuctl: Criuctl, b
                 held.kill_criu()
             held.go_on()
             held.wait_settled(restoring=program.animal)
-        wait_until(lambda: not gpu.living(program) or not program.stands(), 60, f"after {step} it is gone, or goes on")
+        wait_until(
+            lambda: not gpu.living(program) or not program.stands(),
+            60,
+            f"after {step} it is gone, or goes on",
+        )
         for pid in gpu.living(program):
             gpu.restored(pid, program).animal.end()
         board.sweep()

@@ -47,11 +47,15 @@ def count(host: Host) -> int:
 
 def start(host: Host) -> None:
     argv = [f"{PLACE}/driver/{PROGRAM}", "threads", WORK, "8"]
-    host.criuctl("run", "--name", "train", "--detach", "--", "env", f"LD_LIBRARY_PATH={PLACE}/driver", *argv)
+    host.criuctl(
+        "run", "--name", "train", "--detach", "--", "env", f"LD_LIBRARY_PATH={PLACE}/driver", *argv
+    )
     wait_until(host.path(f"{WORK}/ready").exists, 60, "it counts")
 
 
-def test_it_goes_on_with_the_device_of_the_other_host(hosts: Hosts, board: Board, elsewhere: Board) -> None:
+def test_it_goes_on_with_the_device_of_the_other_host(
+    hosts: Hosts, board: Board, elsewhere: Board
+) -> None:
     a, b = hosts.a, hosts.b
     install(a, board)
     install(b, elsewhere)
@@ -61,7 +65,9 @@ def test_it_goes_on_with_the_device_of_the_other_host(hosts: Hosts, board: Board
     there = count(b)
     wait_until(lambda: count(b) > there + 1, 60, "it goes on there")
     assert not a.processes(PROGRAM)
-    kept = [path.name for device in board.devices for path in a.path(f"{PLACE}/{device.uuid}").iterdir()]
+    kept = [
+        path.name for device in board.devices for path in a.path(f"{PLACE}/{device.uuid}").iterdir()
+    ]
     assert kept == [], "the device there is free"
 
 

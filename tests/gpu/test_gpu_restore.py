@@ -30,7 +30,9 @@ def dumped(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> DeviceProgram:
     return program
 
 
-def comes_back(criuctl: Criuctl, gpu: Programs, program: DeviceProgram, *options: str) -> dict[str, Any]:
+def comes_back(
+    criuctl: Criuctl, gpu: Programs, program: DeviceProgram, *options: str
+) -> dict[str, Any]:
     """It is restored and goes on from where it was: what `restore` said."""
     before = program.count()
     told: dict[str, Any] = criuctl("restore", "run", *options)
@@ -49,14 +51,20 @@ def refused(gpu: Programs, criuctl: Criuctl, program: DeviceProgram, code: int, 
     assert gpu.living(program) == []
 
 
-def test_show_tells_devices_memory_and_driver(dumped: DeviceProgram, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_show_tells_devices_memory_and_driver(
+    dumped: DeviceProgram, gpu_criuctl: Criuctl, board: Board
+) -> None:
     told = gpu_criuctl("show", "run")["gpu"]
     assert told["driver"] == "580.159.03"
-    assert [(d["uuid"], d["name"]) for d in told["devices"]] == [(board.devices[0].label, "NVIDIA H200")]
+    assert [(d["uuid"], d["name"]) for d in told["devices"]] == [
+        (board.devices[0].label, "NVIDIA H200")
+    ]
     assert [p["memory"] for p in told["processes"]] == [8 * MIB]
 
 
-def test_on_another_device_of_the_kind(dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_on_another_device_of_the_kind(
+    dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     old = board.devices[0]
     board.remove(old)
     new = board.add(Device())
@@ -65,7 +73,9 @@ def test_on_another_device_of_the_kind(dumped: DeviceProgram, gpu: Programs, gpu
     assert (board.used(new), list((board.folder / old.uuid).iterdir())) == (8 * MIB, [])
 
 
-def test_two_devices_of_which_one_is_replaced(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_two_devices_of_which_one_is_replaced(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     kept, gone = board.devices[0], board.add(Device())
     program = gpu.start("threads", 8, name="run")
     gpu_criuctl("dump", program.pid, "--name", "run")
@@ -76,32 +86,42 @@ def test_two_devices_of_which_one_is_replaced(gpu: Programs, gpu_criuctl: Criuct
     assert board.used(kept) == 8 * MIB
 
 
-def test_after_others_have_used_the_device(dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl) -> None:
+def test_after_others_have_used_the_device(
+    dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl
+) -> None:
     other = gpu.start("counter", 16, name="other")
     comes_back(gpu_criuctl, gpu, dumped)
     other.goes_on()
 
 
-def test_another_architecture_is_refused(dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_another_architecture_is_refused(
+    dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     board.remove(board.devices[0])
     board.add(Device(name="NVIDIA A100-SXM4-80GB", capability="8.0"))
     refused(gpu, gpu_criuctl, dumped, 4, "NVIDIA H200", "9.0", "NVIDIA A100-SXM4-80GB", "8.0")
     assert "restore" not in [verb for verb, _ in board.calls()]
 
 
-def test_an_older_driver_is_refused(dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_an_older_driver_is_refused(
+    dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     board.release, board.driver = "570.86.10", 12080
     board.write()
     refused(gpu, gpu_criuctl, dumped, 4, "580.159.03", "570.86.10", "older")
     assert "restore" not in [verb for verb, _ in board.calls()]
 
 
-def test_a_host_without_the_driver_is_refused(dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl) -> None:
+def test_a_host_without_the_driver_is_refused(
+    dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl
+) -> None:
     gpu_criuctl.extra["LD_LIBRARY_PATH"] = ""
     refused(gpu, gpu_criuctl, dumped, 4, "580.159.03", "libcuda.so.1")
 
 
-def test_a_device_that_others_fill_is_refused(dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_a_device_that_others_fill_is_refused(
+    dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     board.devices[0].memory = 20 * MIB
     board.write()
     other = gpu.start("counter", 16, name="other")
@@ -132,7 +152,9 @@ def test_an_unlock_that_the_driver_fails_leaves_nothing(
     comes_back(gpu_criuctl, gpu, dumped)
 
 
-def test_two_processes_of_which_one_fails(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_two_processes_of_which_one_fails(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     program = gpu.start("two", 4, name="run")
     child = int(Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()[1])
     gpu_criuctl("dump", program.pid, "--name", "run")
@@ -181,7 +203,9 @@ def test_a_lazy_restore(gpu: Programs, gpu_criuctl: Criuctl) -> None:
 
 
 def test_a_device_is_opened_only_for_a_user_that_may(gpu: Programs, board: Board) -> None:
-    """In post-restore a process still has root's rights: a record must not lend them to its user."""
+    """In post-restore a process still has root's rights: a record must not lend them to its
+    user.
+    """
     node = board.devices[0].node  # mode 0600, root's
     program = gpu.start("idle", "/dev/null")
     record = GpuRecord("580.1", 13000, opened=(GpuDescriptor(7, 0, node, os.O_RDWR),))

@@ -23,7 +23,9 @@ def operators(keeper: Keeper, home: Home, board: Board) -> Iterator[Operators]:
     operators.close()
 
 
-def test_a_session_is_snapshotted_dumped_and_restored(gpu: Programs, operators: Operators, board: Board) -> None:
+def test_a_session_is_snapshotted_dumped_and_restored(
+    gpu: Programs, operators: Operators, board: Board
+) -> None:
     folder = gpu.zoo.home / "work"
     folder.mkdir()
     operators("run", "-d", "--name", "work", "--", board.built / PROGRAM, "threads", folder, "4")
@@ -38,12 +40,17 @@ def test_a_session_is_snapshotted_dumped_and_restored(gpu: Programs, operators: 
     operators("restore", "work", "--detach")
     program.goes_on()
     assert program.count() > counted
-    assert 3 in [len(board.held(pid)) for pid in gpu.living(program)]  # the init of its namespace names it, too
+    # the init of its namespace names it, too
+    assert 3 in [len(board.held(pid)) for pid in gpu.living(program)]
 
 
-def test_a_trial_restore_leaves_the_living_one_alone(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_a_trial_restore_leaves_the_living_one_alone(
+    gpu: Programs, gpu_criuctl: Criuctl, board: Board
+) -> None:
     program = gpu.start("threads", 4, name="run")
-    outputs = [word for name in program.outputs() for word in ("--with-files", program.folder / name)]
+    outputs = [
+        word for name in program.outputs() for word in ("--with-files", program.folder / name)
+    ]
     gpu_criuctl("dump", program.pid, "--leave-running", "--name", "run", *outputs)
     program.goes_on()
     tried = gpu_criuctl("verify", "run", "--restore")

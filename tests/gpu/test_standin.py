@@ -35,22 +35,43 @@ class Criu:
 
     def dump(self, pid: int, *options: str) -> str:
         """Dump: "" or CRIU's error lines."""
-        done = self._run("dump", "-t", str(pid), "-D", str(self.images), "-o", "dump.log", "-v4", *options)
+        done = self._run(
+            "dump", "-t", str(pid), "-D", str(self.images), "-o", "dump.log", "-v4", *options
+        )
         if done.returncode == 0:
-            wait_until(lambda: "--leave-running" in options or not _alive(pid), 30, "what was dumped is reaped")
+            wait_until(
+                lambda: "--leave-running" in options or not _alive(pid),
+                30,
+                "what was dumped is reaped",
+            )
         return "" if done.returncode == 0 else self._errors("dump.log")
 
     def restore(self, *options: str, lives: bool = True) -> int:
-        """Restore under the keeper, who reaps it: the PID of the root.  CRIU may fail where it does not live."""
+        """Restore under the keeper, who reaps it: the PID of the root.  CRIU may fail where it does
+        not live.
+        """
         pidfile = self.images / "pid"
         pidfile.unlink(missing_ok=True)
-        argv = [*self.argv, "restore", "-D", str(self.images), "-o", "restore.log", "-v4", "-d", "--pidfile", str(pidfile)]
+        argv = [
+            *self.argv,
+            "restore",
+            "-D",
+            str(self.images),
+            "-o",
+            "restore.log",
+            "-v4",
+            "-d",
+            "--pidfile",
+            str(pidfile),
+        ]
         launched = self.keeper.spawn([*argv, *options], env=self.env)
         assert launched.wait(60) == 0 or not lives, self._errors("restore.log")
         return int(pidfile.read_text())
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run([*self.argv, *arguments], capture_output=True, timeout=120, check=False, env=self.env)
+        return subprocess.run(
+            [*self.argv, *arguments], capture_output=True, timeout=120, check=False, env=self.env
+        )
 
     def _errors(self, log: str) -> str:
         lines = (self.images / log).read_text(errors="replace").splitlines()
@@ -101,7 +122,9 @@ for index in range(count.value):
 def nvml(board: Board) -> list[str]:
     """What NVML says of each device: UUID, name, bytes used, PIDs."""
     argv, env = [sys.executable, "-S", "-c", TELL], {**os.environ, **board.environment()}
-    return subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    return subprocess.run(
+        argv, env=env, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.splitlines()
 
 
 def checkpointed(driver: Driver, *pids: int) -> None:
@@ -120,7 +143,8 @@ def running(driver: Driver, *pids: int, pairs: tuple[str, ...] = ()) -> None:
         assert driver("unlock", pid) == "SUCCESS"
 
 
-# -- with CRIU ------------------------------------------------------------------------------------------
+# -- with CRIU
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_counter_is_dumped_and_comes_back_with_its_device_memory(
@@ -152,9 +176,14 @@ def test_a_dump_that_leaves_it_running(gpu: Programs, driver: Driver, criu: Criu
     program.goes_on()
 
 
-def test_children_of_fork_are_refused_until_they_let_go(gpu: Programs, driver: Driver, board: Board, criu: Criu) -> None:
+def test_children_of_fork_are_refused_until_they_let_go(
+    gpu: Programs, driver: Driver, board: Board, criu: Criu
+) -> None:
     program = gpu.start("forked")
-    children = [int(pid) for pid in Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()]
+    children = [
+        int(pid)
+        for pid in Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+    ]
     assert [driver.state(pid) for pid in children] == ["ERROR_NOT_INITIALIZED"] * 2
     assert driver("lock", children[0], 1000) == "ERROR_NOT_INITIALIZED"
     checkpointed(driver, program.pid)
@@ -166,8 +195,15 @@ def test_children_of_fork_are_refused_until_they_let_go(gpu: Programs, driver: D
 
 def test_two_contexts_in_one_tree(gpu: Programs, driver: Driver, criu: Criu) -> None:
     program = gpu.start("two")
-    children = [int(pid) for pid in Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()]
-    assert [driver.state(pid) for pid in (program.pid, *children)] == ["ERROR_NOT_INITIALIZED", 0, 0]
+    children = [
+        int(pid)
+        for pid in Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+    ]
+    assert [driver.state(pid) for pid in (program.pid, *children)] == [
+        "ERROR_NOT_INITIALIZED",
+        0,
+        0,
+    ]
     checkpointed(driver, *children)
     assert criu.dump(program.pid) == ""
     again = gpu.restored(criu.restore(), program)
@@ -175,7 +211,9 @@ def test_two_contexts_in_one_tree(gpu: Programs, driver: Driver, criu: Criu) -> 
     again.goes_on()
 
 
-def test_threads_that_run_before_the_device_is_back_die(gpu: Programs, driver: Driver, criu: Criu) -> None:
+def test_threads_that_run_before_the_device_is_back_die(
+    gpu: Programs, driver: Driver, criu: Criu
+) -> None:
     program = gpu.start("threads")
     checkpointed(driver, program.pid)
     assert criu.dump(program.pid) == ""
@@ -183,7 +221,9 @@ def test_threads_that_run_before_the_device_is_back_die(gpu: Programs, driver: D
     wait_until(lambda: not _alive(pid), 30, "a thread without its device dies")
 
 
-def test_threads_that_are_held_until_the_device_is_back_live(gpu: Programs, driver: Driver, criu: Criu) -> None:
+def test_threads_that_are_held_until_the_device_is_back_live(
+    gpu: Programs, driver: Driver, criu: Criu
+) -> None:
     program = gpu.start("threads")
     thread = driver.thread(program.pid)
     checkpointed(driver, program.pid)
@@ -197,17 +237,25 @@ def test_threads_that_are_held_until_the_device_is_back_live(gpu: Programs, driv
     assert again.said("out.0").endswith("touched 1")
 
 
-def test_another_device_of_the_kind_and_another_pid(gpu: Programs, driver: Driver, board: Board, criu: Criu) -> None:
-    old, new, other = board.devices[0], board.add(Device()), board.add(Device(name="NVIDIA H100 80GB HBM3"))
+def test_another_device_of_the_kind_and_another_pid(
+    gpu: Programs, driver: Driver, board: Board, criu: Criu
+) -> None:
+    old, new, other = (
+        board.devices[0],
+        board.add(Device()),
+        board.add(Device(name="NVIDIA H100 80GB HBM3")),
+    )
     program = gpu.start("counter", prefix=("unshare", "--pid", "--fork", "setsid"))
     assert driver.state(program.pid) == 0
     checkpointed(driver, program.pid)
     assert criu.dump(program.pid) == ""
     again = gpu.restored(criu.restore(), program)
     assert driver.state(again.pid) == 2
-    assert driver("restore", again.pid, f"{old.uuid}={new.uuid}") == "ERROR_INVALID_VALUE"  # not every device is named
+    # not every device is named
+    assert driver("restore", again.pid, f"{old.uuid}={new.uuid}") == "ERROR_INVALID_VALUE"
     rest = (f"{new.uuid}={old.uuid}", f"{other.uuid}={other.uuid}")
-    assert driver("restore", again.pid, f"{old.uuid}={other.uuid}", *rest) == "ERROR_NOT_SUPPORTED"  # another chip
+    # another chip
+    assert driver("restore", again.pid, f"{old.uuid}={other.uuid}", *rest) == "ERROR_NOT_SUPPORTED"
     assert driver("restore", again.pid, f"{old.uuid}={'0' * 32}", *rest) == "ERROR_INVALID_VALUE"
     assert driver.state(again.pid) == 2
     running(driver, again.pid, pairs=(f"{old.uuid}={new.uuid}", *rest))
@@ -215,7 +263,8 @@ def test_another_device_of_the_kind_and_another_pid(gpu: Programs, driver: Drive
     assert (board.used(old), board.used(new)) == (0, 4 * MIB)
 
 
-# -- without CRIU -----------------------------------------------------------------------------------------
+# -- without CRIU
+# -----------------------------------------------------------------------------------------
 
 
 def test_a_lock_waits_for_kernels_or_gives_up(gpu: Programs, driver: Driver) -> None:
@@ -256,7 +305,9 @@ def test_a_device_that_is_full(gpu: Programs, driver: Driver, board: Board) -> N
 
 def test_faults_leave_it_as_they_say(gpu: Programs, driver: Driver, board: Board) -> None:
     program = gpu.start("counter")
-    board.faults("lock fail-before", "checkpoint fail-before n=1", "restore oom", "unlock notsupported pid=1")
+    board.faults(
+        "lock fail-before", "checkpoint fail-before n=1", "restore oom", "unlock notsupported pid=1"
+    )
     assert driver("lock", program.pid, 1000) == "ERROR_UNKNOWN"
     assert driver.state(program.pid) == 0
     board.faults("checkpoint fail-before n=1", "restore oom n=1", "unlock notsupported pid=1")
@@ -277,7 +328,9 @@ def test_faults_leave_it_as_they_say(gpu: Programs, driver: Driver, board: Board
     assert program.said().endswith("wrong CUDA_ERROR_UNKNOWN")
 
 
-def test_a_call_that_hangs_until_the_fault_is_gone(gpu: Programs, driver: Driver, board: Board) -> None:
+def test_a_call_that_hangs_until_the_fault_is_gone(
+    gpu: Programs, driver: Driver, board: Board
+) -> None:
     program = gpu.start("counter")
     board.faults("lock hang")
     hanging = Driver(board)
@@ -295,7 +348,9 @@ def test_a_call_that_hangs_until_the_fault_is_gone(gpu: Programs, driver: Driver
     assert not _alive(program.pid) or not program.animal.alive()
 
 
-def test_drivers_too_old_and_none(gpu: Programs, driver: Driver, board: Board, standin: Path) -> None:
+def test_drivers_too_old_and_none(
+    gpu: Programs, driver: Driver, board: Board, standin: Path
+) -> None:
     program = gpu.start("counter")
     board.driver = 12070
     board.write()

@@ -1,4 +1,6 @@
-"""Attached to a session on another host, by a real ssh: over a wire that is cut meanwhile, and after one that moves."""
+"""Attached to a session on another host, by a real ssh: over a wire that is cut meanwhile, and
+after one that moves.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from support.keeper import Launched
 pytestmark = pytest.mark.integration
 
 _TIMEOUT = 60
-# One process, which a ^C is sure to end: a shell's loop may go on if it comes just when a command has ended.
+# One process, which a ^C is sure to end: a shell's loop may go on if it comes just when a command
+# has ended.
 _TICKING = """import itertools, signal, time
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 for i in itertools.count(1):
@@ -34,7 +37,9 @@ class Desk:
     def __init__(self, host: Host, name: str) -> None:
         self._master, slave = os.openpty()
         termios.tcsetwinsize(self._master, (31, 99))
-        self.process: Launched = host.spawn(["criuctl", "attach", name], stdin=slave, stdout=slave, stderr=slave)
+        self.process: Launched = host.spawn(
+            ["criuctl", "attach", name], stdin=slave, stdout=slave, stderr=slave
+        )
         os.close(slave)
         self.sees = fdpexpect.fdspawn(self._master, timeout=_TIMEOUT)
 
@@ -59,7 +64,9 @@ def _ticks(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"tick (\d+)\.", text)]
 
 
-def test_a_cut_wire_holds_up_the_terminal_and_loses_nothing(hosts: Hosts, desks: list[Desk]) -> None:
+def test_a_cut_wire_holds_up_the_terminal_and_loses_nothing(
+    hosts: Hosts, desks: list[Desk]
+) -> None:
     hosts.b.criuctl("run", "-d", "--name", "work", "--", "bash", "--norc", "--noprofile")
     desks.append(desk := Desk(hosts.a, f"{hosts.b.ssh_url}/work"))
     desk.sees.expect(rb"# ")

@@ -1,4 +1,6 @@
-"""``--carry-binaries``: programs and libraries travel, and the other host's own stay as they are, for everybody else."""
+"""``--carry-binaries``: programs and libraries travel, and the other host's own stay as they are,
+for everybody else.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,16 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     for number in (1, 2, 7):
         made[number] = folder / f"lib{number}.so"
         source = folder / f"{number}.c"
-        source.write_text(f"int value(void) {{ return {number}; }}\n" + f"char padding{number}[{number << 14}] = {{1}};\n")
-        assert os.spawnlp(os.P_WAIT, "cc", "cc", "-shared", "-fPIC", "-o", str(made[number]), str(source)) == 0
+        source.write_text(
+            f"int value(void) {{ return {number}; }}\n"
+            + f"char padding{number}[{number << 14}] = {{1}};\n"
+        )
+        assert (
+            os.spawnlp(
+                os.P_WAIT, "cc", "cc", "-shared", "-fPIC", "-o", str(made[number]), str(source)
+            )
+            == 0
+        )
     return made
 
 
@@ -58,17 +68,29 @@ def furnish(host: Host, files: dict[str, Path]) -> None:
 def asked(host: Host, word: str) -> str:
     """What the program answers."""
     offset = host.criuctl("send", "work", "--text", word, "--enter")["offset"]
-    told = host.criuctl("wait", "work", "--match", rf"answer {word} .*\n", "--since", str(offset), "--timeout", "30")
+    told = host.criuctl(
+        "wait", "work", "--match", rf"answer {word} .*\n", "--since", str(offset), "--timeout", "30"
+    )
     return str(told)
 
 
 @pytest.fixture
 def pair(hosts: Hosts, libraries: dict[int, Path]) -> Hosts:
-    """A session on A, of a Python that only A has, with a library that only A has and one of which B has another version."""
+    """A session on A, of a Python that only A has, with a library that only A has and one of which
+    B has another version.
+    """
     a, b = hosts.a, hosts.b
-    furnish(a, {LIBRARY: libraries[7], VERSIONED: libraries[1], PYTHON: Path(os.path.realpath(sys.executable))})
+    furnish(
+        a,
+        {
+            LIBRARY: libraries[7],
+            VERSIONED: libraries[1],
+            PYTHON: Path(os.path.realpath(sys.executable)),
+        },
+    )
     b.path("/usr/local/lib").mkdir(parents=True, exist_ok=True)
-    b.sh("mount -t tmpfs -o mode=755 none /usr/local/lib")  # on no overlay, as the root of a lab's host is
+    # on no overlay, as the root of a lab's host is
+    b.sh("mount -t tmpfs -o mode=755 none /usr/local/lib")
     furnish(b, {VERSIONED: libraries[2]})
     b.path("/opt").mkdir(exist_ok=True)
     libc = b.path(LIBC)
@@ -97,12 +119,22 @@ def assert_untouched(host: Host, libraries: dict[int, Path]) -> None:
     assert not host.path("/opt/only-a").exists() and not host.path(LIBRARY).parent.exists()
     assert host.path(VERSIONED).read_bytes() == libraries[2].read_bytes()
     assert host.path(LIBC).read_bytes().endswith(b"another build")
-    told = host.run(["python3.11", "-I", "-S", "-c", f"import ctypes; print(ctypes.CDLL('{VERSIONED}').value())"])
+    told = host.run(
+        [
+            "python3.11",
+            "-I",
+            "-S",
+            "-c",
+            f"import ctypes; print(ctypes.CDLL('{VERSIONED}').value())",
+        ]
+    )
     assert told.stdout == "2\n"
 
 
 def test_there_and_back(pair: Hosts, libraries: dict[int, Path]) -> None:
-    """The tree and what it starts see A's files on B, which dumps it and has it back, and so to A."""
+    """The tree and what it starts see A's files on B, which dumps it and has it back, and so to
+    A.
+    """
     a, b = pair.a, pair.b
     a.criuctl("migrate", "work", b.ssh_url, "--carry-binaries")
     assert "answer there 7 1 1" in asked(b, "there")
@@ -123,7 +155,9 @@ def test_there_and_back(pair: Hosts, libraries: dict[int, Path]) -> None:
 
 
 def test_by_a_store(pair: Hosts, libraries: dict[int, Path]) -> None:
-    """In two steps: the plan tells, a restore that fails leaves nothing, and nor does one whose tree has ended."""
+    """In two steps: the plan tells, a restore that fails leaves nothing, and nor does one whose
+    tree has ended.
+    """
     a, b = pair.a, pair.b
     a.criuctl("dump", "work", "--carry-binaries")
     shutil.copytree(a.path("/var/lib/criuctl"), b.path("/var/lib/criuctl"), dirs_exist_ok=True)

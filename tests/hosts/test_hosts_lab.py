@@ -1,4 +1,6 @@
-"""The hosts of the lab are hosts of their own, the wire between them does what it is told, and nothing of them stays."""
+"""The hosts of the lab are hosts of their own, the wire between them does what it is told, and
+nothing of them stays.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from support.keeper import wait_until
 
 pytestmark = pytest.mark.integration
 
-COUNTER = "import time\nn = 0\nwhile True:\n    n += 1\n    print(n, flush=True)\n    time.sleep(0.01)\n"
+COUNTER = (
+    "import time\nn = 0\nwhile True:\n    n += 1\n    print(n, flush=True)\n    time.sleep(0.01)\n"
+)
 ABANDONED = """
 import sys
 from support.hosts import Hosts
@@ -32,12 +36,25 @@ sys.stdin.read()
 
 
 def test_each_is_a_host_of_its_own(hosts: Hosts) -> None:
-    """Names, ids, files, processes and control groups of one are not those of the other, nor of this machine."""
-    here = [Path(path).read_text() for path in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id")]
-    ids = [host.sh("cat /etc/machine-id /proc/sys/kernel/random/boot_id").splitlines() for host in (hosts.a, hosts.b)]
+    """Names, ids, files, processes and control groups of one are not those of the other, nor of
+    this machine.
+    """
+    here = [
+        Path(path).read_text() for path in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id")
+    ]
+    ids = [
+        host.sh("cat /etc/machine-id /proc/sys/kernel/random/boot_id").splitlines()
+        for host in (hosts.a, hosts.b)
+    ]
     assert len({*ids[0], *ids[1], *map(str.strip, here)}) == 6
-    assert [host.sh("hostname; cat /etc/hostname").split() for host in (hosts.a, hosts.b)] == [["host-a"] * 2, ["host-b"] * 2]
-    hosts.a.sh("echo a >/etc/new; echo a >/usr/lib/new; echo a >/tmp/new; echo a >/run/new; rm /usr/bin/mawk")
+    assert [host.sh("hostname; cat /etc/hostname").split() for host in (hosts.a, hosts.b)] == [
+        ["host-a"] * 2,
+        ["host-b"] * 2,
+    ]
+    hosts.a.sh(
+        "echo a >/etc/new; echo a >/usr/lib/new; echo a >/tmp/new; echo a >/run/new; rm "
+        "/usr/bin/mawk"
+    )
     for path in ("/etc/new", "/usr/lib/new", "/tmp/new", "/run/new"):
         assert hosts.a.path(path).read_text() == "a\n"
         assert not hosts.b.path(path).exists()
@@ -58,7 +75,9 @@ def test_each_is_a_host_of_its_own(hosts: Hosts) -> None:
 
 def test_a_tree_is_dumped_and_restored_on_a_host(hosts: Hosts) -> None:
     """CRIU takes such a host's files, which are an overlay's, for those of any other."""
-    process = hosts.a.spawn([sys.executable, "-I", "-S", "-c", COUNTER], stdout="/var/log/numbers", cwd="/var/tmp")
+    process = hosts.a.spawn(
+        [sys.executable, "-I", "-S", "-c", COUNTER], stdout="/var/log/numbers", cwd="/var/tmp"
+    )
     numbers = hosts.a.path("/var/log/numbers")
     wait_until(lambda: numbers.stat().st_size > 30, 30, "the program counts")
     told = hosts.a.criuctl("dump", hosts.a.inner_pid(process.pid))
@@ -73,7 +92,9 @@ def test_a_tree_is_dumped_and_restored_on_a_host(hosts: Hosts) -> None:
 
 
 def test_ssh_from_one_to_the_other(hosts: Hosts) -> None:
-    """Names, addresses and keys are known; the other one's criuctl is on its PATH, with the variables that a test sets for it."""
+    """Names, addresses and keys are known; the other one's criuctl is on its PATH, with the
+    variables that a test sets for it.
+    """
     hosts.b.set_command_environment("version", {"CRIUCTL_CRIU": "/nowhere"})
     assert hosts.b.ssh_url == "ssh://root@10.77.31.2"
     assert hosts.a.sh(f"ssh {hosts.b.ssh_url} hostname; ssh host-a hostname") == "host-b\nhost-a\n"
@@ -82,11 +103,17 @@ def test_ssh_from_one_to_the_other(hosts: Hosts) -> None:
 
 
 def test_a_cut_wire_is_silent_and_can_be_mended(hosts: Hosts) -> None:
-    """No reset, no refusal: whoever waits goes on waiting, and what was sent arrives when the wire is whole again."""
+    """No reset, no refusal: whoever waits goes on waiting, and what was sent arrives when the wire
+    is whole again.
+    """
     listener = hosts.b.open_socket()
     listener.bind((hosts.b.address, 7000))
     listener.listen()
-    with listener, hosts.a.connect(hosts.b.address, 7000) as one, hosts.c.connect(hosts.b.address, 7000) as third:
+    with (
+        listener,
+        hosts.a.connect(hosts.b.address, 7000) as one,
+        hosts.c.connect(hosts.b.address, 7000) as third,
+    ):
         accepted = {}
         for _ in range(2):
             other, address = listener.accept()
@@ -109,7 +136,9 @@ def test_a_cut_wire_is_silent_and_can_be_mended(hosts: Hosts) -> None:
 
 
 def test_a_slow_and_lossy_wire(hosts: Hosts) -> None:
-    """The rate is kept to, and what is lost comes nevertheless: as a bad line, not as a broken one."""
+    """The rate is kept to, and what is lost comes nevertheless: as a bad line, not as a broken
+    one.
+    """
     with hosts.b.open_socket() as listener:
         listener.bind((hosts.b.address, 7000))
         listener.listen()
@@ -129,14 +158,19 @@ def test_a_slow_and_lossy_wire(hosts: Hosts) -> None:
         hosts.slow(rate="20mbit", loss=0.005)
         assert seconds() > 0.6  # 0.84 s by the rate, less what fits into the bucket
         hosts.fast()
-        wait_until(lambda: seconds() < 0.5, 60, "the wire is as fast as it was")  # 3 ms when nothing else runs
+        # 3 ms when nothing else runs
+        wait_until(lambda: seconds() < 0.5, 60, "the wire is as fast as it was")
 
 
 def test_a_wire_that_takes_its_time(hosts: Hosts) -> None:
-    """Each packet is held on its way out of one port and into the other; much passes nevertheless, and a cut is a cut."""
+    """Each packet is held on its way out of one port and into the other; much passes nevertheless,
+    and a cut is a cut.
+    """
 
     def exchange() -> float:
-        """Seconds for one packet there and one back; a busy machine makes it longer, never shorter."""
+        """Seconds for one packet there and one back; a busy machine makes it longer, never
+        shorter.
+        """
         began = time.monotonic()
         hosts.a.connect(hosts.b.address, 7000).close()
         return time.monotonic() - began
@@ -144,7 +178,8 @@ def test_a_wire_that_takes_its_time(hosts: Hosts) -> None:
     with hosts.b.open_socket() as listener:
         listener.bind((hosts.b.address, 7000))
         listener.listen(128)
-        wait_until(lambda: exchange() < 0.04, 60, "a packet is there and back at once")  # 1 ms when nothing else runs
+        # 1 ms when nothing else runs
+        wait_until(lambda: exchange() < 0.04, 60, "a packet is there and back at once")
         hosts.slow(delay=0.01)
         assert min(exchange() for _ in range(3)) >= 0.04
     hosts.a.sh("head -c 2M /dev/urandom >/tmp/much")
@@ -172,7 +207,9 @@ def test_a_lost_host(hosts: Hosts) -> None:
 
 @pytest.mark.parametrize("victim", ["tests", "supervisor"])
 def test_nothing_stays_when_somebody_is_killed(victim: str) -> None:
-    """kill -9 of the tests, or of the hosts' supervisor: no process, no control group, no file of a host is left."""
+    """kill -9 of the tests, or of the hosts' supervisor: no process, no control group, no file of a
+    host is left.
+    """
     keys = set(Path("/tmp").glob("hosts-keys-*"))
     tests = subprocess.Popen(
         [sys.executable, "-c", ABANDONED],
@@ -184,16 +221,31 @@ def test_nothing_stays_when_somebody_is_killed(victim: str) -> None:
     try:
         assert tests.stdout is not None
         supervisor, *inits = map(int, tests.stdout.readline().split())
-        groups = [group for each in root.hierarchies() for group in Path(each.path).glob(f"hosts-lab-{supervisor}-*")]
+        groups = [
+            group
+            for each in root.hierarchies()
+            for group in Path(each.path).glob(f"hosts-lab-{supervisor}-*")
+        ]
         assert groups
-        members = [int(pid) for group in groups for procs in group.rglob("cgroup.procs") for pid in procs.read_text().split()]
+        members = [
+            int(pid)
+            for group in groups
+            for procs in group.rglob("cgroup.procs")
+            for pid in procs.read_text().split()
+        ]
         assert set(inits) <= set(members)
         os.kill(tests.pid if victim == "tests" else supervisor, signal.SIGKILL)
-        wait_until(lambda: not any(_lives(pid) for pid in (*members, supervisor)), 60, "every process of the hosts is gone")
+        wait_until(
+            lambda: not any(_lives(pid) for pid in (*members, supervisor)),
+            60,
+            "every process of the hosts is gone",
+        )
         if victim == "supervisor":
             tests.communicate(timeout=60)
             Hosts().close()  # the next one removes what the killed one could not
-        wait_until(lambda: not any(group.exists() for group in groups), 60, "their control groups are gone")
+        wait_until(
+            lambda: not any(group.exists() for group in groups), 60, "their control groups are gone"
+        )
         assert set(Path("/tmp").glob("hosts-keys-*")) <= keys
     finally:
         tests.kill()

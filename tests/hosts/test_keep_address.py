@@ -1,7 +1,9 @@
-"""``migrate --keep-address``: addresses move along with their established connections, and the peers notice nothing.
+"""``migrate --keep-address``: addresses move along with their established connections, and the
+peers notice nothing.
 
-A server on two more addresses of host A answers two clients on host C, each over one connection that is never opened anew.
-A client counts; the server, whose memory of the count is its own, adds it up: a lost, repeated or reset exchange shows at once.
+A server on two more addresses of host A answers two clients on host C, each over one connection
+that is never opened anew.  A client counts; the server, whose memory of the count is its own, adds
+it up: a lost, repeated or reset exchange shows at once.
 """
 
 from __future__ import annotations
@@ -49,12 +51,20 @@ class Talk:
         device = hosts.a.sh("ip -o -4 address show scope global | awk '{print $2; exit}'").strip()
         for number, host in enumerate((hosts.a, hosts.b, hosts.c), 1):
             host.sh(f"ip address add fd31::{number}/64 dev {device} nodad")
-        hosts.a.sh(f"ip address add {ADDRESSES[0]}/24 dev {device}; ip address add {ADDRESSES[1]}/64 dev {device} nodad")
+        hosts.a.sh(
+            f"ip address add {ADDRESSES[0]}/24 dev {device}; ip address add {ADDRESSES[1]}/64 "
+            "dev "
+            f"{device} nodad"
+        )
         server = hosts.a.spawn([sys.executable, "-S", "-c", SERVER, *ADDRESSES])
         self.pid = hosts.a.inner_pid(server.pid)
-        hosts.a.sh("until [ $(ss -Hltn | grep -c :7000) = 2 ]; do sleep 0.05; done", timeout=SECONDS)
+        hosts.a.sh(
+            "until [ $(ss -Hltn | grep -c :7000) = 2 ]; do sleep 0.05; done", timeout=SECONDS
+        )
         client = [sys.executable, "-S", "-c", CLIENT]
-        self.clients = {a: hosts.c.spawn([*client, a], stderr="/tmp/client-errors") for a in ADDRESSES}
+        self.clients = {
+            a: hosts.c.spawn([*client, a], stderr="/tmp/client-errors") for a in ADDRESSES
+        }
         self.more()
 
     def counted(self, address: str) -> int:
@@ -70,13 +80,22 @@ class Talk:
 
     def _more(self, address: str, enough: int) -> None:
         client = self.clients[address]
-        wait_until(lambda: self.counted(address) > enough or not client.alive(), SECONDS, f"{address} answers")
+        wait_until(
+            lambda: self.counted(address) > enough or not client.alive(),
+            SECONDS,
+            f"{address} answers",
+        )
         assert client.alive(), self.hosts.c.path("/tmp/client-errors").read_text()
 
     def at(self) -> list[tuple[str, str]]:
         """Which host has which of the addresses."""
         told = [(host.name, host.sh("ip -o address show")) for host in (self.hosts.a, self.hosts.b)]
-        return [(name, address) for name, text in told for address in ADDRESSES if f" {address}/" in text]
+        return [
+            (name, address)
+            for name, text in told
+            for address in ADDRESSES
+            if f" {address}/" in text
+        ]
 
 
 def test_peers_notice_nothing(hosts: Hosts) -> None:
@@ -92,7 +111,9 @@ def test_peers_notice_nothing(hosts: Hosts) -> None:
 
 
 def test_what_fails_leaves_the_addresses_where_they_were(hosts: Hosts) -> None:
-    """Told before the freeze, if it can be known; a receiver that is killed takes its claim to them with it."""
+    """Told before the freeze, if it can be known; a receiver that is killed takes its claim to them
+    with it.
+    """
     talk = Talk(hosts)
     stays = [("host-a", address) for address in ADDRESSES]
     keep = [word for address in ADDRESSES for word in ("--keep-address", address)]
@@ -101,7 +122,9 @@ def test_what_fails_leaves_the_addresses_where_they_were(hosts: Hosts) -> None:
     assert answer["exit_code"] == 4, answer
     assert ADDRESSES[0] in answer["error"]["message"]
     hosts.b.sh(f"ip address delete {ADDRESSES[0]}/32 dev lo")
-    answer = hosts.a.criuctl("migrate", talk.pid, hosts.b.ssh_url, "--keep-address", "10.77.31.51", check=False)
+    answer = hosts.a.criuctl(
+        "migrate", talk.pid, hosts.b.ssh_url, "--keep-address", "10.77.31.51", check=False
+    )
     assert answer["exit_code"] == 3, answer
     assert talk.at() == stays
     talk.more()
@@ -112,6 +135,10 @@ def test_what_fails_leaves_the_addresses_where_they_were(hosts: Hosts) -> None:
         hosts.b.kill("criuctl", "receive")
     assert command.process.wait(SECONDS) != 0
     assert stays == [had for had in talk.at() if had[0] == "host-a"]
-    claimed = [line for line in hosts.b.sh("ip -o address show").splitlines() if any(f" {a}/" in line for a in ADDRESSES)]
+    claimed = [
+        line
+        for line in hosts.b.sh("ip -o address show").splitlines()
+        if any(f" {a}/" in line for a in ADDRESSES)
+    ]
     assert all(" dynamic " in line for line in claimed), "the kernel takes them away by itself"
     talk.more()

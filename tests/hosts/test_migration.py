@@ -1,4 +1,6 @@
-"""Sessions that move between hosts: what travels, what goes on, and what is told before anything is touched."""
+"""Sessions that move between hosts: what travels, what goes on, and what is told before anything is
+touched.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def prompt(host: Host, name: str) -> None:
 
 
 def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None:
-    """The terminal, half of a line, a job, files of every kind; the way back sends only what has changed."""
+    """The terminal, half of a line, a job, files of every kind; the way back sends only what has
+    changed.
+    """
     a, b = hosts.a, hosts.b
     work = a.path("/srv/task")
     work.mkdir(parents=True)
@@ -71,14 +75,32 @@ def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None
     a.criuctl("wait", "work", "--match", "half-", "--timeout", "30")
 
     told = a.criuctl("migrate", "work", b.ssh_url)
-    assert (told["session"], told["from"], told["host"], told["incarnation"]) == ("work", "host-a", "host-b", 2)
+    assert (told["session"], told["from"], told["host"], told["incarnation"]) == (
+        "work",
+        "host-a",
+        "host-b",
+        2,
+    )
     assert told["frozen_ms"] <= told["total_ms"]
     out, came = a.criuctl("events")[-1], b.criuctl("events")[-1]
-    assert [out[key] == came[key] for key in ("session", "session_id", "incarnation", "checkpoint")] == [True] * 4
-    assert (out["operation"], out["to"], came["operation"], came["incarnation"]) == ("migrate", "host-b", "receive", 2)
+    assert [
+        out[key] == came[key] for key in ("session", "session_id", "incarnation", "checkpoint")
+    ] == [True] * 4
+    assert (out["operation"], out["to"], came["operation"], came["incarnation"]) == (
+        "migrate",
+        "host-b",
+        "receive",
+        2,
+    )
     assert not a.processes("sleep") and len(b.processes("sleep", "1000")) == 1
     there = b.path("/srv/task")
-    assert sorted(path.name for path in there.iterdir()) == ["also-notes", "link", "log", "notes", "private"]
+    assert sorted(path.name for path in there.iterdir()) == [
+        "also-notes",
+        "link",
+        "log",
+        "notes",
+        "private",
+    ]
     assert (there / "notes").stat().st_ino == (there / "also-notes").stat().st_ino
     assert os.readlink(there / "link") == "notes"
     assert os.getxattr(there / "notes", "trusted.kind") == b"notes"
@@ -107,7 +129,9 @@ def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None
 
 @contextmanager
 def clients(host: Host, number: int) -> Iterator[list[tuple[int, bytes]]]:
-    """Clients on `host` that ask the service all the time, each on one connection: the answers, as they came."""
+    """Clients on `host` that ask the service all the time, each on one connection: the answers, as
+    they came.
+    """
     answers: list[tuple[int, bytes]] = []
     failures: list[str] = []
     over = threading.Event()
@@ -133,7 +157,9 @@ def clients(host: Host, number: int) -> Iterator[list[tuple[int, bytes]]]:
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: len(served()) == number or failures, 60, "every client has its connection")
+        wait_until(
+            lambda: len(served()) == number or failures, 60, "every client has its connection"
+        )
         yield answers
     finally:
         over.set()
@@ -149,7 +175,9 @@ def wait_answered(answers: list[tuple[int, bytes]]) -> None:
 
 
 def test_a_server_moves_under_load_and_its_clients_notice_nothing(hosts: Hosts) -> None:
-    """Back and forth with its address and its established connections: every request is answered, and counted, once."""
+    """Back and forth with its address and its established connections: every request is answered,
+    and counted, once.
+    """
     a, b, c = hosts.a, hosts.b, hosts.c
     a.sh(f"ip address add {ADDRESS}/24 dev eth0")
     run(a, "web", sys.executable, "-I", "-S", "-c", WEB)
@@ -160,10 +188,19 @@ def test_a_server_moves_under_load_and_its_clients_notice_nothing(hosts: Hosts) 
             here, there = (a, b) if trip % 2 == 0 else (b, a)
             wait_answered(answers)
             told = here.criuctl(
-                "migrate", "web", there.ssh_url, "--keep-address", ADDRESS, "--connections", "keep", "--no-pre-copy"
+                "migrate",
+                "web",
+                there.ssh_url,
+                "--keep-address",
+                ADDRESS,
+                "--connections",
+                "keep",
+                "--no-pre-copy",
             )
             assert [c["outcome"] for c in told["connections"]] == ["kept"] * 3
-            assert ADDRESS in there.sh("ip address show") and ADDRESS not in here.sh("ip address show")
+            assert ADDRESS in there.sh("ip address show") and ADDRESS not in here.sh(
+                "ip address show"
+            )
             frozen.append(told["frozen_ms"])
         wait_answered(answers)
     print("frozen, ms:", *sorted(frozen))
@@ -172,8 +209,12 @@ def test_a_server_moves_under_load_and_its_clients_notice_nothing(hosts: Hosts) 
         assert "CRIU" not in host.sh("nft list tables")
 
 
-def test_a_client_of_a_database_goes_on_with_its_next_statement(hosts: Hosts, postgres_server: PostgresServer) -> None:
-    """The server is on a third host; the connection is made again from the new one, with all that the session held."""
+def test_a_client_of_a_database_goes_on_with_its_next_statement(
+    hosts: Hosts, postgres_server: PostgresServer
+) -> None:
+    """The server is on a third host; the connection is made again from the new one, with all that
+    the session held.
+    """
     port = postgres_server.port
     program = f"""
 import psycopg
@@ -204,7 +245,9 @@ def test_a_build_in_progress_ends_with_the_right_result(hosts: Hosts) -> None:
         (folder / f"f{number}.c").write_text(f"int f{number}(void) {{ return {number}; }}\n")
     calls = " + ".join(f"f{n}()" for n in range(30))
     declared = "".join(f"int f{n}(void);\n" for n in range(30))
-    (folder / "main.c").write_text(f'#include <stdio.h>\n{declared}int main(void) {{ printf("%d\\n", {calls}); return 0; }}\n')
+    (folder / "main.c").write_text(
+        f'#include <stdio.h>\n{declared}int main(void) {{ printf("%d\\n", {calls}); return 0; }}\n'
+    )
     (folder / "build").write_text("""
         set -e
         export TMPDIR=$PWD  # a compiler's files between two of its programs are nobody's open files
@@ -247,7 +290,11 @@ time.sleep(1000)
         for options in (("--dry-run",), ()):
             answer = a.criuctl("migrate", "stays", b.ssh_url, *options, check=False)
             assert answer["exit_code"] == 4
-            findings = [f for f in (answer if options else answer["error"])["findings"] if f["level"] == "error"]
+            findings = [
+                f
+                for f in (answer if options else answer["error"])["findings"]
+                if f["level"] == "error"
+            ]
             text = " ".join(f["text"] for f in findings)
             assert "/srv/only-here/data" in text and "8001" in text, findings
             assert all(f["hint"] for f in findings)

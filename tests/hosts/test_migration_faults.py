@@ -1,8 +1,9 @@
-"""Whatever happens to a migration: never two copies, never none, as somebody sees it who looks at both hosts from outside.
+"""Whatever happens to a migration: never two copies, never none, as somebody sees it who looks at
+both hosts from outside.
 
-At every step one of the two criuctl is killed, the link is cut, or a person interrupts.  Afterwards the program runs on exactly
-one host, or it stands still with a complete checkpoint and ``migrate --resolve`` lets it run; and of the numbers that it tells,
-each was told once.
+At every step one of the two criuctl is killed, the link is cut, or a person interrupts.  Afterwards
+the program runs on exactly one host, or it stands still with a complete checkpoint and ``migrate
+--resolve`` lets it run; and of the numbers that it tells, each was told once.
 """
 
 from __future__ import annotations
@@ -43,12 +44,18 @@ class Moving:
         return ["migrate", str(teller.pid), self.hosts.b.ssh_url, "--name", teller.name, *options]
 
     def steps(self, side: str) -> list[str]:
-        """The steps that a migration goes through, on the side ``a`` or ``b``, when nothing is done to it."""
+        """The steps that a migration goes through, on the side ``a`` or ``b``, when nothing is done
+        to it.
+        """
         teller = self.observer.launch(self.hosts.a)
         host = self.hosts.a if side == "a" else self.hosts.b
         with pausing(host, "*", command="migrate" if side == "a" else "receive") as pause:
             self.hosts.a.criuctl(*self.words(teller))
-            wait_until(lambda: not self.hosts.b.processes("criuctl", "receive"), SECONDS, "the receiver has ended")
+            wait_until(
+                lambda: not self.hosts.b.processes("criuctl", "receive"),
+                SECONDS,
+                "the receiver has ended",
+            )
             steps = pause.steps()
         teller.wait_heard(self.hosts.b)
         assert teller.check() == ["host-a", "host-b"]
@@ -56,14 +63,20 @@ class Moving:
         return steps
 
     def settled(self, teller: Teller) -> str:
-        """Where it is after all: ``stays``, ``moved``, or ``resolved`` when it stood still and was told to go on there."""
+        """Where it is after all: ``stays``, ``moved``, or ``resolved`` when it stood still and was
+        told to go on there.
+        """
         a, b = self.hosts.a, self.hosts.b
-        wait_until(lambda: not a.processes("criuctl", "migrate"), SECONDS, "the migration has ended")
+        wait_until(
+            lambda: not a.processes("criuctl", "migrate"), SECONDS, "the migration has ended"
+        )
         fate = ""
         teller.check()
         if not teller.living(a):
             records = b.criuctl("list", "--store", "/var/lib/criuctl/inbox")
-            assert [row["session"] for row in records].count(teller.name) == 1, "neither it nor its checkpoint is anywhere"
+            assert [row["session"] for row in records].count(teller.name) == 1, (
+                "neither it nor its checkpoint is anywhere"
+            )
         answers = a.criuctl("migrate", "--resolve", teller.name, check=False)
         if answers["exit_code"] == 0:
             (answer,) = answers["list"]
@@ -72,19 +85,29 @@ class Moving:
             assert answers["exit_code"] == 3, str(answers)
         home = a if teller.living(a) else b
         teller.wait_heard(home)
-        wait_until(lambda: teller.living(a, b) == [home.name], SECONDS, f"one copy: {teller.living(a, b)}")
+        wait_until(
+            lambda: teller.living(a, b) == [home.name], SECONDS, f"one copy: {teller.living(a, b)}"
+        )
         told = teller.check()
         assert told == (["host-a"] if home is a else ["host-a", "host-b"])
         self._tidy(teller, stays=home is a)
         return fate or ("stays" if home is a else "moved")
 
     def _tidy(self, teller: Teller, *, stays: bool) -> None:
-        """Wait until nothing of the migration is left: no criuctl, no firewall lock, no open record, no checkpoint there."""
+        """Wait until nothing of the migration is left: no criuctl, no firewall lock, no open
+        record, no checkpoint there.
+        """
         a, b = self.hosts.a, self.hosts.b
 
         def left() -> list[str]:
-            found = [f"{host.name}: {text}" for host in (a, b) for text in host.sh(LEFT).splitlines()]
-            rows = b.criuctl("list", "--store", "/var/lib/criuctl/inbox", check=False).get("list", ()) if stays else ()
+            found = [
+                f"{host.name}: {text}" for host in (a, b) for text in host.sh(LEFT).splitlines()
+            ]
+            rows = (
+                b.criuctl("list", "--store", "/var/lib/criuctl/inbox", check=False).get("list", ())
+                if stays
+                else ()
+            )
             return found + [f"host-b: {row['id']}" for row in rows if row["session"] == teller.name]
 
         remains = left()
@@ -98,7 +121,9 @@ def moving(hosts: Hosts, observer: Observer) -> Moving:
 
 
 def test_it_moves_there_and_back(moving: Moving, hosts: Hosts) -> None:
-    """Without faults: a plain tree goes to the other host and home again; what it left is not in anybody's way."""
+    """Without faults: a plain tree goes to the other host and home again; what it left is not in
+    anybody's way.
+    """
     teller = moving.observer.launch(hosts.a)
     told = hosts.a.criuctl(*moving.words(teller))
     assert told["session"] == teller.name
@@ -111,11 +136,17 @@ def test_it_moves_there_and_back(moving: Moving, hosts: Hosts) -> None:
 
 
 def test_kill_9_of_the_source(moving: Moving, hosts: Hosts) -> None:
-    """Until the tree is let go it stays; from then on it stands still until somebody resolves it, unless the word was said."""
+    """Until the tree is let go it stays; from then on it stands still until somebody resolves it,
+    unless the word was said.
+    """
     steps = moving.steps("a")
-    # What comes before the hand-over is a dump's, and killed in tests/crash; one step of it stands for all.
+    # What comes before the hand-over is a dump's, and killed in tests/crash; one step of it stands
+    # for all.
     fates: dict[str, str] = {}
-    for step in ["freeze", *(step for step in steps[steps.index("hand-over") :] if not step.startswith("there"))]:
+    for step in [
+        "freeze",
+        *(step for step in steps[steps.index("hand-over") :] if not step.startswith("there")),
+    ]:
         teller = moving.observer.launch(hosts.a)
         with pausing(hosts.a, step) as pause:
             command = hosts.a.start_criuctl(*moving.words(teller), env=pause.env)
@@ -130,10 +161,16 @@ def test_kill_9_of_the_source(moving: Moving, hosts: Hosts) -> None:
 
 
 def test_kill_9_of_the_target(moving: Moving, hosts: Hosts) -> None:
-    """Until it was told to go, it stays where it was; after that it is restored once more, or runs already."""
+    """Until it was told to go, it stays where it was; after that it is restored once more, or runs
+    already.
+    """
     steps = moving.steps("b")
     fates: dict[str, str] = {}
-    for step in ["pages", "restore", *(step for step in steps[steps.index("held") :] if not step.startswith("gc"))]:
+    for step in [
+        "pages",
+        "restore",
+        *(step for step in steps[steps.index("held") :] if not step.startswith("gc")),
+    ]:
         teller = moving.observer.launch(hosts.a)
         with pausing(hosts.b, step, command="receive") as pause:
             command = hosts.a.start_criuctl(*moving.words(teller))
@@ -163,7 +200,9 @@ threading.Thread(target=look).start()
 
 
 def test_kill_9_of_the_target_while_memory_follows(moving: Moving, hosts: Hosts) -> None:
-    """A large tree runs before its memory is there, and runs on without the criuctl that received it."""
+    """A large tree runs before its memory is there, and runs on without the criuctl that received
+    it.
+    """
     teller = moving.observer.launch(hosts.a, mib=257, more=WHOLE)
     with pausing(hosts.b, "pages-follow", command="receive") as pause:
         command = hosts.a.start_criuctl(*moving.words(teller))
@@ -182,11 +221,18 @@ def test_kill_9_of_the_target_while_memory_follows(moving: Moving, hosts: Hosts)
     assert moving.settled(teller) == "moved"
 
 
-INTERRUPTS = {"reach": signal.SIGINT, "frozen": signal.SIGTERM, "hand-over": signal.SIGINT, "decide": signal.SIGTERM}
+INTERRUPTS = {
+    "reach": signal.SIGINT,
+    "frozen": signal.SIGTERM,
+    "hand-over": signal.SIGINT,
+    "decide": signal.SIGTERM,
+}
 
 
 def test_an_operator_interrupts(moving: Moving, hosts: Hosts) -> None:
-    """Before the decision it stays and nothing is left there; after it, it is too late and it moves."""
+    """Before the decision it stays and nothing is left there; after it, it is too late and it
+    moves.
+    """
     for step, number in (INTERRUPTS | {"go": signal.SIGINT}).items():
         teller = moving.observer.launch(hosts.a)
         with pausing(hosts.a, step) as pause:
@@ -222,24 +268,32 @@ def test_the_link_is_cut_for_longer(step: str, moving: Moving, hosts: Hosts) -> 
         pause.wait(command)
         hosts.cut(hosts.a, hosts.b)
     if step == "go":
-        wait_until(lambda: "link-lost" in command.err.read_text(), SECONDS, "the link is known to be lost")
+        wait_until(
+            lambda: "link-lost" in command.err.read_text(), SECONDS, "the link is known to be lost"
+        )
     else:
         assert command.process.wait(SECONDS) != 0
         teller.wait_heard(hosts.a)
     hosts.mend()
     code = command.process.wait(SECONDS)
-    assert (moving.settled(teller), code == 0) == (("moved", True) if step == "go" else ("stays", False)), command.told()
+    assert (moving.settled(teller), code == 0) == (
+        ("moved", True) if step == "go" else ("stays", False)
+    ), command.told()
 
 
 @pytest.mark.parametrize("step", ["restore", "held"])
 def test_the_target_is_too_slow(step: str, moving: Moving, hosts: Hosts) -> None:
-    """The restore there takes longer than the source may be frozen: the source goes on at once, and nothing runs there."""
+    """The restore there takes longer than the source may be frozen: the source goes on at once, and
+    nothing runs there.
+    """
     teller = moving.observer.launch(hosts.a)
     with pausing(hosts.b, step, command="receive") as pause:
         command = hosts.a.start_criuctl(*moving.words(teller, "--max-freeze", "3"))
         pause.wait(command)
         told = len(moving.observer.told(teller.name).numbers)
-        wait_until(lambda: len(moving.observer.told(teller.name).numbers) > told + 1, 30, "it goes on here")
+        wait_until(
+            lambda: len(moving.observer.told(teller.name).numbers) > told + 1, 30, "it goes on here"
+        )
         assert teller.living(hosts.a, hosts.b)[0] == "host-a"
     assert command.process.wait(SECONDS) == 12, command.told()
     error = command.json()["error"]
@@ -255,7 +309,11 @@ def test_the_disk_there_is_full(moving: Moving, hosts: Hosts) -> None:
     assert answer["exit_code"] not in (0, 1), answer
     assert "space" in str(answer["error"]), answer
     assert moving.settled(teller) == "stays"
-    wait_until(lambda: not hosts.b.processes("criuctl", "receive"), SECONDS, "nobody uses the disk any more")
+    wait_until(
+        lambda: not hosts.b.processes("criuctl", "receive"),
+        SECONDS,
+        "nobody uses the disk any more",
+    )
     hosts.b.sh("umount /var/lib/criuctl")
     hosts.a.criuctl(*moving.words(teller))
     assert moving.settled(teller) == "moved"
@@ -270,7 +328,9 @@ held.listen()
 
 
 def test_a_port_is_taken_there(moving: Moving, hosts: Hosts) -> None:
-    """When it is taken already, before anything is done; when it is taken in the last moment, before anything is lost."""
+    """When it is taken already, before anything is done; when it is taken in the last moment,
+    before anything is lost.
+    """
     teller = moving.observer.launch(hosts.a, more=LISTENING)
     with hosts.b.open_socket() as taken:
         taken.bind(("0.0.0.0", 8099))
@@ -293,11 +353,15 @@ def test_a_port_is_taken_there(moving: Moving, hosts: Hosts) -> None:
 
 
 def test_another_build_of_a_library_is_there(moving: Moving, hosts: Hosts) -> None:
-    """A library that is mapped must be the same there, to the byte: the path is told, and nothing was frozen."""
+    """A library that is mapped must be the same there, to the byte: the path is told, and nothing
+    was frozen.
+    """
     found = hosts.a.sh("ls /usr/lib/*/libz.so.1.*").split()[0]
     for host in (hosts.a, hosts.b):
         host.sh(f"mkdir -p /srv/lib && cp {found} /srv/lib/libown.so")
-    teller = moving.observer.launch(hosts.a, more='import ctypes\nctypes.CDLL("/srv/lib/libown.so")')
+    teller = moving.observer.launch(
+        hosts.a, more='import ctypes\nctypes.CDLL("/srv/lib/libown.so")'
+    )
     other = hosts.b.sh("ls /usr/lib/*/libbz2.so.1.0.* /usr/lib/*/liblzma.so.5.*").split()[0]
     hosts.b.sh(f"cp /srv/lib/libown.so /srv/lib/right; cp {other} /srv/lib/libown.so")
     answer = hosts.a.criuctl(*moving.words(teller), check=False)
@@ -310,10 +374,14 @@ def test_another_build_of_a_library_is_there(moving: Moving, hosts: Hosts) -> No
 
 
 # A person's patience, in place of the minute for which a broken link is made again.
-IMPATIENT = "import criuctl.ops.moving.delivery as m; m.SETTLE = 2.0; from criuctl.cli.main import program; program()"
+IMPATIENT = (
+    "import criuctl.ops.moving.delivery as m; m.SETTLE = 2.0; from criuctl.cli.main import "
+    "program; program()"
+)
 
 
-# The tree is killed, one of its processes takes its time to end, and what was made for the dump cannot be taken down.
+# The tree is killed, one of its processes takes its time to end, and what was made for the dump
+# cannot be taken down.
 SLOW_END = """
 import errno
 from criuctl.cli.main import program
@@ -344,7 +412,8 @@ def test_what_fails_when_it_is_ended_does_not_undo_it_there(moving: Moving, host
     assert (moving.settled(teller), code) == ("moved", 11), command.told()  # told in its warnings
 
 
-# CRIU is taken along by the private PID namespace that it was a guest of, and a process takes its time to end.
+# CRIU is taken along by the private PID namespace that it was a guest of, and a process takes its
+# time to end.
 NO_ANSWER = """
 from criuctl.cli.main import program
 from criuctl.criu.driver import CriuFailed, Dumper
@@ -408,7 +477,9 @@ def test_a_tree_that_is_refused_for_a_moment_moves(moving: Moving, hosts: Hosts)
 
 
 def test_the_link_is_cut_for_ever(moving: Moving, hosts: Hosts) -> None:
-    """In the very moment between the two: it stands still, whole, and that is told; later, one word lets it run."""
+    """In the very moment between the two: it stands still, whole, and that is told; later, one word
+    lets it run.
+    """
     teller = moving.observer.launch(hosts.a)
     with pausing(hosts.a, "go") as pause:
         words = [sys.executable, "-c", IMPATIENT, *moving.words(teller), "--json"]
@@ -421,13 +492,17 @@ def test_the_link_is_cut_for_ever(moving: Moving, hosts: Hosts) -> None:
     assert teller.check() == ["host-a"]
     # The other host cannot know either.  Even if its criuctl ends, the checkpoint is there.
     hosts.b.kill("criuctl", "receive")
-    wait_until(lambda: not teller.living(hosts.a, hosts.b), SECONDS, "it stands still as a checkpoint only")
+    wait_until(
+        lambda: not teller.living(hosts.a, hosts.b), SECONDS, "it stands still as a checkpoint only"
+    )
     hosts.mend()
     assert moving.settled(teller) == "resolved"
 
 
 def test_the_other_host_is_lost_while_it_holds_the_session(moving: Moving, hosts: Hosts) -> None:
-    """Its power goes before the decision: the session goes on where it was, and moves when there is a host again."""
+    """Its power goes before the decision: the session goes on where it was, and moves when there is
+    a host again.
+    """
     teller = moving.observer.launch(hosts.a)
     with pausing(hosts.b, "held", command="receive") as pause:
         command = hosts.a.start_criuctl(*moving.words(teller), env=LINK_TIMEOUT)

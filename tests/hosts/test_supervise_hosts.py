@@ -1,4 +1,6 @@
-"""The home of a session is lost, power and disk: one of two standbys, who have seen it from its beginning, brings it back."""
+"""The home of a session is lost, power and disk: one of two standbys, who have seen it from its
+beginning, brings it back.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,16 @@ pytestmark = pytest.mark.integration
 FILES = ("--with-files", "/srv/counted", "--with-files", "/srv/counter.py")
 
 
-def test_a_host_is_lost_and_one_standby_takes_over(hosts: Hosts, radosgw_server: RadosGateway) -> None:
+def test_a_host_is_lost_and_one_standby_takes_over(
+    hosts: Hosts, radosgw_server: RadosGateway
+) -> None:
     bucket = f"supervise-{hosts.supervisor_pid}"
     radosgw_server.make_bucket(bucket)
     with Relay(hosts.c, radosgw_server.port) as relay:
-        env = radosgw_server.env | {"AWS_ENDPOINT_URL": f"http://{relay.address}", "CRIUCTL_STORE": f"s3://{bucket}/kept"}
+        env = radosgw_server.env | {
+            "AWS_ENDPOINT_URL": f"http://{relay.address}",
+            "CRIUCTL_STORE": f"s3://{bucket}/kept",
+        }
         for host in (hosts.a, hosts.b, hosts.c):
             host.env |= env
             host.path("/srv/counter.py").write_text(COUNTER)
@@ -26,11 +33,27 @@ def test_a_host_is_lost_and_one_standby_takes_over(hosts: Hosts, radosgw_server:
         for host in (hosts.b, hosts.c):
             host.criuctl("store", "trust", "--no-encrypt")
         others = {
-            host: Supervised(host.start_criuctl("supervise", "web", "--every", "1h", "--lease", "16s", "--standby", *FILES))
+            host: Supervised(
+                host.start_criuctl(
+                    "supervise", "web", "--every", "1h", "--lease", "16s", "--standby", *FILES
+                )
+            )
             for host in (hosts.b, hosts.c)
         }
-        a.criuctl("run", "--name", "web", "--detach", "--", "python3.11", "-S", "/srv/counter.py", "/srv/counted")
-        home = Supervised(a.start_criuctl("supervise", "web", "--every", "1h", "--lease", "3s", *FILES))
+        a.criuctl(
+            "run",
+            "--name",
+            "web",
+            "--detach",
+            "--",
+            "python3.11",
+            "-S",
+            "/srv/counter.py",
+            "/srv/counted",
+        )
+        home = Supervised(
+            a.start_criuctl("supervise", "web", "--every", "1h", "--lease", "3s", *FILES)
+        )
         stored = home.wait("snapshot")
         for other in others.values():
             other.wait("standby")
@@ -42,10 +65,16 @@ def test_a_host_is_lost_and_one_standby_takes_over(hosts: Hosts, radosgw_server:
         try:
             wait_until(winners, PATIENCE, "somebody has taken over")
         except TimeoutError as error:
-            raise AssertionError("\n".join(other.command.told() for other in others.values())) from error
+            raise AssertionError(
+                "\n".join(other.command.told() for other in others.values())
+            ) from error
         (winner,) = winners()
         back = winner.wait("recovered")
-        assert (back["checkpoint"], back["from_host"], back["incarnation"]) == (stored["checkpoint"], "host-a", 2)
+        assert (back["checkpoint"], back["from_host"], back["incarnation"]) == (
+            stored["checkpoint"],
+            "host-a",
+            2,
+        )
         assert back["recovered_ms"] > 3000 and back["lost_s"] >= 0
         winner.wait("home")
         living = next(host for host, other in others.items() if other is winner)

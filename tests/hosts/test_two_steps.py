@@ -1,4 +1,6 @@
-"""Moving by way of a store: dump on A to S3, A and its disk are lost, restore on B, which has never heard of it."""
+"""Moving by way of a store: dump on A to S3, A and its disk are lost, restore on B, which has never
+heard of it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from support.keeper import wait_until
 
 pytestmark = pytest.mark.integration
 
-# A terminal program that asks, and a child that counts into a file of A: both are to go on, and the file with them.
+# A terminal program that asks, and a child that counts into a file of A: both are to go on, and the
+# file with them.
 PROGRAM = """
 import os, time, pathlib
 if os.fork() == 0:
@@ -38,11 +41,16 @@ def store(hosts: Hosts, radosgw_server: RadosGateway) -> Iterator[dict[str, str]
     bucket = f"two-steps-{hosts.supervisor_pid}"
     radosgw_server.make_bucket(bucket)
     with Relay(hosts.c, radosgw_server.port) as relay:
-        yield radosgw_server.env | {"AWS_ENDPOINT_URL": f"http://{relay.address}", "CRIUCTL_STORE": f"s3://{bucket}/moved"}
+        yield radosgw_server.env | {
+            "AWS_ENDPOINT_URL": f"http://{relay.address}",
+            "CRIUCTL_STORE": f"s3://{bucket}/moved",
+        }
 
 
 def test_dump_on_one_host_restore_on_another(hosts: Hosts, store: dict[str, str]) -> None:
-    """The session goes on where it stood: its memory, its child, its file, and the half of a line that was typed."""
+    """The session goes on where it stood: its memory, its child, its file, and the half of a line
+    that was typed.
+    """
     a = hosts.a
     a.env |= store
     a.criuctl("store", "init")
@@ -52,7 +60,9 @@ def test_dump_on_one_host_restore_on_another(hosts: Hosts, store: dict[str, str]
     a.criuctl("wait", "work", "--match", "ready", "--timeout", "30")
     wait_until(lambda: a.path("/srv/task/numbers").stat().st_size > 20, 30, "the child counts")
     a.criuctl("send", "work", "--text", "half-")
-    told = a.criuctl("dump", "work", "--with-files", "/srv/task/numbers", "--with-files", "/srv/program.py")
+    told = a.criuctl(
+        "dump", "work", "--with-files", "/srv/task/numbers", "--with-files", "/srv/program.py"
+    )
     assert told["terminals"][0]["queued"] == len("half-")
     written = a.path("/srv/task/numbers").read_text()
     (key,) = (a.path(f"/etc/criuctl/keys/{name}") for name in a.sh("ls /etc/criuctl/keys").split())
@@ -73,7 +83,16 @@ def test_dump_on_one_host_restore_on_another(hosts: Hosts, store: dict[str, str]
     assert counted == list(range(1, len(counted) + 1))
     assert numbers.read_text().startswith(written)
     offset = b.criuctl("send", "work", "--text", "typed", "--enter")["offset"]
-    said = b.criuctl("wait", "work", "--match", r"read '[a-z-]*' [0-9]+ \S+", "--since", str(offset), "--timeout", "30")
+    said = b.criuctl(
+        "wait",
+        "work",
+        "--match",
+        r"read '[a-z-]*' [0-9]+ \S+",
+        "--since",
+        str(offset),
+        "--timeout",
+        "30",
+    )
     assert f"read 'half-typed' {4 << 20} host-b" in json.dumps(said)
     assert_session_of(b, "work")
 

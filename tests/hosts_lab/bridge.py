@@ -1,8 +1,8 @@
 """The wire between the hosts, as the tests treat it: cut, slow, lossy, whole again.
 
-Frames between two hosts are dropped on the bridge, so both see silence: no carrier is lost, nothing is refused.  The rate is a
-token bucket on the bridge's ports, the loss a random drop on the bridge, the delay a program between port and bridge (see
-`delay`).
+Frames between two hosts are dropped on the bridge, so both see silence: no carrier is lost, nothing
+is refused.  The rate is a token bucket on the bridge's ports, the loss a random drop on the bridge,
+the delay a program between port and bridge (see `delay`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Bridge:
         self._filter()
 
     def slow(self, hosts: list[str], rate: str, loss: float, delay: float) -> None:
-        """Let no port carry more than `rate` (as tc says it), lose this part of the frames, hold each this many seconds."""
+        """Let no port carry more than `rate` (as tc says it), lose this part of the frames, hold
+        each this many seconds.
+        """
         self.fast()
         self._loss = loss
         self._filter()
@@ -67,10 +69,14 @@ class Bridge:
         self._filter()
 
     def _delay(self, hosts: list[str], delay: float) -> None:
-        """Take each port off the bridge, and put a link in its place whose other end is joined to it by a program."""
+        """Take each port off the bridge, and put a link in its place whose other end is joined to
+        it by a program.
+        """
         for host in hosts:
             self._run("ip", "link", "set", f"port-{host}", "nomaster")
-            self._run("ip", "link", "add", f"late-{host}", "type", "veth", "peer", "name", f"join-{host}")
+            self._run(
+                "ip", "link", "add", f"late-{host}", "type", "veth", "peer", "name", f"join-{host}"
+            )
             self._run("ip", "link", "set", f"late-{host}", "master", BRIDGE, "up")
             self._run("ip", "link", "set", f"join-{host}", "up")
         self._delayed = hosts
@@ -91,16 +97,27 @@ class Bridge:
         for pair in self._cuts:
             one, other = sorted(pair)
             ends = [[f"{kind}-{host}" for kind in ("port", "late")] for host in (one, other)]
-            rules += [f'iifname "{i}" oifname "{o}" drop' for x, y in (ends, ends[::-1]) for i in x for o in y]
+            rules += [
+                f'iifname "{i}" oifname "{o}" drop'
+                for x, y in (ends, ends[::-1])
+                for i in x
+                for o in y
+            ]
         if self._loss:
             rules.append(f"numgen random mod 10000 < {round(self._loss * 10000)} drop")
         chain = ["type filter hook forward priority 0; policy accept;", *rules]
         table = f"table bridge {TABLE}"
-        text = f"{table} {{}}\ndelete {table}\n{table} {{\n chain wire {{\n  " + "\n  ".join(chain) + "\n }\n}\n"
+        text = (
+            f"{table} {{}}\ndelete {table}\n{table} {{\n chain wire {{\n  "
+            + "\n  ".join(chain)
+            + "\n }\n}\n"
+        )
         self._run("nft", "-f", "-", given=text)
 
     def _run(self, *argv: str, given: str = "") -> str:
-        assert not os.path.samefile(f"/proc/{self._pid}/ns/net", "/proc/self/ns/net"), "the bridge's network is not made yet"
+        assert not os.path.samefile(f"/proc/{self._pid}/ns/net", "/proc/self/ns/net"), (
+            "the bridge's network is not made yet"
+        )
         done = subprocess.run(
             [*self._enter, *argv],
             input=given,

@@ -1,8 +1,9 @@
-"""A wire that takes its time: ``python delay.py SECONDS OUTER:INNER...`` holds each frame between two links for so long.
+"""A wire that takes its time: ``python delay.py SECONDS OUTER:INNER...`` holds each frame between
+two links for so long.
 
-The kernel's netem would do it, but not every kernel has it.  Frames pass through two packet sockets with the header that says
-what the network card is to do with them (checksums, segments), so large ones stay large and a Gbit/s passes.  It ends with its
-standard input.
+The kernel's netem would do it, but not every kernel has it.  Frames pass through two packet sockets
+with the header that says what the network card is to do with them (checksums, segments), so large
+ones stay large and a Gbit/s passes.  It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -72,4 +73,7 @@ def receive(source: Link, target: Link, due: float) -> None:
 
 
 if __name__ == "__main__":
-    run(float(sys.argv[1]), [(outer, inner) for outer, _, inner in (word.partition(":") for word in sys.argv[2:])])
+    run(
+        float(sys.argv[1]),
+        [(outer, inner) for outer, _, inner in (word.partition(":") for word in sys.argv[2:])],
+    )

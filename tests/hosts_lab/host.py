@@ -1,4 +1,6 @@
-"""One host, as the tests see it: running commands and programs there, its files, its processes, its sockets."""
+"""One host, as the tests see it: running commands and programs there, its files, its processes, its
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from support.keeper import Launched, wait_until
 from . import init, kernel
 
 PROJECT = Path(__file__).parent.parent.parent
-# Variables for one criuctl command of a host, whoever starts it (``receive`` is started by ssh, with no environment of ours).
+# Variables for one criuctl command of a host, whoever starts it (``receive`` is started by ssh,
+# with no environment of ours).
 COMMAND_ENVIRONMENT = "/run/lab-env"
 WRAPPER = f"""\
 #!/bin/sh
@@ -30,7 +33,13 @@ export PYTHONPATH={PROJECT}
 if [ -r {COMMAND_ENVIRONMENT}/"$1" ]; then . {COMMAND_ENVIRONMENT}/"$1"; fi
 exec {sys.executable} -m criuctl "$@"
 """
-ENVIRONMENT = {"PATH": init.PATH, "HOME": "/root", "USER": "root", "LANG": "C.UTF-8", "TERM": "xterm"}
+ENVIRONMENT = {
+    "PATH": init.PATH,
+    "HOME": "/root",
+    "USER": "root",
+    "LANG": "C.UTF-8",
+    "TERM": "xterm",
+}
 
 
 class HostCommand:
@@ -44,11 +53,16 @@ class HostCommand:
         try:
             return json.loads(self.out.read_text())
         except ValueError as error:
-            raise AssertionError(f"stdout is not one JSON value ({error})\n{self.told()}") from error
+            raise AssertionError(
+                f"stdout is not one JSON value ({error})\n{self.told()}"
+            ) from error
 
     def told(self) -> str:
         """All it wrote."""
-        return f"stdout: {self.out.read_text(errors='replace')}\nstderr: {self.err.read_text(errors='replace')}"
+        return (
+            f"stdout: {self.out.read_text(errors='replace')}\nstderr: "
+            f"{self.err.read_text(errors='replace')}"
+        )
 
 
 class Host:
@@ -70,7 +84,9 @@ class Host:
         return f"ssh://root@{self.address}"
 
     def path(self, path: str) -> Path:
-        """A file of the host, as it is found from here (an absolute symlink there would lead out: name its target)."""
+        """A file of the host, as it is found from here (an absolute symlink there would lead out:
+        name its target).
+        """
         return Path(f"/proc/{self.init_pid}/root{path}")
 
     def alive(self) -> bool:
@@ -89,7 +105,9 @@ class Host:
         stdout: int | str | None = None,
         stderr: int | str | None = None,
     ) -> Launched:
-        """Start a program, as a child of PID 1; a stream is a descriptor, a file of the host to append to, or /dev/null."""
+        """Start a program, as a child of PID 1; a stream is a descriptor, a file of the host to
+        append to, or /dev/null.
+        """
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
         given = {name: stream for name, stream in streams.items() if isinstance(stream, int)}
         words = [str(word) for word in argv]
@@ -103,27 +121,50 @@ class Host:
         read_end, write_end = os.pipe()
         try:
             with self._lock:
-                socket.send_fds(self._requests, [json.dumps(request).encode()], [write_end, *given.values()])
-                data, ancillary, _, _ = self._requests.recvmsg(init.MAX_REQUEST, socket.CMSG_SPACE(12))
+                socket.send_fds(
+                    self._requests, [json.dumps(request).encode()], [write_end, *given.values()]
+                )
+                data, ancillary, _, _ = self._requests.recvmsg(
+                    init.MAX_REQUEST, socket.CMSG_SPACE(12)
+                )
         finally:
             os.close(write_end)
         answer = json.loads(data) if data else {"error": "the host is gone"}
         if "error" in answer:
             os.close(read_end)
             raise OSError(f"{self.name}: {answer['error']}")
-        credentials = next(bytes(array.array("B", body)) for _, kind, body in ancillary if kind == socket.SCM_CREDENTIALS)
+        credentials = next(
+            bytes(array.array("B", body))
+            for _, kind, body in ancillary
+            if kind == socket.SCM_CREDENTIALS
+        )
         return Launched(struct.unpack("iII", credentials)[0], read_end, words)
 
-    def start(self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: str = "/root") -> HostCommand:
+    def start(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/root",
+    ) -> HostCommand:
         """Start a command whose output the test reads later."""
         self._count += 1
         out, err = f"/tmp/command-{self._count}.out", f"/tmp/command-{self._count}.err"
         for path in (out, err):
             self.path(path).touch()
-        return HostCommand(self.spawn(argv, env=env, cwd=cwd, stdout=out, stderr=err), self.path(out), self.path(err))
+        return HostCommand(
+            self.spawn(argv, env=env, cwd=cwd, stdout=out, stderr=err),
+            self.path(out),
+            self.path(err),
+        )
 
     def run(
-        self, argv: Sequence[str | Path], *, check: bool = True, timeout: float = 60, env: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str | Path],
+        *,
+        check: bool = True,
+        timeout: float = 60,
+        env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         command = self.start(argv, env=env)
@@ -132,43 +173,69 @@ class Host:
         except TimeoutError:
             command.process.kill()
             raise
-        assert code == 0 or not check, f"on {self.name}: {' '.join(map(str, argv))} ended with {code}\n{command.told()}"
-        return subprocess.CompletedProcess(command.process.argv, code, command.out.read_text(), command.err.read_text())
+        assert code == 0 or not check, (
+            f"on {self.name}: {' '.join(map(str, argv))} ended with {code}\n{command.told()}"
+        )
+        return subprocess.CompletedProcess(
+            command.process.argv, code, command.out.read_text(), command.err.read_text()
+        )
 
     def sh(self, script: str, **options: Any) -> str:
         """Run a shell script to its end: what it printed."""
         return self.run(["sh", "-euc", script], **options).stdout
 
     def criuctl(
-        self, *arguments: str | int | Path, check: bool = True, timeout: float = 120, env: Mapping[str, str] | None = None
+        self,
+        *arguments: str | int | Path,
+        check: bool = True,
+        timeout: float = 120,
+        env: Mapping[str, str] | None = None,
     ) -> Any:
-        """Run criuctl to its end: its JSON.  With `check` False the answer has ``exit_code`` and, in it, ``error``."""
+        """Run criuctl to its end: its JSON.  With `check` False the answer has ``exit_code`` and,
+        in it, ``error``.
+        """
         command = self.start_criuctl(*arguments, env=env)
         code = command.process.wait(timeout)
         if check:
-            assert code == 0, f"on {self.name}: criuctl {' '.join(map(str, arguments))} ended with {code}\n{command.told()}"
+            assert code == 0, (
+                f"on {self.name}: criuctl {' '.join(map(str, arguments))} ended with "
+                f"{code}\n{command.told()}"
+            )
             return command.json()
         answer = command.json() if command.out.stat().st_size else {}
-        return {"exit_code": code, "stderr": command.err.read_text()} | (answer if isinstance(answer, dict) else {"list": answer})
+        return {"exit_code": code, "stderr": command.err.read_text()} | (
+            answer if isinstance(answer, dict) else {"list": answer}
+        )
 
-    def start_criuctl(self, *arguments: str | int | Path, env: Mapping[str, str] | None = None) -> HostCommand:
+    def start_criuctl(
+        self, *arguments: str | int | Path, env: Mapping[str, str] | None = None
+    ) -> HostCommand:
         """Start criuctl and return at once."""
         words = [str(word) for word in arguments]
         words.insert(words.index("--") if "--" in words else len(words), "--json")
         return self.start(["criuctl", *words], env=env)
 
     def set_command_environment(self, command: str, variables: Mapping[str, str]) -> None:
-        """Give every ``criuctl COMMAND`` of this host these variables from now on; none: as it was."""
+        """Give every ``criuctl COMMAND`` of this host these variables from now on; none: as it
+        was.
+        """
         path = self.path(f"{COMMAND_ENVIRONMENT}/{command}")
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(f"export {name}='{value}'\n" for name, value in variables.items()))
 
     def processes(self, *words: str) -> list[int]:
-        """PIDs, as seen here, of the host's living processes whose command line has all these words in it."""
+        """PIDs, as seen here, of the host's living processes whose command line has all these words
+        in it.
+        """
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
-                line = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                line = (
+                    Path(f"/proc/{name}/cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                )
                 if line and all(word in line for word in words) and self._below(int(name)):
                     found.append(int(name))
             except (FileNotFoundError, ProcessLookupError):
@@ -199,7 +266,9 @@ class Host:
         return self._numbers(pid)[1]
 
     def outer_pid(self, inner: int) -> int:
-        """The PID, here, of the process that the host calls `inner`; one that is just being executed has no command line yet."""
+        """The PID, here, of the process that the host calls `inner`; one that is just being
+        executed has no command line yet.
+        """
 
         def found() -> int:
             for pid in self.processes():
@@ -235,7 +304,9 @@ class Host:
         return made[0]
 
     def connect(self, address: str, port: int, timeout: float = 30) -> socket.socket:
-        """A connection from this host; one that is refused is tried again until `timeout` is over."""
+        """A connection from this host; one that is refused is tried again until `timeout` is
+        over.
+        """
         deadline = time.monotonic() + timeout
         while True:
             sock = self.open_socket()

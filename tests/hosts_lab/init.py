@@ -1,12 +1,13 @@
 """PID 1 of a host: it builds the root, starts what the tests ask for, and reaps.
 
-Requests come over a SOCK_SEQPACKET socket from the tests, one JSON object each, with a pipe to tell the end of the process by and
-the descriptors that are to be its stdin, stdout and stderr (those that are not given are ``/dev/null`` or a file of this host: a
-descriptor that was opened in another mount namespace cannot be dumped).  The answer carries the credentials of the new process,
-so that the kernel itself translates its PID for the tests.
+Requests come over a SOCK_SEQPACKET socket from the tests, one JSON object each, with a pipe to tell
+the end of the process by and the descriptors that are to be its stdin, stdout and stderr (those
+that are not given are ``/dev/null`` or a file of this host: a descriptor that was opened in another
+mount namespace cannot be dumped).  The answer carries the credentials of the new process, so that
+the kernel itself translates its PID for the tests.
 
-When the socket or the supervisor's lifeline closes, PID 1 ends, and with it the kernel ends every process of the host, drops its
-mounts and takes its link down: there is nothing to clean up.
+When the socket or the supervisor's lifeline closes, PID 1 ends, and with it the kernel ends every
+process of the host, drops its mounts and takes its link down: there is nothing to clean up.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def _network(plan: dict[str, Any]) -> None:
 
 
 def _next_pid(pid: int) -> None:
-    """Let the next process have this PID: hosts that hand out the same ones meet nowhere by chance."""
+    """Let the next process have this PID: hosts that hand out the same ones meet nowhere by
+    chance.
+    """
     with open("/proc/sys/kernel/ns_last_pid", "w") as file:
         file.write(str(pid - 1))
 
@@ -72,7 +75,9 @@ def serve(requests: socket.socket, lifeline: int) -> None:
             _answer(requests, json.loads(data), fds, pipes)
 
 
-def _answer(requests: socket.socket, request: dict[str, Any], fds: list[int], pipes: dict[int, int]) -> None:
+def _answer(
+    requests: socket.socket, request: dict[str, Any], fds: list[int], pipes: dict[int, int]
+) -> None:
     for fd in fds:
         os.set_inheritable(fd, False)
     end, given = fds[0], fds[1:]
@@ -94,13 +99,17 @@ def _answer(requests: socket.socket, request: dict[str, Any], fds: list[int], pi
 
 
 def _start(request: dict[str, Any], given: dict[str, int]) -> int:
-    """Start a process of this host as a daemon of it would be: in a session of its own, our child."""
+    """Start a process of this host as a daemon of it would be: in a session of its own, our
+    child.
+    """
     opened: dict[str, int] = {}
     try:
         for stream in ("stdin", "stdout", "stderr"):
             if stream not in given:
                 path = request["files"].get(stream, "/dev/null")
-                opened[stream] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                opened[stream] = os.open(
+                    path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+                )
         streams = opened | given
         process = subprocess.Popen(
             request["argv"],

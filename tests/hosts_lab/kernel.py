@@ -40,7 +40,10 @@ def setns(fd: int, kind: int) -> None:
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     """mount(2)."""
     arguments = [text.encode() if text else None for text in (source, target, kind)]
-    _done(_libc.mount(*arguments, ctypes.c_ulong(flags), options.encode() or None), f"mount {kind or source} on {target}")
+    _done(
+        _libc.mount(*arguments, ctypes.c_ulong(flags), options.encode() or None),
+        f"mount {kind or source} on {target}",
+    )
 
 
 def detach(target: str) -> None:

@@ -1,8 +1,9 @@
 """Who looks at two hosts from outside, and the program that it looks at.
 
-A *teller* counts, and tells each number, with the name of the host that it finds itself on, in a datagram to the observer, who
-listens on a third host.  A copy that runs beside another one tells a number a second time; one that went back to an older state
-does so too; one that is lost is heard of no more.  So the record of the numbers is the proof: every one once, in order.
+A *teller* counts, and tells each number, with the name of the host that it finds itself on, in a
+datagram to the observer, who listens on a third host.  A copy that runs beside another one tells a
+number a second time; one that went back to an older state does so too; one that is lost is heard of
+no more.  So the record of the numbers is the proof: every one once, in order.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .host import Host
 PORT = 4000
 SO_RCVBUFFORCE = 33  # the socket module has no name for it
 SECONDS = 60.0
-# The marker of the command line and a size of memory are its arguments; it ends when it is told to by a datagram to its own port.
+# The marker of the command line and a size of memory are its arguments; it ends when it is told to
+# by a datagram to its own port.
 PROGRAM = """
 import os, socket, sys, time
 name, address, mib = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -65,15 +67,23 @@ class Observer:
         """Listen no more."""
         self._over = True
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the listener; a datagram socket says that it is not connected
+            # wakes the listener; a datagram socket says that it is not connected
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(10)
         self._socket.close()
 
-    def launch(self, host: Host, *, mib: float = 0.5, more: str = "", prefix: tuple[str, ...] = ()) -> Teller:
-        """Start a teller on `host`, and wait until it is heard; `more` is Python that it runs first."""
+    def launch(
+        self, host: Host, *, mib: float = 0.5, more: str = "", prefix: tuple[str, ...] = ()
+    ) -> Teller:
+        """Start a teller on `host`, and wait until it is heard; `more` is Python that it runs
+        first.
+        """
         name = f"teller-{next(self._counter)}"
         code = PROGRAM.format(more=more)
-        process = host.spawn([*prefix, "/usr/bin/python3", "-I", "-S", "-c", code, name, self._address, str(mib)], cwd="/")
+        process = host.spawn(
+            [*prefix, "/usr/bin/python3", "-I", "-S", "-c", code, name, self._address, str(mib)],
+            cwd="/",
+        )
         teller = Teller(self, name, host, process)
         teller.wait_heard(host)
         return teller
@@ -113,7 +123,11 @@ class Teller:
         def heard() -> bool:
             return self._observer.told(self.name).hosts[before:].count(host.name) >= count
 
-        wait_until(heard, SECONDS, f"{self.name} is heard on {host.name}, not {self._observer.told(self.name).hosts[-1:]}")
+        wait_until(
+            heard,
+            SECONDS,
+            f"{self.name} is heard on {host.name}, not {self._observer.told(self.name).hosts[-1:]}",
+        )
 
     def living(self, *hosts: Host) -> list[str]:
         """The hosts that have a process of it, one that waits to be let go included."""
@@ -128,7 +142,9 @@ class Teller:
     def _odd(self, told: Told) -> str:
         for index, number in enumerate(told.numbers):
             if number != index + 1:
-                near = list(zip(told.numbers, told.hosts, strict=True))[max(0, index - 4) : index + 4]
+                near = list(zip(told.numbers, told.hosts, strict=True))[
+                    max(0, index - 4) : index + 4
+                ]
                 return f"{self.name}: number {index + 1} should have come, but heard were {near}"
         return ""
 

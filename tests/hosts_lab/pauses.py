@@ -1,4 +1,6 @@
-"""Holding a host's criuctl at a named step (see criuctl/pausepoints.py), also one that another host has started over ssh."""
+"""Holding a host's criuctl at a named step (see criuctl/pausepoints.py), also one that another host
+has started over ssh.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Pause:
 
 @contextmanager
 def pausing(host: Host, step: str, *, command: str = "") -> Iterator[Pause]:
-    """A pause at `step`: its `env` is for a command that the test starts, or it is set for every `command` of the host."""
+    """A pause at `step`: its `env` is for a command that the test starts, or it is set for every
+    `command` of the host.
+    """
     pause = Pause(host, step)
     if command:
         host.set_command_environment(command, pause.env)

@@ -1,4 +1,5 @@
-"""A server of this machine, offered on a host's address: so a server of the whole test run stands in a lab of one test.
+"""A server of this machine, offered on a host's address: so a server of the whole test run stands
+in a lab of one test.
 
 What reaches the host's address crosses the bridge, and is cut and slowed down with it.
 """
@@ -33,7 +34,12 @@ class Relay:
     def __enter__(self) -> Relay:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:

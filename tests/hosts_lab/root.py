@@ -1,11 +1,13 @@
-"""The file system of a host: this machine's root under an overlay in memory, and what every host has for itself.
+"""The file system of a host: this machine's root under an overlay in memory, and what every host
+has for itself.
 
-Runs as PID 1 of the host, in a mount namespace that is a copy of this machine's.  The staging place is ``/sys``, which is on
-every machine and which nothing needs until the host has one of its own: nothing is made on this machine's disk.
+Runs as PID 1 of the host, in a mount namespace that is a copy of this machine's.  The staging place
+is ``/sys``, which is on every machine and which nothing needs until the host has one of its own:
+nothing is made on this machine's disk.
 
-Invariants: no mount of the host is seen outside, and none of this machine's is changed.  What holds somebody's secrets or state
-(``/root``, ``/etc/criuctl``, ``/run``, ...) is empty in the host.  The checkout under test and its Python are where they always
-are.
+Invariants: no mount of the host is seen outside, and none of this machine's is changed.  What holds
+somebody's secrets or state (``/root``, ``/etc/criuctl``, ``/run``, ...) is empty in the host.  The
+checkout under test and its Python are where they always are.
 """
 
 from __future__ import annotations
@@ -50,19 +52,30 @@ def hierarchies() -> list[Hierarchy]:
             if kind in ("cgroup", "cgroup2"):
                 own = [option for option in options.split(",") if option not in ("rw", "ro")]
                 if kind == "cgroup2" or "freezer" in own:
-                    found.append(Hierarchy(fields.split()[4], kind, ",".join(own) if kind == "cgroup" else ""))
+                    found.append(
+                        Hierarchy(
+                            fields.split()[4], kind, ",".join(own) if kind == "cgroup" else ""
+                        )
+                    )
     return found
 
 
 def build(name: str, addresses: dict[str, str], keep: Sequence[str]) -> None:
-    """Make the host's root and go there; `keep` are the folders that are to be where they are on this machine."""
+    """Make the host's root and go there; `keep` are the folders that are to be where they are on
+    this machine.
+    """
     groups = hierarchies()
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("stage", STAGE, "tmpfs", options="mode=0755")
     new = f"{STAGE}/root"
     for folder in ("upper", "work", "root"):
         os.mkdir(f"{STAGE}/{folder}")
-    kernel.mount(f"root-of-{name}", new, "overlay", options=f"lowerdir=/,upperdir={STAGE}/upper,workdir={STAGE}/work")
+    kernel.mount(
+        f"root-of-{name}",
+        new,
+        "overlay",
+        options=f"lowerdir=/,upperdir={STAGE}/upper,workdir={STAGE}/work",
+    )
     _system(new, groups)
     for folder, options in OWN.items():
         os.makedirs(new + folder, exist_ok=True)
@@ -81,15 +94,21 @@ def build(name: str, addresses: dict[str, str], keep: Sequence[str]) -> None:
 
 
 def _hidden(folder: str) -> bool:
-    """Whether the overlay, or a tmpfs upon it, shows something else there than this machine's folder."""
-    return os.stat(folder).st_dev != os.stat("/").st_dev or any(folder.startswith(own + "/") for own in OWN)
+    """Whether the overlay, or a tmpfs upon it, shows something else there than this machine's
+    folder.
+    """
+    return os.stat(folder).st_dev != os.stat("/").st_dev or any(
+        folder.startswith(own + "/") for own in OWN
+    )
 
 
 def _system(new: str, groups: Sequence[Hierarchy]) -> None:
     kernel.mount("proc", f"{new}/proc", "proc")
     kernel.mount("sysfs", f"{new}/sys", "sysfs")
     kernel.mount("/dev", f"{new}/dev", flags=kernel.MS_BIND)
-    kernel.mount("devpts", f"{new}/dev/pts", "devpts", options="newinstance,ptmxmode=0666,mode=0620,gid=5")
+    kernel.mount(
+        "devpts", f"{new}/dev/pts", "devpts", options="newinstance,ptmxmode=0666,mode=0620,gid=5"
+    )
     if any(group.path != "/sys/fs/cgroup" for group in groups):
         kernel.mount("cgroups", f"{new}/sys/fs/cgroup", "tmpfs", options="mode=0755")
     for group in groups:
@@ -99,8 +118,16 @@ def _system(new: str, groups: Sequence[Hierarchy]) -> None:
 
 def _identity(new: str, name: str, addresses: dict[str, str]) -> None:
     machine, boot = uuid.uuid4().hex, str(uuid.uuid4())
-    lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{address} {other}" for other, address in addresses.items())]
-    for path, text in {"/etc/hostname": name, "/etc/machine-id": machine, "/etc/hosts": "\n".join(lines)}.items():
+    lines = [
+        "127.0.0.1 localhost",
+        "::1 localhost",
+        *(f"{address} {other}" for other, address in addresses.items()),
+    ]
+    for path, text in {
+        "/etc/hostname": name,
+        "/etc/machine-id": machine,
+        "/etc/hosts": "\n".join(lines),
+    }.items():
         if os.path.lexists(new + path):
             os.unlink(new + path)
         with open(new + path, "w") as file:

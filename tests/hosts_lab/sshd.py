@@ -1,7 +1,7 @@
 """The ssh of a lab: one key of the user, one key for each host, and who knows whom.
 
-Every host's root may log in to every host, its own included, and knows the keys of all; nothing is asked and nothing of this
-machine's own ``~/.ssh`` is used.
+Every host's root may log in to every host, its own included, and knows the keys of all; nothing is
+asked and nothing of this machine's own ``~/.ssh`` is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ PidFile none
 MaxStartups 100
 Subsystem sftp internal-sftp
 """
-CLIENT = "StrictHostKeyChecking yes\nIdentityFile ~/.ssh/id_ed25519\nBatchMode yes\nLogLevel ERROR\n"
+CLIENT = (
+    "StrictHostKeyChecking yes\nIdentityFile ~/.ssh/id_ed25519\nBatchMode yes\nLogLevel ERROR\n"
+)
 ARGV = ["/usr/sbin/sshd", "-D", "-e"]
 
 
@@ -40,4 +42,6 @@ def make_key(path: Path, comment: str) -> str:
 
 def known_hosts(keys: dict[str, str], addresses: dict[str, str]) -> str:
     """The file in which every host finds every host."""
-    return "".join(f"{name},{addresses[name]} {' '.join(key.split()[:2])}\n" for name, key in keys.items())
+    return "".join(
+        f"{name},{addresses[name]} {' '.join(key.split()[:2])}\n" for name, key in keys.items()
+    )

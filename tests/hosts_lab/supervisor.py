@@ -1,13 +1,15 @@
-"""The program that makes the hosts and the wire between them: ``python -m hosts_lab.supervisor FD``.
+"""The program that makes the hosts and the wire between them: ``python -m hosts_lab.supervisor
+FD``.
 
-It lives in the network namespace of the bridge and is the parent of every host's PID 1.  Requests come over a SOCK_SEQPACKET
-socket from the tests, one JSON object each:
+It lives in the network namespace of the bridge and is the parent of every host's PID 1.  Requests
+come over a SOCK_SEQPACKET socket from the tests, one JSON object each:
 
 - ``{"make": plan}`` with the socket over which PID 1 will serve; answered with its PID
 - ``{"end": name}``: that host is gone when the answer comes
 
-When the socket closes, for whatever reason, every host is ended and its control groups are removed.  Should the supervisor
-itself be killed, the lifelines of the hosts close and they end; empty control groups are then removed by the next supervisor.
+When the socket closes, for whatever reason, every host is ended and its control groups are removed.
+Should the supervisor itself be killed, the lifelines of the hosts close and they end; empty control
+groups are then removed by the next supervisor.
 """
 
 from __future__ import annotations
@@ -120,7 +122,9 @@ class Supervisor:
             _remove_group(group)
 
 
-def _become(plan: dict[str, Any], theirs: socket.socket, lifeline: int, told: int, groups: list[Path]) -> None:
+def _become(
+    plan: dict[str, Any], theirs: socket.socket, lifeline: int, told: int, groups: list[Path]
+) -> None:
     """In a child: make the namespaces, and in them PID 1.  Never returns.
 
     The other hosts' lifelines and the supervisor's own socket must not live on in it.
@@ -156,7 +160,9 @@ def _ip(*lines: str) -> None:
 
 
 def _unplug(port: str) -> None:
-    """Remove a port: the kernel does so too, but some time after the host's end, and the next one needs the name."""
+    """Remove a port: the kernel does so too, but some time after the host's end, and the next one
+    needs the name.
+    """
     try:
         if port in _ports():
             _ip(f"link delete {port}")
@@ -177,7 +183,9 @@ def _make_groups(name: str) -> list[Path]:
 
 
 def _remove_group(group: Path) -> None:
-    """Remove a group with those below it; who was in it has been killed and may take a moment to leave."""
+    """Remove a group with those below it; who was in it has been killed and may take a moment to
+    leave.
+    """
     deadline = time.monotonic() + 20
     while group.exists():
         for folder in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
@@ -208,10 +216,15 @@ def _sweep() -> None:
 def main() -> None:
     """The program."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: None)  # the tests decide when it ends; SIG_IGN would be inherited
-    missing = [program for program in ("ip", "nft", "tc", "ssh-keygen") if shutil.which(program) is None]
+        # the tests decide when it ends; SIG_IGN would be inherited
+        signal.signal(number, lambda number, frame: None)
+    missing = [
+        program for program in ("ip", "nft", "tc", "ssh-keygen") if shutil.which(program) is None
+    ]
     if missing:
-        raise SystemExit(f"missing for the hosts: {', '.join(missing)}; scripts/setup --dev installs them")
+        raise SystemExit(
+            f"missing for the hosts: {', '.join(missing)}; scripts/setup --dev installs them"
+        )
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         requests.set_inheritable(False)
         Supervisor(requests).serve()

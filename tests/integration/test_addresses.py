@@ -1,6 +1,8 @@
-"""An address that moves between hosts, made of net namespaces on a bridge: third hosts learn where it is, and it comes back.
+"""An address that moves between hosts, made of net namespaces on a bridge: third hosts learn where
+it is, and it comes back.
 
-The third host's caches are asked of the kernel; that packets arrive is shown by a datagram that is answered from the new place.
+The third host's caches are asked of the kernel; that packets arrive is shown by a datagram that is
+answered from the new place.
 """
 
 from __future__ import annotations
@@ -65,12 +67,17 @@ class Net:
 
     def addresses(self, number: int) -> set[str]:
         """Those with a prefix, link-local ones apart."""
-        told = [a for link in self.ip(number, "address", "show", "dev", "eth0") for a in link.get("addr_info", [])]
+        told = [
+            a
+            for link in self.ip(number, "address", "show", "dev", "eth0")
+            for a in link.get("addr_info", [])
+        ]
         return {f"{a['local']}/{a['prefixlen']}" for a in told if a["scope"] != "link"}
 
     def routes(self, number: int, family: str = "-4") -> list[str]:
         return sorted(
-            f"{r['dst']} {r.get('gateway', '')} {r.get('prefsrc', '')}" for r in self.ip(number, family, "route", "show")
+            f"{r['dst']} {r.get('gateway', '')} {r.get('prefsrc', '')}"
+            for r in self.ip(number, family, "route", "show")
         )
 
     def mac(self, number: int) -> str:
@@ -78,10 +85,17 @@ class Net:
 
     def known(self, number: int, ip: str) -> str:
         """The hardware address that a host has in its cache."""
-        return str(next((n.get("lladdr", "") for n in self.ip(number, "neigh", "show") if n["dst"] == ip), ""))
+        return str(
+            next(
+                (n.get("lladdr", "") for n in self.ip(number, "neigh", "show") if n["dst"] == ip),
+                "",
+            )
+        )
 
     def ask(self, asker: int, answerer: int, ip: str) -> None:
-        """A datagram to the address, which must arrive on the host `answerer`; one that nobody takes is dropped after seconds."""
+        """A datagram to the address, which must arrive on the host `answerer`; one that nobody
+        takes is dropped after seconds.
+        """
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         with (
             socket_inside(self.fd(answerer), family, socket.SOCK_DGRAM) as there,
@@ -101,7 +115,12 @@ class Net:
 def net(home: Home) -> Iterator[Net]:
     with ExitStack() as stack:
         for name in ("w", "1", "2", "3"):
-            stack.callback(subprocess.run, ["ip", "netns", "delete", f"{home.token}-{name}"], check=False, capture_output=True)
+            stack.callback(
+                subprocess.run,
+                ["ip", "netns", "delete", f"{home.token}-{name}"],
+                check=False,
+                capture_output=True,
+            )
         subprocess.run(["sh", "-c", MAKE.format(t=home.token)], check=True, timeout=60)
         yield Net(home.token, stack)
 
@@ -125,11 +144,14 @@ def test_it_moves_and_the_third_host_learns_it(net: Net, ip: str) -> None:
     brought.undo()
     assert net.addresses(2) == before[2]
     brought.undo()
-    again = addresses.HeldAddress.from_dict(told, net.fd(1))  # what a criuctl does that comes after a killed one
+    # what a criuctl does that comes after a killed one
+    again = addresses.HeldAddress.from_dict(told, net.fd(1))
     again.put_back()
     assert net.addresses(1) == before[1]
     again.put_back()
-    wait_until(lambda: net.known(3, ip) == net.mac(1), 60, "the third host knows the old place again")
+    wait_until(
+        lambda: net.known(3, ip) == net.mac(1), 60, "the third host knows the old place again"
+    )
     net.ask(3, 1, ip)
 
 
@@ -154,14 +176,19 @@ def test_it_is_on_trial_until_it_is_announced(net: Net) -> None:
         )
         place = f"/run/netns/{net.token}-2"
         project = Path(__file__).parent.parent.parent
-        done = subprocess.run([sys.executable, "-c", code, project, place, ip, json.dumps(told)], check=False, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", code, project, place, ip, json.dumps(told)],
+            check=False,
+            timeout=60,
+        )
         assert done.returncode == -9
     assert all(0 <= left <= 2 for ip in (MOVES, MOVES_6) for left in lifetimes(ip))
     for ip in (MOVES, MOVES_6):
         wait_until(partial(gone, ip), 60, f"{ip} is gone by itself")
         brought = addresses.bring(ip, {"ip": ip}, namespace=net.fd(2))
         assert lifetimes(ip)[0] <= addresses.TRIAL
-        net.ip(2, "address", "delete", f"{ip}/{brought.prefix}", "dev", "eth0")  # as if it had been stopped for long
+        # as if it had been stopped for long
+        net.ip(2, "address", "delete", f"{ip}/{brought.prefix}", "dev", "eth0")
         brought.announce()
         assert lifetimes(ip) == [(1 << 32) - 1]
         brought.announce()
@@ -170,20 +197,32 @@ def test_it_is_on_trial_until_it_is_announced(net: Net) -> None:
 
 
 def test_other_addresses_and_routes_stay(net: Net) -> None:
-    """Without the first address of a subnet the kernel drops the others, and the routes that lead through it."""
+    """Without the first address of a subnet the kernel drops the others, and the routes that lead
+    through it.
+    """
     for device in ("all", "eth0"):
         setting = f"net.ipv4.conf.{device}.promote_secondaries=0"
-        subprocess.run(["ip", "netns", "exec", f"{net.token}-1", "sysctl", "-qw", setting], check=True, timeout=60)
+        subprocess.run(
+            ["ip", "netns", "exec", f"{net.token}-1", "sysctl", "-qw", setting],
+            check=True,
+            timeout=60,
+        )
     net.ip(1, "route", "add", "default", "via", "10.9.0.3")
     net.ip(1, "route", "add", "10.88.0.0/16", "via", "10.9.0.3", "src", "10.9.0.50", "metric", "7")
     net.ip(1, "route", "add", "10.77.0.0/16", "via", "10.9.0.3", "src", "10.9.0.1")
     before, others = net.addresses(1), net.routes(1)
     held = addresses.take("10.9.0.1", net.fd(1))
     assert net.addresses(1) == before - {"10.9.0.1/24"}
-    assert {route.split()[0] for route in net.routes(1)} == {"default", "10.88.0.0/16", "10.9.0.0/24"}
+    assert {route.split()[0] for route in net.routes(1)} == {
+        "default",
+        "10.88.0.0/16",
+        "10.9.0.0/24",
+    }
     held.put_back()
     assert net.addresses(1) == before
-    assert [r for r in net.routes(1) if not r.startswith("10.9.0.0/24")] == [r for r in others if not r.startswith("10.9.0.0/24")]
+    assert [r for r in net.routes(1) if not r.startswith("10.9.0.0/24")] == [
+        r for r in others if not r.startswith("10.9.0.0/24")
+    ]
 
 
 def test_the_only_address_takes_all_routes_along_and_brings_them_back(net: Net) -> None:
@@ -196,10 +235,26 @@ def test_the_only_address_takes_all_routes_along_and_brings_them_back(net: Net) 
 
 
 def test_a_label_and_flags_come_back(net: Net) -> None:
-    net.ip(1, "address", "add", "10.9.0.60/24", "dev", "eth0", "label", "eth0:db", "broadcast", "10.9.0.255", "noprefixroute")
+    net.ip(
+        1,
+        "address",
+        "add",
+        "10.9.0.60/24",
+        "dev",
+        "eth0",
+        "label",
+        "eth0:db",
+        "broadcast",
+        "10.9.0.255",
+        "noprefixroute",
+    )
 
     def found() -> Any:
-        return next(a for a in net.ip(1, "address", "show", "dev", "eth0")[0]["addr_info"] if a["local"] == "10.9.0.60")
+        return next(
+            a
+            for a in net.ip(1, "address", "show", "dev", "eth0")[0]["addr_info"]
+            if a["local"] == "10.9.0.60"
+        )
 
     before = found()
     addresses.take("10.9.0.60", net.fd(1)).put_back()
@@ -234,7 +289,17 @@ def test_what_cannot_be(net: Net) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["127.0.0.1", "::1", "fe80::1", "host.example", "10.9.0.0/24", "224.0.0.1", "10.9.0.1@", "1.2.3.4@a/b"]
+    "text",
+    [
+        "127.0.0.1",
+        "::1",
+        "fe80::1",
+        "host.example",
+        "10.9.0.0/24",
+        "224.0.0.1",
+        "10.9.0.1@",
+        "1.2.3.4@a/b",
+    ],
 )
 def test_what_is_no_address_that_could_move(text: str) -> None:
     with pytest.raises(UsageError):

@@ -1,4 +1,6 @@
-"""What criuctl answers when it cannot: the exit code, one JSON object, a hint, and nothing touched."""
+"""What criuctl answers when it cannot: the exit code, one JSON object, a hint, and nothing
+touched.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def test_no_such_process(criuctl: Criuctl) -> None:
 def test_nothing_to_move(criuctl: Criuctl) -> None:
     """The other host is not asked for it, which does not answer."""
     for options in ((), ("--dry-run",)):
-        assert criuctl("migrate", "nobody", "ssh://127.0.0.1:1", *options, check=False)["exit_code"] == 3
+        assert (
+            criuctl("migrate", "nobody", "ssh://127.0.0.1:1", *options, check=False)["exit_code"]
+            == 3
+        )
 
 
 def test_no_such_checkpoint(criuctl: Criuctl) -> None:
@@ -37,7 +42,10 @@ def test_no_such_checkpoint(criuctl: Criuctl) -> None:
     assert "four of its digits" in criuctl("show", "abc", check=False)["error"]["hint"]
     # One answer per REF, each with its own error, and the exit code of the worst.
     answer = criuctl("rm", "nobody@7", "nobody@8", check=False)
-    assert (answer["exit_code"], [one["error"]["exit_code"] for one in answer["list"]]) == (3, [3, 3])
+    assert (answer["exit_code"], [one["error"]["exit_code"] for one in answer["list"]]) == (
+        3,
+        [3, 3],
+    )
 
 
 @pytest.mark.parametrize("name", ["", "../up", "with space", "a/b", "-x", "x" * 300, "new\nline"])
@@ -50,7 +58,12 @@ def test_a_bad_name(name: str, zoo: Zoo, criuctl: Criuctl) -> None:
 
 
 def test_bad_usage(criuctl: Criuctl) -> None:
-    for arguments in (("dump",), ("restore", "x", "--pids", "odd"), ("dump", "1", "--connections", "odd"), ("nonsense",)):
+    for arguments in (
+        ("dump",),
+        ("restore", "x", "--pids", "odd"),
+        ("dump", "1", "--connections", "odd"),
+        ("nonsense",),
+    ):
         assert criuctl(*arguments, check=False)["exit_code"] == 2
 
 
@@ -63,7 +76,10 @@ def test_a_traced_tree(zoo: Zoo, criuctl: Criuctl, keeper: object) -> None:
     """The tracer is named, and the tree is not touched."""
     animal = zoo.launch("counter.py", "1")
     # PTRACE_SEIZE (0x4206) by a helper that then waits.
-    code = f"import ctypes, time; print(ctypes.CDLL(None).ptrace(0x4206, {animal.pid}, 0, 0), flush=True); time.sleep(600)"
+    code = (
+        f"import ctypes, time; print(ctypes.CDLL(None).ptrace(0x4206, {animal.pid}, 0, 0), "
+        "flush=True); time.sleep(600)"
+    )
     tracer = zoo.launch([sys.executable, "-S", "-c", code], name="tracer")
     wait_until(lambda: "0" in tracer.output(), 60, "attached")
     answer = criuctl("dump", animal.pid, check=False)
@@ -94,13 +110,20 @@ def test_a_name_that_is_taken(zoo: Zoo, criuctl: Criuctl) -> None:
     """Two living trees cannot be one session."""
     first, second = (zoo.launch("counter.py", "1", name=name) for name in ("one", "two"))
     criuctl("dump", first.pid, "--leave-running", "--name", "taken")
-    assert criuctl("dump", second.pid, "--leave-running", "--name", "taken", check=False)["exit_code"] == 9
+    assert (
+        criuctl("dump", second.pid, "--leave-running", "--name", "taken", check=False)["exit_code"]
+        == 9
+    )
     assert len(criuctl("list")) == 1
 
 
 def test_a_name_whose_session_is_stored(zoo: Zoo, criuctl: Criuctl) -> None:
-    """Told, with the way back to the former tree; not to who dumps the same tree again, or a service that was started anew."""
-    first, second, third = (zoo.launch("counter.py", "1", name=name) for name in ("one", "two", "three"))
+    """Told, with the way back to the former tree; not to who dumps the same tree again, or a
+    service that was started anew.
+    """
+    first, second, third = (
+        zoo.launch("counter.py", "1", name=name) for name in ("one", "two", "three")
+    )
     stored = criuctl("dump", first.pid, "--name", "mine")
     (warning,) = criuctl("dump", second.pid, "--leave-running", "--name", "mine")["warnings"]
     assert "another tree" in warning and f"checkpointed as {stored['checkpoint'][:12]}" in warning
@@ -113,8 +136,12 @@ def test_a_name_whose_session_is_stored(zoo: Zoo, criuctl: Criuctl) -> None:
 
 def test_a_name_whose_session_has_moved_away(zoo: Zoo, criuctl: Criuctl) -> None:
     """Another tree that takes it has moved nowhere."""
-    registry = Registry(Config(state_dir=str(criuctl.home.path / "state"), run_dir=str(criuctl.home.run)))
-    registry.put(SessionRecord("mine", state="checkpointed", moved_to="ssh://there/mine", home="there"))
+    registry = Registry(
+        Config(state_dir=str(criuctl.home.path / "state"), run_dir=str(criuctl.home.run))
+    )
+    registry.put(
+        SessionRecord("mine", state="checkpointed", moved_to="ssh://there/mine", home="there")
+    )
     animal = zoo.launch("counter.py", "1")
     (warning,) = criuctl("dump", animal.pid, "--name", "mine")["warnings"]
     assert "has moved to there, and this is another tree" in warning
@@ -133,7 +160,9 @@ def test_no_criu(zoo: Zoo, criuctl: Criuctl) -> None:
 
 
 def test_everything_about_a_checkpoint(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """list, show, verify, rm and check: each one JSON value, none with a trace of the environment's secrets."""
+    """list, show, verify, rm and check: each one JSON value, none with a trace of the environment's
+    secrets.
+    """
     criuctl.extra["ZOO_SECRET"] = "hunter2-in-the-environment"
     animal = zoo.launch("counter.py")
     checked = criuctl("check", animal.pid)
@@ -162,7 +191,9 @@ def test_the_store_is_private(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
 def test_without_json_it_is_for_people(zoo: Zoo, criuctl: Criuctl, home: object) -> None:
     """Results on stdout, everything else on stderr."""
     animal = zoo.launch("counter.py", "1")
-    command = criuctl.start("dump", animal.pid, "--leave-running", "--name", "people", json_output=False)
+    command = criuctl.start(
+        "dump", animal.pid, "--leave-running", "--name", "people", json_output=False
+    )
     assert command.process.wait(60) == 0, command.told()
     assert "people" in command.out.read_text()
     missing = criuctl.start("restore", "nobody", json_output=False)

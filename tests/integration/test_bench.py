@@ -1,4 +1,6 @@
-"""The bench runs, says what it should, and leaves nothing behind; what it measures is not judged here."""
+"""The bench runs, says what it should, and leaves nothing behind; what it measures is not judged
+here.
+"""
 
 from __future__ import annotations
 
@@ -63,23 +65,53 @@ def test_dump_restore_and_increment(tmp_path: Path) -> None:
     assert (bench.returncode, _left(tmp_path)) == (0, []), err
     answer = json.loads(out)
     assert answer["failures"] == []
-    sections = {section["case"]: {row["what"]: row for row in section["rows"]} for section in answer["sections"]}
+    sections = {
+        section["case"]: {row["what"]: row for row in section["rows"]}
+        for section in answer["sections"]
+    }
     assert list(sections) == ["dump", "restore", "increment"]
     total = sections["dump"]["total"]
-    assert set(total["ways"]) == {"criuctl", "criu to disk", "criu to tmpfs", "by hand", "without copy", "least"}
+    assert set(total["ways"]) == {
+        "criuctl",
+        "criu to disk",
+        "criu to tmpfs",
+        "by hand",
+        "without copy",
+        "least",
+    }
     assert all(len(way["samples"]) == 2 and way["median"] > 0 for way in total["ways"].values())
     value = total["ways"]["criuctl"]["median"] / total["ways"]["by hand"]["median"]
-    assert total["bound"] == {"limit": 0.6, "peer": "by hand", "value": pytest.approx(value), "met": value <= 0.6}
+    assert total["bound"] == {
+        "limit": 0.6,
+        "peer": "by hand",
+        "value": pytest.approx(value),
+        "met": value <= 0.6,
+    }
     assert all(way["median"] > 0 for way in sections["restore"]["until it runs"]["ways"].values())
     own = sections["increment"]["frozen"]["ways"]["criuctl"]["samples"]
     seen = sections["increment"]["stood still, seen from inside"]["ways"]["criuctl"]["samples"]
-    # The tree stands still for as long as it is frozen, and for as long as a busy machine does not let it run.
+    # The tree stands still for as long as it is frozen, and for as long as a busy machine does not
+    # let it run.
     assert all(felt > told - 0.02 for told, felt in zip(own, seen, strict=True)), (own, seen)
 
 
 def test_a_way_that_fails_is_told(tmp_path: Path) -> None:
-    """A criuctl that does not work makes the bench end with 1, names it, and does not stop the others."""
-    options = ("--sizes", "4M", "--processes", "1", "--runs", "1", "--store", "local", "--json", "--criuctl", "false")
+    """A criuctl that does not work makes the bench end with 1, names it, and does not stop the
+    others.
+    """
+    options = (
+        "--sizes",
+        "4M",
+        "--processes",
+        "1",
+        "--runs",
+        "1",
+        "--store",
+        "local",
+        "--json",
+        "--criuctl",
+        "false",
+    )
     bench = _bench(tmp_path, "dump", *options)
     out, err = bench.communicate(timeout=200)
     assert (bench.returncode, _left(tmp_path)) == (1, []), err
@@ -96,34 +128,58 @@ def test_a_way_that_fails_is_told(tmp_path: Path) -> None:
 
 def test_sessions(tmp_path: Path) -> None:
     """Every way holds sessions and shows what they print; nothing of them stays."""
-    bench = _bench(tmp_path, "sessions", "--sessions", "2", "--flood", "2M", "--watch", "1", "--runs", "1", "--json")
+    bench = _bench(
+        tmp_path,
+        "sessions",
+        "--sessions",
+        "2",
+        "--flood",
+        "2M",
+        "--watch",
+        "1",
+        "--runs",
+        "1",
+        "--json",
+    )
     out, err = bench.communicate(timeout=200)
     assert (bench.returncode, _left(tmp_path)) == (0, []), err
-    sections = {section["what"]: {row["what"]: row for row in section["rows"]} for section in json.loads(out)["sections"]}
+    sections = {
+        section["what"]: {row["what"]: row for row in section["rows"]}
+        for section in json.loads(out)["sections"]
+    }
     assert list(sections) == ["echo", "output", "memory", "idle"]
     ways = {"bare PTY", "criuctl", "criuctl client", "dtach", "tmux"}
     came = sections["output"]["of it came"]["ways"]
     assert set(came) == set(sections["echo"]["median"]["ways"]) == ways
-    assert all(came[way]["median"] >= 100 for way in ways - {"tmux"}), came  # 2 MiB: nobody has to skip
+    # 2 MiB: nobody has to skip
+    assert all(came[way]["median"] >= 100 for way in ways - {"tmux"}), came
     bounds = [row["bound"] for rows in sections.values() for row in rows.values() if "bound" in row]
     assert len(bounds) == 5 and all(bound["value"] is not None for bound in bounds)
 
 
 def test_a_simulated_store(tmp_path: Path) -> None:
-    """It is made, listed, pruned and collected, and every step's time and memory is held to what it may be."""
+    """It is made, listed, pruned and collected, and every step's time and memory is held to what it
+    may be.
+    """
     bench = _bench(tmp_path, "store", "--simulated", "60,600", "--json")
     out, err = bench.communicate(timeout=500)
     assert (bench.returncode, _left(tmp_path)) == (0, []), err
     (section,) = json.loads(out)["sections"]
     rows = {row["what"]: row for row in section["rows"]}
-    assert {"list of a session, the first time", "plan of a prune, again", "gc of it, and of what is small"} <= set(rows)
+    assert {
+        "list of a session, the first time",
+        "plan of a prune, again",
+        "gc of it, and of what is small",
+    } <= set(rows)
     assert all(row["bound"]["met"] for name, row in rows.items() if name.endswith(": peak"))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """An interrupt in the middle of a round ends everything and removes everything."""
-    bench = _bench(tmp_path, "dump", "--sizes", "4M", "--processes", "2", "--runs", "500", "--store", "local")
+    bench = _bench(
+        tmp_path, "dump", "--sizes", "4M", "--processes", "2", "--runs", "500", "--store", "local"
+    )
     assert bench.stderr is not None
     try:
         for line in bench.stderr:

@@ -48,7 +48,11 @@ def test_who_has_a_file_open_that_is_set_aside_is_named(zoo: Zoo, trip: Trip) ->
         restored = trip.restore(told, animal, equal=False)
     (copy,) = _newer_copies(animal.folder, "log")
     assert copy.read_text() == "otherwise\n"
-    assert [w for w in restored.answer["warnings"] if f"{log}: PID {os.getpid()} (" in w and "kept aside" in w]
+    assert [
+        w
+        for w in restored.answer["warnings"]
+        if f"{log}: PID {os.getpid()} (" in w and "kept aside" in w
+    ]
 
 
 def test_a_file_that_is_read_grew(zoo: Zoo, trip: Trip) -> None:
@@ -61,7 +65,9 @@ def test_a_file_that_is_read_grew(zoo: Zoo, trip: Trip) -> None:
 
 @pytest.mark.parametrize("change", ["shrunk", "gone", "replaced", "same size"])
 def test_carried_contents_are_put_back(change: str, zoo: Zoo, trip: Trip) -> None:
-    """With ``--with-files`` the contents are in the checkpoint; a newer copy is kept aside, never overwritten."""
+    """With ``--with-files`` the contents are in the checkpoint; a newer copy is kept aside, never
+    overwritten.
+    """
     animal = zoo.launch("counter.py")
     log = animal.folder / "log"
     for _ in range(3):
@@ -80,12 +86,18 @@ def test_carried_contents_are_put_back(change: str, zoo: Zoo, trip: Trip) -> Non
     assert log.read_text() == "1\n2\n3\n"
     restored.ask()
     assert log.read_text() == "1\n2\n3\n4\n"
-    assert [copy.read_text() for copy in _newer_copies(animal.folder, "log")] == ([newer] if newer is not None else [])
+    assert [copy.read_text() for copy in _newer_copies(animal.folder, "log")] == (
+        [newer] if newer is not None else []
+    )
 
 
 @pytest.mark.parametrize("change", ["shrunk", "gone"])
-def test_without_contents_it_is_refused_precisely(change: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Nothing was carried and the file is not what it was: said before anything starts, with its path and what to do."""
+def test_without_contents_it_is_refused_precisely(
+    change: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """Nothing was carried and the file is not what it was: said before anything starts, with its
+    path and what to do.
+    """
     animal = zoo.launch("counter.py")
     for _ in range(3):
         animal.ask()
@@ -102,7 +114,9 @@ def test_without_contents_it_is_refused_precisely(change: str, zoo: Zoo, trip: T
 
 
 def test_other_modes_stop_nobody(zoo: Zoo, trip: Trip) -> None:
-    """CRIU compares the modes of all that is open; a program that has it open never notices a chmod."""
+    """CRIU compares the modes of all that is open; a program that has it open never notices a
+    chmod.
+    """
     animal = zoo.launch("counter.py")
     animal.ask()
     told = trip.dump(animal)
@@ -112,7 +126,9 @@ def test_other_modes_stop_nobody(zoo: Zoo, trip: Trip) -> None:
     assert (animal.folder / "log").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_working_folder_that_is_gone_is_told_before(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_working_folder_that_is_gone_is_told_before(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     animal = zoo.launch("counter.py")
     told = trip.dump(animal, env=RECORDED)
     away = animal.folder.rename(animal.folder.with_name("away"))
@@ -124,7 +140,9 @@ def test_a_working_folder_that_is_gone_is_told_before(zoo: Zoo, trip: Trip, criu
 
 
 def test_a_fifo_that_is_gone_is_told_before(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Also one that is an ordinary file by now; what was queued in it is in the checkpoint, and comes when it is there again."""
+    """Also one that is an ordinary file by now; what was queued in it is in the checkpoint, and
+    comes when it is there again.
+    """
     animal = zoo.launch("queues.py")
     told = trip.dump(animal)
     fifo = animal.folder / "fifo"
@@ -188,12 +206,21 @@ def test_a_folder_travels(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_what_is_named_twice_travels_once(zoo: Zoo, trip: Trip) -> None:
-    """The same path again, another spelling of it, what lies below a folder that is named, too: as a script puts it together."""
+    """The same path again, another spelling of it, what lies below a folder that is named, too: as
+    a script puts it together.
+    """
     animal = zoo.launch("counter.py")
     data = animal.folder / "data"
     (data / "deep").mkdir(parents=True)
     (data / "deep" / "file").write_text("contents\n")
-    named = (data / "deep" / "file", data, data / "deep", f"{data}/deep/../deep/file", data / "deep" / "file", data)
+    named = (
+        data / "deep" / "file",
+        data,
+        data / "deep",
+        f"{data}/deep/../deep/file",
+        data / "deep" / "file",
+        data,
+    )
     told = trip.dump(animal, *(word for path in named for word in ("--with-files", path)))
     (data / "deep" / "file").unlink()
     trip.restore(told, animal, equal=False).ask()
@@ -201,7 +228,9 @@ def test_what_is_named_twice_travels_once(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_what_a_link_leads_to_travels(zoo: Zoo, trip: Trip) -> None:
-    """A link that is named comes with that; a file that is named through one is the one that the tree has open."""
+    """A link that is named comes with that; a file that is named through one is the one that the
+    tree has open.
+    """
     animal = zoo.launch("counter.py")
     animal.ask()
     release, current, way = (animal.folder / name for name in ("release-7", "current", "way"))
@@ -235,12 +264,25 @@ def test_what_cannot_be_taken_along_is_named(zoo: Zoo, trip: Trip) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_is_to_travel_is_gone_when_the_tree_is_frozen(kind: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """As with a file that its program renames at any time: the checkpoint is as the tree was at that moment, without it."""
+def test_what_is_to_travel_is_gone_when_the_tree_is_frozen(
+    kind: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """As with a file that its program renames at any time: the checkpoint is as the tree was at
+    that moment, without it.
+    """
     animal = zoo.launch("counter.py")
     named = animal.folder / kind
     named.write_text("x") if kind == "file" else named.mkdir()
-    with paused(criuctl, "freeze", "dump", animal.pid, "--with-files", named, "--with-files", animal.folder / "log") as held:
+    with paused(
+        criuctl,
+        "freeze",
+        "dump",
+        animal.pid,
+        "--with-files",
+        named,
+        "--with-files",
+        animal.folder / "log",
+    ) as held:
         named.unlink() if kind == "file" else named.rmdir()
         held.go_on()
         assert held.command.process.wait(60) == 0, held.command.told()
@@ -262,7 +304,9 @@ def _describe(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def test_a_database_with_its_files(zoo: Zoo, trip: Trip) -> None:
-    """sqlite in a transaction, carried whole: its files are deleted and come back with locks and journal."""
+    """sqlite in a transaction, carried whole: its files are deleted and come back with locks and
+    journal.
+    """
     animal = zoo.launch("database.py")
     told = trip.dump(animal, "--with-files", animal.folder)
     for path in animal.folder.glob("*.db*"):
@@ -271,11 +315,17 @@ def test_a_database_with_its_files(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_deleted_name_of_a_fifo(zoo: Zoo, trip: Trip) -> None:
-    """One that has another name, and nobody who writes: to open it would wait for ever, the tree frozen."""
+    """One that has another name, and nobody who writes: to open it would wait for ever, the tree
+    frozen.
+    """
     made = (
-        "import os, sys; os.mkfifo('f'); os.link('f', 'g'); os.set_inheritable(os.open('f', os.O_RDONLY | os.O_NONBLOCK), True)"
+        "import os, sys; os.mkfifo('f'); os.link('f', 'g'); os.set_inheritable(os.open('f', "
+        "os.O_RDONLY | os.O_NONBLOCK), True)"
     )
-    animal = zoo.launch("counter.py", prefix=["python3", "-c", f"{made}; os.unlink('f'); os.execvp(sys.argv[1], sys.argv[1:])"])
+    animal = zoo.launch(
+        "counter.py",
+        prefix=["python3", "-c", f"{made}; os.unlink('f'); os.execvp(sys.argv[1], sys.argv[1:])"],
+    )
     told = trip.dump(animal)
     (animal.folder / "g").unlink()
     restored = trip.restore(told, animal, equal=False)

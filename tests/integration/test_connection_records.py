@@ -1,4 +1,6 @@
-"""What a dump finds out about connections, decides and waits for: on real sockets, before and at the freeze."""
+"""What a dump finds out about connections, decides and waits for: on real sockets, before and at
+the freeze.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def _external(pid: int) -> ConnectionRecord:
     return only.record
 
 
-# -- the record -----------------------------------------------------------------------------------------------------
+# -- the record
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -60,7 +63,8 @@ def test_a_connection_that_was_made(host: str, tmp_path: Path) -> None:
         text = (
             f"s = socket.create_connection(({host!r}, {port}))\n"
             "s.setsockopt(6, socket.TCP_NODELAY, 1); s.setsockopt(1, socket.SO_KEEPALIVE, 1)\n"
-            "s.setsockopt(1, socket.SO_LINGER, struct.pack('ii', 1, 7)); s.sendall(b'12345'); d = os.dup(s.fileno())\n"
+            "s.setsockopt(1, socket.SO_LINGER, struct.pack('ii', 1, 7)); s.sendall(b'12345'); d = "
+            "os.dup(s.fileno())\n"
             "child(lambda: None)"
         )
         with running(text, tmp_path) as program:
@@ -74,7 +78,11 @@ def test_a_connection_that_was_made(host: str, tmp_path: Path) -> None:
     brackets = "[{}]:{}" if ":" in host else "{}:{}"
     assert record.peer == brackets.format(host, port)
     assert record.local == brackets.format(*local[:2])
-    assert (record.family, record.type, record.protocol) == ("inet6" if ":" in host else "inet", "stream", "tcp")
+    assert (record.family, record.type, record.protocol) == (
+        "inet6" if ":" in host else "inet",
+        "stream",
+        "tcp",
+    )
     assert (record.state, record.direction, record.wqueue) == ("established", "initiated", 0)
     assert record.peer_process == ME
     assert {pid for pid, _fd in record.holders} == {program.pid, child}
@@ -88,12 +96,15 @@ def test_a_connection_that_was_made(host: str, tmp_path: Path) -> None:
 
 def test_a_connection_that_was_accepted(tmp_path: Path) -> None:
     text = (
-        "s = socket.create_server(('127.0.0.1', 0)); open(TMP + '/port', 'w').write(str(s.getsockname()[1])); ready()\n"
+        "s = socket.create_server(('127.0.0.1', 0)); open(TMP + '/port', "
+        "'w').write(str(s.getsockname()[1])); ready()\n"
         "a = s.accept()[0]; open(TMP + '/accepted', 'w').close()"
     )
     with running(text, tmp_path) as program:
         wait_until((tmp_path / "port").exists, 60, "the port")
-        with socket.create_connection(("127.0.0.1", int((tmp_path / "port").read_text()))) as client:
+        with socket.create_connection(
+            ("127.0.0.1", int((tmp_path / "port").read_text()))
+        ) as client:
             wait_until((tmp_path / "accepted").exists, 60, "accept")
             found = _look(program.pid)
             assert [c.record.state for c in found.connections] == ["listen", "established"]
@@ -103,17 +114,26 @@ def test_a_connection_that_was_accepted(tmp_path: Path) -> None:
 
 
 def test_datagrams(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log,
+    ):
         udp.bind(("127.0.0.1", 0))
         log.bind(str(tmp_path / "log"))
         text = (
-            f"u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.connect(('127.0.0.1', {udp.getsockname()[1]}))\n"
+            "u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.connect(('127.0.0.1', "
+            f"{udp.getsockname()[1]}))\n"
             "l = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); l.connect(TMP + '/log')"
         )
         with running(text, tmp_path) as program:
             inet, unix = (c.record for c in _look(program.pid).external)
     assert (inet.protocol, inet.type, inet.direction) == ("udp", "dgram", "initiated")
-    assert (unix.family, unix.type, unix.peer, unix.peer_process) == ("unix", "dgram", f"{tmp_path}/log", ME)
+    assert (unix.family, unix.type, unix.peer, unix.peer_process) == (
+        "unix",
+        "dgram",
+        f"{tmp_path}/log",
+        ME,
+    )
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
@@ -123,11 +143,17 @@ def test_unix_connections(kind: socket.SocketKind, accepted: bool, tmp_path: Pat
     with socket.socket(socket.AF_UNIX, kind) as listener:
         listener.bind(place)
         listener.listen()
-        with running(f"s = socket.socket(socket.AF_UNIX, {int(kind)}); s.connect({place!r})", tmp_path) as program:
+        with running(
+            f"s = socket.socket(socket.AF_UNIX, {int(kind)}); s.connect({place!r})", tmp_path
+        ) as program:
             peer = listener.accept()[0] if accepted else None
             found = _look(program.pid)
             (only,) = found.external
-            assert (only.record.peer, only.record.direction, only.record.peer_process) == (place, "initiated", ME)
+            assert (only.record.peer, only.record.direction, only.record.peer_process) == (
+                place,
+                "initiated",
+                ME,
+            )
             assert only.held.waiting == (not accepted)
             assert found.unix_keys() == ([f"unix[{only.record.inode}]"] if accepted else [])
             if peer is not None:
@@ -137,7 +163,8 @@ def test_unix_connections(kind: socket.SocketKind, accepted: bool, tmp_path: Pat
 def test_a_dump_waits_for_the_trees_own_server_to_accept(tmp_path: Path) -> None:
     """A second at most: a server that does not is one that is busy."""
     text = (
-        "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); c.sendall(b'x'); ready()\n"
+        "s = socket.create_server(('127.0.0.1', 0)); c = "
+        "socket.create_connection(s.getsockname()); c.sendall(b'x'); ready()\n"
         "while not os.path.exists(TMP + '/go'): time.sleep(.01)\n"
         "a = s.accept()[0]"
     )
@@ -159,7 +186,10 @@ def test_a_dump_waits_for_the_trees_own_server_to_accept(tmp_path: Path) -> None
 
 
 def test_a_connection_inside_the_tree_is_internal(tmp_path: Path) -> None:
-    text = "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); a = s.accept()[0]"
+    text = (
+        "s = socket.create_server(('127.0.0.1', 0)); c = "
+        "socket.create_connection(s.getsockname()); a = s.accept()[0]"
+    )
     with running(text, tmp_path) as program:
         found = _look(program.pid)
     assert found.external == []
@@ -175,11 +205,18 @@ def test_options_are_put_on_another_socket() -> None:
         assert sockopts.changed(other) == {}
         assert sockopts.apply(other, json.loads(json.dumps(found))) == []
         assert sockopts.changed(other) == found
-        odd: dict[str, Any] = {"SO_NONSENSE": 1, "SO_LINGER": "x", "TCP_NODELAY": [1], "SO_RCVTIMEO": [1]}
+        odd: dict[str, Any] = {
+            "SO_NONSENSE": 1,
+            "SO_LINGER": "x",
+            "TCP_NODELAY": [1],
+            "SO_RCVTIMEO": [1],
+        }
         assert sorted(sockopts.apply(other, odd)) == sorted(odd)
 
 
-def test_a_process_that_ends_while_we_look_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_while_we_look_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         text = f"s = socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}))"
         with running(text, tmp_path) as program:
@@ -194,7 +231,8 @@ def test_a_process_that_ends_while_we_look_is_left_out(tmp_path: Path, monkeypat
             assert (only.record.pid, only.record.policy) == (program.pid, "hangup")
 
 
-# -- criuctl connections --------------------------------------------------------------------------------------------
+# -- criuctl connections
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -209,18 +247,26 @@ def _rules(criuctl: Criuctl, *rules: dict[str, Any]) -> None:
 
 
 def test_the_check_says_what_the_rules_would_do(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
-    """A tree that a rule does not give up cannot be dumped, and a rule that nobody understands is no rule."""
+    """A tree that a rule does not give up cannot be dumped, and a rule that nobody understands is
+    no rule.
+    """
     animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
 
     def checked() -> tuple[int, list[tuple[str, str]]]:
         answer = criuctl("check", animal.pid, check=False)
-        return answer.get("exit_code", 0), [(f["level"], f["code"]) for f in answer.get("findings", [])]
+        return answer.get("exit_code", 0), [
+            (f["level"], f["code"]) for f in answer.get("findings", [])
+        ]
 
     assert checked() == (0, [("warning", "connections-hangup")])
     _rules(criuctl, {"policy": "refuse"})
     answer = criuctl("check", animal.pid, check=False)
     (finding,) = answer["findings"]
-    assert (answer["ok"], finding["level"], finding["code"]) == (False, "error", "connection-refuse")
+    assert (answer["ok"], finding["level"], finding["code"]) == (
+        False,
+        "error",
+        "connection-refuse",
+    )
     assert finding["pid"] == animal.pid and echo.address in finding["text"]
     _rules(criuctl, {"policy": "keep", "match": {"prot": "tcp"}})
     assert checked()[0] == 2
@@ -236,30 +282,58 @@ a = [s.accept()[0] for _ in c]; [one.close() for one in c]
 """
 
 
-def test_what_the_default_hangs_up_is_said_once(echo: Echo, criuctl: Criuctl, tmp_path: Path) -> None:
+def test_what_the_default_hangs_up_is_said_once(
+    echo: Echo, criuctl: Criuctl, tmp_path: Path
+) -> None:
     """A program that lives of a connection ends of that; a server's clients come again."""
     port = int(echo.address.rpartition(":")[2])
     with running(MANY.format(port=port), tmp_path) as program:
         (checked,) = criuctl("check", program.pid)["findings"]
-        assert criuctl("dump", program.pid, "--name", "kept", "--leave-running", "--connections", "hangup")["warnings"] == []
+        assert (
+            criuctl(
+                "dump", program.pid, "--name", "kept", "--leave-running", "--connections", "hangup"
+            )["warnings"]
+            == []
+        )
         (warning,) = criuctl("dump", program.pid, "--name", "ended")["warnings"]
     assert (checked["level"], checked["code"]) == ("warning", "connections-hangup")
     for said in (checked["text"], warning):
-        assert "5 connections" in said and said.count(f"{echo.address} (PID {program.pid} fd ") == 3 and "and 2 more" in said
+        assert (
+            "5 connections" in said
+            and said.count(f"{echo.address} (PID {program.pid} fd ") == 3
+            and "and 2 more" in said
+        )
     assert "`--connections keep`" in checked["hint"] and "`--connections keep`" in warning
     with running(SERVED, tmp_path) as program:
-        levels = {f["level"] for f in criuctl("check", program.pid)["findings"] if f["code"] == "connections-hangup"}
+        levels = {
+            f["level"]
+            for f in criuctl("check", program.pid)["findings"]
+            if f["code"] == "connections-hangup"
+        }
         assert levels == {"info"}
 
 
-def test_they_are_listed_with_what_would_become_of_them(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
+def test_they_are_listed_with_what_would_become_of_them(
+    echo: Echo, zoo: Zoo, criuctl: Criuctl
+) -> None:
     animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
     animal.remember()
     (default,) = criuctl("connections", animal.pid)
-    assert (default["peer"], default["policy"], default["pid"]) == (echo.address, "hangup", animal.pid)
+    assert (default["peer"], default["policy"], default["pid"]) == (
+        echo.address,
+        "hangup",
+        animal.pid,
+    )
     assert default["options"]["TCP_USER_TIMEOUT"] == 34567
     port = int(echo.address.rpartition(":")[2])
-    _rules(criuctl, {"match": {"port": port, "process": "python*"}, "policy": "reconnect", "application": "tcp"})
+    _rules(
+        criuctl,
+        {
+            "match": {"port": port, "process": "python*"},
+            "policy": "reconnect",
+            "application": "tcp",
+        },
+    )
     (ruled,) = criuctl("connections", animal.pid)
     assert (ruled["policy"], ruled["application"]) == ("reconnect", "tcp")
     (wished,) = criuctl("connections", animal.pid, "--connections", "refuse")
@@ -272,7 +346,9 @@ def test_they_are_listed_with_what_would_become_of_them(echo: Echo, zoo: Zoo, cr
     assert animal.ask()["answered"] == 1
 
 
-def test_a_rule_that_makes_no_sense_is_told_before_anything(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
+def test_a_rule_that_makes_no_sense_is_told_before_anything(
+    echo: Echo, zoo: Zoo, criuctl: Criuctl
+) -> None:
     animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
     _rules(criuctl, {"match": {"prot": 1}})
     for words in (("connections", animal.pid), ("dump", animal.pid)):
@@ -283,7 +359,9 @@ def test_a_rule_that_makes_no_sense_is_told_before_anything(echo: Echo, zoo: Zoo
 
 
 def test_host_names_of_rules_are_resolved_once(echo: Echo, zoo: Zoo) -> None:
-    """The name is in the record, where a restore finds it; a name that nobody knows is told and matches nothing."""
+    """The name is in the record, where a restore finds it; a name that nobody knows is told and
+    matches nothing.
+    """
     animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
     raw: list[dict[str, Any]] = [
         {"match": {"host": "nowhere.invalid"}, "policy": "refuse"},
@@ -298,7 +376,8 @@ def test_host_names_of_rules_are_resolved_once(echo: Echo, zoo: Zoo) -> None:
     assert "nowhere.invalid" in reporter.warnings[0]
 
 
-# -- refuse and drain -----------------------------------------------------------------------------------------------
+# -- refuse and drain
+# -----------------------------------------------------------------------------------------------
 
 
 def test_refused_by_a_rule(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
@@ -318,7 +397,9 @@ def test_refused_by_a_rule(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
 
 @pytest.mark.parametrize("by", ["option", "rule"])
 def test_a_busy_connection_is_waited_for(by: str, zoo: Zoo, criuctl: Criuctl) -> None:
-    """The program takes its time to read what its peer has sent; the dump begins when all is read and nothing comes any more."""
+    """The program takes its time to read what its peer has sent; the dump begins when all is read
+    and nothing comes any more.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         text = f"import os, socket, time; s = socket.create_connection(('127.0.0.1', {port}))\n"
@@ -328,7 +409,12 @@ def test_a_busy_connection_is_waited_for(by: str, zoo: Zoo, criuctl: Criuctl) ->
             peer.sendall(b"x" * 20)
             if by == "rule":
                 _rules(criuctl, {"match": {"port": port}, "drain": 600})
-            dump = criuctl.start("dump", animal.pid, "--leave-running", *(["--drain", "600"] if by == "option" else []))
+            dump = criuctl.start(
+                "dump",
+                animal.pid,
+                "--leave-running",
+                *(["--drain", "600"] if by == "option" else []),
+            )
             with pytest.raises(TimeoutError):
                 dump.process.wait(2)
             (animal.folder / "read-on").touch()
@@ -342,7 +428,13 @@ def test_a_busy_connection_is_waited_for(by: str, zoo: Zoo, criuctl: Criuctl) ->
 def test_who_does_not_become_idle_is_told(zoo: Zoo, criuctl: Criuctl) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        animal = _program(zoo, f"import signal, socket; s = socket.create_connection(('127.0.0.1', {port})); signal.pause()")
+        animal = _program(
+            zoo,
+            (
+                f"import signal, socket; s = socket.create_connection(('127.0.0.1', {port})); "
+                "signal.pause()"
+            ),
+        )
         with listener.accept()[0] as peer:
             peer.sendall(b"nobody reads this")
             told = criuctl("dump", animal.pid, "--leave-running", "--drain", "0.3")
@@ -352,38 +444,53 @@ def test_who_does_not_become_idle_is_told(zoo: Zoo, criuctl: Criuctl) -> None:
 
 
 def test_who_is_busy_when_frozen_is_met_later(zoo: Zoo, criuctl: Criuctl) -> None:
-    """A request is under way, which only the frozen connection tells: the tree runs on until the answer is there."""
+    """A request is under way, which only the frozen connection tells: the tree runs on until the
+    answer is there.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         text = (
             f"import signal, socket, time; s = socket.create_connection(('127.0.0.1', {port}))\n"
-            "time.sleep(0.1); s.sendall(b'?')\n"  # who spoke last is told by the kernel's clock, which is coarse
+            # who spoke last is told by the kernel's clock, which is coarse
+            "time.sleep(0.1); s.sendall(b'?')\n"
             "s.recv(1); open('answered', 'w').close(); signal.pause()"
         )
         animal = _program(zoo, text)
         with listener.accept()[0] as peer:
             assert peer.recv(1) == b"?"
-            _rules(criuctl, {"match": {"port": port}, "policy": "reconnect", "application": "tcp", "drain": 60})
+            _rules(
+                criuctl,
+                {"match": {"port": port}, "policy": "reconnect", "application": "tcp", "drain": 60},
+            )
             with paused(criuctl, "freeze#2", "dump", animal.pid, "--leave-running") as held:
                 peer.sendall(b"!")
-                wait_until((animal.folder / "answered").exists, 60, "the program, which is not frozen")
+                wait_until(
+                    (animal.folder / "answered").exists, 60, "the program, which is not frozen"
+                )
                 held.go_on()
                 assert held.command.process.wait(60) == 0
             (record,) = held.command.json()["connections"]
             assert (record["policy"], record["reason"]) == ("reconnect", "")
 
 
-def test_what_a_server_has_not_taken_is_told_of_the_moment_of_the_freeze(zoo: Zoo, criuctl: Criuctl) -> None:
+def test_what_a_server_has_not_taken_is_told_of_the_moment_of_the_freeze(
+    zoo: Zoo, criuctl: Criuctl
+) -> None:
     """Not of the look before it, from which a server that works differs all the time."""
     criuctl("store", "init")
     text = (
-        "import os, socket, time; l = socket.create_server(('127.0.0.1', 0)); u = socket.socket(type=socket.SOCK_DGRAM)\n"
+        "import os, socket, time; l = socket.create_server(('127.0.0.1', 0)); u = "
+        "socket.socket(type=socket.SOCK_DGRAM)\n"
         "u.bind(l.getsockname()); open('port', 'w').write(str(l.getsockname()[1]))\n"
         "while not os.path.exists('go'): time.sleep(.01)\n"
         "a = l.accept(); u.recv(9); open('taken', 'w').close(); time.sleep(1000)"
     )
     animal = _program(zoo, text)
-    wait_until(lambda: (animal.folder / "port").exists() and (animal.folder / "port").read_text(), 60, "the port")
+    wait_until(
+        lambda: (animal.folder / "port").exists() and (animal.folder / "port").read_text(),
+        60,
+        "the port",
+    )
     address = ("127.0.0.1", int((animal.folder / "port").read_text()))
     with ExitStack() as stack:
 
@@ -403,7 +510,9 @@ def test_what_a_server_has_not_taken_is_told_of_the_moment_of_the_freeze(zoo: Zo
             held.go_on()
             assert held.command.process.wait(60) == 0
         warnings = held.command.json()["warnings"]
-        assert [word in text for word, text in zip(("accepted", "datagrams"), warnings, strict=True)] == [True, True]
+        assert [
+            word in text for word, text in zip(("accepted", "datagrams"), warnings, strict=True)
+        ] == [True, True]
 
 
 def test_who_is_never_at_rest_is_not_waited_for_again_and_again(zoo: Zoo, criuctl: Criuctl) -> None:
@@ -417,7 +526,15 @@ def test_who_is_never_at_rest_is_not_waited_for_again_and_again(zoo: Zoo, criuct
         animal = _program(zoo, text)
         with listener.accept()[0] as peer:
             assert peer.recv(1) == b"?"
-            _rules(criuctl, {"match": {"port": port}, "policy": "reconnect", "application": "tcp", "drain": 600})
+            _rules(
+                criuctl,
+                {
+                    "match": {"port": port},
+                    "policy": "reconnect",
+                    "application": "tcp",
+                    "drain": 600,
+                },
+            )
             steps = steps_of(criuctl, "dump", animal.pid, "--leave-running")
             assert len([step for step in steps if step.startswith("freeze")]) == 5
             assert steps[-1] == "done"
@@ -430,12 +547,15 @@ def _program(zoo: Zoo, text: str) -> Animal:
     return zoo.launch([sys.executable, "-c", text], name="program", ready=False, quiet=False)
 
 
-# -- unix sockets with an outside peer ------------------------------------------------------------------------------
+# -- unix sockets with an outside peer
+# ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["unix", "seqpacket", "unix-dgram", "udp"])
 def test_an_outside_peer_does_not_fail_a_dump(kind: str, home: Home, zoo: Zoo, trip: Trip) -> None:
-    """The tree that goes on has its connection still.  Nothing of a datagram socket is lost in another kernel: it is kept."""
+    """The tree that goes on has its connection still.  Nothing of a datagram socket is lost in
+    another kernel: it is kept.
+    """
     echo = Echo(kind, "127.0.0.1:0" if kind == "udp" else str(home.path / "outside.sock"))
     try:
         animal = zoo.launch("caller.py", "blocking", kind, echo.address)
@@ -450,7 +570,9 @@ def test_an_outside_peer_does_not_fail_a_dump(kind: str, home: Home, zoo: Zoo, t
         echo.stop()
 
 
-def test_a_client_that_waits_in_an_outside_queue_is_dumped(home: Home, zoo: Zoo, trip: Trip) -> None:
+def test_a_client_that_waits_in_an_outside_queue_is_dumped(
+    home: Home, zoo: Zoo, trip: Trip
+) -> None:
     place = str(home.path / "outside.sock")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place)
@@ -463,17 +585,26 @@ def test_a_client_that_waits_in_an_outside_queue_is_dumped(home: Home, zoo: Zoo,
             assert peer.recv(64) == b"1\n"
 
 
-# -- asking the peer ------------------------------------------------------------------------------------------------
+# -- asking the peer
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_peer_that_is_silent_does_not_fail_the_dump(zoo: Zoo, criuctl: Criuctl) -> None:
-    """A 'PostgreSQL' that says nothing: the policy is a hang-up, the reason is told, and the dump is done."""
+    """A 'PostgreSQL' that says nothing: the policy is a hang-up, the reason is told, and the dump
+    is done.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        text = f"import signal, socket; s = socket.create_connection(('127.0.0.1', {port})); signal.pause()"
+        text = (
+            f"import signal, socket; s = socket.create_connection(('127.0.0.1', {port})); "
+            "signal.pause()"
+        )
         animal = _program(zoo, text)
         with listener.accept()[0]:
-            _rules(criuctl, {"match": {"port": port}, "policy": "reconnect", "application": "postgresql"})
+            _rules(
+                criuctl,
+                {"match": {"port": port}, "policy": "reconnect", "application": "postgresql"},
+            )
             told = criuctl("dump", animal.pid)
     (record,) = told["connections"]
     assert (record["policy"], record["session"]) == ("hangup", {})
@@ -484,11 +615,19 @@ def test_a_peer_that_is_silent_does_not_fail_the_dump(zoo: Zoo, criuctl: Criuctl
 def test_what_cannot_be_rebuilt_is_refused_if_the_rule_says_so(zoo: Zoo, criuctl: Criuctl) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        text = f"import signal, socket; s = socket.create_connection(('127.0.0.1', {port})); signal.pause()"
+        text = (
+            f"import signal, socket; s = socket.create_connection(('127.0.0.1', {port})); "
+            "signal.pause()"
+        )
         animal = _program(zoo, text)
         with listener.accept()[0] as peer:
             peer.sendall(b"half an answer")
-            rule = {"match": {"port": port}, "policy": "reconnect", "application": "redis", "on_failure": "refuse"}
+            rule = {
+                "match": {"port": port},
+                "policy": "reconnect",
+                "application": "redis",
+                "on_failure": "refuse",
+            }
             _rules(criuctl, rule)
             answer = criuctl("dump", animal.pid, check=False)
             assert answer["exit_code"] == 10
@@ -498,7 +637,13 @@ def test_what_cannot_be_rebuilt_is_refused_if_the_rule_says_so(zoo: Zoo, criuctl
 
 
 @pytest.mark.parametrize(
-    "name", ["unix-pair-outside", "unix-datagram-pair-outside", "unix-stream-outside", "unix-waiting-outside"]
+    "name",
+    [
+        "unix-pair-outside",
+        "unix-datagram-pair-outside",
+        "unix-stream-outside",
+        "unix-waiting-outside",
+    ],
 )
 def test_obstacles_of_raw_criu_are_dumped(name: str, tmp_path: Path, criuctl: Criuctl) -> None:
     case = next(case for case in DUMPABLE if case.name == name)
@@ -520,7 +665,9 @@ def test_clients_of_a_unix_server_in_the_tree(zoo: Zoo, trip: Trip, home: Home) 
     with _client(place) as client:
         assert client.recv(9) == b"hello"
         told = trip.dump(animal)
-        assert [(c["direction"], c["local"], c["policy"]) for c in told["connections"]] == [("accepted", str(place), "hangup")]
+        assert [(c["direction"], c["local"], c["policy"]) for c in told["connections"]] == [
+            ("accepted", str(place), "hangup")
+        ]
         assert client.recv(9) == b""
     trip.restore(told, animal, equal=False)
     with _client(place) as client:

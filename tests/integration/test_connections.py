@@ -1,4 +1,6 @@
-"""Connections whose other end is outside the tree: never a reason to fail, never a hang, and told each by each."""
+"""Connections whose other end is outside the tree: never a reason to fail, never a hang, and told
+each by each.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class Echo:
             self.ended.append(type(error).__name__)
 
     def close(self) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept; close alone would leave it listening
+        # wakes the thread in accept; close alone would leave it listening
+        self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
         for connection in self.connections:
             connection.close()
@@ -63,13 +66,17 @@ def echo(home: Home) -> Iterator[Echo]:
 
 
 def test_by_default_the_program_sees_the_end_of_it(echo: Echo, zoo: Zoo, trip: Trip) -> None:
-    """Nothing said: the dump does not fail, and after the restore the program gets EOF or an error at once, no hang."""
+    """Nothing said: the dump does not fail, and after the restore the program gets EOF or an error
+    at once, no hang.
+    """
     animal = zoo.launch("peer.py", "tcp", echo.address)
     assert animal.ask()["outcome"] == "echo"
     told = trip.dump(animal)
     assert [c["peer"] for c in told["connections"]] == [echo.address]
     restored = trip.restore(told, animal, equal=False)
-    assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [("hangup", "hangup")]
+    assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [
+        ("hangup", "hangup")
+    ]
     report = restored.ask()
     assert report["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
     assert report["seconds"] < 10  # a hang is told after 30
@@ -84,24 +91,34 @@ def test_hangup(echo: Echo, zoo: Zoo, trip: Trip) -> None:
 
 
 def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
-    """The peer holds on: the connection is established again, the next line is echoed, nothing was lost or doubled."""
+    """The peer holds on: the connection is established again, the next line is echoed, nothing was
+    lost or doubled.
+    """
     animal = zoo.launch("peer.py", "tcp", echo.address)
     assert animal.ask()["outcome"] == "echo"
     told = trip.dump(animal, "--connections", "keep")
-    echo.connections[0].sendall(b"meanwhile\n")  # nobody is there: no kernel may answer it, and it is sent again later
+    # nobody is there: no kernel may answer it, and it is sent again later
+    echo.connections[0].sendall(b"meanwhile\n")
     restored = trip.restore(told, animal, "--connections", "keep", equal=False)
-    assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [("keep", "kept")]
+    assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [
+        ("keep", "kept")
+    ]
     first = restored.ask()["outcome"]
     assert "meanwhile" in first
     second = restored.ask()["outcome"]
-    assert any(word in second for word in ("echo", "2", "3"))  # its echoes come in one piece or in two
-    wait_until(lambda: b"".join(echo.lines).endswith(b"3\n"), 60, "the server has read the last line, too")
+    # its echoes come in one piece or in two
+    assert any(word in second for word in ("echo", "2", "3"))
+    wait_until(
+        lambda: b"".join(echo.lines).endswith(b"3\n"), 60, "the server has read the last line, too"
+    )
     assert echo.ended == []
     assert b"".join(echo.lines) == b"1\n2\n3\n"
 
 
 def test_what_ended_with_the_tree_cannot_be_kept(echo: Echo, zoo: Zoo, trip: Trip) -> None:
-    """The peer was told at the dump; a wish for ``keep`` comes too late then, and is refused before anything starts."""
+    """The peer was told at the dump; a wish for ``keep`` comes too late then, and is refused before
+    anything starts.
+    """
     animal = zoo.launch("peer.py", "tcp", echo.address)
     told = trip.dump(animal)
     wait_until(lambda: echo.ended == ["eof"], 60, "the server sees the end")
@@ -113,7 +130,9 @@ def test_what_ended_with_the_tree_cannot_be_kept(echo: Echo, zoo: Zoo, trip: Tri
 
 
 def test_left_running_keeps_its_connection(echo: Echo, zoo: Zoo, trip: Trip) -> None:
-    """A snapshot does not touch the connection of the tree that goes on; its restored copy is told of the end."""
+    """A snapshot does not touch the connection of the tree that goes on; its restored copy is told
+    of the end.
+    """
     animal = zoo.launch("peer.py", "tcp", echo.address)
     told = trip.snapshot(animal)
     assert animal.ask()["outcome"] == "echo"
@@ -166,7 +185,9 @@ def test_a_datagram_socket_to_the_system_log(zoo: Zoo, trip: Trip) -> None:
 
 @pytest.mark.parametrize("when", ["accepted", "still waiting"])
 def test_half_of_a_unix_stream(when: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Raw CRIU refuses it; here it is told, dumped, and its end is what the program sees after the restore."""
+    """Raw CRIU refuses it; here it is told, dumped, and its end is what the program sees after the
+    restore.
+    """
     place = str(zoo.home / "outside.sock")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place)
@@ -174,10 +195,14 @@ def test_half_of_a_unix_stream(when: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
         animal = zoo.launch("peer.py", "unix-stream", place)
         accepted = listener.accept()[0] if when == "accepted" else None
         checked = criuctl("check", animal.pid)
-        assert [f["level"] for f in checked["findings"] if f["code"] == "unix-peer-outside"] == ["info"]
+        assert [f["level"] for f in checked["findings"] if f["code"] == "unix-peer-outside"] == [
+            "info"
+        ]
         told = trip.dump(animal)
         restored = trip.restore(told, animal, equal=False)
-        assert [(c["peer"], c["outcome"]) for c in restored.answer["connections"]] == [(place, "hangup")]
+        assert [(c["peer"], c["outcome"]) for c in restored.answer["connections"]] == [
+            (place, "hangup")
+        ]
         assert restored.ask()["outcome"] == "BrokenPipeError"
         assert os.path.exists(place)  # it is not ours to remove
         if accepted is not None:
@@ -185,7 +210,9 @@ def test_half_of_a_unix_stream(when: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 
 
 def test_data_on_a_unix_stream_that_nobody_accepted_is_refused(zoo: Zoo, criuctl: Criuctl) -> None:
-    """CRIU cannot get it out of the queue: said by the preflight, with descriptor and remedy, and the tree runs on."""
+    """CRIU cannot get it out of the queue: said by the preflight, with descriptor and remedy, and
+    the tree runs on.
+    """
     place = str(zoo.home / "outside.sock")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place)
@@ -197,7 +224,10 @@ def test_data_on_a_unix_stream_that_nobody_accepted_is_refused(zoo: Zoo, criuctl
         assert answer["exit_code"] == 4
         assert answer["error"]["hint"]
         findings = criuctl("check", animal.pid, check=False)["findings"]
-        assert any(f["level"] == "error" and f["pid"] == animal.pid and f["fd"] is not None for f in findings)
+        assert any(
+            f["level"] == "error" and f["pid"] == animal.pid and f["fd"] is not None
+            for f in findings
+        )
         assert animal.differences(animal) == []
         assert animal.ask()["outcome"] == "sent"
 
@@ -209,6 +239,10 @@ def test_what_the_trees_own_server_has_not_accepted(policy: str, zoo: Zoo, trip:
     told = trip.dump(animal, "--connections", policy)
     assert [c["policy"] for c in told["connections"]] == ["reconnect", "reconnect", "hangup"]
     restored = trip.restore(told, animal, "--connections", policy, equal=False)
-    assert [c["outcome"] for c in restored.answer["connections"]] == ["reconnected", "reconnected", "hangup"]
+    assert [c["outcome"] for c in restored.answer["connections"]] == [
+        "reconnected",
+        "reconnected",
+        "hangup",
+    ]
     assert "what was sent on it is lost" in restored.answer["connections"][2]["reason"]
     restored.ask()

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def group() -> Iterator[tuple[str, Path]]:
     """A new group in some hierarchy of this host: (hierarchy, folder)."""
-    hierarchy, mounted = next((h, Path(m)) for h, m in sorted(mount_points().items(), reverse=True) if "cpuset" not in h)
+    hierarchy, mounted = next(
+        (h, Path(m)) for h, m in sorted(mount_points().items(), reverse=True) if "cpuset" not in h
+    )
     folder = mounted / f"made-by-a-test-{secrets.token_hex(4)}"
     folder.mkdir()
     yield hierarchy, folder
@@ -72,13 +74,17 @@ def test_a_group_that_is_gone_is_made_again(group: tuple[str, Path], zoo: Zoo, t
     (folder / "empty").rmdir()
 
 
-def test_what_was_made_goes_with_a_restore_that_fails(group: tuple[str, Path], zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_what_was_made_goes_with_a_restore_that_fails(
+    group: tuple[str, Path], zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     _hierarchy, folder = group
     animal = zoo.launch("counter.py", "1")
     moved_into(folder, animal)
     told = trip.dump(animal)
     groups.remove(folder)
-    HookFolder(criuctl.home.path / "hooks").sh("post-restore", "veto", f"ls -d {folder} > {criuctl.home.path}/seen; exit 1")
+    HookFolder(criuctl.home.path / "hooks").sh(
+        "post-restore", "veto", f"ls -d {folder} > {criuctl.home.path}/seen; exit 1"
+    )
     failed = criuctl("restore", told["checkpoint"], check=False)
     assert failed["error"]["code"] == "vetoed", failed
     assert (criuctl.home.path / "seen").read_text().strip() == str(folder)  # CRIU had made it
@@ -92,7 +98,9 @@ def test_a_group_that_is_gone_elsewhere(group: tuple[str, Path], zoo: Zoo, trip:
     moved_into(folder, animal)
     told = trip.dump(animal)
     groups.remove(folder)
-    restored = trip.restore(told, animal, "--pids", "private", ignore=("*/cgroup*", *oracle.NEW_NAMESPACE))
+    restored = trip.restore(
+        told, animal, "--pids", "private", ignore=("*/cgroup*", *oracle.NEW_NAMESPACE)
+    )
     assert any(folder.name in warning for warning in restored.answer["warnings"])
     assert not folder.exists()
     restored.ask()
@@ -101,7 +109,9 @@ def test_a_group_that_is_gone_elsewhere(group: tuple[str, Path], zoo: Zoo, trip:
 def test_a_cgroup_namespace(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> None:
     hierarchy, folder = group
     move = f'echo $$ > {folder}/cgroup.procs; exec unshare --cgroup -- "$@"'
-    animal = zoo.launch("counter.py", "1", prefix=["sh", "-c", move, "sh"], ignore=["*/namespaces/cgroup"])
+    animal = zoo.launch(
+        "counter.py", "1", prefix=["sh", "-c", move, "sh"], ignore=["*/namespaces/cgroup"]
+    )
     restored = trip.round(animal)
     assert of_process(restored.pid)[hierarchy] == f"/{folder.name}"
     namespaces = {os.readlink(f"/proc/{pid}/ns/cgroup") for pid, _ in restored.identities()}
@@ -122,8 +132,12 @@ threading.Thread(target=work).start()
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])
-def test_a_thread_that_is_in_another_group_than_its_process(pids: str, zoo: Zoo, trip: Trip) -> None:
-    hierarchy, mounted = next((h, Path(m)) for h, m in sorted(mount_points().items()) if h == "cpu" or "cpu," in h)
+def test_a_thread_that_is_in_another_group_than_its_process(
+    pids: str, zoo: Zoo, trip: Trip
+) -> None:
+    hierarchy, mounted = next(
+        (h, Path(m)) for h, m in sorted(mount_points().items()) if h == "cpu" or "cpu," in h
+    )
     group = mounted / f"made-by-a-test-{secrets.token_hex(4)}"
     group.mkdir()
     try:
@@ -131,12 +145,18 @@ def test_a_thread_that_is_in_another_group_than_its_process(pids: str, zoo: Zoo,
         animal = zoo.launch(words, name="threads", quiet=False)
         groups_of = animal.folder / "groups"
         inside = f":/{group.name}"
-        wait_until(lambda: groups_of.exists() and inside in groups_of.read_text(), 60, "the thread is in the group")
+        wait_until(
+            lambda: groups_of.exists() and inside in groups_of.read_text(),
+            60,
+            "the thread is in the group",
+        )
         for _ in range(2):
             animal = trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
             groups_of.unlink()
             wait_until(groups_of.exists, 60, "the thread goes on")
-            told = any("in other control groups" in warning for warning in animal.answer["warnings"])
+            told = any(
+                "in other control groups" in warning for warning in animal.answer["warnings"]
+            )
             assert told == (inside not in groups_of.read_text()), hierarchy
             assert not told if pids == "same" else True
             if told:

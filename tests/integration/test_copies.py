@@ -1,4 +1,6 @@
-"""Where a checkpoint comes back to: its old PIDs, a namespace of its own, beside its living original, and again and again."""
+"""Where a checkpoint comes back to: its old PIDs, a namespace of its own, beside its living
+original, and again and again.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ CYCLES = 20
 
 @pytest.mark.parametrize("pids", ["same", "private"])
 def test_twenty_times(pids: str, zoo: Zoo, trip: Trip) -> None:
-    """Dump and restore twenty times: memory, descriptors and files are equal each time, and nothing adds up."""
+    """Dump and restore twenty times: memory, descriptors and files are equal each time, and nothing
+    adds up.
+    """
     animal = zoo.launch("counter.py", "1")
     (animal.folder / "book").write_bytes(os.urandom(10_000))
     digests = set()
@@ -34,7 +38,9 @@ def test_twenty_times(pids: str, zoo: Zoo, trip: Trip) -> None:
         animal = trip.restore(told, animal, "--pids", pids)
         report = animal.ask()
         assert report["counter"] == cycle
-        digests.add((report["heap"], hashlib.sha256((animal.folder / "book").read_bytes()).hexdigest()))
+        digests.add(
+            (report["heap"], hashlib.sha256((animal.folder / "book").read_bytes()).hexdigest())
+        )
         assert animal.answer["incarnation"] == told["incarnation"] + 1
     assert len(digests) == 1
     assert (animal.folder / "log").read_text().split() == [str(n) for n in range(1, CYCLES + 1)]
@@ -54,7 +60,9 @@ def test_no_incarnation_comes_twice(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> N
 
 
 def test_an_orphan_holds_its_numbers(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """One of the tree's session that is not below its root stays, and as long as it does, no session can get that number."""
+    """One of the tree's session that is not below its root stays, and as long as it does, no
+    session can get that number.
+    """
     animal = zoo.launch("counter.py", prefix=["sh", "-c", '(sleep 1000 &); exec "$@"', "sh"])
     found = {finding["code"]: finding for finding in criuctl("check", animal.pid)["findings"]}
     orphan = found["left-behind"]["pid"]
@@ -71,7 +79,9 @@ def test_an_orphan_holds_its_numbers(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> 
 
 
 def test_its_pids_are_taken(zoo: Zoo, trip: Trip, keeper: Keeper) -> None:
-    """Another process has the root's PID by now: auto takes a private namespace, same refuses and says who."""
+    """Another process has the root's PID by now: auto takes a private namespace, same refuses and
+    says who.
+    """
     animal = zoo.launch("counter.py")
     told = trip.dump(animal)
     squatter = _occupy(keeper, zoo, animal.pid)
@@ -85,7 +95,9 @@ def test_its_pids_are_taken(zoo: Zoo, trip: Trip, keeper: Keeper) -> None:
 
 
 def _occupy(keeper: Keeper, zoo: Zoo, pid: int) -> int:
-    """A sleeping process with exactly this PID (the last PID of the namespace is set just before it is forked)."""
+    """A sleeping process with exactly this PID (the last PID of the namespace is set just before it
+    is forked).
+    """
     for _ in range(50):
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
         got = keeper.spawn(["sleep", "600"], env=zoo.environment(), cwd=zoo.home)
@@ -100,7 +112,9 @@ def _occupy(keeper: Keeper, zoo: Zoo, pid: int) -> int:
 def test_somebody_gets_a_pid_of_the_tree_at_the_last_moment(
     pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, keeper: Keeper
 ) -> None:
-    """Nobody has asked for that very one: it is tried again, in a PID namespace; who has asked for it is told."""
+    """Nobody has asked for that very one: it is tried again, in a PID namespace; who has asked for
+    it is told.
+    """
     animal = zoo.launch("counter.py", "1")
     told = trip.dump(animal)
     with paused(criuctl, "files", "restore", told["checkpoint"], "--pids", pids) as held:
@@ -110,7 +124,9 @@ def test_somebody_gets_a_pid_of_the_tree_at_the_last_moment(
     answer = held.command.json()
     ends = [e["exit_code"] for e in criuctl("events") if e["operation"] == "restore"]
     if pids == "same":
-        assert code == 6 and "a PID of the tree is taken" in answer["error"]["message"] and ends == [6]
+        assert (
+            code == 6 and "a PID of the tree is taken" in answer["error"]["message"] and ends == [6]
+        )
     else:
         assert (code, answer["pids"], ends) == (0, "private", [0]), held.command.told()
         zoo.adopt(answer["pid"], animal).ask()
@@ -118,7 +134,9 @@ def test_somebody_gets_a_pid_of_the_tree_at_the_last_moment(
 
 
 def test_a_zombie_of_its_own_is_waited_for(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """A parent that does not reap at once: the restore waits for the zombie rather than giving up the PIDs."""
+    """A parent that does not reap at once: the restore waits for the zombie rather than giving up
+    the PIDs.
+    """
     folder = zoo.home / "counter"
     folder.mkdir()
     program = Path(__file__).parent / "programs" / "counter.py"
@@ -129,9 +147,24 @@ def test_a_zombie_of_its_own_is_waited_for(zoo: Zoo, trip: Trip, criuctl: Criuct
 
     reap = zoo.home / "reap-now"
     lazy = zoo.launch(
-        [sys.executable, "-S", "-c", script, str(reap), sys.executable, "-S", str(program), str(folder)], name="counter"
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            script,
+            str(reap),
+            sys.executable,
+            "-S",
+            str(program),
+            str(folder),
+        ],
+        name="counter",
     )
-    pid = int(wait_until(lambda: (folder / "ready").exists() and (folder / "ready").read_text(), 60, "ready"))
+    pid = int(
+        wait_until(
+            lambda: (folder / "ready").exists() and (folder / "ready").read_text(), 60, "ready"
+        )
+    )
     animal = zoo.adopt(pid, lazy)
     animal.remember()
     dump = criuctl.start("dump", pid)
@@ -144,21 +177,31 @@ def test_a_zombie_of_its_own_is_waited_for(zoo: Zoo, trip: Trip, criuctl: Criuct
 
 
 def test_a_copy_beside_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """``--as`` restores a copy under a new name while the original lives: two counters that go their own ways."""
+    """``--as`` restores a copy under a new name while the original lives: two counters that go
+    their own ways.
+    """
     original = zoo.launch("counter.py")
     told = trip.snapshot(original, "--name", "first")
     assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 9
     copy = trip.restore(told, original, "--as", "second")
     assert copy.answer["session"] == "second"
-    assert [original.ask()["counter"], original.ask()["counter"], copy.ask()["counter"]] == [1, 2, 1]
+    assert [original.ask()["counter"], original.ask()["counter"], copy.ask()["counter"]] == [
+        1,
+        2,
+        1,
+    ]
     third = trip.restore(told, original, "--as", "third", equal=False)
     assert third.ask()["counter"] == 1
     assert criuctl("restore", told["checkpoint"], "--as", "second", check=False)["exit_code"] == 9
     assert copy.ask()["counter"] == 2
 
 
-def test_a_copy_from_a_store_that_takes_no_writes(zoo: Zoo, trip: Trip, criuctl: Criuctl, tmp_path: Path) -> None:
-    """A backup that is mounted read-only gives no lease: a copy comes without one, and says so; the session itself stays away."""
+def test_a_copy_from_a_store_that_takes_no_writes(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl, tmp_path: Path
+) -> None:
+    """A backup that is mounted read-only gives no lease: a copy comes without one, and says so; the
+    session itself stays away.
+    """
     original = zoo.launch("counter.py")
     store = tmp_path / "backup"
     criuctl("store", "init", "--store", store)
@@ -183,13 +226,17 @@ def lockers(path: Path) -> set[int]:
     found = set()
     for info in Path("/proc").glob("[0-9]*/fdinfo/*"):
         with suppress(OSError):
-            if any(line.startswith("lock:") and key in line for line in info.read_text().splitlines()):
+            if any(
+                line.startswith("lock:") and key in line for line in info.read_text().splitlines()
+            ):
                 found.add(int(info.parts[2]))
     return found
 
 
 def test_a_copy_locks_files_of_its_own(zoo: Zoo, trip: Trip) -> None:
-    """A lock has one holder: the copy has its own beside the original's files, which stay locked by the original alone."""
+    """A lock has one holder: the copy has its own beside the original's files, which stay locked by
+    the original alone.
+    """
     original = zoo.launch("locks.py")
     names = ("exclusive", "shared", "ranges", "description", "childs")
     before = {name: lockers(original.folder / name) for name in names}
@@ -204,9 +251,15 @@ def test_a_copy_locks_files_of_its_own(zoo: Zoo, trip: Trip) -> None:
         assert lockers(own[name]) and lockers(own[name]) <= mine, name
         assert lockers(original.folder / name) == before[name] and before[name] <= theirs, name
     text = next(
-        text for text in copy.answer["warnings"] if text.partition(": ")[2].startswith(str(original.folder / "exclusive"))
+        text
+        for text in copy.answer["warnings"]
+        if text.partition(": ")[2].startswith(str(original.folder / "exclusive"))
     )
-    assert f"process {original.pid} (" in text and "the copy gets its own beside it" in text and "by its path" in text
+    assert (
+        f"process {original.pid} (" in text
+        and "the copy gets its own beside it" in text
+        and "by its path" in text
+    )
     original.ask()
     copy.end()
     original.ask()
@@ -225,10 +278,14 @@ while True:
 """
 
 
-def test_a_copy_gets_all_that_it_writes_to_for_its_own_or_no_lock(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """A lock on a folder, or on a file whose contents nobody took along: refused at once, naming it and who has it.
+def test_a_copy_gets_all_that_it_writes_to_for_its_own_or_no_lock(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """A lock on a folder, or on a file whose contents nobody took along: refused at once, naming it
+    and who has it.
 
-    An empty lock file, as those of flock(1) are, can be had; the log, which it stands for, is not shared then.
+    An empty lock file, as those of flock(1) are, can be had; the log, which it stands for, is not
+    shared then.
     """
     home = zoo.home / "places"
     home.mkdir()
@@ -236,18 +293,31 @@ def test_a_copy_gets_all_that_it_writes_to_for_its_own_or_no_lock(zoo: Zoo, trip
         (home / name).write_text(contents)
     for locked in ([home], [home / "empty", home / "data"]):
         log = home / f"log-{len(locked)}"
-        original = zoo.launch([sys.executable, "-S", "-c", LOCKER, *map(str, locked), str(log)], name=log.name, quiet=False)
+        original = zoo.launch(
+            [sys.executable, "-S", "-c", LOCKER, *map(str, locked), str(log)],
+            name=log.name,
+            quiet=False,
+        )
         wait_until(log.exists, 60, "it writes")
         criuctl("dump", original.pid, "--leave-running", "--name", log.name)
         refused = criuctl("restore", log.name, "--as", "second", check=False)
         assert refused["exit_code"] == 4
-        found = {f["text"].partition(" is locked by ")[0]: f for f in refused["error"]["findings"] if f["code"] == "file-locked"}
+        found = {
+            f["text"].partition(" is locked by ")[0]: f
+            for f in refused["error"]["findings"]
+            if f["code"] == "file-locked"
+        }
         assert set(found) == {str(path) for path in locked}
-        assert all(f"process {original.pid} (" in f["text"] and "--with-files" in f["hint"] for f in found.values())
+        assert all(
+            f"process {original.pid} (" in f["text"] and "--with-files" in f["hint"]
+            for f in found.values()
+        )
         assert not list(home.glob("*.older-*"))
         original.end()
     log = home / "log"
-    original = zoo.launch([sys.executable, "-S", "-c", LOCKER, str(home / "empty"), str(log)], name="log", quiet=False)
+    original = zoo.launch(
+        [sys.executable, "-S", "-c", LOCKER, str(home / "empty"), str(log)], name="log", quiet=False
+    )
     wait_until(log.exists, 60, "it writes")
     told = criuctl("dump", original.pid, "--leave-running", "--name", "log")
     copy = criuctl("restore", told["checkpoint"], "--as", "second")
@@ -256,11 +326,17 @@ def test_a_copy_gets_all_that_it_writes_to_for_its_own_or_no_lock(zoo: Zoo, trip
     assert own.keys() == {"empty", "log"}
     assert (lockers(home / "empty"), lockers(own["empty"])) == ({original.pid}, {copy["pid"]})
     sizes = own["log"].stat().st_size, log.stat().st_size
-    wait_until(lambda: own["log"].stat().st_size > sizes[0] and log.stat().st_size > sizes[1], 60, "each writes to its own")
+    wait_until(
+        lambda: own["log"].stat().st_size > sizes[0] and log.stat().st_size > sizes[1],
+        60,
+        "each writes to its own",
+    )
 
 
 def test_a_copy_leaves_the_files_that_the_original_writes_to(zoo: Zoo, trip: Trip) -> None:
-    """They have grown since; the copy gets its own beside them, as they were, and each goes on in its own."""
+    """They have grown since; the copy gets its own beside them, as they were, and each goes on in
+    its own.
+    """
     original = zoo.launch("ledger.py")
     ledger, mapped = original.folder / "ledger", original.folder / "mapped"
     original.ask()
@@ -274,19 +350,29 @@ def test_a_copy_leaves_the_files_that_the_original_writes_to(zoo: Zoo, trip: Tri
     copy = trip.restore(told, original, "--as", "second", equal=False)
     own = {Path(f["path"]): Path(f["own_copy"]) for f in copy.answer["files"]}
     assert own.keys() == inodes.keys()
-    assert all(path.stat().st_ino == inodes[path] and other.name.startswith(f"{path.name}.older-") for path, other in own.items())
-    assert any(f"PID {original.pid} (" in text and str(ledger) in text for text in copy.answer["warnings"])
+    assert all(
+        path.stat().st_ino == inodes[path] and other.name.startswith(f"{path.name}.older-")
+        for path, other in own.items()
+    )
+    assert any(
+        f"PID {original.pid} (" in text and str(ledger) in text for text in copy.answer["warnings"]
+    )
     assert own[ledger].read_text() == "line 1\n"
     answer = copy.ask()
     assert (answer["inode"], answer["count"]) == (own[ledger].stat().st_ino, 2)
     assert (original.ask()["count"], copy.ask()["count"]) == (3, 3)
     assert ledger.read_text() == own[ledger].read_text() == "line 1\nline 2\nline 3\n"
-    assert (ledger.stat().st_mode, ledger.stat().st_size) == (own[ledger].stat().st_mode, own[ledger].stat().st_size)
+    assert (ledger.stat().st_mode, ledger.stat().st_size) == (
+        own[ledger].stat().st_mode,
+        own[ledger].stat().st_size,
+    )
     again = trip.restore(trip.dump(copy, "--name", "second"), copy, equal=False)
     assert (again.ask()["inode"], again.answer["files"]) == (answer["inode"], [])
 
 
-def test_a_copy_is_refused_files_that_somebody_writes_to_and_it_has_not_open(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_copy_is_refused_files_that_somebody_writes_to_and_it_has_not_open(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     """It would open them by their paths, some day, and take them for its own."""
     original = zoo.launch("counter.py")
     carried = original.folder / "carried"
@@ -300,13 +386,20 @@ def test_a_copy_is_refused_files_that_somebody_writes_to_and_it_has_not_open(zoo
         refused = criuctl("restore", "first", "--as", "second", check=False)
         assert refused["exit_code"] == 4
         (found,) = (f for f in refused["error"]["findings"] if f["level"] == "error")
-        assert f"{shared}: " in found["text"] and f"PID {os.getpid()} (" in found["text"] and "--files keep" in found["hint"]
+        assert (
+            f"{shared}: " in found["text"]
+            and f"PID {os.getpid()} (" in found["text"]
+            and "--files keep" in found["hint"]
+        )
         assert [path.name for path in carried.iterdir()] == ["shared"]
         trip.restore(told, original, "--as", "second", "--files", "keep", equal=False).ask()
-    copy = trip.restore(told, original, "--as", "third", equal=False)  # nobody writes to it any more
+    # nobody writes to it any more
+    copy = trip.restore(told, original, "--as", "third", equal=False)
     assert shared.read_text() == "as it was" and copy.answer["files"][0]["path"] == str(shared)
     (warning,) = (text for text in copy.answer["warnings"] if "original" in text)
-    assert warning.startswith(f"{shared}: is put back for the copy; the original, PID {original.pid} (python")
+    assert warning.startswith(
+        f"{shared}: is put back for the copy; the original, PID {original.pid} (python"
+    )
 
 
 def test_an_older_checkpoint_and_names(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
@@ -321,7 +414,12 @@ def test_an_older_checkpoint_and_names(zoo: Zoo, trip: Trip, criuctl: Criuctl) -
     assert [row["labels"] for row in listed] == [{"kind": "test"}] * 3
     numbers = [row["number"] for row in listed]
     animal.end()
-    for ref, counter in (("saved", 3), (f"saved@{numbers[0]}", 1), ("saved@-2", 2), (ids[1][:12], 2)):
+    for ref, counter in (
+        ("saved", 3),
+        (f"saved@{numbers[0]}", 1),
+        ("saved@-2", 2),
+        (ids[1][:12], 2),
+    ):
         answer = criuctl("restore", ref)
         restored = zoo.adopt(answer["pid"], animal)
         assert restored.ask()["counter"] == counter + 1
@@ -342,8 +440,15 @@ def test_a_dry_run_changes_nothing(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> No
 
 
 def _times(*folders: Path) -> dict[Path, int]:
-    """When each file was changed last; a store's own cache of what it holds is nobody's business."""
-    return {path: path.stat().st_mtime_ns for f in folders for path in f.rglob("*") if ".cache" not in path.parts and path != f}
+    """When each file was changed last; a store's own cache of what it holds is nobody's
+    business.
+    """
+    return {
+        path: path.stat().st_mtime_ns
+        for f in folders
+        for path in f.rglob("*")
+        if ".cache" not in path.parts and path != f
+    }
 
 
 def test_several_at_once(zoo: Zoo, criuctl: Criuctl) -> None:
@@ -360,8 +465,12 @@ def test_several_at_once(zoo: Zoo, criuctl: Criuctl) -> None:
 
 
 @pytest.mark.parametrize("pids", ["auto", "private"])
-def test_what_a_script_started_becomes_a_session_of_its_own(pids: str, zoo: Zoo, trip: Trip) -> None:
-    """Its session's leader lives on outside: no number of it is needed, and wherever it comes back it can be dumped again."""
+def test_what_a_script_started_becomes_a_session_of_its_own(
+    pids: str, zoo: Zoo, trip: Trip
+) -> None:
+    """Its session's leader lives on outside: no number of it is needed, and wherever it comes back
+    it can be dumped again.
+    """
     animal = zoo.launch("counter.py", "1", new_session=False)
     assert os.getsid(animal.pid) != animal.pid
     for _ in range(3):

@@ -1,4 +1,6 @@
-"""Databases whose files changed between dump and restore: all of them come back, or the restore is refused, once."""
+"""Databases whose files changed between dump and restore: all of them come back, or the restore is
+refused, once.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +66,15 @@ uid_t geteuid(void) { return USER; }
 
 @pytest.fixture
 def postgres(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresServer]:
-    """A server that takes root for its own user: those of others are not dumped on every machine of the tests."""
+    """A server that takes root for its own user: those of others are not dumped on every machine of
+    the tests.
+    """
     source, library = tmp_path / "user.c", tmp_path / "user.so"
     source.write_text(PRELOADED)
     user = pwd.getpwnam("postgres").pw_uid
-    subprocess.run(["gcc", "-shared", "-fPIC", f"-DUSER={user}", "-o", library, source], check=True, timeout=60)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", f"-DUSER={user}", "-o", library, source], check=True, timeout=60
+    )
     with postgresql() as server:
         server.stop()
         as_root = ["unshare", "--ipc", "env", f"LD_PRELOAD={library}", "setpriv"]
@@ -98,7 +104,9 @@ def written_to(server: PostgresServer) -> None:
 
 def answering(server: PostgresServer) -> list[tuple[int]]:
     """What the table holds, when the server answers."""
-    rows: list[tuple[int]] = wait_until(lambda: server.execute("SELECT count(*) FROM kept"), 60, "an answer")
+    rows: list[tuple[int]] = wait_until(
+        lambda: server.execute("SELECT count(*) FROM kept"), 60, "an answer"
+    )
     return rows
 
 
@@ -109,8 +117,14 @@ def end(server: PostgresServer, pid: int, zoo: Zoo) -> None:
 def test_postgresql_unchanged(postgres: PostgresServer, criuctl: Criuctl, zoo: Zoo) -> None:
     """What is as it was goes on, and `check` says what would be refused."""
     assert postgres._process is not None
-    (finding,) = (f for f in criuctl("check", postgres._process.pid)["findings"] if f["code"] == "database-stays")
-    assert str(postgres.data) in finding["text"] and f"--with-files {postgres.data}" in finding["hint"]
+    (finding,) = (
+        f
+        for f in criuctl("check", postgres._process.pid)["findings"]
+        if f["code"] == "database-stays"
+    )
+    assert (
+        str(postgres.data) in finding["text"] and f"--with-files {postgres.data}" in finding["hint"]
+    )
     told = dumped(postgres, criuctl)
     answer = criuctl("restore", told["checkpoint"])
     try:
@@ -129,7 +143,9 @@ def test_postgresql_is_refused_once(postgres: PostgresServer, criuctl: Criuctl, 
             assert refused["exit_code"] == 4
         (finding,) = database_findings(refused)
         assert str(postgres.data) in finding["text"]
-        assert f"--with-files {postgres.data}" in finding["hint"] and "--files" not in finding["hint"].replace("--with-files", "")
+        assert f"--with-files {postgres.data}" in finding["hint"] and "--files" not in finding[
+            "hint"
+        ].replace("--with-files", "")
 
 
 def test_postgresql_with_its_folder(postgres: PostgresServer, criuctl: Criuctl, zoo: Zoo) -> None:

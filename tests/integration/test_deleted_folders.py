@@ -1,4 +1,6 @@
-"""Folders that were deleted while they are open, and what is in them: CRIU's order of making and removing them does not work."""
+"""Folders that were deleted while they are open, and what is in them: CRIU's order of making and
+removing them does not work.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,20 @@ from support.zoo import Zoo
 pytestmark = pytest.mark.integration
 
 WAYS = [
-    *("first", "last", "several", "nested", "inward", "gap", "cwd", "fifo", "socket", "again", "again-full", "twice"),
+    *(
+        "first",
+        "last",
+        "several",
+        "nested",
+        "inward",
+        "gap",
+        "cwd",
+        "fifo",
+        "socket",
+        "again",
+        "again-full",
+        "twice",
+    ),
     *("mapped", "linked", "child"),
 ]
 
@@ -96,7 +111,9 @@ def test_nothing_is_left_of_a_restore_that_failed(zoo: Zoo, trip: Trip, criuctl:
     animal = zoo.launch("deleted_folders.py", "gap")
     told = trip.dump(animal)
     assert criuctl("restore", told["checkpoint"], check=False)["exit_code"]
-    assert {str(path.relative_to(animal.folder)) for path in animal.folder.rglob("*")} == animal.listing
+    assert {
+        str(path.relative_to(animal.folder)) for path in animal.folder.rglob("*")
+    } == animal.listing
     hook.unlink()
     trip.restore(told, animal).ask()
 
@@ -130,12 +147,22 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
-@pytest.mark.parametrize(("what", "code"), [("device", "deleted-device"), ("watch", "watch-of-deleted")])
-def test_what_comes_back_only_where_root_alone_can_write(what: str, code: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Deleted files of other folders criuctl makes itself, but not these; that is said before the dump."""
-    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _DELETED, what, "755"], name="owned")
+@pytest.mark.parametrize(
+    ("what", "code"), [("device", "deleted-device"), ("watch", "watch-of-deleted")]
+)
+def test_what_comes_back_only_where_root_alone_can_write(
+    what: str, code: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """Deleted files of other folders criuctl makes itself, but not these; that is said before the
+    dump.
+    """
+    animal = zoo.launch(
+        "counter.py", prefix=[sys.executable, "-c", _DELETED, what, "755"], name="owned"
+    )
     trip.restore(trip.dump(animal), animal, equal=False).ask()
-    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _DELETED, what, "775"], name="shared")
+    animal = zoo.launch(
+        "counter.py", prefix=[sys.executable, "-c", _DELETED, what, "775"], name="shared"
+    )
     answer = criuctl("dump", animal.pid, check=False)
     assert {(f["code"], f["fd"]) for f in answer["error"]["findings"]} == {(code, 9)}
     animal.ask()

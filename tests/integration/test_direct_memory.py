@@ -1,4 +1,6 @@
-"""Memory that is put straight into restored processes, and the time that this takes, which their timers do not see."""
+"""Memory that is put straight into restored processes, and the time that this takes, which their
+timers do not see.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_what_forked_workers_share_stays_shared(pids: str, zoo: Zoo, trip: Trip)
         animal.ask()
 
 
-def test_timers_stand_still_while_a_tree_is_put_together(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_timers_stand_still_while_a_tree_is_put_together(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     HookFolder(criuctl.home.path / "hooks").sh("post-restore", "slow", "sleep 4")
     animal = zoo.launch("timers.py")
     before, asked = animal.ask(), time.monotonic()
@@ -53,7 +57,9 @@ def test_timers_stand_still_while_a_tree_is_put_together(zoo: Zoo, trip: Trip, c
         assert before[name] - ran - 1 < after[name] < before[name], (name, before, after, ran)
 
 
-def test_a_process_that_ends_before_its_memory_is_there(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_process_that_ends_before_its_memory_is_there(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     """A clean failure, and the checkpoint can still be restored."""
     animal = zoo.launch("patches.py")
     told = trip.dump(animal)

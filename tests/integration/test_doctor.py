@@ -67,7 +67,14 @@ def test_what_is_read_when_it_is_needed_is_looked_at(config: Config) -> None:
     )
     assert _errors(doctor(config)) == []
     said = [text for _, text in _errors(doctor(bad))]
-    wanted = ["'port'", "'keep_lst'", "'nope:x'", "gc_grace: 'soon'", "detach_key: ", "hosts: bad: url is missing"]
+    wanted = [
+        "'port'",
+        "'keep_lst'",
+        "'nope:x'",
+        "gc_grace: 'soon'",
+        "detach_key: ",
+        "hosts: bad: url is missing",
+    ]
     assert [part for part in wanted if not any(part in text for text in said)] == []
     assert len(said) == len(wanted)
 
@@ -84,10 +91,14 @@ def test_rules_whose_secret_more_may_get_than_was_meant(config: Config) -> None:
         made = {"match": match, "secret": {"env": "PW"}}
         return replace(config, connection_rules=(("rules: connection_rules[1]", made),))
 
-    assert "only connections of root's" in _told(doctor(rule(process="worker*")), "rule-secret").text
+    assert (
+        "only connections of root's" in _told(doctor(rule(process="worker*")), "rule-secret").text
+    )
     assert "any user" in _told(doctor(rule(host="db.example.org")), "rule-secret").text
     named = doctor(rule(host="db.example.org", user=["root", "nobody-here"]))
-    assert _told(named, "rule-user").level == "warning" and not [f for f in named if f.code == "rule-secret"]
+    assert _told(named, "rule-user").level == "warning" and not [
+        f for f in named if f.code == "rule-secret"
+    ]
 
 
 def test_store_with_its_key(config: Config) -> None:
@@ -110,7 +121,9 @@ def test_store_that_cannot_be_reached(config: Config, monkeypatch: pytest.Monkey
     assert SECRET not in repr(found)
 
 
-@pytest.mark.parametrize(("criu", "words"), [("/nonexistent/criu", "not an executable"), ("/bin/true", "")])
+@pytest.mark.parametrize(
+    ("criu", "words"), [("/nonexistent/criu", "not an executable"), ("/bin/true", "")]
+)
 def test_criu_that_is_none(config: Config, criu: str, words: str) -> None:
     found = doctor(replace(config, criu=criu))
     codes = [code for code, _text in _errors(found)]
@@ -136,7 +149,9 @@ def test_others_may_not_write(config: Config, tmp_path: Path) -> None:
     assert str(tmp_path / "state") in _told(found, "folder-mode").text
 
 
-def test_criu_configuration_of_the_host_is_told(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_criu_configuration_of_the_host_is_told(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".criu").mkdir()
     (tmp_path / ".criu" / "default.conf").write_text("leave-running\n")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,4 +1,6 @@
-"""The example of a line protocol that can be taken up again, with the hook that does it: hooks/examples."""
+"""The example of a line protocol that can be taken up again, with the hook that does it:
+hooks/examples.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ EXAMPLES = Path(__file__).parents[2] / "hooks" / "examples"
 
 
 class Feed:
-    """The example's server, and somebody who adds lines to it: the numbers from 1 on, each with a tail of its own."""
+    """The example's server, and somebody who adds lines to it: the numbers from 1 on, each with a
+    tail of its own.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_ports(1)[0]
@@ -32,12 +36,20 @@ class Feed:
         self.start()
 
     def start(self) -> None:
-        argv = [sys.executable, str(EXAMPLES / "lines" / "server"), str(self.folder / "lines.txt"), str(self.port)]
+        argv = [
+            sys.executable,
+            str(EXAMPLES / "lines" / "server"),
+            str(self.folder / "lines.txt"),
+            str(self.port),
+        ]
         self.daemon = Daemon("lines", argv, self.folder / "lines.log")
         self.daemon.wait_until(lambda: accepts(self.port))
 
     def add(self, count: int) -> None:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection, connection.makefile("rb") as answers:
+        with (
+            socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection,
+            connection.makefile("rb") as answers,
+        ):
             for _ in range(count):
                 number = self.added + 1
                 connection.sendall(b"ADD %s\n" % self.line(number).encode())
@@ -71,10 +83,21 @@ def config(home: Home, feed: Feed) -> Path:
     return config
 
 
-def test_the_reader_misses_nothing_and_gets_nothing_twice(feed: Feed, config: Path, zoo: Zoo, criuctl: Criuctl) -> None:
-    """Dumped in the middle of lines, three times; lines are added while it is away; the server is ended once, killed once."""
+def test_the_reader_misses_nothing_and_gets_nothing_twice(
+    feed: Feed, config: Path, zoo: Zoo, criuctl: Criuctl
+) -> None:
+    """Dumped in the middle of lines, three times; lines are added while it is away; the server is
+    ended once, killed once.
+    """
     output = feed.folder / "output.txt"
-    command = [sys.executable, "-S", str(EXAMPLES / "lines" / "client"), str(output), "127.0.0.1", str(feed.port)]
+    command = [
+        sys.executable,
+        "-S",
+        str(EXAMPLES / "lines" / "client"),
+        str(output),
+        "127.0.0.1",
+        str(feed.port),
+    ]
     animal = zoo.launch(command, name="client", quiet=False, ready=False)
     for meanwhile in (None, Daemon.stop, Daemon.kill):
         adding = threading.Thread(target=feed.add, args=(60,))
@@ -98,18 +121,40 @@ def test_the_reader_misses_nothing_and_gets_nothing_twice(feed: Feed, config: Pa
 def descriptor(pid: int) -> int:
     """The client's socket."""
     folder = Path(f"/proc/{pid}/fd")
-    return next(int(link.name) for link in folder.iterdir() if os.readlink(link).startswith("socket:"))
+    return next(
+        int(link.name) for link in folder.iterdir() if os.readlink(link).startswith("socket:")
+    )
 
 
-def test_the_hook_tells_what_it_cannot_do(feed: Feed, config: Path, zoo: Zoo, criuctl: Criuctl) -> None:
-    """No server: tried again until the deadline, then hung up and told; the reader sees the end of its feed and ends."""
+def test_the_hook_tells_what_it_cannot_do(
+    feed: Feed, config: Path, zoo: Zoo, criuctl: Criuctl
+) -> None:
+    """No server: tried again until the deadline, then hung up and told; the reader sees the end of
+    its feed and ends.
+    """
     output = feed.folder / "output.txt"
-    command = [sys.executable, "-S", str(EXAMPLES / "lines" / "client"), str(output), "127.0.0.1", str(feed.port)]
+    command = [
+        sys.executable,
+        "-S",
+        str(EXAMPLES / "lines" / "client"),
+        str(output),
+        "127.0.0.1",
+        str(feed.port),
+    ]
     animal = zoo.launch(command, name="client", quiet=False, ready=False)
     feed.add(1)
     _until(lambda: output.exists() and output.read_text() == feed.wanted())
     tried = criuctl(
-        "hooks", "run", "reconnect", "lines", "--target", animal.pid, "--fd", descriptor(animal.pid), "--config", config
+        "hooks",
+        "run",
+        "reconnect",
+        "lines",
+        "--target",
+        animal.pid,
+        "--fd",
+        descriptor(animal.pid),
+        "--config",
+        config,
     )
     assert tried["results"][0]["data"] == {"resumed_after": 1}
     told = criuctl("dump", animal.pid, "--config", config)
@@ -119,7 +164,8 @@ def test_the_hook_tells_what_it_cannot_do(feed: Feed, config: Path, zoo: Zoo, cr
     (connection,) = answer["connections"]
     assert connection["outcome"] == "failed"
     assert "hung up" in connection["reason"]
-    assert connection["attempts"] > 1  # refused connections are tried again, until the last try has no time left
+    # refused connections are tried again, until the last try has no time left
+    assert connection["attempts"] > 1
     _until(lambda: "the feed has ended" in animal.output())
 
 

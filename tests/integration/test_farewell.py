@@ -1,4 +1,6 @@
-"""Peers are told when the tree that held their connection has been dumped and ended; never while it lives."""
+"""Peers are told when the tree that held their connection has been dumped and ended; never while it
+lives.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def called(zoo: Zoo, listener: socket.socket) -> tuple[Animal, socket.socket]:
 
 
 @pytest.mark.parametrize("policy", ["hangup", "reconnect"])
-def test_the_peer_sees_an_orderly_end(listener: socket.socket, zoo: Zoo, trip: Trip, policy: str) -> None:
+def test_the_peer_sees_an_orderly_end(
+    listener: socket.socket, zoo: Zoo, trip: Trip, policy: str
+) -> None:
     animal, ours = called(zoo, listener)
     with ours:
         trip.dump(animal, "--connections", policy)
@@ -46,8 +50,12 @@ def test_a_kept_connection_ends_for_nobody(listener: socket.socket, zoo: Zoo, tr
         trip.restore(told, animal, "--connections", "keep", equal=False)
 
 
-def test_a_tree_that_lives_keeps_its_connections(listener: socket.socket, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """After a snapshot, and after a dump that was killed when all was held: the answer still comes over the old connection."""
+def test_a_tree_that_lives_keeps_its_connections(
+    listener: socket.socket, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """After a snapshot, and after a dump that was killed when all was held: the answer still comes
+    over the old connection.
+    """
     animal, ours = called(zoo, listener)
     with ours:
         trip.snapshot(animal, "--connections", "hangup")

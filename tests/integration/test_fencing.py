@@ -1,6 +1,8 @@
-"""A session has one home: what becomes of the old one, back again, after another host has taken the session over.
+"""A session has one home: what becomes of the old one, back again, after another host has taken the
+session over.
 
-Two homes on this machine: each has a name in the leases, state and run folders of its own, and the store in common.
+Two homes on this machine: each has a name in the leases, state and run folders of its own, and the
+store in common.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def only(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_the_old_home_writes_nothing_and_stops_its_copy(homes: Homes, zoo: Zoo) -> None:
-    """By its next snapshot; and in the middle of a dump, at the last moment before anything is published."""
+    """By its next snapshot; and in the middle of a dump, at the last moment before anything is
+    published.
+    """
     a, b, c = homes("a"), homes("b"), homes("c")
     original = zoo.launch("counter.py", "1")
     a("dump", original.pid, "--name", "web", "--leave-running")
@@ -46,7 +50,12 @@ def test_the_old_home_writes_nothing_and_stops_its_copy(homes: Homes, zoo: Zoo) 
     refused = a("snapshot", "web", check=False)
     assert refused["exit_code"] == 9
     error = refused["list"][0]["error"]
-    assert (error["code"], error["epoch"], error["lease"]["epoch"], error["lease"]["host_id"]) == ("fenced", 1, 2, "b")
+    assert (error["code"], error["epoch"], error["lease"]["epoch"], error["lease"]["host_id"]) == (
+        "fenced",
+        1,
+        2,
+        "b",
+    )
     assert "ended" in error["message"]
     assert not original.alive()
     status = a("status", "web")
@@ -69,9 +78,14 @@ def test_the_old_home_writes_nothing_and_stops_its_copy(homes: Homes, zoo: Zoo) 
 
 
 def test_the_old_home_was_only_cut_off(
-    homes: Homes, home: Home, radosgw_server: RadosGateway, operators_window: Callable[[Operators], Any]
+    homes: Homes,
+    home: Home,
+    radosgw_server: RadosGateway,
+    operators_window: Callable[[Operators], Any],
 ) -> None:
-    """As long as the store does not answer nothing is stopped; when it does, who is attached is told."""
+    """As long as the store does not answer nothing is stopped; when it does, who is attached is
+    told.
+    """
     radosgw_server.make_bucket(home.token)
     a, b = homes("a"), homes("b")
     for each in (a, b):
@@ -82,7 +96,10 @@ def test_the_old_home_was_only_cut_off(
     a("exec", "web", "--", "export", "kept=yes")
     a("snapshot", "web")
     with_net = dict(a.extra)
-    a.extra |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_ports(1)[0]}", "CRIUCTL_S3_RETRIES": "1"}
+    a.extra |= {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_ports(1)[0]}",
+        "CRIUCTL_S3_RETRIES": "1",
+    }
     b("restore", "web", "--take-over")
     cut = a("fence", "--all", check=False)
     assert cut["exit_code"] == 7
@@ -92,7 +109,12 @@ def test_the_old_home_was_only_cut_off(
     a.extra = with_net
     window = operators_window(a)
     found = only(a("fence", "web", "--freeze-only"))
-    assert (found["verdict"], found["done"], found["epoch"], found["lease"]["epoch"]) == ("fenced", "frozen", 1, 2)
+    assert (found["verdict"], found["done"], found["epoch"], found["lease"]["epoch"]) == (
+        "fenced",
+        "frozen",
+        1,
+        2,
+    )
     window.expect(rb"taken over by host")
     frozen = a("status", "web")
     assert frozen["state"] == "paused" and "taken over" in frozen["reason"]
@@ -157,7 +179,8 @@ def test_of_two_homes_that_restore_at_once_one_wins(homes: Homes, zoo: Zoo) -> N
     with paused(b, "pages", "restore", "web") as held:  # it has the lease, and nothing else yet
         loser = c("restore", "web", check=False)
         assert (loser["exit_code"], loser["error"]["code"]) == (9, "conflict")
-        with paused(c, "pages", "restore", "web", "--take-over") as forced:  # a take-over that comes to nothing is undone
+        # a take-over that comes to nothing is undone
+        with paused(c, "pages", "restore", "web", "--take-over") as forced:
             forced.kill(signal.SIGTERM)
             forced.go_on()
             assert forced.command.process.wait(120) == 128 + signal.SIGTERM

@@ -1,4 +1,6 @@
-"""What is unread in a named pipe comes once: from the checkpoint, or from the pipe if that has lived on, never from both."""
+"""What is unread in a named pipe comes once: from the checkpoint, or from the pipe if that has
+lived on, never from both.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +74,12 @@ def warned(animal: Animal, text: str) -> bool:
 
 @pytest.mark.parametrize("outside", [os.O_WRONLY, os.O_RDWR], ids=["writer", "both-ways"])
 @pytest.mark.parametrize("pids", ["same", "private"])
-def test_somebody_keeps_it_open(outside: int, pids: str, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """The pipe has lived on with its bytes: the tree finds them, and what came behind them, once."""
+def test_somebody_keeps_it_open(
+    outside: int, pids: str, zoo: Zoo, trip: Trip, pipe: Outside
+) -> None:
+    """The pipe has lived on with its bytes: the tree finds them, and what came behind them,
+    once.
+    """
     animal = reader(zoo, pipe, "r")
     end = pipe.open(outside)
     os.write(end, b"BBBB")
@@ -126,7 +132,9 @@ def test_nobody_keeps_it_open(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
 
 @pytest.mark.parametrize("there", [b"", b"B", b"BBBB"])
 def test_somebody_has_opened_it_since(there: bytes, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """That is another pipe under the same name, whatever is in it: what the tree had not read is not lost."""
+    """That is another pipe under the same name, whatever is in it: what the tree had not read is
+    not lost.
+    """
     animal = reader(zoo, pipe)
     pipe.write("BBBB")
     told = trip.dump(animal)
@@ -155,7 +163,9 @@ def test_the_one_that_somebody_has_opened_since_has_room_for_both(
     assert restored.ask()["read"] == "C" * there + "B" * unread
 
 
-def test_somebody_opens_it_before_the_tree_has_ended(zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside) -> None:
+def test_somebody_opens_it_before_the_tree_has_ended(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside
+) -> None:
     """The pipe lives on with its bytes."""
     animal = reader(zoo, pipe)
     pipe.write("BBBB")
@@ -169,7 +179,9 @@ def test_somebody_opens_it_before_the_tree_has_ended(zoo: Zoo, trip: Trip, criuc
 
 @pytest.mark.parametrize("anew", ["made", "renamed"])
 def test_another_one_is_there(anew: str, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """The pipe that lived on is elsewhere, and another one, which somebody has open, in its place."""
+    """The pipe that lived on is elsewhere, and another one, which somebody has open, in its
+    place.
+    """
     animal = reader(zoo, pipe)
     end = pipe.open(os.O_RDWR)
     os.write(end, b"BBBB")
@@ -184,7 +196,9 @@ def test_another_one_is_there(anew: str, zoo: Zoo, trip: Trip, pipe: Outside) ->
 
 
 def test_a_deleted_one_is_made_anew(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """One without a name comes back as the tree's own, with what was unread, whoever has the old one, or its name."""
+    """One without a name comes back as the tree's own, with what was unread, whoever has the old
+    one, or its name.
+    """
     animal = reader(zoo, pipe)
     end = pipe.open(os.O_RDWR)
     os.write(end, b"BBBB")
@@ -221,8 +235,12 @@ def test_a_checkpoint_from_before_its_original_went_on(zoo: Zoo, trip: Trip, pip
 
 
 @pytest.mark.parametrize("outside", [False, True], ids=["its own", "written to from outside"])
-def test_a_copy_beside_its_original(outside: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside) -> None:
-    """Each reads what was unread, once, and the original goes on to be the one who reads from the pipe."""
+def test_a_copy_beside_its_original(
+    outside: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside
+) -> None:
+    """Each reads what was unread, once, and the original goes on to be the one who reads from the
+    pipe.
+    """
     animal = reader(zoo, pipe)
     if outside:
         pipe.open(os.O_WRONLY)
@@ -245,14 +263,19 @@ def test_a_copy_beside_its_original(outside: bool, zoo: Zoo, trip: Trip, criuctl
 
 
 def test_a_copy_that_cannot_have_its_own(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """One whose name is gone: the copy has the same pipe as the original, but nothing is written into it."""
+    """One whose name is gone: the copy has the same pipe as the original, but nothing is written
+    into it.
+    """
     animal = reader(zoo, pipe)
     os.link(pipe.path, pipe.path.with_name("other"))
     pipe.write("AAAA")
     pipe.path.unlink()
     told = trip.snapshot(animal)
     copy = trip.restore(told, animal, "--as", "copy", equal=False)
-    assert warned(copy, "and so will the copy; the 4 bytes that were unread at the dump are not written into it")
+    assert warned(
+        copy,
+        "and so will the copy; the 4 bytes that were unread at the dump are not written into it",
+    )
     assert animal.ask()["read"] == "AAAA"
     assert copy.ask()["read"] == ""
 
@@ -272,7 +295,9 @@ def test_a_session(operators: Operators, zoo: Zoo, pipe: Outside) -> None:
     """It has a mount namespace of its own, which ends with it; a copy of it, too."""
     program, folder = PROGRAMS / "fifo.py", zoo.home / "session"
     folder.mkdir()
-    operators("run", "-d", "--name", "s", "--", sys.executable, "-S", program, folder, pipe.path, "rw")
+    operators(
+        "run", "-d", "--name", "s", "--", sys.executable, "-S", program, folder, pipe.path, "rw"
+    )
     wait_until((folder / "ready").exists, 60, "it is ready")
     original = Animal(operators("status", "s")["pid"], folder)
     end = pipe.open(os.O_RDWR)
@@ -288,7 +313,9 @@ def test_a_session(operators: Operators, zoo: Zoo, pipe: Outside) -> None:
     assert restored.ask()["read"] == "BBBBCC"
 
 
-def test_a_trial_beside_the_living_one(zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside) -> None:
+def test_a_trial_beside_the_living_one(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside
+) -> None:
     animal = reader(zoo, pipe)
     pipe.write("AAAA")
     trip.snapshot(animal, "--name", "web")
@@ -296,8 +323,12 @@ def test_a_trial_beside_the_living_one(zoo: Zoo, trip: Trip, criuctl: Criuctl, p
     assert animal.ask()["read"] == "AAAA"
 
 
-def test_a_trial_that_would_read_what_is_for_the_living_one(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """On a file system that no overlay can cover, as it is the third above another: the pipe in there is the one out here."""
+def test_a_trial_that_would_read_what_is_for_the_living_one(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """On a file system that no overlay can cover, as it is the third above another: the pipe in
+    there is the one out here.
+    """
     base = zoo.home / "base"
     base.mkdir()
     mounted = []
@@ -315,7 +346,11 @@ def test_a_trial_that_would_read_what_is_for_the_living_one(zoo: Zoo, trip: Trip
             for part in parts.values():
                 part.mkdir()
             options = {"lowerdir": base / f"{number - 1}", **parts}
-            mount("overlay", base / f"{number}", ",".join(f"{key}={value}" for key, value in options.items()))
+            mount(
+                "overlay",
+                base / f"{number}",
+                ",".join(f"{key}={value}" for key, value in options.items()),
+            )
         pipe = Outside(base / "2" / "pipe")
         animal = reader(zoo, pipe)
         pipe.write("AAAA")
@@ -342,14 +377,18 @@ def test_a_restore_that_fails_leaves_the_pipe_as_it_is(
     if since:
         end = pipe.open(os.O_RDWR)
     os.write(end, b"CC")
-    hook = HookFolder(criuctl.home.path / "hooks").sh("post-restore", "guard", """echo '{"veto": "not now"}'""")
+    hook = HookFolder(criuctl.home.path / "hooks").sh(
+        "post-restore", "guard", """echo '{"veto": "not now"}'"""
+    )
     assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 10
     hook.unlink()
     assert trip.restore(told, animal).ask()["read"] == ("CCBBBB" if since else "BBBBCC")
 
 
 def test_two_that_criu_takes_for_one(zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside) -> None:
-    """It knows them by their inodes' numbers, which each file system gives by itself: what is in the second would be lost."""
+    """It knows them by their inodes' numbers, which each file system gives by itself: what is in
+    the second would be lost.
+    """
     folders = [zoo.home / name for name in ("one", "two")]
     mounted = []
     try:
@@ -359,7 +398,9 @@ def test_two_that_criu_takes_for_one(zoo: Zoo, trip: Trip, criuctl: Criuctl, pip
             mounted.append(folder)
             os.mkfifo(folder / "pipe")
         assert len({os.stat(folder / "pipe").st_ino for folder in folders}) == 1
-        animal = zoo.launch("fifo.py", str(pipe.path), "rw", *(str(folder / "pipe") for folder in folders))
+        animal = zoo.launch(
+            "fifo.py", str(pipe.path), "rw", *(str(folder / "pipe") for folder in folders)
+        )
         animal = trip.restore(trip.dump(animal), animal)  # there is nothing to lose
         (folders[1] / "pipe").write_text("unread")
         refused = criuctl("dump", animal.pid, check=False)

@@ -1,4 +1,6 @@
-"""Connections to the outside are given back on a restore: connected again or hung up, as the rules say, on the same sockets."""
+"""Connections to the outside are given back on a restore: connected again or hung up, as the rules
+say, on the same sockets.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,13 @@ def server(home: Home) -> Iterator[Server]:
     made: list[Echo] = []
 
     def make(kind: str, host: str = "127.0.0.1", **more: Any) -> Echo:
-        made.append(Echo(kind, f"{host}:0" if kind in ("tcp", "udp") else str(home.path / "outside.sock"), **more))
+        made.append(
+            Echo(
+                kind,
+                f"{host}:0" if kind in ("tcp", "udp") else str(home.path / "outside.sock"),
+                **more,
+            )
+        )
         return made[-1]
 
     yield make
@@ -44,9 +52,15 @@ def server(home: Home) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("way", ["blocking", "select", "epoll"])
-@pytest.mark.parametrize(("kind", "host"), [("tcp", "127.0.0.1"), ("tcp", "[::1]"), ("unix", ""), ("seqpacket", "")])
-def test_connected_again(kind: str, host: str, way: str, server: Server, zoo: Zoo, trip: Trip) -> None:
-    """The server has been restarted meanwhile; the client's next question is answered on the socket it has always had."""
+@pytest.mark.parametrize(
+    ("kind", "host"), [("tcp", "127.0.0.1"), ("tcp", "[::1]"), ("unix", ""), ("seqpacket", "")]
+)
+def test_connected_again(
+    kind: str, host: str, way: str, server: Server, zoo: Zoo, trip: Trip
+) -> None:
+    """The server has been restarted meanwhile; the client's next question is answered on the socket
+    it has always had.
+    """
     echo = server(kind, host)
     animal = zoo.launch("caller.py", way, kind, echo.address)
     assert animal.ask()["answered"] == 1
@@ -55,7 +69,11 @@ def test_connected_again(kind: str, host: str, way: str, server: Server, zoo: Zo
     echo.start()
     restored = trip.restore(told, animal, "--connections", "reconnect", equal=False)
     (connection,) = restored.answer["connections"]
-    assert (connection["policy"], connection["outcome"], connection["peer"]) == ("reconnect", "reconnected", echo.address)
+    assert (connection["policy"], connection["outcome"], connection["peer"]) == (
+        "reconnect",
+        "reconnected",
+        echo.address,
+    )
     report = restored.ask()
     assert report["answered"] == 1
     assert report["events"] == [["question 1\n", "question 2\n"]]
@@ -67,7 +85,9 @@ def test_connected_again(kind: str, host: str, way: str, server: Server, zoo: Zo
 @pytest.mark.parametrize("way", ["blocking", "select", "epoll"])
 @pytest.mark.parametrize("kind", ["tcp", "udp", "unix", "seqpacket", "unix-dgram"])
 def test_hung_up(kind: str, way: str, server: Server, zoo: Zoo, trip: Trip) -> None:
-    """Every reader sees the end at once, whatever the socket and however it waits; writing is an error, never a hang."""
+    """Every reader sees the end at once, whatever the socket and however it waits; writing is an
+    error, never a hang.
+    """
     echo = server(kind)
     animal = zoo.launch("caller.py", way, kind, echo.address)
     assert animal.ask()["answered"] == 1
@@ -88,12 +108,16 @@ def test_datagrams_are_kept_by_default(kind: str, server: Server, zoo: Zoo, trip
     echo.stop()
     echo.start()
     restored = trip.restore(told, animal, equal=False)
-    assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [("keep", "kept")]
+    assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [
+        ("keep", "kept")
+    ]
     assert restored.ask()["answered"] == 1
 
 
 def test_one_socket_of_many_holders(server: Server, zoo: Zoo, trip: Trip) -> None:
-    """A duplicate and a child's copy are still the same connection afterwards: one server side serves all three."""
+    """A duplicate and a child's copy are still the same connection afterwards: one server side
+    serves all three.
+    """
     echo = server("tcp")
     animal = zoo.launch("caller.py", "shared", "tcp", echo.address)
     assert animal.ask()["answers"] == ["parent\n", "parent\n", "child\n"]
@@ -115,13 +139,17 @@ def test_accepted_connections_end_and_the_listener_goes_on(zoo: Zoo, trip: Trip)
         assert client.recv(9) == b"HTTP/1.1 "
         told = trip.dump(animal)
         restored = trip.restore(told, animal, "--connections", "reconnect", equal=False)
-        outcomes = [(c["outcome"], "accepted" in c["reason"]) for c in restored.answer["connections"]]
+        outcomes = [
+            (c["outcome"], "accepted" in c["reason"]) for c in restored.answer["connections"]
+        ]
         assert outcomes == [("hangup", True)]
     assert urlopen(f"http://127.0.0.1:{port}/hit", timeout=60).read() == b"2"
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix", "unix-dgram"])
-def test_the_server_is_away_for_a_while(kind: str, server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_the_server_is_away_for_a_while(
+    kind: str, server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     """The restore waits for it, with the tree held, and tries again until it is there."""
     echo = server(kind)
     animal = zoo.launch("caller.py", "blocking", kind, echo.address)
@@ -129,7 +157,11 @@ def test_the_server_is_away_for_a_while(kind: str, server: Server, zoo: Zoo, tri
     echo.stop()
     with paused(criuctl, "connections", "restore", told["checkpoint"]) as held:
         held.go_on()
-        wait_until(lambda: "criuctl-reconnect" in threads_of(held.command.process.pid), 60, "tries to connect")
+        wait_until(
+            lambda: "criuctl-reconnect" in threads_of(held.command.process.pid),
+            60,
+            "tries to connect",
+        )
         began = time.monotonic()
         returned = echo.later(lambda: time.monotonic() - began > 1.5)
         held.command.process.wait(120)
@@ -142,13 +174,24 @@ def test_the_server_is_away_for_a_while(kind: str, server: Server, zoo: Zoo, tri
     assert restored.ask()["answered"] == 1
 
 
-def test_the_server_never_comes_back(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Within the deadline it is given up: hung up and told so, exit 11; or, if the rule says so, nothing is restored."""
+def test_the_server_never_comes_back(
+    server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """Within the deadline it is given up: hung up and told so, exit 11; or, if the rule says so,
+    nothing is restored.
+    """
     echo = server("tcp")
     animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
     told = trip.dump(animal, "--connections", "reconnect")
     echo.stop()
-    rule = [{"match": {"protocol": "tcp"}, "policy": "reconnect", "on_failure": "refuse", "deadline": 0.5}]
+    rule = [
+        {
+            "match": {"protocol": "tcp"},
+            "policy": "reconnect",
+            "on_failure": "refuse",
+            "deadline": 0.5,
+        }
+    ]
     config = criuctl.home.path / "refuse.yaml"
     config.write_text(json.dumps({"connection_rules": rule}))
     refused = criuctl("--config", config, "restore", told["checkpoint"], check=False)
@@ -171,14 +214,21 @@ def test_refused(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None
     echo = server("tcp")
     animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
     told = trip.dump(animal, "--connections", "hangup")
-    plan = criuctl("restore", told["checkpoint"], "--connections", "refuse", "--dry-run", check=False)
+    plan = criuctl(
+        "restore", told["checkpoint"], "--connections", "refuse", "--dry-run", check=False
+    )
     assert [c["policy"] for c in plan["connections"]] == ["refuse"]
-    assert criuctl("restore", told["checkpoint"], "--connections", "refuse", check=False)["exit_code"] == 10
+    assert (
+        criuctl("restore", told["checkpoint"], "--connections", "refuse", check=False)["exit_code"]
+        == 10
+    )
     assert zoo.find(animal) == []
 
 
 def test_a_copy_of_a_datagram_socket(server: Server, zoo: Zoo, trip: Trip) -> None:
-    """Kept, it would have its original's port; so it gets one of its own, and each has its own answers."""
+    """Kept, it would have its original's port; so it gets one of its own, and each has its own
+    answers.
+    """
     echo = server("udp")
     animal = zoo.launch("caller.py", "epoll", "udp", echo.address, quiet=False)
     copy = trip.restore(trip.snapshot(animal), animal, "--as", "copy", equal=False)
@@ -187,11 +237,15 @@ def test_a_copy_of_a_datagram_socket(server: Server, zoo: Zoo, trip: Trip) -> No
 
 
 def test_a_copy_beside_the_original(server: Server, zoo: Zoo, trip: Trip) -> None:
-    """The original keeps its connection, the copy gets one of its own; with ``keep`` it would be the same: refused."""
+    """The original keeps its connection, the copy gets one of its own; with ``keep`` it would be
+    the same: refused.
+    """
     echo = server("tcp")
     animal = zoo.launch("caller.py", "epoll", "tcp", echo.address, quiet=False)
     told = trip.snapshot(animal)
-    refused = trip.criuctl("restore", told["checkpoint"], "--as", "kept", "--connections", "keep", check=False)
+    refused = trip.criuctl(
+        "restore", told["checkpoint"], "--as", "kept", "--connections", "keep", check=False
+    )
     assert refused["exit_code"] == 4
     copy = trip.restore(told, animal, "--as", "copy", "--connections", "reconnect", equal=False)
     assert [c["outcome"] for c in copy.answer["connections"]] == ["reconnected"]
@@ -231,7 +285,11 @@ def test_killed_while_handing_back(server: Server, zoo: Zoo, trip: Trip, criuctl
     assert zoo.find(animal) == []
     with paused(criuctl, "connections", *arguments) as held:
         held.go_on()
-        wait_until(lambda: "criuctl-reconnect" in threads_of(held.command.process.pid), 60, "tries to connect")
+        wait_until(
+            lambda: "criuctl-reconnect" in threads_of(held.command.process.pid),
+            60,
+            "tries to connect",
+        )
         held.kill(signal.SIGINT)
         began = time.monotonic()
         held.wait_settled(restoring=animal)
@@ -244,8 +302,12 @@ def test_killed_while_handing_back(server: Server, zoo: Zoo, trip: Trip, criuctl
 
 @pytest.mark.crash
 @pytest.mark.parametrize("how", ["killed", "fails"])
-def test_what_is_kept_stays_locked_for_the_next_try(how: str, server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """The dump's firewall lock holds the peer off until a restore has come through; then it is gone."""
+def test_what_is_kept_stays_locked_for_the_next_try(
+    how: str, server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """The dump's firewall lock holds the peer off until a restore has come through; then it is
+    gone.
+    """
     echo = server("tcp")
     animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
     before = set(netfilter.tables())
@@ -266,7 +328,9 @@ def test_what_is_kept_stays_locked_for_the_next_try(how: str, server: Server, zo
 @pytest.mark.crash
 @pytest.mark.parametrize("step", ["post-restore", "resume"])
 def test_a_killed_restore_leaves_no_lock(step: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Connections inside the tree are locked while it is restored; the next command of any kind clears up after a kill."""
+    """Connections inside the tree are locked while it is restored; the next command of any kind
+    clears up after a kill.
+    """
     animal = zoo.launch("sockets.py")
     before = set(netfilter.tables())
     told = trip.dump(animal)
@@ -280,7 +344,9 @@ def test_a_killed_restore_leaves_no_lock(step: str, zoo: Zoo, trip: Trip, criuct
 
 
 def goes(before: set[str]) -> None:
-    """No firewall table that was not there `before` stays; those of somebody else's dumps come and go."""
+    """No firewall table that was not there `before` stays; those of somebody else's dumps come and
+    go.
+    """
     new = set(netfilter.tables()) - before
     wait_until(lambda: not new & set(netfilter.tables()), 60, f"{new} are gone")
 
@@ -290,26 +356,42 @@ def threads_of(pid: int) -> str:
     return "criuctl-reconnect" if len(os.listdir(f"/proc/{pid}/task")) > 1 else ""
 
 
-def test_kept_and_connected_again_together(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Rules decide connection by connection; the lock on the kept one does not stand in the way of the other."""
+def test_kept_and_connected_again_together(
+    server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """Rules decide connection by connection; the lock on the kept one does not stand in the way of
+    the other.
+    """
     kept, anew = server("tcp"), server("tcp")
     animal = zoo.launch("caller.py", "epoll", "tcp", f"{kept.address},{anew.address}", "2")
     assert animal.ask()["answered"] == 2
     port = int(anew.address.rpartition(":")[2])
     config = criuctl.home.path / "rules.yaml"
-    config.write_text(json.dumps({"connection_rules": [{"match": {"port": port}, "policy": "reconnect"}]}))
+    config.write_text(
+        json.dumps({"connection_rules": [{"match": {"port": port}, "policy": "reconnect"}]})
+    )
     told = trip.dump(animal, "--connections", "keep")
     plan = criuctl("--config", config, "restore", told["checkpoint"], "--dry-run")
-    assert {c["peer"]: c["policy"] for c in plan["connections"]} == {kept.address: "keep", anew.address: "reconnect"}
+    assert {c["peer"]: c["policy"] for c in plan["connections"]} == {
+        kept.address: "keep",
+        anew.address: "reconnect",
+    }
     answer = criuctl("--config", config, "restore", told["checkpoint"])
-    assert {c["peer"]: c["outcome"] for c in answer["connections"]} == {kept.address: "kept", anew.address: "reconnected"}
+    assert {c["peer"]: c["outcome"] for c in answer["connections"]} == {
+        kept.address: "kept",
+        anew.address: "reconnected",
+    }
     assert zoo.adopt(answer["pid"], animal).ask()["answered"] == 2
     assert (kept.accepted, anew.accepted) == (1, 2)
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])
-def test_the_tree_can_read_what_became_of_it(pids: str, server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """From inside, also in a PID namespace of its own and in a child; never of an earlier life, and gone with the tree."""
+def test_the_tree_can_read_what_became_of_it(
+    pids: str, server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """From inside, also in a PID namespace of its own and in a child; never of an earlier life, and
+    gone with the tree.
+    """
     echo = server("tcp")
     env = {"CRIUCTL_RUN_DIR": str(criuctl.home.run)}
     animal = zoo.launch("caller.py", "shared", "tcp", echo.address, env=env)
@@ -317,7 +399,11 @@ def test_the_tree_can_read_what_became_of_it(pids: str, server: Server, zoo: Zoo
     told = trip.dump(animal, "--connections", "reconnect", "--name", "caller")
     restored = trip.restore(told, animal, "--pids", pids, equal=False)
     inside = restored.ask()["inside"]
-    assert (inside["session"], inside["incarnation"], inside["checkpoint"]) == ("caller", 2, told["checkpoint"])
+    assert (inside["session"], inside["incarnation"], inside["checkpoint"]) == (
+        "caller",
+        2,
+        told["checkpoint"],
+    )
     assert inside["pid"] == animal.pid
     (connection,) = inside["connections"]
     assert (connection["peer"], connection["outcome"]) == (echo.address, "reconnected")
@@ -329,7 +415,9 @@ def test_the_tree_can_read_what_became_of_it(pids: str, server: Server, zoo: Zoo
 
 
 @pytest.mark.parametrize("kind", ["unix", "seqpacket"])
-def test_what_had_come_is_read_before_the_end(kind: str, server: Server, zoo: Zoo, trip: Trip) -> None:
+def test_what_had_come_is_read_before_the_end(
+    kind: str, server: Server, zoo: Zoo, trip: Trip
+) -> None:
     """A unix connection that is hung up gives the program first what it had not read yet."""
     echo = server(kind)
     animal = zoo.launch("caller.py", "late", kind, echo.address)
@@ -337,12 +425,16 @@ def test_what_had_come_is_read_before_the_end(kind: str, server: Server, zoo: Zo
     for connection in echo.connected.values():
         connection.sendall(b"last words")
     told = trip.dump(animal)
-    assert [c["rqueue"] > 0 for c in trip.criuctl("show", told["checkpoint"])["connections"]] == [True]
+    assert [c["rqueue"] > 0 for c in trip.criuctl("show", told["checkpoint"])["connections"]] == [
+        True
+    ]
     assert trip.restore(told, animal, equal=False).ask()["read"] == "last words"
 
 
 def test_a_descriptor_that_nobody_took(server: Server, zoo: Zoo, trip: Trip) -> None:
-    """In the queue of a connection that is connected again: it belongs to the old session, and goes with it."""
+    """In the queue of a connection that is connected again: it belongs to the old session, and goes
+    with it.
+    """
     echo = server("unix")
     animal = zoo.launch("caller.py", "late", "unix", echo.address)
     wait_until(lambda: echo.accepted, 60, "accepted")
@@ -351,21 +443,31 @@ def test_a_descriptor_that_nobody_took(server: Server, zoo: Zoo, trip: Trip) -> 
         socket.send_fds(connection, [b"take this"], [file.fileno()])
     restored = trip.restore(trip.dump(animal), animal, "--connections", "reconnect", equal=False)
     assert [c["outcome"] for c in restored.answer["connections"]] == ["reconnected"]
-    wait_until(lambda: echo.accepted == 2, 60, "accepted again: to a connection that waits, the end is a reset")
+    wait_until(
+        lambda: echo.accepted == 2,
+        60,
+        "accepted again: to a connection that waits, the end is a reset",
+    )
     echo.stop()
     assert restored.ask()["read"] == ""
     echo.start()
 
 
-def test_a_unix_server_loses_its_client_and_takes_the_next(home: Home, zoo: Zoo, trip: Trip) -> None:
-    """The accepted connection bears the listener's name: ending it must not touch the listener's path."""
+def test_a_unix_server_loses_its_client_and_takes_the_next(
+    home: Home, zoo: Zoo, trip: Trip
+) -> None:
+    """The accepted connection bears the listener's name: ending it must not touch the listener's
+    path.
+    """
     address = str(home.path / "inside.sock")
     animal = zoo.launch("caller.py", "accept", "unix", address)
     with socket.socket(socket.AF_UNIX) as client, socket.socket(socket.AF_UNIX) as second:
         client.connect(address)
         animal.ask()
         client.sendall(b"hello")
-        restored = trip.restore(trip.dump(animal), animal, "--connections", "reconnect", equal=False)
+        restored = trip.restore(
+            trip.dump(animal), animal, "--connections", "reconnect", equal=False
+        )
         assert [c["outcome"] for c in restored.answer["connections"]] == ["hangup"]
         second.connect(address)
         assert restored.ask()["read"] == "hello"
@@ -395,29 +497,39 @@ def test_a_hook_connects_it(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuc
 
 @pytest.fixture
 def network(home: Home) -> Iterator[str]:
-    """A named net namespace with its loopback up, in which 10.20.30.40 is local, as it is nowhere else."""
+    """A named net namespace with its loopback up, in which 10.20.30.40 is local, as it is nowhere
+    else.
+    """
     subprocess.run(["ip", "netns", "add", home.token], check=True)
     try:
         subprocess.run(["ip", "-n", home.token, "link", "set", "lo", "up"], check=True)
-        subprocess.run(["ip", "-n", home.token, "address", "add", "10.20.30.40/32", "dev", "lo"], check=True)
+        subprocess.run(
+            ["ip", "-n", home.token, "address", "add", "10.20.30.40/32", "dev", "lo"], check=True
+        )
         yield f"/run/netns/{home.token}"
     finally:
         subprocess.run(["ip", "netns", "del", home.token], check=True)
 
 
 @pytest.mark.parametrize("policy", ["keep", "reconnect"])
-def test_in_the_network_of_the_tree(policy: str, network: str, server: Server, zoo: Zoo, trip: Trip) -> None:
+def test_in_the_network_of_the_tree(
+    policy: str, network: str, server: Server, zoo: Zoo, trip: Trip
+) -> None:
     """Addresses are looked for, and peers called, in the net namespace that the tree comes to."""
     namespace = os.open(network, os.O_RDONLY)
     try:
         echo = server("tcp", "10.20.30.40", make=partial(socket_inside, namespace))
-        animal = zoo.launch("caller.py", "epoll", "tcp", echo.address, prefix=["nsenter", f"--net={network}", "--"])
+        animal = zoo.launch(
+            "caller.py", "epoll", "tcp", echo.address, prefix=["nsenter", f"--net={network}", "--"]
+        )
         told = trip.dump(animal, "--connections", policy)
         if policy == "reconnect":
             echo.stop()
             echo.start()
         restored = trip.restore(told, animal, equal=False)
-        assert [c["outcome"] for c in restored.answer["connections"]] == [{"keep": "kept", "reconnect": "reconnected"}[policy]]
+        assert [c["outcome"] for c in restored.answer["connections"]] == [
+            {"keep": "kept", "reconnect": "reconnected"}[policy]
+        ]
         assert restored.ask()["answered"] == 1
     finally:
         os.close(namespace)

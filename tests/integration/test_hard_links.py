@@ -1,4 +1,6 @@
-"""Files of several names, hard links, some of them deleted, that change between dump and restore."""
+"""Files of several names, hard links, some of them deleted, that change between dump and
+restore.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ WAS = "as it was\n"
 
 def names(animal: Animal) -> set[str]:
     """Those in its folder that are the test's business."""
-    return {p.name for p in animal.folder.iterdir() if not p.name.startswith(("ready", "output", "report-"))}
+    return {
+        p.name
+        for p in animal.folder.iterdir()
+        if not p.name.startswith(("ready", "output", "report-"))
+    }
 
 
 def change(path: Path, how: str) -> str:
@@ -34,15 +40,21 @@ def change(path: Path, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["grown", "other", "shrunk"])
-def test_another_name_of_a_deleted_one_has_changed(how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_another_name_of_a_deleted_one_has_changed(
+    how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     """What has it open finds it as it was, in a file of its own; that is told, before and after."""
     animal = zoo.launch("hardlinks.py", "-a:write", "b:none")
     told = trip.dump(animal)
     newer = change(animal.folder / "b", how)
     plan = criuctl("restore", told["checkpoint"], "--dry-run")
-    assert [f["level"] for f in plan["findings"] if str(animal.folder / "a") in f["text"]] == ["warning"]
+    assert [f["level"] for f in plan["findings"] if str(animal.folder / "a") in f["text"]] == [
+        "warning"
+    ]
     restored = trip.restore(told, animal, equal=False)
-    (warning,) = (text for text in restored.answer["warnings"] if f"{animal.folder / 'a'} (deleted)" in text)
+    (warning,) = (
+        text for text in restored.answer["warnings"] if f"{animal.folder / 'a'} (deleted)" in text
+    )
     assert str(animal.folder / "b") in warning and "a file of its own, as it was" in warning
     report = restored.ask()
     assert (report["texts"], report["links"]) == ({"-a": WAS}, {"-a": 0})
@@ -53,7 +65,9 @@ def test_another_name_of_a_deleted_one_has_changed(how: str, zoo: Zoo, trip: Tri
 
 
 @pytest.mark.parametrize("how", ["read", "append"])
-def test_another_name_of_a_deleted_one_was_appended_to(how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_another_name_of_a_deleted_one_was_appended_to(
+    how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     """By whom only reads it, or appends to it himself, that is not noticed."""
     animal = zoo.launch("hardlinks.py", f"-a:{how}", "b:none")
     told = trip.dump(animal)
@@ -66,7 +80,10 @@ def test_another_name_of_a_deleted_one_was_appended_to(how: str, zoo: Zoo, trip:
     assert names(animal) == {"b"} and not restored.answer["warnings"]
 
 
-@pytest.mark.parametrize("opened", [("-a:map", "b:none"), ("-a:read", "-b:write", "c:none"), ("-a:map", "-b:read", "c:none")])
+@pytest.mark.parametrize(
+    "opened",
+    [("-a:map", "b:none"), ("-a:read", "-b:write", "c:none"), ("-a:map", "-b:read", "c:none")],
+)
 def test_all_that_is_deleted_goes_one_way(opened: tuple[str, ...], zoo: Zoo, trip: Trip) -> None:
     """Where one of them is written to, mapped or open, they are a file of their own, all."""
     animal = zoo.launch("hardlinks.py", *opened)
@@ -91,7 +108,9 @@ def test_policies_of_deleted_names(how: str, zoo: Zoo, trip: Trip, criuctl: Criu
     assert refused["exit_code"] == 4
     (found,) = (f for f in refused["error"]["findings"] if f["level"] == "error")
     assert (
-        f"{animal.folder / 'a'} (deleted): {animal.folder / 'b'}" in found["text"] and found["hint"] and found["fd"] is not None
+        f"{animal.folder / 'a'} (deleted): {animal.folder / 'b'}" in found["text"]
+        and found["hint"]
+        and found["fd"] is not None
     )
     assert names(animal) == {"b"}
     restored = trip.restore(told, animal, "--files", "keep", equal=False)
@@ -102,7 +121,9 @@ def test_policies_of_deleted_names(how: str, zoo: Zoo, trip: Trip, criuctl: Criu
 
 
 def test_a_deleted_name_of_a_file_that_is_put_back(zoo: Zoo, trip: Trip) -> None:
-    """The tree has it open under a name that is there, too: it is one file again, the newer one aside."""
+    """The tree has it open under a name that is there, too: it is one file again, the newer one
+    aside.
+    """
     animal = zoo.launch("hardlinks.py", "-a:write", "b:read")
     told = trip.dump(animal)
     change(animal.folder / "b", "grown")
@@ -113,8 +134,12 @@ def test_a_deleted_name_of_a_file_that_is_put_back(zoo: Zoo, trip: Trip) -> None
 
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("other", ["b", "folder/b"])
-def test_a_deleted_name_whose_others_are_elsewhere(other: str, moved: bool, zoo: Zoo, trip: Trip) -> None:
-    """In another folder, or renamed meanwhile: it is one file with them all the same, and what is written comes there."""
+def test_a_deleted_name_whose_others_are_elsewhere(
+    other: str, moved: bool, zoo: Zoo, trip: Trip
+) -> None:
+    """In another folder, or renamed meanwhile: it is one file with them all the same, and what is
+    written comes there.
+    """
     animal = zoo.launch("hardlinks.py", "-a:write", f"{other}:none")
     told = trip.dump(animal)
     path = animal.folder / other
@@ -129,14 +154,23 @@ def test_a_deleted_name_whose_others_are_elsewhere(other: str, moved: bool, zoo:
     assert not [name for name in names(animal) if name.startswith("link_remap")]
 
 
-def test_a_deleted_name_whose_others_are_elsewhere_and_have_changed(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_deleted_name_whose_others_are_elsewhere_and_have_changed(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     animal = zoo.launch("hardlinks.py", "-a:write", "folder/b:none")
     told = trip.dump(animal)
     newer = change(animal.folder / "folder" / "b", "other")
     refused = criuctl("restore", told["checkpoint"], "--files", "refuse", check=False)
-    assert refused["exit_code"] == 4 and f"{animal.folder / 'a'} (deleted): " in refused["error"]["message"]
+    assert (
+        refused["exit_code"] == 4
+        and f"{animal.folder / 'a'} (deleted): " in refused["error"]["message"]
+    )
     restored = trip.restore(told, animal, equal=False)
-    assert [text for text in restored.answer["warnings"] if "(deleted)" in text and "a file of its own" in text]
+    assert [
+        text
+        for text in restored.answer["warnings"]
+        if "(deleted)" in text and "a file of its own" in text
+    ]
     assert restored.ask()["texts"] == {"-a": WAS}
     assert (animal.folder / "folder" / "b").read_text() == newer
 
@@ -148,10 +182,16 @@ def test_a_deleted_name_whose_others_were_deleted_meanwhile(zoo: Zoo, trip: Trip
     (animal.folder / "folder" / "c").unlink()
     restored = trip.restore(told, animal, equal=False)
     report = restored.ask()
-    assert report["texts"] == {"-a": WAS} and not restored.answer["warnings"] and names(animal) == {"folder"}
+    assert (
+        report["texts"] == {"-a": WAS}
+        and not restored.answer["warnings"]
+        and names(animal) == {"folder"}
+    )
 
 
-def test_no_helper_link_is_left_where_the_dump_is_killed_at_its_end(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_no_helper_link_is_left_where_the_dump_is_killed_at_its_end(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     """It would be in the way of the next dump of that program."""
     animal = zoo.launch("hardlinks.py", "-a:write", "b:none")
     with paused(criuctl, "cleanup", "dump", animal.pid, "--name", "web") as held:
@@ -173,15 +213,25 @@ def test_what_has_the_name_of_a_helper_link_is_let_be(zoo: Zoo, trip: Trip) -> N
     report = restored.ask()
     assert report["texts"] == {"-a": WAS}
     assert report["inodes"] == {"-a": (animal.folder / "b").stat().st_ino}
-    assert all((animal.folder / f"link_remap.{number}").read_text() == "another tree's" for number in range(64))
+    assert all(
+        (animal.folder / f"link_remap.{number}").read_text() == "another tree's"
+        for number in range(64)
+    )
     assert len(names(animal)) == 65
 
 
 @pytest.mark.parametrize("carried", [False, True])
 def test_a_copy_of_who_has_a_deleted_name_open(carried: bool, zoo: Zoo, trip: Trip) -> None:
-    """Both write to the same file as long as it is as it was, which is told; then the copy gets its own."""
+    """Both write to the same file as long as it is as it was, which is told; then the copy gets its
+    own.
+    """
     original = zoo.launch("hardlinks.py", "-a:write", "b:none")
-    told = trip.snapshot(original, "--name", "first", *(["--with-files", str(original.folder / "b")] if carried else []))
+    told = trip.snapshot(
+        original,
+        "--name",
+        "first",
+        *(["--with-files", str(original.folder / "b")] if carried else []),
+    )
     sharing = trip.restore(told, original, "--as", "sharing", equal=False)
     (warning,) = (text for text in sharing.answer["warnings"] if "writes to it as well" in text)
     assert f"{original.folder / 'a'} (deleted): PID {original.pid} (" in warning
@@ -189,7 +239,9 @@ def test_a_copy_of_who_has_a_deleted_name_open(carried: bool, zoo: Zoo, trip: Tr
     inode = original.ask()["inodes"]["-a"]
     if carried:  # which nobody has open by that name, and so it cannot be had beside
         refused = trip.criuctl("restore", told["checkpoint"], "--as", "second", check=False)
-        assert refused["exit_code"] == 4 and str(original.folder / "b") in refused["error"]["message"]
+        assert (
+            refused["exit_code"] == 4 and str(original.folder / "b") in refused["error"]["message"]
+        )
         return
     copy = trip.restore(told, original, "--as", "second", equal=False)
     report = copy.ask()
@@ -198,7 +250,9 @@ def test_a_copy_of_who_has_a_deleted_name_open(carried: bool, zoo: Zoo, trip: Tr
     assert names(original) == {"b"}
 
 
-@pytest.mark.parametrize("opened", [("a:write", "z:none"), ("a:none", "z:write"), ("a:write", "z:write")])
+@pytest.mark.parametrize(
+    "opened", [("a:write", "z:none"), ("a:none", "z:write"), ("a:write", "z:write")]
+)
 def test_a_copy_of_a_file_with_two_names(opened: tuple[str, str], zoo: Zoo, trip: Trip) -> None:
     """Neither is taken from under the original's hands, and the copy's two are one file."""
     original = zoo.launch("hardlinks.py", *(f"data/{word}" for word in opened))
@@ -220,10 +274,17 @@ def test_a_copy_of_a_file_with_two_names(opened: tuple[str, str], zoo: Zoo, trip
 
 @pytest.mark.parametrize("first", ["a", "b"])
 @pytest.mark.parametrize("how", [("append", "read"), ("write", "read")])
-def test_open_under_two_names_and_grown(how: tuple[str, str], first: str, zoo: Zoo, trip: Trip) -> None:
-    """Each name is judged: what is only appended to goes on; else both are put back, one file as they were."""
+def test_open_under_two_names_and_grown(
+    how: tuple[str, str], first: str, zoo: Zoo, trip: Trip
+) -> None:
+    """Each name is judged: what is only appended to goes on; else both are put back, one file as
+    they were.
+    """
     names = {"a": how[0], "b": how[1]}
-    animal = zoo.launch("hardlinks.py", *(f"{name}:{names[name]}" for name in sorted(names, key=lambda n: n != first)))
+    animal = zoo.launch(
+        "hardlinks.py",
+        *(f"{name}:{names[name]}" for name in sorted(names, key=lambda n: n != first)),
+    )
     told = trip.dump(animal)
     inode = (animal.folder / "a").stat().st_ino
     newer = change(animal.folder / "b", "grown")
@@ -231,14 +292,20 @@ def test_open_under_two_names_and_grown(how: tuple[str, str], first: str, zoo: Z
     report = restored.ask()
     grown = how[0] == "append"
     assert report["texts"] == dict.fromkeys("ab", newer if grown else WAS)
-    assert set(report["inodes"].values()) == {(animal.folder / "a").stat().st_ino} == {(animal.folder / "b").stat().st_ino}
+    assert (
+        set(report["inodes"].values())
+        == {(animal.folder / "a").stat().st_ino}
+        == {(animal.folder / "b").stat().st_ino}
+    )
     assert ((animal.folder / "a").stat().st_ino == inode) == grown
     assert len(restored.answer["files"]) == (0 if grown else 2)
 
 
 @pytest.mark.parametrize("gone", ["a", "b"])
 def test_one_of_two_names_is_gone(gone: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Refused, naming it, before anything starts; where its contents came along it is a name of that file again."""
+    """Refused, naming it, before anything starts; where its contents came along it is a name of
+    that file again.
+    """
     animal = zoo.launch("hardlinks.py", "a:write", "b:read")
     told = criuctl("dump", animal.pid, "--leave-running", "--name", "first", env=RECORDED)
     carried = trip.dump(animal, "--name", "second", "--with-files", animal.folder / "a")

@@ -1,4 +1,6 @@
-"""Hooks around real dumps and restores: what they are told, what a veto stops, and that their failures harm no tree."""
+"""Hooks around real dumps and restores: what they are told, what a veto stops, and that their
+failures harm no tree.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +61,19 @@ def greeter() -> Iterator[tuple[str, list[bytes]]]:
 def hanging(hooks: HookFolder, phase: str) -> Path:
     """A hook that starts a process in a session of its own, notes both PIDs, and hangs."""
     noted = hooks.path / f"hangs-{phase}"
-    hooks.sh(phase, "hangs", f"setsid sleep 1000 & echo $$ $! > {noted}.new; mv {noted}.new {noted}; exec sleep 1000")
+    hooks.sh(
+        phase,
+        "hangs",
+        f"setsid sleep 1000 & echo $$ $! > {noted}.new; mv {noted}.new {noted}; exec sleep 1000",
+    )
     return noted
 
 
 def gone(noted: Path) -> None:
     pids = [int(word) for word in noted.read_text().split()]
-    wait_until(lambda: not any(map(start_time, pids)), 60, f"no process of the hook is left: {pids}")
+    wait_until(
+        lambda: not any(map(start_time, pids)), 60, f"no process of the hook is left: {pids}"
+    )
 
 
 def runs_on(animal: Animal) -> None:
@@ -75,7 +83,9 @@ def runs_on(animal: Animal) -> None:
     animal.remember()
 
 
-def test_an_address_that_a_hook_is_to_add(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_an_address_that_a_hook_is_to_add(
+    hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     """As of a service that takes its address along; only then is it known whether it is there."""
     address = ["203.0.113.78/32", "dev", "lo"]
     run = partial(subprocess.run, check=True)
@@ -87,7 +97,9 @@ def test_an_address_that_a_hook_is_to_add(hooks: HookFolder, zoo: Zoo, trip: Tri
         run(["ip", "address", "del", *address])
         hooks.noting("pre-restore")
         failed = criuctl("restore", told["checkpoint"], check=False)
-        assert failed["exit_code"] == 6 and "nor has a hook made it one" in failed["error"]["message"]
+        assert (
+            failed["exit_code"] == 6 and "nor has a hook made it one" in failed["error"]["message"]
+        )
         hooks.sh("pre-restore", "10-address", f"ip address replace {' '.join(address)}")
         restored = trip.restore(told, animal)
         assert restored.answer["warnings"] == []
@@ -101,15 +113,21 @@ def test_what_hooks_are_told(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: C
     dump_phases = ("pre-dump", "frozen", "post-dump", "post-commit")
     restore_phases = ("pre-restore", "post-restore", "post-resume")
     for phase in (*dump_phases, *restore_phases, "dump-failed", "restore-failed"):
-        hooks.noting(phase, more=f"""echo '{{"warnings": ["w-{phase}"], "data": {{"from": "{phase}"}}}}'""")
+        hooks.noting(
+            phase, more=f"""echo '{{"warnings": ["w-{phase}"], "data": {{"from": "{phase}"}}}}'"""
+        )
     animal = zoo.launch("counter.py", "1")
     told = trip.dump(animal, "--name", "web", "--label", "role=web")
     assert [(r["phase"], r["name"], r["ok"], r["data"]) for r in told["hooks"]] == [
         (phase, "note", True, {"from": phase}) for phase in dump_phases
     ]
-    assert [w for w in told["warnings"] if "w-" in w] == [f"{p} hook 'note': w-{p}" for p in dump_phases]
+    assert [w for w in told["warnings"] if "w-" in w] == [
+        f"{p} hook 'note': w-{p}" for p in dump_phases
+    ]
     answer = trip.restore(told, animal).answer
-    assert [(r["phase"], r["ok"]) for r in answer["hooks"]] == [(phase, True) for phase in restore_phases]
+    assert [(r["phase"], r["ok"]) for r in answer["hooks"]] == [
+        (phase, True) for phase in restore_phases
+    ]
     before, frozen, after, committed = (hooks.told(phase)[0] for phase in dump_phases)
     common = {
         "version": 1,
@@ -122,12 +140,25 @@ def test_what_hooks_are_told(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: C
     common |= {"store": str(criuctl.store), "labels": {"role": "web"}}
     for phase, body in zip(dump_phases, (before, frozen, after, committed), strict=True):
         assert body.items() >= {**common, "phase": phase}.items()
-    assert [body["checkpoint"] for body in (before, frozen, after, committed)] == [None, None, *[told["checkpoint"]] * 2]
+    assert [body["checkpoint"] for body in (before, frozen, after, committed)] == [
+        None,
+        None,
+        *[told["checkpoint"]] * 2,
+    ]
     assert len(frozen["processes"]) == told["processes"]
     assert committed["number"] == 1
     placed = hooks.told("post-restore")[0]
-    assert placed.items() >= {"session": "web", "incarnation": 2, "pid": answer["pid"], "checkpoint": told["checkpoint"]}.items()
-    # What the hooks of a name said at the dump is in the manifest, and told to those of that name at the restore.
+    assert (
+        placed.items()
+        >= {
+            "session": "web",
+            "incarnation": 2,
+            "pid": answer["pid"],
+            "checkpoint": told["checkpoint"],
+        }.items()
+    )
+    # What the hooks of a name said at the dump is in the manifest, and told to those of that name
+    # at the restore.
     kept = criuctl("show", told["checkpoint"])["hooks"]
     assert [r["data"] for r in kept] == [{"from": phase} for phase in dump_phases[:3]]
     assert placed["recorded"] == kept
@@ -136,8 +167,12 @@ def test_what_hooks_are_told(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: C
 
 
 @pytest.mark.parametrize("how", ["ends", "left running"])
-def test_a_veto_of_a_dump(how: str, hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Whenever it comes: the tree goes on, nothing is listed, and the hooks of dump-failed are told why."""
+def test_a_veto_of_a_dump(
+    how: str, hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """Whenever it comes: the tree goes on, nothing is listed, and the hooks of dump-failed are told
+    why.
+    """
     options = ["--leave-running"] if how == "left running" else []
     hooks.noting("dump-failed")
     animal = zoo.launch("counter.py", "1")
@@ -180,7 +215,10 @@ def test_a_veto_of_a_restore(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: C
     for phase in ("pre-restore", "post-restore"):
         hook = hooks.sh(phase, "guard", 'echo \'{"veto": "not here"}\'')
         answer = criuctl("restore", told["checkpoint"], check=False)
-        assert (answer["exit_code"], answer["error"]["message"]) == (10, f"{phase} hook 'guard' says no: not here")
+        assert (answer["exit_code"], answer["error"]["message"]) == (
+            10,
+            f"{phase} hook 'guard' says no: not here",
+        )
         assert zoo.find(animal) == []
         assert hooks.told("restore-failed")[-1]["error"]["code"] == "vetoed"
         # A look is not a restore.
@@ -190,8 +228,12 @@ def test_a_veto_of_a_restore(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: C
     trip.restore(told, animal).ask()
 
 
-def test_optional_failures_are_told_with_exit_11(hooks: HookFolder, zoo: Zoo, criuctl: Criuctl) -> None:
-    """A hook that crashes, one that prints garbage, one that hangs while the tree is frozen: the dump goes on."""
+def test_optional_failures_are_told_with_exit_11(
+    hooks: HookFolder, zoo: Zoo, criuctl: Criuctl
+) -> None:
+    """A hook that crashes, one that prints garbage, one that hangs while the tree is frozen: the
+    dump goes on.
+    """
     hooks.sh("frozen", "1-crashes", "kill -SEGV $$")
     noted = hanging(hooks, "frozen")
     hooks.sh("post-dump", "garbage", "echo garbage")
@@ -222,7 +264,10 @@ def test_policy_makes_a_hang_a_veto(hooks: HookFolder, zoo: Zoo, criuctl: Criuct
     animal = zoo.launch("counter.py", "1")
     animal.remember()
     answer = criuctl("dump", animal.pid, check=False)
-    assert (answer["exit_code"], answer["error"]["message"]) == (10, "frozen hook 'hangs' failed: it was ended after 4 s")
+    assert (answer["exit_code"], answer["error"]["message"]) == (
+        10,
+        "frozen hook 'hangs' failed: it was ended after 4 s",
+    )
     gone(noted)
     runs_on(animal)
 
@@ -236,10 +281,16 @@ def test_refused_before_anything_is_touched(hooks: HookFolder, zoo: Zoo, criuctl
     answer = criuctl("dump", animal.pid, check=False)
     assert (answer["exit_code"], answer["error"]["hint"]) == (10, f"chmod go-w {path}")
     assert str(path) in answer["error"]["message"]
-    (finding,) = [f for f in criuctl("doctor", check=False)["findings"] if f["code"] == "hook-refused"]
+    (finding,) = [
+        f for f in criuctl("doctor", check=False)["findings"] if f["code"] == "hook-refused"
+    ]
     assert (finding["level"], finding["hint"]) == ("warning", f"chmod go-w {path}")
     (listed,) = [h for h in criuctl("hooks", "list") if h["origin"] == "configured"]
-    assert (listed["phase"], listed["name"], listed["hint"]) == ("pre-dump", "open", f"chmod go-w {path}")
+    assert (listed["phase"], listed["name"], listed["hint"]) == (
+        "pre-dump",
+        "open",
+        f"chmod go-w {path}",
+    )
     criuctl.extra["CRIUCTL_HOOK_FAILURE"] = "post-commit=veto"
     assert criuctl("dump", animal.pid, check=False)["exit_code"] == 2
     assert not (hooks.path / "ran").exists()
@@ -277,18 +328,26 @@ def test_kill_9_while_a_hook_runs(
     if not restoring:
         animal.remember()
     noted = hanging(hooks, phase)
-    words = ("restore", checkpoint) if restoring else ("dump", animal.pid, "--name", animal.folder.name)
+    words = (
+        ("restore", checkpoint) if restoring else ("dump", animal.pid, "--name", animal.folder.name)
+    )
     command = criuctl.start(*words)
     wait_until(noted.exists, 60, f"the {phase} hook runs")
     command.process.kill()
     command.process.wait(120)
     gone(noted)
     (hooks.path / phase / "hangs").unlink()
-    fate = aftermath.of_restore(animal, checkpoint) if restoring else aftermath.of_dump(animal, again=phase == "frozen")
+    fate = (
+        aftermath.of_restore(animal, checkpoint)
+        if restoring
+        else aftermath.of_dump(animal, again=phase == "frozen")
+    )
     assert fate == ("nothing" if restoring else "alive")
 
 
-def test_interrupted_while_a_hook_runs(hooks: HookFolder, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_interrupted_while_a_hook_runs(
+    hooks: HookFolder, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
     hooks.noting("dump-failed")
     noted = hanging(hooks, "frozen")
     animal = zoo.launch("counter.py", "1")
@@ -309,7 +368,11 @@ def test_snapshot_failed(hooks: HookFolder, zoo: Zoo, criuctl: Criuctl) -> None:
     answer = criuctl("snapshot", animal.pid, "nonesuch", check=False)
     assert answer["exit_code"] == 3
     (told,) = hooks.told("snapshot-failed")
-    assert (told["target"], told["session"], told["error"]["exit_code"]) == ("nonesuch", "nonesuch", 3)
+    assert (told["target"], told["session"], told["error"]["exit_code"]) == (
+        "nonesuch",
+        "nonesuch",
+        3,
+    )
     animal.ask()
 
 
@@ -328,7 +391,10 @@ def test_tried_by_hand(hooks: HookFolder, zoo: Zoo, criuctl: Criuctl) -> None:
     assert (answer["exit_code"], answer["verdict"]) == (10, "veto")
     assert answer["requests"][0]["checkpoint"] == checkpoint
     hooks.sh("post-commit", "fails", "exit 3")
-    assert criuctl("hooks", "run", "post-commit", "--target", animal.pid, check=False)["exit_code"] == 11
+    assert (
+        criuctl("hooks", "run", "post-commit", "--target", animal.pid, check=False)["exit_code"]
+        == 11
+    )
     for words in (
         ("nonesuch", "--ref", "web"),
         ("frozen", "nonesuch", "--ref", "web"),
@@ -357,27 +423,46 @@ print(json.dumps({"outcome": "reconnected", "data": {"secret": open(4).read().st
 
 
 def test_a_connection_handed_to_a_hook(
-    greeter: tuple[str, list[bytes]], hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home
+    greeter: tuple[str, list[bytes]],
+    hooks: HookFolder,
+    zoo: Zoo,
+    trip: Trip,
+    criuctl: Criuctl,
+    home: Home,
 ) -> None:
-    """First by hand, on a new socket beside the program's; then for real: the program talks on over the very socket."""
+    """First by hand, on a new socket beside the program's; then for real: the program talks on over
+    the very socket.
+    """
     address, heard = greeter
     hooks.python("reconnect", "greet", RECONNECT)
     hooks.sh("frozen", "greet", 'echo \'{"data": {"from": "frozen"}}\'')
     secret = home.path / "secret"
     secret.write_text("s3cret\n")
     secret.chmod(0o600)
-    rule = {"match": {"peer": "127.0.0.1"}, "policy": "reconnect", "application": "greet", "secret": {"file": str(secret)}}
-    criuctl.extra["CRIUCTL_CONNECTION_RULES"] = json.dumps([{**rule, "options": {"greeting": "again"}}])
+    rule = {
+        "match": {"peer": "127.0.0.1"},
+        "policy": "reconnect",
+        "application": "greet",
+        "secret": {"file": str(secret)},
+    }
+    criuctl.extra["CRIUCTL_CONNECTION_RULES"] = json.dumps(
+        [{**rule, "options": {"greeting": "again"}}]
+    )
     animal = zoo.launch("peer.py", "tcp", address)
     assert animal.ask()["outcome"] == "echo"
     fd = _tcp_descriptor(animal.pid)
     trial = criuctl("hooks", "run", "reconnect", "greet", "--target", animal.pid, "--fd", fd)
-    assert (trial["results"][0]["outcome"], trial["results"][0]["data"]) == ("reconnected", {"secret": True})
+    assert (trial["results"][0]["outcome"], trial["results"][0]["data"]) == (
+        "reconnected",
+        {"secret": True},
+    )
     assert heard == [b"hello\n", b"again"]
     assert animal.ask()["outcome"] == "echo"
     told = trip.dump(animal, "--name", "peer")
     restored = trip.restore(told, animal, equal=False)
-    assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [("reconnect", "reconnected")]
+    assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [
+        ("reconnect", "reconnected")
+    ]
     assert heard == [b"hello\n", b"again", b"again"]
     assert restored.ask()["outcome"] == "echo"
     assert "s3cret" not in json.dumps([told, restored.answer, trial])
@@ -394,8 +479,15 @@ BAD_HOOKS = {
 def test_hooks_that_do_not_connect(
     greeter: tuple[str, list[bytes]], hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """The program sees the end of the connection, and the report says why; nothing is called reconnected that is not."""
-    rule = {"match": {"peer": "127.0.0.1"}, "policy": "reconnect", "application": "bad", "deadline": 6}
+    """The program sees the end of the connection, and the report says why; nothing is called
+    reconnected that is not.
+    """
+    rule = {
+        "match": {"peer": "127.0.0.1"},
+        "policy": "reconnect",
+        "application": "bad",
+        "deadline": 6,
+    }
     criuctl.extra |= {"CRIUCTL_CONNECTION_RULES": json.dumps([rule]), "CRIUCTL_HOOK_TIMEOUT": "6"}
     animal = zoo.launch("peer.py", "tcp", greeter[0])
     assert animal.ask()["outcome"] == "echo"
@@ -408,11 +500,17 @@ def test_hooks_that_do_not_connect(
         assert reason in connection["reason"]
         assert "the hook 'bad'" in connection["reason"]
         restored = zoo.adopt(answer["pid"], animal)
-        assert restored.ask()["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
+        assert restored.ask()["outcome"] in (
+            "eof",
+            "BrokenPipeError+eof",
+            "ConnectionResetError+eof",
+        )
         restored.end()
 
 
 def _tcp_descriptor(pid: int) -> int:
     known = Path(f"/proc/{pid}/net/tcp").read_text().split()
     links = ((path.name, str(path.readlink())) for path in Path(f"/proc/{pid}/fd").iterdir())
-    return next(int(fd) for fd, target in links if target.startswith("socket:[") and target[8:-1] in known)
+    return next(
+        int(fd) for fd, target in links if target.startswith("socket:[") and target[8:-1] in known
+    )

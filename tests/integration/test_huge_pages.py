@@ -1,4 +1,6 @@
-"""Huge pages and mappings that a host has too few of: a restore says so in its plan, not when CRIU fails."""
+"""Huge pages and mappings that a host has too few of: a restore says so in its plan, not when CRIU
+fails.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,16 @@ def pool() -> Iterator[int]:
     POOL.write_text(str(before))
 
 
-def test_missing_huge_pages_are_told_before_anything(pool: int, criuctl: Criuctl, tmp_path: Path) -> None:
+def test_missing_huge_pages_are_told_before_anything(
+    pool: int, criuctl: Criuctl, tmp_path: Path
+) -> None:
     POOL.write_text(str(pool + NEEDED + 1))  # CRIU takes one to look at a memfd
     with running(MAPPED, tmp_path) as program:
         criuctl("dump", program.pid, "--name", "huge")
     POOL.write_text(str(pool))
-    free = int((POOL.parent / "free_hugepages").read_text()) - int((POOL.parent / "resv_hugepages").read_text())
+    free = int((POOL.parent / "free_hugepages").read_text()) - int(
+        (POOL.parent / "resv_hugepages").read_text()
+    )
     planned = criuctl("restore", "huge", "--dry-run", check=False)
     (finding,) = [f for f in planned["findings"] if f["level"] == "error"]
     assert finding["code"] == "huge-pages"
@@ -47,8 +53,13 @@ def test_missing_huge_pages_are_told_before_anything(pool: int, criuctl: Criuctl
     assert refused["exit_code"] == 4 and refused["error"]["findings"] == [finding]
     POOL.write_text(finding["hint"].partition("echo ")[2].split()[0])
     restored = criuctl("restore", "huge")
-    with open(f"/proc/{restored['pid']}/maps") as maps, open(f"/proc/{restored['pid']}/mem", "rb") as memory:
-        starts = [int(line.partition("-")[0], 16) for line in maps if "huge" in line or "memfd:h" in line]
+    with (
+        open(f"/proc/{restored['pid']}/maps") as maps,
+        open(f"/proc/{restored['pid']}/mem", "rb") as memory,
+    ):
+        starts = [
+            int(line.partition("-")[0], 16) for line in maps if "huge" in line or "memfd:h" in line
+        ]
         found = set()
         for start in starts:
             memory.seek(start)

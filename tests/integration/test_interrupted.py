@@ -1,4 +1,6 @@
-"""A freeze is not noticed by what waits: no system call ends with EINTR for it, in a copy or in a tree that runs on."""
+"""A freeze is not noticed by what waits: no system call ends with EINTR for it, in a copy or in a
+tree that runs on.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_left_running(zoo: Zoo, criuctl: Criuctl) -> None:
 
 @pytest.mark.parametrize("pids", ["same", "private"])
 def test_what_was_stopped_before(pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """To the kernel, poll, sleeps and waits with a limit are restart_syscall then, and neither CRIU nor the images tell which."""
+    """To the kernel, poll, sleeps and waits with a limit are restart_syscall then, and neither CRIU
+    nor the images tell which.
+    """
     animal = zoo.launch("waiting.py", "poll", "nanosleep", "futex", "futex until")
 
     def stop_and_go_on() -> None:
@@ -77,11 +81,15 @@ def calls_with_arguments(animal: Animal) -> list[list[str]]:
 
 @pytest.mark.parametrize("leave_running", [True, False])
 @pytest.mark.parametrize("phase", ["frozen", "post-dump"])
-def test_a_dump_that_is_refused(phase: str, leave_running: bool, zoo: Zoo, criuctl: Criuctl) -> None:
+def test_a_dump_that_is_refused(
+    phase: str, leave_running: bool, zoo: Zoo, criuctl: Criuctl
+) -> None:
     """CRIU has only stopped the tree; or it has done its work there."""
     HookFolder(criuctl.home.path / "hooks").sh(phase, "no", "exit 10")
     animal = zoo.launch("waiting.py")
-    refused = criuctl("dump", animal.pid, *(["--leave-running"] if leave_running else []), check=False)
+    refused = criuctl(
+        "dump", animal.pid, *(["--leave-running"] if leave_running else []), check=False
+    )
     assert refused["exit_code"] == 10
     animal.ask()
     finishes(animal)
@@ -109,20 +117,37 @@ for child in Path(f"/proc/{root}/task/{root}/children").read_text().split():
     os.kill(int(child), 12)"""
 ARM = """import json, os, sys
 os.kill(json.load(sys.stdin)["pid"], 12)"""
-INTERRUPTED = ["accept", "epoll_wait", "flock", "futex", "pause", "poll", "read", "select", "sigsuspend", "sleep until"]
+INTERRUPTED = [
+    "accept",
+    "epoll_wait",
+    "flock",
+    "futex",
+    "pause",
+    "poll",
+    "read",
+    "select",
+    "sigsuspend",
+    "sleep until",
+]
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])
 @pytest.mark.parametrize("phase", ["frozen", "post-restore"])
-def test_a_signal_that_comes_meanwhile_interrupts_as_ever(phase: str, pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Its handler runs when the tree does: the call must end, for nothing else may ever wake it; one with SA_RESTART goes on."""
+def test_a_signal_that_comes_meanwhile_interrupts_as_ever(
+    phase: str, pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """Its handler runs when the tree does: the call must end, for nothing else may ever wake it;
+    one with SA_RESTART goes on.
+    """
     HookFolder(criuctl.home.path / "hooks").python(phase, "signals", SIGNALS)
     animal = zoo.launch("interruptible_calls.py")
     trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
     _all_returned(animal)
 
 
-def test_a_signal_that_nobody_handles_interrupts_nothing(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_signal_that_nobody_handles_interrupts_nothing(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     """It waits all the same while the process is traced: the window has another size, say."""
     HookFolder(criuctl.home.path / "hooks").python("frozen", "resize", ARM.replace("12", "28"))
     log = zoo.home / "followed"
@@ -136,38 +161,56 @@ def test_a_signal_that_nobody_handles_interrupts_nothing(zoo: Zoo, trip: Trip, c
 
 
 @pytest.mark.parametrize("phase", ["frozen", "post-dump"])
-def test_a_signal_that_comes_during_a_snapshot_interrupts_as_ever(phase: str, zoo: Zoo, criuctl: Criuctl) -> None:
+def test_a_signal_that_comes_during_a_snapshot_interrupts_as_ever(
+    phase: str, zoo: Zoo, criuctl: Criuctl
+) -> None:
     HookFolder(criuctl.home.path / "hooks").python(phase, "signals", SIGNALS)
     animal = zoo.launch("interruptible_calls.py")
     criuctl("dump", animal.pid, "--leave-running")
     _all_returned(animal)
 
 
-def test_no_timer_that_runs_out_meanwhile_is_forgotten(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_no_timer_that_runs_out_meanwhile_is_forgotten(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     """CRIU looks at the timers long after it has looked at the signals."""
     HookFolder(criuctl.home.path / "hooks").python("pre-dump", "arm", ARM)
     animal = zoo.launch("oneshot_timers.py", quiet=False)
     fired = animal.folder / "fired"
     trip.restore(trip.dump(animal), animal, equal=False)
     wanted = sorted(["alarm", *(str(signal.SIGRTMIN + at) for at in range(24))])
-    wait_until(lambda: len(fired.read_text().splitlines()) >= len(wanted), 60, "all timers have run out")
+    wait_until(
+        lambda: len(fired.read_text().splitlines()) >= len(wanted), 60, "all timers have run out"
+    )
     assert sorted(fired.read_text().splitlines()) == wanted
 
 
-def test_none_of_many_timers_that_send_one_signal_is_forgotten(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_none_of_many_timers_that_send_one_signal_is_forgotten(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     HookFolder(criuctl.home.path / "hooks").python("pre-dump", "arm", ARM)
     animal = zoo.launch("shared_signal.py", quiet=False)
     fired = animal.folder / "fired"
     for times in (1, 2):  # the second time CRIU has other numbers for them than we
         animal = trip.restore(trip.dump(animal), animal, "--pids", "private", equal=False)
-        wait_until(lambda wanted=24 * times: len(fired.read_text().splitlines()) >= wanted, 60, "all timers have run out")
+        wait_until(
+            lambda wanted=24 * times: len(fired.read_text().splitlines()) >= wanted,
+            60,
+            "all timers have run out",
+        )
         assert sorted(map(int, fired.read_text().splitlines())) == sorted([*range(24)] * times)
 
 
 def _all_returned(animal: Animal) -> None:
     returns = animal.folder / "returns"
-    wait_until(lambda: len(returns.read_text().splitlines()) >= len(INTERRUPTED), 60, "the calls have returned")
-    assert sorted(returns.read_text().splitlines()) == [f"{name}: -1 {errno.EINTR}" for name in INTERRUPTED]
+    wait_until(
+        lambda: len(returns.read_text().splitlines()) >= len(INTERRUPTED),
+        60,
+        "the calls have returned",
+    )
+    assert sorted(returns.read_text().splitlines()) == [
+        f"{name}: -1 {errno.EINTR}" for name in INTERRUPTED
+    ]
 
 
 def test_tail_follows_through_snapshots(zoo: Zoo, criuctl: Criuctl) -> None:
@@ -176,14 +219,17 @@ def test_tail_follows_through_snapshots(zoo: Zoo, criuctl: Criuctl) -> None:
     log.write_text("0\n")
     animal = zoo.launch(["tail", "-n", "+1", "-F", str(log)], name="tail", quiet=False)
     for number in range(3):
-        wait_until(lambda number=number: animal.output().endswith(f"{number}\n"), 60, "tail has seen it")
+        wait_until(
+            lambda number=number: animal.output().endswith(f"{number}\n"), 60, "tail has seen it"
+        )
         criuctl("dump", animal.pid, "--leave-running")
         with log.open("a") as file:
             file.write(f"{number + 1}\n")
     wait_until(lambda: animal.output() == "0\n1\n2\n3\n", 60, "tail goes on")
 
 
-LIMITED = {7: 3, 232: 4, 281: 4}  # poll, epoll_wait, epoll_pwait: which word of /proc/PID/syscall is the limit
+# poll, epoll_wait, epoll_pwait: which word of /proc/PID/syscall is the limit
+LIMITED = {7: 3, 232: 4, 281: 4}
 
 
 def limits(animal: Animal) -> dict[int, int]:
@@ -204,8 +250,12 @@ def after_a_while(animal: Animal) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])
-def test_what_has_passed_of_a_time_limit_is_not_waited_for_again(pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Or a timer that is longer than the time from one snapshot to the next would never come; and it never comes early."""
+def test_what_has_passed_of_a_time_limit_is_not_waited_for_again(
+    pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """Or a timer that is longer than the time from one snapshot to the next would never come; and
+    it never comes early.
+    """
     began = time.monotonic()
     animal = zoo.launch("limited.py")
     seen = [after_a_while(animal)]
@@ -228,8 +278,12 @@ def slept(animal: Animal) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])
-def test_a_sleep_that_does_not_ask_what_is_left_takes_its_time(pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """One of the C library goes on as poll; of another nobody knows what it does with the registers, so it ends with EINTR."""
+def test_a_sleep_that_does_not_ask_what_is_left_takes_its_time(
+    pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """One of the C library goes on as poll; of another nobody knows what it does with the
+    registers, so it ends with EINTR.
+    """
     limit = 3_000_000
     began = time.monotonic()
     animal = zoo.launch("sleeps.py", str(limit))
@@ -242,7 +296,11 @@ def test_a_sleep_that_does_not_ask_what_is_left_takes_its_time(pids: str, zoo: Z
     animal = trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
     wait_until(lambda: calls(animal) == ["281", "34", "7", "7"], 60, "they sleep again")
     passed = (time.monotonic() - began) * 1000
-    left = [int(words[LIMITED[int(words[0])]], 16) for words in calls_with_arguments(animal) if int(words[0]) in LIMITED]
+    left = [
+        int(words[LIMITED[int(words[0])]], 16)
+        for words in calls_with_arguments(animal)
+        if int(words[0]) in LIMITED
+    ]
     assert all(limit - passed <= one <= limit - 500 for one in left), (left, passed)
     assert slept(animal).keys() == {"own"} and slept(animal)["own"][0] == -errno.EINTR
 
@@ -258,7 +316,9 @@ def test_a_sleep_ends_when_it_should(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> 
     assert all(result == 0 and passed >= limit for result, passed in found.values()), found
 
 
-def test_a_program_with_a_seccomp_filter_makes_no_other_calls_than_its_own(zoo: Zoo, trip: Trip) -> None:
+def test_a_program_with_a_seccomp_filter_makes_no_other_calls_than_its_own(
+    zoo: Zoo, trip: Trip
+) -> None:
     animal = zoo.launch("sleeps.py", "3000000", "filter")
     wait_until(lambda: len(calls(animal)) == 5, 60, "all sleep")
     time.sleep(0.2)

@@ -1,4 +1,6 @@
-"""Protocols without a session: connecting again is all there is to do, and their clients never notice."""
+"""Protocols without a session: connecting again is all there is to do, and their clients never
+notice.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,10 @@ def ports() -> Iterator[tuple[int, int]]:
     Web.slow.clear()
     Web.late.clear()
     servers = [WebServer(("127.0.0.1", 0), Web), Server(("127.0.0.1", 0), Memcached)]
-    threads = [threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True) for server in servers]
+    threads = [
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        for server in servers
+    ]
     for thread in threads:
         thread.start()
     yield servers[0].server_address[1], servers[1].server_address[1]
@@ -97,7 +102,9 @@ def animal(ports: tuple[int, int], zoo: Zoo, home: Home) -> Animal:
     return animal
 
 
-def test_http_and_memcached_clients_go_on(animal: Animal, zoo: Zoo, criuctl: Criuctl, home: Home) -> None:
+def test_http_and_memcached_clients_go_on(
+    animal: Animal, zoo: Zoo, criuctl: Criuctl, home: Home
+) -> None:
     config = home.path / "config.yaml"
     told = criuctl("dump", animal.pid, "--config", config)
     answer = criuctl("restore", told["checkpoint"], "--config", config)
@@ -105,12 +112,22 @@ def test_http_and_memcached_clients_go_on(animal: Animal, zoo: Zoo, criuctl: Cri
     restored = zoo.adopt(answer["pid"], animal)
     assert restored.ask()["connections"] == 1  # urllib3 has never made a second one
     restored.ask()
-    # One connection of each client before and one after, the latter made by the restore: no client made one of its own.
-    assert sorted(Web.connections) == [["/plain/1"], ["/plain/2", "/plain/3"], ["/pool/1"], ["/pool/2", "/pool/3"]]
+    # One connection of each client before and one after, the latter made by the restore: no client
+    # made one of its own.
+    assert sorted(Web.connections) == [
+        ["/plain/1"],
+        ["/plain/2", "/plain/3"],
+        ["/pool/1"],
+        ["/pool/2", "/pool/3"],
+    ]
 
 
-def test_a_client_that_waits_for_an_answer_is_not_left_waiting(animal: Animal, zoo: Zoo, criuctl: Criuctl, home: Home) -> None:
-    """The answer would never come over a new connection: hung up instead, and the program hears of it at once."""
+def test_a_client_that_waits_for_an_answer_is_not_left_waiting(
+    animal: Animal, zoo: Zoo, criuctl: Criuctl, home: Home
+) -> None:
+    """The answer would never come over a new connection: hung up instead, and the program hears of
+    it at once.
+    """
     config = home.path / "config.yaml"
     time.sleep(0.05)  # "sent last" is told by a clock that ticks every few milliseconds
     Web.slow.set()

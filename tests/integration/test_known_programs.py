@@ -1,4 +1,6 @@
-"""Known programs: what `check` says of each as it comes, and that its remedy makes it one that comes back."""
+"""Known programs: what `check` says of each as it comes, and that its remedy makes it one that
+comes back.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.integration
 
 
 def need(program: str) -> str:
-    """The program's path; a machine without it is not set up for these tests (scripts/setup --dev installs them)."""
+    """The program's path; a machine without it is not set up for these tests (scripts/setup --dev
+    installs them).
+    """
     found = shutil.which(program)
     if found is None:
         pytest.fail(f"{program} is not installed; scripts/setup --dev does it")
@@ -105,7 +109,15 @@ def firefox(zoo: Zoo, name: str, env: dict[str, str]) -> tuple[Animal, int]:
     profile = zoo.home / f"{name}-profile"
     profile.mkdir()
     (profile / "user.js").write_text(f'user_pref("marionette.port", {port});\n')
-    argv = [need("firefox-esr"), "--headless", "--no-remote", "--marionette", "--profile", str(profile), "about:blank"]
+    argv = [
+        need("firefox-esr"),
+        "--headless",
+        "--no-remote",
+        "--marionette",
+        "--profile",
+        str(profile),
+        "about:blank",
+    ]
     return zoo.launch(argv, name=name, quiet=False, env=env), port
 
 
@@ -128,7 +140,9 @@ def test_firefox(zoo: Zoo, criuctl: Criuctl) -> None:
     control = Marionette(port)
     control.ask("WebDriver:Navigate", {"url": "data:text/html,<title>after</title>"})
     assert control.ask("WebDriver:GetTitle", {}) == {"value": "after"}
-    assert control.ask("WebDriver:ExecuteScript", {"script": "return 6 * 7", "args": []}) == {"value": 42}
+    assert control.ask("WebDriver:ExecuteScript", {"script": "return 6 * 7", "args": []}) == {
+        "value": 42
+    }
 
 
 def test_chromium(zoo: Zoo, criuctl: Criuctl) -> None:
@@ -143,22 +157,38 @@ def test_chromium(zoo: Zoo, criuctl: Criuctl) -> None:
     os.chown(place, 65534, 65534)
     zoo.home.chmod(0o711)
     env = {"HOME": str(place), "XDG_RUNTIME_DIR": str(place)}
-    sandboxed = zoo.launch([*nobody, program, f"--user-data-dir={place}/data", *flags], name="sandboxed", quiet=False, env=env)
+    sandboxed = zoo.launch(
+        [*nobody, program, f"--user-data-dir={place}/data", *flags],
+        name="sandboxed",
+        quiet=False,
+        env=env,
+    )
     wait_until(lambda: answers(f"{url}/version"), 120, "Chromium answers")
     errors = [f for f in errors_of(criuctl, sandboxed.pid) if f["code"] != "foreign-user"]
     assert len(errors) > 4 and {f.get("program") for f in errors} == {"Chromium"}, errors
     assert all("--no-sandbox" in f["hint"] for f in errors)
     sandboxed.end()
     zoo.home.chmod(0o700)
-    animal = zoo.launch([program, "--no-sandbox", f"--user-data-dir={zoo.home}/data", *flags], name="open", quiet=False)
+    animal = zoo.launch(
+        [program, "--no-sandbox", f"--user-data-dir={zoo.home}/data", *flags],
+        name="open",
+        quiet=False,
+    )
     wait_until(lambda: answers(f"{url}/version"), 120, "Chromium answers")
     back(criuctl, zoo, animal)
     get(f"{url}/new?data:text/html,<title>after</title>", "PUT")
-    wait_until(lambda: any(page["title"] == "after" for page in json.loads(get(f"{url}/list"))), 60, "a page is shown")
+    wait_until(
+        lambda: any(page["title"] == "after" for page in json.loads(get(f"{url}/list"))),
+        60,
+        "a page is shown",
+    )
 
 
 def bubble(zoo: Zoo, name: str, *options: str) -> Animal:
-    script = f"while :; do date +%s%N >{zoo.home}/{name}.new; mv {zoo.home}/{name}.new {zoo.home}/{name}; sleep 0.1; done"
+    script = (
+        f"while :; do date +%s%N >{zoo.home}/{name}.new; mv {zoo.home}/{name}.new "
+        f"{zoo.home}/{name}; sleep 0.1; done"
+    )
     argv = [need("bwrap"), "--bind", "/", "/", "--dev", "/dev", *options, "--", "sh", "-c", script]
     animal = zoo.launch(argv, name=f"bwrap-{name}", quiet=False)
     wait_until((zoo.home / name).exists, 60, "it runs inside")
@@ -170,7 +200,8 @@ def test_bubblewrap(zoo: Zoo, criuctl: Criuctl) -> None:
     plain = bubble(zoo, "plain", "--unshare-pid", "--proc", "/proc")
     refused(criuctl, plain, "bubblewrap", remedy)
     inner = Animal(oracle.tree(plain.pid)[1], plain.folder, quiet=False)
-    refused(criuctl, inner, "bubblewrap", remedy, least=2)  # the init that bwrap leaves inside can be dumped no better
+    # the init that bwrap leaves inside can be dumped no better
+    refused(criuctl, inner, "bubblewrap", remedy, least=2)
     plain.end()
     outer = bubble(zoo, "own", *remedy.split())
     animal = zoo.adopt(oracle.tree(outer.pid)[1], outer)
@@ -184,7 +215,9 @@ def ticks(path: Path) -> None:
     wait_until(lambda: path.read_text() not in ("", before), 60, f"{path} is written")
 
 
-@pytest.mark.parametrize("remedy", [["env", "UV_USE_IO_URING=0"], []], ids=["as-told", "as-it-comes"])
+@pytest.mark.parametrize(
+    "remedy", [["env", "UV_USE_IO_URING=0"], []], ids=["as-told", "as-it-comes"]
+)
 def test_node(remedy: Sequence[str], zoo: Zoo, criuctl: Criuctl) -> None:
     path = zoo.home / "tick"
     script = f"""
@@ -192,7 +225,9 @@ def test_node(remedy: Sequence[str], zoo: Zoo, criuctl: Criuctl) -> None:
         setInterval(() => fs.readFile('/etc/hostname', () => {{
             fs.writeFileSync('{path}.new', String(n++)); fs.renameSync('{path}.new', '{path}'); }}), 50);
     """
-    rings = zoo.launch(["env", "UV_USE_IO_URING=1", need("node"), "-e", script], name="rings", quiet=False)
+    rings = zoo.launch(
+        ["env", "UV_USE_IO_URING=1", need("node"), "-e", script], name="rings", quiet=False
+    )
     wait_until(path.exists, 60, "Node.js works")
     refused(criuctl, rings, "Node.js", "UV_USE_IO_URING=0")
     rings.end()
@@ -206,8 +241,20 @@ def test_mariadb(zoo: Zoo, criuctl: Criuctl) -> None:
     def launch(name: str, *options: str) -> tuple[Animal, Path]:
         data = zoo.home / f"{name}-data"
         data.mkdir()
-        place = [f"--datadir={data}", f"--tmpdir={data}", f"--socket={data}/socket", f"--pid-file={data}/pid"]
-        argv = [need("mariadbd"), "--no-defaults", "--user=root", "--skip-networking", "--skip-grant-tables", *place]
+        place = [
+            f"--datadir={data}",
+            f"--tmpdir={data}",
+            f"--socket={data}/socket",
+            f"--pid-file={data}/pid",
+        ]
+        argv = [
+            need("mariadbd"),
+            "--no-defaults",
+            "--user=root",
+            "--skip-networking",
+            "--skip-grant-tables",
+            *place,
+        ]
         animal = zoo.launch([*argv, *options], name=name, quiet=False)
         wait_until(lambda: b"MariaDB" in greeting(data / "socket"), 60, "MariaDB answers")
         return animal, data / "socket"
@@ -230,7 +277,9 @@ def greeting(path: Path) -> bytes:
 
 
 def test_postgresql(criuctl: Criuctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It refuses root, and other users' programs are not dumped on every machine of the tests: what `check` says, then."""
+    """It refuses root, and other users' programs are not dumped on every machine of the tests: what
+    `check` says, then.
+    """
 
     def errors(server: PostgresServer) -> list[dict[str, Any]]:
         assert server._process is not None
@@ -260,8 +309,8 @@ wait
 def test_postgresql_and_a_client_in_a_transaction(zoo: Zoo, criuctl: Criuctl) -> None:
     """Both in one tree, in an IPC namespace of its own, as the remedy says.
 
-    The server does not start as root, and not every machine of the tests can dump other users' programs: it is
-    root's, and getuid(2) says that it is not.
+    The server does not start as root, and not every machine of the tests can dump other users'
+    programs: it is root's, and getuid(2) says that it is not.
     """
     folder = zoo.home / "database"
     folder.mkdir()
@@ -270,8 +319,12 @@ def test_postgresql_and_a_client_in_a_transaction(zoo: Zoo, criuctl: Criuctl) ->
     server.initialise()
     server.stop()
     source, uid = folder / "disguise.c", pwd.getpwnam("postgres").pw_uid
-    source.write_text("".join(f"int {name}(void) {{ return {uid}; }}\n" for name in ("getuid", "geteuid")))
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "disguise.so", source], check=True, timeout=60)
+    source.write_text(
+        "".join(f"int {name}(void) {{ return {uid}; }}\n" for name in ("getuid", "geteuid"))
+    )
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", folder / "disguise.so", source], check=True, timeout=60
+    )
     script = CLIENT.format(folder=folder, port=server.port, server=binary("postgres"))
     replies = folder / "answers"
 
@@ -286,6 +339,13 @@ def test_postgresql_and_a_client_in_a_transaction(zoo: Zoo, criuctl: Criuctl) ->
     wait_until((folder / "ready").exists, 60, "PostgreSQL and its client")
     assert ask("BEGIN; CREATE TEMP TABLE kept AS SELECT 41 AS n; SELECT n FROM kept;") == "41"
     back(criuctl, zoo, animal)
-    assert ask("UPDATE kept SET n = n + 1; CREATE TABLE done AS SELECT n FROM kept; COMMIT; SELECT n FROM done;") == "42"
+    assert (
+        ask(
+            "UPDATE kept SET n = n + 1; CREATE TABLE done AS SELECT n FROM kept; COMMIT; "
+            "SELECT n "
+            "FROM done;"
+        )
+        == "42"
+    )
     with server.connect(host="unix") as other:
         assert other.execute("SELECT n FROM done").fetchall() == [(42,)]

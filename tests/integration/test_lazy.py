@@ -1,4 +1,6 @@
-"""A restore whose pages follow: the tree runs first, and in the end all of its memory is what it was."""
+"""A restore whose pages follow: the tree runs first, and in the end all of its memory is what it
+was.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,12 @@ def test_all_of_its_memory_arrives(pids: str, zoo: Zoo, trip: Trip) -> None:
     trip.round(restored)  # and it can be dumped like any other
 
 
-def test_its_terminals_are_its_own_while_pages_follow(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """A master whose slaves it closes then is told so: criuctl, which has made them, has none left."""
+def test_its_terminals_are_its_own_while_pages_follow(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """A master whose slaves it closes then is told so: criuctl, which has made them, has none
+    left.
+    """
     animal = zoo.launch("followed.py")
     told = trip.dump(animal)
     with paused(criuctl, "pages-follow", "restore", told["checkpoint"], "--lazy") as held:
@@ -35,7 +41,9 @@ def test_its_terminals_are_its_own_while_pages_follow(zoo: Zoo, trip: Trip, criu
 
 
 def test_killed_while_pages_follow(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Without criuctl the rest of the memory cannot come: the tree ends, the checkpoint is there as before."""
+    """Without criuctl the rest of the memory cannot come: the tree ends, the checkpoint is there as
+    before.
+    """
     animal = zoo.launch("memory.py", "64")
     told = trip.dump(animal)
     with paused(criuctl, "pages-follow", "restore", told["checkpoint"], "--lazy") as held:

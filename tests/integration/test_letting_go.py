@@ -1,4 +1,6 @@
-"""A restored tree is let go of at once: what one of it does to another, or to itself, in that moment is its own affair."""
+"""A restored tree is let go of at once: what one of it does to another, or to itself, in that
+moment is its own affair.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from support.zoo import Zoo
 
 pytestmark = pytest.mark.integration
 
-# Ends children of the restored tree's root when all stand before their first instruction: as a sibling does that runs already.
+# Ends children of the restored tree's root when all stand before their first instruction: as a
+# sibling does that runs already.
 KILLS = """
 import os, signal, sys
 from criuctl.cli.main import program
@@ -37,7 +40,9 @@ program()
 
 @pytest.mark.parametrize("pids", ["same", "private"])
 @pytest.mark.parametrize("spared", [0, 3])
-def test_some_are_killed_before_criu_has_let_go_of_them(spared: int, pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_some_are_killed_before_criu_has_let_go_of_them(
+    spared: int, pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     """The others live, and the parent gets to know how those have ended."""
     animal = zoo.launch("siblings.py")
     told = trip.dump(animal)
@@ -47,8 +52,14 @@ def test_some_are_killed_before_criu_has_let_go_of_them(spared: int, pids: str, 
     restored = zoo.adopt(answer["pid"], animal)
     ended = animal.folder / "ended"
     killed = 5 - spared
-    wait_until(lambda: ended.exists() and len(ended.read_text().splitlines()) == killed, 60, "the parent has been told")
-    assert {line.split()[1] for line in ended.read_text().splitlines()} == {str(int(signal.SIGKILL))}
+    wait_until(
+        lambda: ended.exists() and len(ended.read_text().splitlines()) == killed,
+        60,
+        "the parent has been told",
+    )
+    assert {line.split()[1] for line in ended.read_text().splitlines()} == {
+        str(int(signal.SIGKILL))
+    }
     assert len(restored.identities()) == 1 + spared
     restored.ask()
     assert criuctl("status", told["session"])["state"] == "running"

@@ -9,7 +9,18 @@ from support.zoo import Zoo
 pytestmark = pytest.mark.integration
 
 WAYS = [
-    *("write", "open-ended", "only-write", "future", "future-and-write", "no-exec", "exec", "processes", "private", "code"),
+    *(
+        "write",
+        "open-ended",
+        "only-write",
+        "future",
+        "future-and-write",
+        "no-exec",
+        "exec",
+        "processes",
+        "private",
+        "code",
+    ),
     *("holes", "unmapped", "reader", "closed", "odd-size", "reading-descriptor"),
 ]
 

@@ -1,4 +1,6 @@
-"""Names of files and processes that are bytes, and no text in any encoding that criuctl knows of."""
+"""Names of files and processes that are bytes, and no text in any encoding that criuctl knows
+of.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ gone = os.open(b"gone\\xfe", os.O_CREAT | os.O_RDWR); os.unlink(b"gone\\xfe")
 
 @pytest.mark.parametrize("more", ["", DELETED], ids=["named", "deleted"])
 def test_names_that_are_no_text(more: str, criuctl: Criuctl, tmp_path: Path) -> None:
-    """The kernel's names are bytes: a tree with Latin-1 in the names of its files and processes goes there and back."""
+    """The kernel's names are bytes: a tree with Latin-1 in the names of its files and processes
+    goes there and back.
+    """
     with running(NO_TEXT + more, tmp_path) as program:
         assert criuctl("check", program.pid)["ok"]
         told = criuctl("dump", program.pid, "--name", "bytes")

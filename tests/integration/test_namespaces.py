@@ -36,7 +36,17 @@ def test_another_mount_namespace(zoo: Zoo, trip: Trip) -> None:
 def test_another_pid_namespace_whose_root_is_not_dumped(zoo: Zoo, trip: Trip) -> None:
     """The tree hangs below another init: it is dumped by its PID here."""
     animal = zoo.launch(
-        "family.py", prefix=["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", 'setsid --wait "$@"; true', "sh"]
+        "family.py",
+        prefix=[
+            "unshare",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "sh",
+            "-c",
+            'setsid --wait "$@"; true',
+            "sh",
+        ],
     )
     assert oracle.inner_pid(animal.pid) != 1
     restored = trip.restore(trip.dump(animal), animal, ignore=(*oracle.NEW_NAMESPACE, *OUTPUT))
@@ -45,14 +55,19 @@ def test_another_pid_namespace_whose_root_is_not_dumped(zoo: Zoo, trip: Trip) ->
 
 def test_a_deleted_name_where_the_host_has_another_folder(zoo: Zoo, trip: Trip) -> None:
     """CRIU's helper link for it does not stay in the folder that the tree has there."""
-    mount = 'mkdir own real; mount --bind real own; echo kept >own/f; ln own/f own/g; exec 7<>own/f; rm own/f; exec "$@"'
+    mount = (
+        "mkdir own real; mount --bind real own; echo kept >own/f; ln own/f own/g; exec 7<>own/f; "
+        'rm own/f; exec "$@"'
+    )
     animal = zoo.launch("counter.py", prefix=["unshare", "--mount", "sh", "-c", mount, "sh"])
     trip.dump(animal)
     assert [path.name for path in (animal.folder / "real").iterdir()] == ["g"]
 
 
 def test_a_tree_that_is_pid_1_of_its_namespace(zoo: Zoo, trip: Trip) -> None:
-    animal = zoo.launch("counter.py", prefix=["unshare", "--pid", "--fork", "--mount-proc", "setsid"])
+    animal = zoo.launch(
+        "counter.py", prefix=["unshare", "--pid", "--fork", "--mount-proc", "setsid"]
+    )
     assert oracle.inner_pid(animal.pid) == 1
     restored = trip.restore(trip.dump(animal), animal, ignore=(*oracle.NEW_NAMESPACE, *OUTPUT))
     assert restored.answer["inner_pid"] == 1
@@ -61,9 +76,14 @@ def test_a_tree_that_is_pid_1_of_its_namespace(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_what_a_tree_that_is_pid_1_has_in_a_tmpfs_of_its_own(zoo: Zoo, trip: Trip) -> None:
-    """It comes back with its mount, also where the host has another file of that name, which stays as it is."""
+    """It comes back with its mount, also where the host has another file of that name, which stays
+    as it is.
+    """
     prefix = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c"]
-    mount = 'mkdir own; echo host >own/f; mount -t tmpfs own own; exec 7<>own/f; echo mine >&7; exec setsid "$@"'
+    mount = (
+        "mkdir own; echo host >own/f; mount -t tmpfs own own; exec 7<>own/f; echo mine >&7; exec "
+        'setsid "$@"'
+    )
     animal = zoo.launch("counter.py", prefix=[*prefix, mount, "sh"])
     for _ in range(2):
         animal = trip.restore(trip.dump(animal), animal, equal=False)
@@ -74,9 +94,14 @@ def test_what_a_tree_that_is_pid_1_has_in_a_tmpfs_of_its_own(zoo: Zoo, trip: Tri
 
 
 def test_a_deleted_name_in_a_tmpfs_of_its_own(zoo: Zoo, trip: Trip) -> None:
-    """Of a file that has another one: the helper link is on the tree's side, and travels with the tmpfs."""
+    """Of a file that has another one: the helper link is on the tree's side, and travels with the
+    tmpfs.
+    """
     prefix = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c"]
-    mount = 'mkdir own; mount -t tmpfs own own; echo mine >own/f; ln own/f own/g; exec 7<own/g; rm own/g; exec setsid "$@"'
+    mount = (
+        "mkdir own; mount -t tmpfs own own; echo mine >own/f; ln own/f own/g; exec 7<own/g; rm "
+        'own/g; exec setsid "$@"'
+    )
     animal = zoo.launch("counter.py", prefix=[*prefix, mount, "sh"])
     for _ in range(2):
         animal = trip.restore(trip.dump(animal), animal, equal=False)
@@ -87,7 +112,9 @@ def test_a_deleted_name_in_a_tmpfs_of_its_own(zoo: Zoo, trip: Trip) -> None:
         assert list((animal.folder / "own").iterdir()) == []
 
 
-_OWN_DEVPTS = "mount -t devpts -o newinstance,ptmxmode=666 x /dev/pts; mount --bind /dev/pts/ptmx /dev/ptmx; "
+_OWN_DEVPTS = (
+    "mount -t devpts -o newinstance,ptmxmode=666 x /dev/pts; mount --bind /dev/pts/ptmx /dev/ptmx; "
+)
 _CONSOLE = """import os, pty, subprocess, sys
 master, slave = pty.openpty()
 open("console", "w").close()
@@ -99,16 +126,27 @@ _AS_PID_1 = ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c")
 
 
 def test_terminals_of_a_devpts_of_its_own(zoo: Zoo, trip: Trip) -> None:
-    """Their numbers are free there, whatever the host has; one that is mounted, as a console, comes back time and again."""
+    """Their numbers are free there, whatever the host has; one that is mounted, as a console, comes
+    back time and again.
+    """
     taken = [os.openpty() for _ in range(3)]
     try:
-        prefix = [*_AS_PID_1, f'{_OWN_DEVPTS} exec setsid "$@"', "sh", sys.executable, "-c", _CONSOLE]
+        prefix = [
+            *_AS_PID_1,
+            f'{_OWN_DEVPTS} exec setsid "$@"',
+            "sh",
+            sys.executable,
+            "-c",
+            _CONSOLE,
+        ]
         animal = zoo.launch("counter.py", prefix=prefix)
         for _ in range(2):
             animal = trip.restore(trip.dump(animal), animal, equal=False)
             assert not any("terminals" in text for text in animal.answer["warnings"])
             inside = Path(f"/proc/{animal.pid}/root")
-            assert (inside / "dev/pts/0").samefile(inside / str(animal.folder / "console").lstrip("/"))
+            assert (inside / "dev/pts/0").samefile(
+                inside / str(animal.folder / "console").lstrip("/")
+            )
             animal.ask()
     finally:
         for fd in (fd for pair in taken for fd in pair):
@@ -116,23 +154,34 @@ def test_terminals_of_a_devpts_of_its_own(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_terminal_of_the_host_that_is_mounted(zoo: Zoo, criuctl: Criuctl) -> None:
-    animal = zoo.launch("counter.py", prefix=[*_AS_PID_1, 'exec setsid "$@"', "sh", sys.executable, "-c", _CONSOLE])
+    animal = zoo.launch(
+        "counter.py", prefix=[*_AS_PID_1, 'exec setsid "$@"', "sh", sys.executable, "-c", _CONSOLE]
+    )
     answer = criuctl("dump", animal.pid, check=False)
     assert [f["code"] for f in answer["error"]["findings"]] == ["terminal-mounted"]
     animal.ask()
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_a_console_that_is_held_from_outside(held: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """The mount shows the terminal that a restore makes, not the one that has its number by then; refused if it makes none."""
+def test_a_console_that_is_held_from_outside(
+    held: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """The mount shows the terminal that a restore makes, not the one that has its number by then;
+    refused if it makes none.
+    """
     master, slave = os.openpty()
-    console = f': >console; mount --bind {os.ttyname(slave)} console; {"exec 7<>console;" if held else ""} exec setsid "$@"'
+    console = (
+        f": >console; mount --bind {os.ttyname(slave)} console; "
+        f'{"exec 7<>console;" if held else ""} exec setsid "$@"'
+    )
     animal = zoo.launch("counter.py", prefix=[*_AS_PID_1, console, "sh"])
     os.close(slave)
     told = trip.dump(animal) if held else criuctl("dump", animal.pid, check=False)
     os.close(master)
     if not held:
-        assert [(f["code"], f["pid"]) for f in told["error"]["findings"]] == [("terminal-mounted", animal.pid)]
+        assert [(f["code"], f["pid"]) for f in told["error"]["findings"]] == [
+            ("terminal-mounted", animal.pid)
+        ]
         animal.ask()
         return
     taken = [fd for _ in range(3) for fd in os.openpty()]
@@ -150,14 +199,19 @@ def test_a_console_that_is_held_from_outside(held: bool, zoo: Zoo, trip: Trip, c
 
 def test_a_mount_that_hides_criu(zoo: Zoo, criuctl: Criuctl) -> None:
     folder = os.path.dirname(binary.find(Config()).argv[0])
-    animal = zoo.launch("counter.py", prefix=["unshare", "--mount", "sh", "-c", f'mount -t tmpfs t {folder}; exec "$@"', "sh"])
+    animal = zoo.launch(
+        "counter.py",
+        prefix=["unshare", "--mount", "sh", "-c", f'mount -t tmpfs t {folder}; exec "$@"', "sh"],
+    )
     answer = criuctl("dump", animal.pid, check=False)
     assert answer["exit_code"] == 4
     assert [f["code"] for f in answer["error"]["findings"]] == ["criu-hidden"]
 
 
 def test_a_chroot_that_came_into_a_pid_namespace(zoo: Zoo, trip: Trip) -> None:
-    """It sees no /proc, but its mount namespace has one: it can be dumped from there, again and again."""
+    """It sees no /proc, but its mount namespace has one: it can be dumped from there, again and
+    again.
+    """
     code = "import os, time; os.chroot('.'); fd = os.open('/n', os.O_CREAT | os.O_WRONLY); n = 0\n"
     code += "while True: n += 1; os.pwrite(fd, b'%09d' % n, 0); time.sleep(0.02)"
     animal = zoo.launch([sys.executable, "-S", "-c", code], name="jail", quiet=False)
@@ -172,10 +226,21 @@ def test_a_chroot_that_came_into_a_pid_namespace(zoo: Zoo, trip: Trip) -> None:
 @pytest.mark.parametrize("name", ["os.unlink('/t')", "os.link('/t', '/u'); os.unlink('/t')"])
 def test_a_deleted_file_of_a_chroot_in_a_mount_namespace(name: str, zoo: Zoo, trip: Trip) -> None:
     """It is shown only some of the mounts it uses; the file comes back with what is in it."""
-    code = f"import os, time; os.chroot('.'); fd = os.open('/t', os.O_CREAT | os.O_RDWR); os.write(fd, b'precious'); {name}\n"
+    code = (
+        "import os, time; os.chroot('.'); fd = os.open('/t', os.O_CREAT | os.O_RDWR); "
+        f"os.write(fd, b'precious'); {name}\n"
+    )
     code += "n = os.open('/n', os.O_CREAT | os.O_WRONLY)\n"
-    code += "while True: os.pwrite(n, os.pread(fd, 99, 0) + b' %f' % time.monotonic(), 0); time.sleep(0.02)"
-    animal = zoo.launch([sys.executable, "-S", "-c", code], prefix=["unshare", "--mount", "--"], name="jail", quiet=False)
+    code += (
+        "while True: os.pwrite(n, os.pread(fd, 99, 0) + b' %f' % time.monotonic(), 0); "
+        "time.sleep(0.02)"
+    )
+    animal = zoo.launch(
+        [sys.executable, "-S", "-c", code],
+        prefix=["unshare", "--mount", "--"],
+        name="jail",
+        quiet=False,
+    )
     said = animal.folder / "n"
     wait_until(lambda: said.exists() and said.read_text(), 60, "it runs")
     for _ in range(2):
@@ -197,9 +262,16 @@ def test_a_session_led_from_outside_the_pid_namespace(zoo: Zoo, criuctl: Criuctl
 
 
 def test_its_own_hostname(zoo: Zoo, trip: Trip) -> None:
-    animal = zoo.launch("counter.py", prefix=["unshare", "--uts", "sh", "-c", 'hostname zoo-host; exec "$@"', "sh"])
+    animal = zoo.launch(
+        "counter.py", prefix=["unshare", "--uts", "sh", "-c", 'hostname zoo-host; exec "$@"', "sh"]
+    )
     restored = trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/uts",))
-    name = subprocess.run(["nsenter", "-t", str(restored.pid), "-u", "hostname"], capture_output=True, text=True, check=True)
+    name = subprocess.run(
+        ["nsenter", "-t", str(restored.pid), "-u", "hostname"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert name.stdout.strip() == "zoo-host"
 
 
@@ -223,12 +295,19 @@ def test_a_named_net_namespace(network: str, zoo: Zoo, trip: Trip) -> None:
 
 def test_a_net_namespace_without_a_name(zoo: Zoo, trip: Trip) -> None:
     """It dies with its tree, and is made anew."""
-    animal = zoo.launch("sockets.py", prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"])
-    restored = trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/net", *oracle.NEW_NAMESPACE, *OUTPUT))
+    animal = zoo.launch(
+        "sockets.py",
+        prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"],
+    )
+    restored = trip.restore(
+        trip.dump(animal), animal, ignore=("*/namespaces/net", *oracle.NEW_NAMESPACE, *OUTPUT)
+    )
     restored.ask()
 
 
-_NOT_SAVED = "ip link set lo up; ip link add v0 type veth peer name v1; ip link add m0 link v0 type macvlan"
+_NOT_SAVED = (
+    "ip link set lo up; ip link add v0 type veth peer name v1; ip link add m0 link v0 type macvlan"
+)
 """CRIU cannot make such an interface again, and so does not save the namespace."""
 
 
@@ -238,7 +317,9 @@ def _net(pid: int) -> int:
 
 def test_a_net_namespace_that_has_only_the_number_of_the_old_one(zoo: Zoo, trip: Trip) -> None:
     """The kernel gives a number again at once: whose namespace has it now is left alone."""
-    animal = zoo.launch("sockets.py", prefix=["unshare", "--net", "sh", "-c", f'{_NOT_SAVED}; exec "$@"', "sh"])
+    animal = zoo.launch(
+        "sockets.py", prefix=["unshare", "--net", "sh", "-c", f'{_NOT_SAVED}; exec "$@"', "sh"]
+    )
     for round_ in range(5):  # another program may be faster, and have the number
         old, told = _net(animal.pid), trip.dump(animal)
         taken = _taken_by_a_stranger(old, zoo, round_)
@@ -254,18 +335,31 @@ def test_a_net_namespace_that_has_only_the_number_of_the_old_one(zoo: Zoo, trip:
 
 def _taken_by_a_stranger(number: int, zoo: Zoo, round_: int) -> bool:
     for n in range(20):
-        stranger = zoo.launch(["sleep", "600"], prefix=["unshare", "--net"], name=f"stranger-{round_}-{n}")
-        wait_until(lambda stranger=stranger: _net(stranger.pid) != _net(os.getpid()), 60, "it has a network of its own")
+        stranger = zoo.launch(
+            ["sleep", "600"], prefix=["unshare", "--net"], name=f"stranger-{round_}-{n}"
+        )
+        wait_until(
+            lambda stranger=stranger: _net(stranger.pid) != _net(os.getpid()),
+            60,
+            "it has a network of its own",
+        )
         if _net(stranger.pid) == number:
             return True
     return False
 
 
 @pytest.mark.parametrize("left_running", [False, True])
-def test_a_net_namespace_in_which_somebody_else_still_lives(left_running: bool, zoo: Zoo, trip: Trip) -> None:
+def test_a_net_namespace_in_which_somebody_else_still_lives(
+    left_running: bool, zoo: Zoo, trip: Trip
+) -> None:
     """As the other programs of a container: the tree comes back to them."""
-    animal = zoo.launch("sockets.py", prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"])
-    other = zoo.launch(["sleep", "600"], prefix=["nsenter", "-t", str(animal.pid), "-n"], name="other")
+    animal = zoo.launch(
+        "sockets.py",
+        prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"],
+    )
+    other = zoo.launch(
+        ["sleep", "600"], prefix=["nsenter", "-t", str(animal.pid), "-n"], name="other"
+    )
     old = _net(animal.pid)
     wait_until(lambda: _net(other.pid) == old, 60, "it has come")
     told = trip.snapshot(animal) if left_running else trip.dump(animal)
@@ -279,19 +373,28 @@ def test_an_ipc_namespace_in_which_somebody_else_lives(zoo: Zoo, criuctl: Criuct
     """As the other programs of a pod; not one who has only made it and waits."""
 
     def warned() -> list[str]:
-        return [f["text"] for f in criuctl("check", animal.pid)["findings"] if f["code"] == "shared-ipc"]
+        return [
+            f["text"] for f in criuctl("check", animal.pid)["findings"] if f["code"] == "shared-ipc"
+        ]
 
     animal = zoo.launch("counter.py", prefix=["unshare", "--ipc", "--fork"])
     assert warned() == []
-    other = zoo.launch(["sleep", "600"], prefix=["nsenter", "-t", str(animal.pid), "-i"], name="other")
+    other = zoo.launch(
+        ["sleep", "600"], prefix=["nsenter", "-t", str(animal.pid), "-i"], name="other"
+    )
     ipc = os.readlink(f"/proc/{animal.pid}/ns/ipc")
     wait_until(lambda: os.readlink(f"/proc/{other.pid}/ns/ipc") == ipc, 60, "it has come")
     (told,) = warned()
     assert str(other.pid) in told
 
 
-def test_a_net_namespace_that_was_given_a_name_after_the_dump(home: Home, zoo: Zoo, trip: Trip) -> None:
-    animal = zoo.launch("sockets.py", prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"])
+def test_a_net_namespace_that_was_given_a_name_after_the_dump(
+    home: Home, zoo: Zoo, trip: Trip
+) -> None:
+    animal = zoo.launch(
+        "sockets.py",
+        prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"],
+    )
     old, told = _net(animal.pid), trip.snapshot(animal)
     subprocess.run(["ip", "netns", "attach", home.token, str(animal.pid)], check=True)
     try:
@@ -304,12 +407,29 @@ def test_a_net_namespace_that_was_given_a_name_after_the_dump(home: Home, zoo: Z
 
 
 def test_a_ping_socket_in_a_net_namespace_without_a_name(zoo: Zoo, trip: Trip) -> None:
-    """The kernel gives one only to groups that a setting of the namespace names, in a new one to none."""
+    """The kernel gives one only to groups that a setting of the namespace names, in a new one to
+    none.
+    """
     allow = "ip link set lo up; echo 0 2147483647 >/proc/sys/net/ipv4/ping_group_range"
-    run = "import os, socket, sys; s = socket.socket(2, 2, 1); s.set_inheritable(True); os.execvp(sys.argv[1], sys.argv[1:])"
-    prefix = ["unshare", "--net", "sh", "-c", f'{allow}; exec "$@"', "sh", sys.executable, "-c", run]
+    run = (
+        "import os, socket, sys; s = socket.socket(2, 2, 1); s.set_inheritable(True); "
+        "os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    prefix = [
+        "unshare",
+        "--net",
+        "sh",
+        "-c",
+        f'{allow}; exec "$@"',
+        "sh",
+        sys.executable,
+        "-c",
+        run,
+    ]
     animal = zoo.launch("counter.py", prefix=prefix)
-    trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/net", *oracle.NEW_NAMESPACE, *OUTPUT)).ask()
+    trip.restore(
+        trip.dump(animal), animal, ignore=("*/namespaces/net", *oracle.NEW_NAMESPACE, *OUTPUT)
+    ).ask()
 
 
 _BOUND = """import os, socket, sys
@@ -322,10 +442,16 @@ else:
     tcp.close(); own.connect(("10.9.9.2", 7992))
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-_V0 = "link add v0 type veth peer name v1", "addr add fe80:4567::1/64 nodad dev v0", "link set v0 up"
+_V0 = (
+    "link add v0 type veth peer name v1",
+    "addr add fe80:4567::1/64 nodad dev v0",
+    "link set v0 up",
+)
 
 
-def test_an_interface_that_sockets_are_bound_to_is_gone(network: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_an_interface_that_sockets_are_bound_to_is_gone(
+    network: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     """CRIU would fail at them half-way."""
 
     def make() -> None:
@@ -348,21 +474,45 @@ def test_an_interface_that_sockets_are_bound_to_is_gone(network: str, zoo: Zoo, 
 
 def test_a_connection_by_an_interface_that_is_gone_is_hung_up(zoo: Zoo, trip: Trip) -> None:
     """With all others: it comes without the interface."""
-    links = f"ip link set lo up; {'; '.join(f'ip {words}' for words in _V0)}; ip addr add 10.9.9.1/24 dev v0"
-    prefix = ["unshare", "--net", "sh", "-c", f'{links}; exec "$@"', "sh", sys.executable, "-c", _BOUND, "calls"]
+    links = (
+        f"ip link set lo up; {'; '.join(f'ip {words}' for words in _V0)}; ip addr add 10.9.9.1/24 "
+        "dev v0"
+    )
+    prefix = [
+        "unshare",
+        "--net",
+        "sh",
+        "-c",
+        f'{links}; exec "$@"',
+        "sh",
+        sys.executable,
+        "-c",
+        _BOUND,
+        "calls",
+    ]
     animal = zoo.launch("counter.py", prefix=prefix)
     restored = trip.restore(trip.dump(animal), animal, equal=False)
     assert [c["outcome"] for c in restored.answer["connections"]] == ["hangup"]
     restored.ask()
 
 
-def test_interfaces_that_would_end_with_the_tree(home: Home, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Told before the dump, with what keeps them: the name that the remedy gives to the namespace."""
+def test_interfaces_that_would_end_with_the_tree(
+    home: Home, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """Told before the dump, with what keeps them: the name that the remedy gives to the
+    namespace.
+    """
     links = f"{_NOT_SAVED}; ip addr add 10.9.9.1/24 dev v0; ip link set v0 up"
-    animal = zoo.launch("counter.py", prefix=["unshare", "--net", "sh", "-c", f'{links}; exec "$@"', "sh"])
+    animal = zoo.launch(
+        "counter.py", prefix=["unshare", "--net", "sh", "-c", f'{links}; exec "$@"', "sh"]
+    )
 
     def told() -> list[str]:
-        return [f["hint"] for f in criuctl("check", animal.pid)["findings"] if f["code"] == "own-network"]
+        return [
+            f["hint"]
+            for f in criuctl("check", animal.pid)["findings"]
+            if f["code"] == "own-network"
+        ]
 
     (hint,) = told()
     assert f"ip netns attach NAME {animal.pid}" in hint
@@ -371,14 +521,30 @@ def test_interfaces_that_would_end_with_the_tree(home: Home, zoo: Zoo, trip: Tri
         assert told() == []
         restored = trip.restore(trip.dump(animal), animal)
         inside = ["nsenter", "-t", str(restored.pid), "-n", "ip", "-o", "-4", "addr", "show", "v0"]
-        assert "10.9.9.1/24" in subprocess.run(inside, capture_output=True, text=True, check=True).stdout
+        assert (
+            "10.9.9.1/24"
+            in subprocess.run(inside, capture_output=True, text=True, check=True).stdout
+        )
     finally:
         subprocess.run(["ip", "netns", "del", home.token], check=True)
 
 
 def test_all_of_them(zoo: Zoo, trip: Trip) -> None:
     """What a container runtime would make: mount, PID, net, UTS and IPC namespaces at once."""
-    prefix = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--net", "--uts", "--ipc", "sh", "-c"]
-    animal = zoo.launch("sockets.py", prefix=[*prefix, 'ip link set lo up && exec setsid "$@"', "sh"])
+    prefix = [
+        "unshare",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--net",
+        "--uts",
+        "--ipc",
+        "sh",
+        "-c",
+    ]
+    animal = zoo.launch(
+        "sockets.py", prefix=[*prefix, 'ip link set lo up && exec setsid "$@"', "sh"]
+    )
     restored = trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/*", *OUTPUT))
     restored.ask()

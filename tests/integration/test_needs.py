@@ -1,8 +1,10 @@
-"""What a live tree needs, asked of this host: all of it is here; and what is taken away is missed, as a restore misses it.
+"""What a live tree needs, asked of this host: all of it is here; and what is taken away is missed,
+as a restore misses it.
 
-One program uses a library of its own, files in several ways, a working folder, a port, a named unix socket.  It is dumped once;
-then the host is spoilt in one way after the other.  For each the preflight must have an error, and the restore must fail; with
-everything as it was the preflight has none, and the restore succeeds.
+One program uses a library of its own, files in several ways, a working folder, a port, a named unix
+socket.  It is dumped once; then the host is spoilt in one way after the other.  For each the
+preflight must have an error, and the restore must fail; with everything as it was the preflight has
+none, and the restore succeeds.
 """
 
 from __future__ import annotations
@@ -49,7 +51,12 @@ while True: signal.pause()
 
 @pytest.fixture
 def config(home: Home) -> Config:
-    return Config(state_dir=str(home.path / "target"), cache_dir=str(home.path / "cache"), hook_dirs=(), files="carry")
+    return Config(
+        state_dir=str(home.path / "target"),
+        cache_dir=str(home.path / "cache"),
+        hook_dirs=(),
+        files="carry",
+    )
 
 
 @pytest.fixture
@@ -57,7 +64,11 @@ def user(zoo: Zoo, home: Home) -> Animal:
     """The program, ready."""
     folder = home.path / "user"
     folder.mkdir()
-    mapped = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libz" in line)
+    mapped = next(
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "/libz" in line
+    )
     shutil.copy(mapped, folder / "lib.so")
     (folder / "book").write_text("to be read")
     os.mkfifo(folder / "fifo")
@@ -67,7 +78,9 @@ def user(zoo: Zoo, home: Home) -> Animal:
 
 
 def needs_of(animal: Animal, config: Config, **wishes: Any) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(json.dumps(gather(config, animal.pid, session=SessionRef("user", "1" * 32), **wishes)))
+    told: dict[str, Any] = json.loads(
+        json.dumps(gather(config, animal.pid, session=SessionRef("user", "1" * 32), **wishes))
+    )
     return told
 
 
@@ -121,13 +134,28 @@ def another_build(of: Path, build: str) -> Callable[[Path], object]:
     return make
 
 
-def test_what_is_missed_is_what_a_restore_would_miss(user: Animal, config: Config, criuctl: Criuctl, zoo: Zoo) -> None:
+def test_what_is_missed_is_what_a_restore_would_miss(
+    user: Animal, config: Config, criuctl: Criuctl, zoo: Zoo
+) -> None:
     folder = user.folder
     port = int((folder / "ready").read_text())
     needs = needs_of(user, config)
-    used = {(f["use"], Path(f["path"]).name) for f in needs["files"] if f["path"].startswith(str(folder))}
-    assert used >= {("mapped", "lib.so"), ("read", "book"), ("written", "log"), ("cwd", "place"), ("folder", "sockets")}
-    assert {f["path"] for f in needs["files"] if f["travels"]} == {str(folder / "log"), str(folder / "output")}
+    used = {
+        (f["use"], Path(f["path"]).name)
+        for f in needs["files"]
+        if f["path"].startswith(str(folder))
+    }
+    assert used >= {
+        ("mapped", "lib.so"),
+        ("read", "book"),
+        ("written", "log"),
+        ("cwd", "place"),
+        ("folder", "sockets"),
+    }
+    assert {f["path"] for f in needs["files"] if f["travels"]} == {
+        str(folder / "log"),
+        str(folder / "output"),
+    }
     (library,) = [f for f in needs["files"] if f["path"] == str(folder / "lib.so")]
     assert [f.code for f in errors(needs, config)] == ["port-taken"], "it runs here itself"
     told = criuctl("dump", user.pid)
@@ -135,7 +163,10 @@ def test_what_is_missed_is_what_a_restore_would_miss(user: Animal, config: Confi
     assert errors(needs, config) == []
 
     spoilt = [
-        ("build-id", instead(folder / "lib.so", another_build(folder / "lib.so", library["build_id"]))),
+        (
+            "build-id",
+            instead(folder / "lib.so", another_build(folder / "lib.so", library["build_id"])),
+        ),
         ("file-refuse", instead(folder / "lib.so", lambda path: path.write_bytes(b"short"))),
         ("file-missing", instead(folder / "lib.so", None)),
         ("file-missing", instead(folder / "book", None)),
@@ -159,15 +190,27 @@ def test_what_is_missed_is_what_a_restore_would_miss(user: Animal, config: Confi
 
 
 def test_what_travels_need_not_be_there(user: Animal, config: Config) -> None:
-    """Programs with --carry-binaries; a folder with all that is below it, the working folder included, with --with-files."""
+    """Programs with --carry-binaries; a folder with all that is below it, the working folder
+    included, with --with-files.
+    """
     folder = user.folder
     alone = needs_of(user, config, written_travel=False)
-    along = needs_of(user, config, with_files=[str(folder)], carry_binaries=True, connections="hangup")
+    along = needs_of(
+        user, config, with_files=[str(folder)], carry_binaries=True, connections="hangup"
+    )
     along["connections"] = alone["connections"] = []  # it runs here itself
     assert {f["use"] for f in along["files"] if f["path"].startswith(f"{folder}/")} == {"carried"}
     user.end()
     aside = folder.with_name("aside")
     folder.rename(aside)
     missing = {f.text.partition(":")[0] for f in errors(alone, config)}
-    assert {Path(path).name for path in missing} == {"lib.so", "book", "log", "output", "fifo", "place", "sockets"}
+    assert {Path(path).name for path in missing} == {
+        "lib.so",
+        "book",
+        "log",
+        "output",
+        "fifo",
+        "place",
+        "sockets",
+    }
     assert errors(along, config) == []

@@ -1,4 +1,6 @@
-"""The main job against real S3 servers: there and back, encrypted by default, nothing of the memory readable in the bucket."""
+"""The main job against real S3 servers: there and back, encrypted by default, nothing of the memory
+readable in the bucket.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ def server(request: pytest.FixtureRequest, home: Home, criuctl: Criuctl) -> S3Se
     return server
 
 
-def test_there_and_back(server: S3Server, home: Home, zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
-    """A tree with a secret in memory, environment and files: all equal; none of it is readable in the bucket."""
+def test_there_and_back(
+    server: S3Server, home: Home, zoo: Zoo, criuctl: Criuctl, trip: Trip
+) -> None:
+    """A tree with a secret in memory, environment and files: all equal; none of it is readable in
+    the bucket.
+    """
     criuctl("store", "init")
     info = criuctl("store", "info")
     assert "encrypt" in str(info).lower()
@@ -51,7 +57,9 @@ def test_there_and_back(server: S3Server, home: Home, zoo: Zoo, criuctl: Criuctl
     assert len(criuctl("list")) == 1
 
 
-def test_what_is_known_already_is_not_sent_again(server: S3Server, home: Home, zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
+def test_what_is_known_already_is_not_sent_again(
+    server: S3Server, home: Home, zoo: Zoo, criuctl: Criuctl, trip: Trip
+) -> None:
     """A second dump of an unchanged tree stores almost nothing."""
     criuctl("store", "init")
     animal = zoo.launch("memory.py", "32")
@@ -60,10 +68,18 @@ def test_what_is_known_already_is_not_sent_again(server: S3Server, home: Home, z
     assert second["bytes"]["stored"] < first["bytes"]["stored"] / 20
 
 
-def test_five_different_refusals(radosgw_server: RadosGateway, home: Home, zoo: Zoo, criuctl: Criuctl) -> None:
-    """Unreachable, denied, no bucket, no store in it, no key: five errors, each before the tree is frozen."""
+def test_five_different_refusals(
+    radosgw_server: RadosGateway, home: Home, zoo: Zoo, criuctl: Criuctl
+) -> None:
+    """Unreachable, denied, no bucket, no store in it, no key: five errors, each before the tree is
+    frozen.
+    """
     radosgw_server.make_bucket(home.token)
-    base = {**radosgw_server.env, "CRIUCTL_STORE": f"s3://{home.token}/x", "CRIUCTL_S3_RETRIES": "2"}
+    base = {
+        **radosgw_server.env,
+        "CRIUCTL_STORE": f"s3://{home.token}/x",
+        "CRIUCTL_S3_RETRIES": "2",
+    }
     animal = zoo.launch("counter.py", "1")
     animal.remember()
     told = {}
@@ -91,20 +107,41 @@ def test_five_different_refusals(radosgw_server: RadosGateway, home: Home, zoo: 
     animal.ask()
 
 
-NOBODY = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "CRIUCTL_STORE": "s3://bucket/prefix/", "CRIUCTL_S3_RETRIES": "1"}
+NOBODY = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+    "CRIUCTL_STORE": "s3://bucket/prefix/",
+    "CRIUCTL_S3_RETRIES": "1",
+}
 
 
 @pytest.mark.parametrize(
     "surroundings",
-    ["true", "ulimit -n 24", "ulimit -n 60", "ulimit -v 250000", "ulimit -v 600000", "exec 0<&-", "exec 0<&- 2>&-"],
+    [
+        "true",
+        "ulimit -n 24",
+        "ulimit -n 60",
+        "ulimit -v 250000",
+        "ulimit -v 600000",
+        "exec 0<&-",
+        "exec 0<&- 2>&-",
+    ],
 )
-def test_where_there_is_no_room_for_a_process_that_speaks_to_the_store(surroundings: str, criuctl: Criuctl) -> None:
+def test_where_there_is_no_room_for_a_process_that_speaks_to_the_store(
+    surroundings: str, criuctl: Criuctl
+) -> None:
     """criuctl does without it, or with less of it: what is wrong is told as ever."""
     criuctl.extra |= {**NOBODY, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     criuctl.prefix = ["sh", "-c", f'{surroundings}; exec "$@"', "sh"]
     answer = criuctl("restore", "web", check=False)
-    assert (answer["exit_code"], answer["error"]["code"], answer["stderr"]) == (7, "store-unreachable", "")
-    assert "reading config in s3://bucket/prefix at http://127.0.0.1:9: no answer" in answer["error"]["message"]
+    assert (answer["exit_code"], answer["error"]["code"], answer["stderr"]) == (
+        7,
+        "store-unreachable",
+        "",
+    )
+    assert (
+        "reading config in s3://bucket/prefix at http://127.0.0.1:9: no answer"
+        in answer["error"]["message"]
+    )
 
 
 def test_what_led_to_an_error_is_told(criuctl: Criuctl) -> None:
@@ -114,8 +151,12 @@ def test_what_led_to_an_error_is_told(criuctl: Criuctl) -> None:
     assert "caused by: EndpointConnectionError: Could not connect" in command.err.read_text()
 
 
-def test_with_closed_standard_streams(server: S3Server, zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
-    """Standard streams that are closed are not what the process that speaks to the store is spoken to by."""
+def test_with_closed_standard_streams(
+    server: S3Server, zoo: Zoo, criuctl: Criuctl, trip: Trip
+) -> None:
+    """Standard streams that are closed are not what the process that speaks to the store is spoken
+    to by.
+    """
     criuctl("store", "init")
     animal = zoo.launch("memory.py", "8")
     criuctl.prefix = ["sh", "-c", 'exec 0<&- 2>&-; exec "$@"', "sh"]

@@ -1,6 +1,8 @@
-"""criuctl started by somebody who has set things up unlike a login does: ignored signals, narrow limits.
+"""criuctl started by somebody who has set things up unlike a login does: ignored signals, narrow
+limits.
 
-Only what bounds criuctl itself is narrow: a hard limit below that of the tree cannot be given back to it.
+Only what bounds criuctl itself is narrow: a hard limit below that of the tree cannot be given back
+to it.
 """
 
 from __future__ import annotations
@@ -57,7 +59,11 @@ def test_a_root_that_wants_to_end_with_its_parent(pids: str, zoo: Zoo, trip: Tri
     told = trip.dump(animal)
     answer = trip.criuctl("restore", told["checkpoint"], "--pids", pids)
     animal = zoo.adopt(answer["pid"], animal)
-    wishes = [w.partition("wish for ")[2].partition(" when")[0] for w in answer["warnings"] if "when its parent ends" in w]
+    wishes = [
+        w.partition("wish for ")[2].partition(" when")[0]
+        for w in answer["warnings"]
+        if "when its parent ends" in w
+    ]
     assert wishes == ["SIGKILL", "signal 40"]
     animal.ask()
     animal = trip.restore(trip.dump(animal), animal, "--pids", pids)
@@ -65,10 +71,18 @@ def test_a_root_that_wants_to_end_with_its_parent(pids: str, zoo: Zoo, trip: Tri
 
 
 def test_limits_that_cannot_be_raised_are_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Whoever lacks CAP_SYS_RESOURCE, as in many a container, cannot give a tree more than it has itself."""
+    """Whoever lacks CAP_SYS_RESOURCE, as in many a container, cannot give a tree more than it has
+    itself.
+    """
     animal = zoo.launch("files.py")
     told = trip.dump(animal)
-    criuctl.prefix = ["setpriv", "--bounding-set=-sys_resource", "prlimit", "--msgqueue=1000:2000", "--"]
+    criuctl.prefix = [
+        "setpriv",
+        "--bounding-set=-sys_resource",
+        "prlimit",
+        "--msgqueue=1000:2000",
+        "--",
+    ]
     answer = criuctl("restore", told["checkpoint"])
     zoo.adopt(answer["pid"], animal)
     warnings = [w for w in answer["warnings"] if "not restored" in w]
@@ -100,22 +114,41 @@ def test_a_mapping_larger_than_memory(zoo: Zoo, trip: Trip) -> None:
     animal.ask()
 
 
-def test_more_shared_memory_than_a_restore_has_descriptors_that_came_after_the_look(zoo: Zoo, criuctl: Criuctl) -> None:
-    """The tree runs on; such a checkpoint could be restored by somebody with a higher limit only, and not here."""
+def test_more_shared_memory_than_a_restore_has_descriptors_that_came_after_the_look(
+    zoo: Zoo, criuctl: Criuctl
+) -> None:
+    """The tree runs on; such a checkpoint could be restored by somebody with a higher limit only,
+    and not here.
+    """
     animal = zoo.launch("growing.py")
     wait = f"until [ -e {animal.folder}/report-1.json ]; do sleep 0.05; done"
-    HookFolder(criuctl.home.path / "hooks").sh("pre-dump", "grow", f"kill -USR1 {animal.pid}; {wait}")
-    criuctl.prefix = ["setpriv", "--bounding-set=-sys_resource", "prlimit", "--nofile=1000:1000", "--"]
+    HookFolder(criuctl.home.path / "hooks").sh(
+        "pre-dump", "grow", f"kill -USR1 {animal.pid}; {wait}"
+    )
+    criuctl.prefix = [
+        "setpriv",
+        "--bounding-set=-sys_resource",
+        "prlimit",
+        "--nofile=1000:1000",
+        "--",
+    ]
     refused = criuctl("dump", animal.pid, check=False)
     assert refused["exit_code"] == 5, refused
-    assert "1000 mappings of shared memory" in refused["error"]["message"] and refused["error"]["pid"] == animal.pid
+    assert (
+        "1000 mappings of shared memory" in refused["error"]["message"]
+        and refused["error"]["pid"] == animal.pid
+    )
     criuctl.prefix = []
     animal.ask()
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
-def test_a_store_that_is_not_mounted_is_not_made_anew(encrypted: bool, zoo: Zoo, criuctl: Criuctl) -> None:
-    """What is put below a mount point is found by nobody; and the new store would not be encrypted."""
+def test_a_store_that_is_not_mounted_is_not_made_anew(
+    encrypted: bool, zoo: Zoo, criuctl: Criuctl
+) -> None:
+    """What is put below a mount point is found by nobody; and the new store would not be
+    encrypted.
+    """
     criuctl("store", "init", *(["--encrypt"] if encrypted else []))
     first, second = zoo.launch("counter.py", "1"), zoo.launch("counter.py", "1")
     criuctl("dump", first.pid, "--name", "first", "--leave-running")

@@ -1,4 +1,6 @@
-"""Symbolic links that are open themselves (O_PATH and O_NOFOLLOW), as file managers and backup programs hold them."""
+"""Symbolic links that are open themselves (O_PATH and O_NOFOLLOW), as file managers and backup
+programs hold them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What CRIU refuses only for the moment: the dump waits until it has passed, and undoes each try of which nothing came."""
+"""What CRIU refuses only for the moment: the dump waits until it has passed, and undoes each try of
+which nothing came.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,13 @@ def hooks(criuctl: Criuctl, animal: Animal) -> HookFolder:
     """It is corked after the look at it, before the freeze; each hook that runs is noted."""
     folder = HookFolder(criuctl.home.path / "hooks")
     corked = animal.folder / "corked"
-    folder.noting("pre-dump", more=f"kill -USR2 {child(animal)}; until [ -e {corked} ]; do sleep 0.01; done")
-    folder.noting("frozen", more=f'echo "{{\\"data\\": {{\\"times\\": $(wc -l < {folder.path}/told-frozen-note)}}}}"')
+    folder.noting(
+        "pre-dump", more=f"kill -USR2 {child(animal)}; until [ -e {corked} ]; do sleep 0.01; done"
+    )
+    folder.noting(
+        "frozen",
+        more=f'echo "{{\\"data\\": {{\\"times\\": $(wc -l < {folder.path}/told-frozen-note)}}}}"',
+    )
     folder.noting("dump-failed")
     return folder
 
@@ -73,7 +80,9 @@ def uncork(animal: Animal) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--pre-copy",), ("--leave-running",)])
-def test_a_dump_outwaits_it(options: tuple[str, ...], animal: Animal, hooks: HookFolder, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_dump_outwaits_it(
+    options: tuple[str, ...], animal: Animal, hooks: HookFolder, trip: Trip, criuctl: Criuctl
+) -> None:
     """What is restored is of the last try alone, and whole."""
     tables = set(netfilter.tables())
     with paused(criuctl, "thawed", "dump", animal.pid, *options) as held:
@@ -88,7 +97,10 @@ def test_a_dump_outwaits_it(options: tuple[str, ...], animal: Animal, hooks: Hoo
     told = held.command.json()
     assert [len(hooks.told(phase)) for phase in ("pre-dump", "frozen", "dump-failed")] == [1, 2, 0]
     shown = criuctl("show", told["checkpoint"])
-    assert [(hook["phase"], hook.get("data")) for hook in shown["hooks"]] == [("pre-dump", None), ("frozen", {"times": 2})]
+    assert [(hook["phase"], hook.get("data")) for hook in shown["hooks"]] == [
+        ("pre-dump", None),
+        ("frozen", {"times": 2}),
+    ]
     assert len([image for image in shown["images"] if image["name"].startswith("core-")]) == 2
     wait_until(lambda: not set(netfilter.tables()) - tables, 60, "no lock is left")
     criuctl("verify", told["checkpoint"])
@@ -110,7 +122,9 @@ def test_the_look_at_the_tree_outwaits_it(animal: Animal, trip: Trip, criuctl: C
     trip.restore(held.command.json(), animal, equal=False).ask()
 
 
-def test_the_look_at_the_tree_does_not_wait_for_ever(animal: Animal, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_the_look_at_the_tree_does_not_wait_for_ever(
+    animal: Animal, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
     cork(animal)
     answer = criuctl("dump", animal.pid, "--name", animal.folder.name, check=False)
     assert answer["exit_code"] == 4, answer
@@ -118,12 +132,21 @@ def test_the_look_at_the_tree_does_not_wait_for_ever(animal: Animal, criuctl: Cr
     assert aftermath.of_dump(animal, again=False) == "alive"
 
 
-def test_what_does_not_pass_is_told_in_the_end(animal: Animal, hooks: HookFolder, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_what_does_not_pass_is_told_in_the_end(
+    animal: Animal, hooks: HookFolder, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
     answer = criuctl("dump", animal.pid, "--name", animal.folder.name, check=False)
     assert answer["exit_code"] == 5, answer
-    assert f"in {len(PAUSES) + 1} tries: a datagram is being put together" in answer["error"]["message"]
+    assert (
+        f"in {len(PAUSES) + 1} tries: a datagram is being put together"
+        in answer["error"]["message"]
+    )
     assert answer["error"]["message"].endswith("; the tree runs on")
-    assert [len(hooks.told(phase)) for phase in ("pre-dump", "frozen", "dump-failed")] == [1, len(PAUSES) + 1, 1]
+    assert [len(hooks.told(phase)) for phase in ("pre-dump", "frozen", "dump-failed")] == [
+        1,
+        len(PAUSES) + 1,
+        1,
+    ]
     uncork(animal)
     (hooks.path / "pre-dump" / "note").unlink()
     assert aftermath.of_dump(animal, again=False) == "alive"

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.integration
 
 
 def _waits(port: int) -> list[str]:
-    """The states of the connections of that port over IPv4 that their server has closed, as the kernel numbers them."""
+    """The states of the connections of that port over IPv4 that their server has closed, as the
+    kernel numbers them.
+    """
     words = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return [w[3] for w in words if w[1].endswith(f":{port:04X}") and w[3] in ("05", "06")]
 
@@ -40,7 +42,14 @@ def test_what_a_stranger_has_of_the_same_port_over_ipv4_stays(zoo: Zoo, trip: Tr
 
 
 @pytest.mark.parametrize(
-    ("own", "other"), [("127.0.0.1", "0.0.0.0"), ("127.0.0.1", "::"), ("0.0.0.0", "127.0.0.1"), ("0.0.0.0", "::"), ("::", "::1")]
+    ("own", "other"),
+    [
+        ("127.0.0.1", "0.0.0.0"),
+        ("127.0.0.1", "::"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("0.0.0.0", "::"),
+        ("::", "::1"),
+    ],
 )
 def test_a_port_that_a_stranger_has_at_more_or_fewer_addresses_is_told_before(
     own: str, other: str, zoo: Zoo, trip: Trip, criuctl: Runs
@@ -81,17 +90,28 @@ def test_a_copy_in_a_network_of_its_own_has_the_addresses_that_it_listens_at(
     assert criuctl("verify", told["checkpoint"], "--restore")["restored"]
 
 
-def test_a_port_that_a_stranger_has_in_the_net_namespace_of_the_tree(zoo: Zoo, trip: Trip, criuctl: Runs) -> None:
+def test_a_port_that_a_stranger_has_in_the_net_namespace_of_the_tree(
+    zoo: Zoo, trip: Trip, criuctl: Runs
+) -> None:
     held = zoo.launch(
-        ["sleep", "600"], prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"], name="held"
+        ["sleep", "600"],
+        prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"],
+        name="held",
     )
-    wait_until(lambda: Path(f"/proc/{held.pid}/comm").read_text() == "sleep\n", 60, "its network is there")
+    wait_until(
+        lambda: Path(f"/proc/{held.pid}/comm").read_text() == "sleep\n", 60, "its network is there"
+    )
     inside = ["nsenter", f"--net=/proc/{held.pid}/ns/net", "--"]
     animal = zoo.launch("port.py", "127.0.0.1", prefix=inside)
     port = animal.ask()["port"]
     dumped = trip.dump(animal)
-    serve = f"import socket, time; s = socket.socket(); s.bind(('0.0.0.0', {port})); s.listen(); open('up', 'w'); time.sleep(600)"
-    stranger = zoo.launch([sys.executable, "-c", serve], prefix=inside, name="stranger", quiet=False)
+    serve = (
+        f"import socket, time; s = socket.socket(); s.bind(('0.0.0.0', {port})); s.listen(); "
+        "open('up', 'w'); time.sleep(600)"
+    )
+    stranger = zoo.launch(
+        [sys.executable, "-c", serve], prefix=inside, name="stranger", quiet=False
+    )
     wait_until((stranger.folder / "up").exists, 60, "the stranger listens")
     refused = criuctl("restore", dumped["checkpoint"], check=False)
     assert (refused["exit_code"], refused["error"]["code"]) == (4, "preflight")

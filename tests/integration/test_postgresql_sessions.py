@@ -1,4 +1,6 @@
-"""PostgreSQL sessions are learned and set up again under a client that knows nothing of it, at a real server."""
+"""PostgreSQL sessions are learned and set up again under a client that knows nothing of it, at a
+real server.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +59,23 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
 
 
 @pytest.mark.parametrize(
-    ("user", "host"), [("trust", "127.0.0.1"), ("clear", "::1"), ("md5", "unix"), ("scram", "127.0.0.1"), ("scram", "unix")]
+    ("user", "host"),
+    [
+        ("trust", "127.0.0.1"),
+        ("clear", "::1"),
+        ("md5", "unix"),
+        ("scram", "127.0.0.1"),
+        ("scram", "unix"),
+    ],
 )
-def test_the_next_statement_works(server: PostgresServer, user: str, host: str, tmp_path: Path) -> None:
+def test_the_next_statement_works(
+    server: PostgresServer, user: str, host: str, tmp_path: Path
+) -> None:
     """All that the session held is there again, for psycopg's prepared statements and for SQL's."""
     options = "-c work_mem=5MB"
-    with server.connect(user, host, prepare_threshold=0, application_name="billing", options=options) as client:
+    with server.connect(
+        user, host, prepare_threshold=0, application_name="billing", options=options
+    ) as client:
         client.execute("CREATE TABLE IF NOT EXISTS things (number bigint, name text)")
         client.execute('SET search_path = public, "odd, name"')
         client.execute("SET statement_timeout = '77s'")
@@ -71,22 +84,48 @@ def test_the_next_statement_works(server: PostgresServer, user: str, host: str, 
         client.execute("SET default_transaction_isolation = 'serializable'")
         client.execute("PREPARE adding (int, int) AS SELECT $1 + $2")
         client.execute('LISTEN "News"')
-        client.execute("SELECT pg_advisory_lock(5), pg_advisory_lock(-2), pg_advisory_lock_shared(-1, 7)")
+        client.execute(
+            "SELECT pg_advisory_lock(5), pg_advisory_lock(-2), pg_advisory_lock_shared(-1, 7)"
+        )
         client.execute("SET ROLE plain")
         insert = "INSERT INTO public.things VALUES (%s, %s) RETURNING number"
         client.execute("RESET ROLE")
         client.execute(insert, (1, "one"))
         client.execute("SET ROLE plain")
-        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+        held = (
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+        )
         statements = "SELECT array_agg(name ORDER BY name) FROM pg_prepared_statements"
-        before = [value(client, q) for q in (held, statements, "SHOW search_path", "SHOW work_mem", "SELECT pg_backend_pid()")]
-        hand = Handback(PROTOCOL, client.fileno(), secret(tmp_path, f"{user}-secret", settings=["my.own"]))
+        before = [
+            value(client, q)
+            for q in (
+                held,
+                statements,
+                "SHOW search_path",
+                "SHOW work_mem",
+                "SELECT pg_backend_pid()",
+            )
+        ]
+        hand = Handback(
+            PROTOCOL, client.fileno(), secret(tmp_path, f"{user}-secret", settings=["my.own"])
+        )
         facts = hand.round()
-        after = [value(client, q) for q in (held, statements, "SHOW search_path", "SHOW work_mem", "SELECT pg_backend_pid()")]
+        after = [
+            value(client, q)
+            for q in (
+                held,
+                statements,
+                "SHOW search_path",
+                "SHOW work_mem",
+                "SELECT pg_backend_pid()",
+            )
+        ]
         assert before[0] == 3
         assert "_pg3_0" in before[1] and "adding" in before[1]
         # The questions above were prepared one by one, so the later list has those as well.
-        assert [before[0], *before[2:4]] == [after[0], *after[2:4]] and set(before[1]) <= set(after[1])
+        assert [before[0], *before[2:4]] == [after[0], *after[2:4]] and set(before[1]) <= set(
+            after[1]
+        )
         assert before[4] != after[4] == facts["backend"]
         assert not [name for name in after[1] if "criuctl" in name]
         assert value(client, "SHOW statement_timeout") == "77s"
@@ -106,14 +145,19 @@ def test_the_next_statement_works(server: PostgresServer, user: str, host: str, 
 
 
 def test_looking_leaves_no_trace(client: Any) -> None:
-    """The unnamed statement, the settings and the list of statements are what they were; the session is the same one."""
+    """The unnamed statement, the settings and the list of statements are what they were; the
+    session is the same one.
+    """
     raw = client.pgconn
     raw.prepare(b"", b"SELECT 'the unnamed one'")
     backend = raw.backend_pid
     state = Handback(PROTOCOL, client.fileno()).inspect()
     assert state["backend"] == backend
     assert raw.exec_prepared(b"", []).get_value(0, 0) == b"the unnamed one"
-    assert value(client, "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE '%criuctl%'") == 0
+    assert (
+        value(client, "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE '%criuctl%'")
+        == 0
+    )
     assert state["settings"] == {}
     assert state["plain"] == "the server has no TLS"
 
@@ -138,8 +182,12 @@ def test_another_client_encoding(client: Any) -> None:
 
 
 def test_types_that_users_made(server: PostgresServer, client: Any) -> None:
-    """They come back with their numbers; if they are others now, that is said instead of guessed."""
-    client.execute("DROP TYPE IF EXISTS mood; CREATE TYPE mood AS ENUM ('glad', 'sad')", prepare=False)
+    """They come back with their numbers; if they are others now, that is said instead of
+    guessed.
+    """
+    client.execute(
+        "DROP TYPE IF EXISTS mood; CREATE TYPE mood AS ENUM ('glad', 'sad')", prepare=False
+    )
     client.execute("PREPARE how (mood) AS SELECT $1", prepare=False)
     client.execute("SELECT 1 WHERE 'glad'::mood = %s", ("glad",))
     hand = Handback(PROTOCOL, client.fileno())
@@ -152,7 +200,9 @@ def test_types_that_users_made(server: PostgresServer, client: Any) -> None:
         hand.reconnect()
 
 
-def test_a_statement_that_the_server_does_not_understand_any_more(server: PostgresServer, client: Any) -> None:
+def test_a_statement_that_the_server_does_not_understand_any_more(
+    server: PostgresServer, client: Any
+) -> None:
     """It was of no use before either: a warning, and all others are there."""
     client.execute("CREATE TABLE passing (a int)")
     for statement in ("SELECT %s + 1", "INSERT INTO passing VALUES (%s)", "SELECT %s + 2"):
@@ -167,7 +217,10 @@ def test_a_statement_that_the_server_does_not_understand_any_more(server: Postgr
 OBSTACLES = [
     ("BEGIN", "a transaction is open"),
     ("CREATE TEMPORARY TABLE mine (a int)", "temporary objects: mine"),
-    ("CREATE FUNCTION pg_temp.helper() RETURNS int LANGUAGE sql AS 'SELECT 1'", "temporary objects: helper"),
+    (
+        "CREATE FUNCTION pg_temp.helper() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "temporary objects: helper",
+    ),
     ("BEGIN; DECLARE far CURSOR WITH HOLD FOR SELECT 1; COMMIT", "WITH HOLD cursors: far"),
     ("SELECT 1; PREPARE two AS SELECT 2; SELECT 3", "two was made by several commands"),
 ]
@@ -195,17 +248,21 @@ def test_a_failed_transaction_is_an_open_one(client: Any) -> None:
 def test_a_query_in_flight(server: PostgresServer, client: Any, local: bool) -> None:
     """Asked for and not answered: the program gets its answer, and only that.
 
-    A local server process says that it is busy; of another server TCP may know, or the answer is found in front of ours.
+    A local server process says that it is busy; of another server TCP may know, or the answer is
+    found in front of ours.
     """
     raw = client.pgconn
     with server.connect() as other:
         other.execute("SELECT pg_advisory_lock(4711)")
-        time.sleep(0.05)  # "sent after received" is told by a clock that ticks every few milliseconds
+        # "sent after received" is told by a clock that ticks every few milliseconds
+        time.sleep(0.05)
         raw.send_query(b"SELECT pg_advisory_lock(4711), 'done'")
         raw.flush()
         waits = f"SELECT wait_event_type FROM pg_stat_activity WHERE pid = {raw.backend_pid}"
         wait_for(lambda: server.execute(waits) == [("Lock",)])
-        hand = Handback(PROTOCOL, client.fileno(), peer_process=f"{raw.backend_pid} (postgres)" if local else "")
+        hand = Handback(
+            PROTOCOL, client.fileno(), peer_process=f"{raw.backend_pid} (postgres)" if local else ""
+        )
         with pytest.raises(CannotRebuild, match="in flight"):
             hand.inspect()
     assert raw.get_result().get_value(0, 1) == b"done"
@@ -302,9 +359,13 @@ def test_no_password_is_known(server: PostgresServer) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
-def test_the_password_file_of_the_program(server: PostgresServer, tmp_path: Path, mode: int) -> None:
+def test_the_password_file_of_the_program(
+    server: PostgresServer, tmp_path: Path, mode: int
+) -> None:
     path = tmp_path / "pgpass"
-    path.write_text(f"# mine\nlocalhost:1:*:*:wrong\nlocalhost:{server.port}:postgres:clear:clear-secret\n*:*:*:*:last\n")
+    path.write_text(
+        f"# mine\nlocalhost:1:*:*:wrong\nlocalhost:{server.port}:postgres:clear:clear-secret\n*:*:*:*:last\n"
+    )
     path.chmod(mode)
     with server.connect("clear", "unix") as client:
         hand = Handback(PROTOCOL, client.fileno())
@@ -325,7 +386,9 @@ def test_a_database_that_is_gone_and_a_server_that_is_full(server: PostgresServe
         hand = Handback(PROTOCOL, client.fileno())
         hand.inspect()
         hand.cut()
-        wait_for(lambda: not server.execute("SELECT 1 FROM pg_stat_activity WHERE datname = 'passing'"))
+        wait_for(
+            lambda: not server.execute("SELECT 1 FROM pg_stat_activity WHERE datname = 'passing'")
+        )
         server.execute("DROP DATABASE passing")
         with pytest.raises(CannotRebuild, match='database "passing" does not exist'):
             hand.reconnect()
@@ -356,7 +419,9 @@ def tls_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
 
 
 class TestEncryption:
-    """A plain word into an encrypted session ends it, so none is said unless the session is proved to be plain."""
+    """A plain word into an encrypted session ends it, so none is said unless the session is proved
+    to be plain.
+    """
 
     @pytest.fixture(autouse=True)
     def _no_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,24 +430,33 @@ class TestEncryption:
     @pytest.mark.parametrize("options", [{}, {"user": "trust", "database": "postgres"}])
     def test_encrypted(self, tls_server: PostgresServer, options: dict[str, str]) -> None:
         with tls_server.connect(sslmode="require") as client:
-            with pytest.raises(CannotRebuild, match="encrypted" if options else "cannot be found out"):
+            with pytest.raises(
+                CannotRebuild, match="encrypted" if options else "cannot be found out"
+            ):
                 Handback(PROTOCOL, client.fileno(), Settings({}, options)).inspect()
             assert value(client, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") is True
 
     def test_plain(self, tls_server: PostgresServer) -> None:
         with tls_server.connect(sslmode="disable") as client:
-            hand = Handback(PROTOCOL, client.fileno(), Settings({}, {"user": "trust", "database": "postgres"}))
+            hand = Handback(
+                PROTOCOL, client.fileno(), Settings({}, {"user": "trust", "database": "postgres"})
+            )
             hand.round()
             assert hand.record.session["plain"] == "the server says so"
             assert value(client, "SELECT 42") == 42
             ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'criuctl'"
-            wait_for(lambda: tls_server.execute(ours) == [(0,)])  # the server ends a session after its client has gone
+            # the server ends a session after its client has gone
+            wait_for(lambda: tls_server.execute(ours) == [(0,)])
 
     def test_seen_there_to_be_busy(self, tls_server: PostgresServer) -> None:
         with tls_server.connect(sslmode="disable") as client:
             client.execute("BEGIN")
             with pytest.raises(CannotRebuild, match="a transaction is open"):
-                Handback(PROTOCOL, client.fileno(), Settings({}, {"user": "trust", "database": "postgres"})).inspect()
+                Handback(
+                    PROTOCOL,
+                    client.fileno(),
+                    Settings({}, {"user": "trust", "database": "postgres"}),
+                ).inspect()
 
     def test_vouched_for(self, tls_server: PostgresServer) -> None:
         with tls_server.connect(sslmode="disable") as client:
@@ -410,7 +484,9 @@ READY = message(b"Z", b"I")
 
 @contextmanager
 def fake(*answers: bytes) -> Iterator[socket.socket]:
-    """The client's end of a connection whose server sends the next of `answers` for whatever comes, then only listens."""
+    """The client's end of a connection whose server sends the next of `answers` for whatever comes,
+    then only listens.
+    """
     mine, theirs = socket.socketpair()
 
     def serve() -> None:
@@ -441,7 +517,10 @@ LIES = {
     "no method": (message(b"R"),),
     "ready at once": (READY,),
     "no proof": (SASL, AUTHENTICATED + READY),
-    "a nonce that is not ours": (SASL, message(b"R", struct.pack("!I", 11) + b"r=other,s=AAAA,i=4096")),
+    "a nonce that is not ours": (
+        SASL,
+        message(b"R", struct.pack("!I", 11) + b"r=other,s=AAAA,i=4096"),
+    ),
     "no challenge": (SASL, message(b"R", struct.pack("!I", 11) + b"\xff\xff")),
     "a transaction": (AUTHENTICATED + READY, message(b"1") + message(b"Z", b"T")),
     "half a row": (AUTHENTICATED + READY, message(b"D", b"\0\5") + READY),
@@ -475,8 +554,14 @@ def test_a_server_that_lies_at_the_restore(name: str, tmp_path: Path) -> None:
         (message(b"Z", b"T"),),
         (READY, b"garbage"),
         (READY, READY),
-        (READY, 2 * (message(b"D", struct.pack("!HI", 1, 4) + b"null") + message(b"C", b"\0")) + READY),
-        (READY, 2 * (message(b"D", struct.pack("!HI", 1, 2) + b"{}") + message(b"C", b"\0")) + READY),
+        (
+            READY,
+            2 * (message(b"D", struct.pack("!HI", 1, 4) + b"null") + message(b"C", b"\0")) + READY,
+        ),
+        (
+            READY,
+            2 * (message(b"D", struct.pack("!HI", 1, 2) + b"{}") + message(b"C", b"\0")) + READY,
+        ),
         (READY, message(b"D", b"\0\1\0\0\0\1x") + READY),
         (READY, message(b"E", b"SERROR\0C42601\0Mno\0\0") + READY, READY),
     ],
@@ -502,7 +587,9 @@ def test_a_notification_that_comes_between_is_told() -> None:
     )
     notification = message(b"A", struct.pack("!I", 99) + b"news\0stop the press\0")
     with fake(READY, notification + answers + READY) as sock:
-        state = PROTOCOL.inspect(sock, ConnectionRecord(pid=os.getpid(), fd=9), Settings(), time.monotonic() + 60)
+        state = PROTOCOL.inspect(
+            sock, ConnectionRecord(pid=os.getpid(), fd=9), Settings(), time.monotonic() + 60
+        )
     assert state["notifications"] == [["news", "stop the press", 99]]
     assert "stop the press" in state["warnings"][0]
 
@@ -512,7 +599,9 @@ def test_what_is_not_ours_is_left_in_the_queue() -> None:
     answer = message(b"C", b"SELECT 1\0") + READY
     with fake(answer) as sock:
         with pytest.raises(CannotRebuild, match="a query is in flight"):
-            PROTOCOL.inspect(sock, ConnectionRecord(pid=os.getpid(), fd=9), Settings(), time.monotonic() + 60)
+            PROTOCOL.inspect(
+                sock, ConnectionRecord(pid=os.getpid(), fd=9), Settings(), time.monotonic() + 60
+            )
         sock.settimeout(60)
         assert sock.recv(100) == answer
 

@@ -1,4 +1,6 @@
-"""Memory stored while the tree runs: the frozen pass finds it, and what comes back is of the moment of the freeze."""
+"""Memory stored while the tree runs: the frozen pass finds it, and what comes back is of the moment
+of the freeze.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,25 @@ def while_frozen(told: dict[str, Any]) -> int:
 
 
 def test_of_a_quiet_tree_nothing_is_left_to_store(zoo: Zoo, trip: Trip) -> None:
-    """Heap, forked and shared memory, memfds, private file mappings, guards: cut just as CRIU sends them."""
+    """Heap, forked and shared memory, memfds, private file mappings, guards: cut just as CRIU sends
+    them.
+    """
     animal = zoo.launch("memory.py", "32")
     shared_before = oracle.read(f"/proc/{animal.pid}/smaps_rollup")
     told = trip.snapshot(animal, "--pre-copy")
     first, *others = told["precopy"]
     assert first["round"] == 1
     assert first["new"] > 32 * MIB
-    assert first["read"] < told["bytes"]["memory"] - 30 * MIB  # what the child shares with its parent is read once
+    # what the child shares with its parent is read once
+    assert first["read"] < told["bytes"]["memory"] - 30 * MIB
     assert [r for r in others if r["new"] > MIB] == []
     assert while_frozen(told) < 2 * MIB  # CRIU's images, with a deleted file of one MiB
     assert told["bytes"]["unused"] < MIB
     # Forked memory is shared as before: reading it has copied nothing.
-    assert abs(shared(oracle.read(f"/proc/{animal.pid}/smaps_rollup")) - shared(shared_before)) < 4 * MIB
+    assert (
+        abs(shared(oracle.read(f"/proc/{animal.pid}/smaps_rollup")) - shared(shared_before))
+        < 4 * MIB
+    )
     # The same chunks as without pre-copy.
     plain = trip.snapshot(animal)
     assert "precopy" not in plain
@@ -48,7 +56,9 @@ def test_of_a_quiet_tree_nothing_is_left_to_store(zoo: Zoo, trip: Trip) -> None:
 
 def shared(rollup: str) -> int:
     """Bytes of private memory that several processes share."""
-    found = [int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Shared_Dirty:")]
+    found = [
+        int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Shared_Dirty:")
+    ]
     return found[0] * 1024
 
 
@@ -69,7 +79,8 @@ def test_of_a_tree_that_writes_single_pages_all_over_only_pages_are_stored_again
     animal = zoo.launch("rewriter.py", "31", quiet=False)  # two pages of each window
     told = trip.dump(animal, "--pre-copy")
     assert told["precopy"][0]["new"] > 30 * MIB
-    assert while_frozen(told) < 12 * MIB  # a MiB of pages, 8 MiB of windows that are stored whole first, CRIU's images
+    # a MiB of pages, 8 MiB of windows that are stored whole first, CRIU's images
+    assert while_frozen(told) < 12 * MIB
     assert criuctl("show", told["checkpoint"])["features"] == ["layers"]
     criuctl("verify", told["checkpoint"])
     restored = trip.restore(told, animal, *way, equal=False)
@@ -77,7 +88,9 @@ def test_of_a_tree_that_writes_single_pages_all_over_only_pages_are_stored_again
     assert wait_until(lambda: restored.ask()["turns"] > turns, 60, "it writes on")
 
 
-def test_a_process_that_ends_between_rounds_is_not_missed(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_process_that_ends_between_rounds_is_not_missed(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     animal = zoo.launch("memory.py", "4")
     (child,) = oracle.tree(animal.pid)[1:]
     with paused(criuctl, "precopy", "dump", animal.pid, "--leave-running", "--pre-copy") as held:

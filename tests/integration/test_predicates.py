@@ -1,4 +1,6 @@
-"""What a checkpoint requires: noted at the dump, checked before anything starts, and no stranger's command is run for it."""
+"""What a checkpoint requires: noted at the dump, checked before anything starts, and no stranger's
+command is run for it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from support.zoo import Zoo
 pytestmark = pytest.mark.integration
 
 
-def test_a_stale_checkpoint_is_refused_with_every_reason(zoo: Zoo, trip: Trip, criuctl: Criuctl, tmp_path: Path) -> None:
+def test_a_stale_checkpoint_is_refused_with_every_reason(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl, tmp_path: Path
+) -> None:
     animal = zoo.launch("counter.py")
     schema, token, ran = (tmp_path / name for name in ("schema.sql", "token", "ran"))
     schema.write_text("create table a (b int);")
@@ -24,15 +28,26 @@ def test_a_stale_checkpoint_is_refused_with_every_reason(zoo: Zoo, trip: Trip, c
         *("--require", f"output:echo x >> {ran}; wc -c < {schema}", "--require", "age:1d"),
     )
     assert len(told["requires"]) == 4
-    assert [p["state"] for p in criuctl("show", "db")["predicates"]] == ["holds", "unchecked", "unchecked", "holds"]
+    assert [p["state"] for p in criuctl("show", "db")["predicates"]] == [
+        "holds",
+        "unchecked",
+        "unchecked",
+        "holds",
+    ]
     assert ran.read_text() == "x\n"  # at the dump; to show it is not run
     assert criuctl("restore", "db", "--as", "other", "--dry-run")["ok"] is True
     assert ran.read_text() == "x\nx\n"
-    elsewhere = {"CRIUCTL_STATE_DIR": str(tmp_path / "elsewhere")}  # another host: nothing of this one's but the store
+    # another host: nothing of this one's but the store
+    elsewhere = {"CRIUCTL_STATE_DIR": str(tmp_path / "elsewhere")}
     strange = criuctl("restore", "db", "--dry-run", check=False, env=elsewhere)
-    assert (strange["exit_code"], [f["code"] for f in strange["findings"] if f["level"] == "error"]) == (4, ["unchecked"] * 2)
+    assert (
+        strange["exit_code"],
+        [f["code"] for f in strange["findings"] if f["level"] == "error"],
+    ) == (4, ["unchecked"] * 2)
     assert ran.read_text() == "x\nx\n"
-    elsewhere["CRIUCTL_PREDICATES"] = json.dumps({"none": [r for r in told["requires"] if r.startswith(("command", "output"))]})
+    elsewhere["CRIUCTL_PREDICATES"] = json.dumps(
+        {"none": [r for r in told["requires"] if r.startswith(("command", "output"))]}
+    )
     assert criuctl("restore", "db", "--as", "other", "--dry-run", env=elsewhere)["ok"] is True
 
     schema.write_text("create table a (b int, c text);")
@@ -42,7 +57,11 @@ def test_a_stale_checkpoint_is_refused_with_every_reason(zoo: Zoo, trip: Trip, c
     refused = criuctl("restore", "db", "--as", "other", check=False)
     assert refused["exit_code"] == 4
     assert [f["code"] for f in refused["error"]["findings"]] == ["stale"] * 3
-    for reason in ("was 23 bytes at the dump and is 31 now", "ended with 1", "prints something else"):
+    for reason in (
+        "was 23 bytes at the dump and is 31 now",
+        "ended with 1",
+        "prints something else",
+    ):
         assert reason in refused["error"]["message"]
     assert "other" not in [s["session"] for s in criuctl("ls")]
     forced = criuctl("restore", "db", "--as", "other", "--force")

@@ -1,7 +1,8 @@
 """Every obstacle of the preflight, with a real process; and CRIU asked whether it agrees.
 
-Two promises: what CRIU refuses is found before the freeze, and what CRIU dumps is never refused.  Both are
-held against the CRIU in use, so a new CRIU or kernel that learns or unlearns something fails here.
+Two promises: what CRIU refuses is found before the freeze, and what CRIU dumps is never refused.
+Both are held against the CRIU in use, so a new CRIU or kernel that learns or unlearns something
+fails here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from criuctl.report import Finding
 pytestmark = pytest.mark.integration
 
 CASES = DUMPABLE + REFUSED
-PATIENCE = 30.0  # seconds until a state that a program enters after it said that it is ready must show
+# seconds until a state that a program enters after it said that it is ready must show
+PATIENCE = 30.0
 KNOWING_USER = [
     "--tcp-established",
     "--file-locks",
@@ -59,7 +61,9 @@ def _settled(pid: int, case: Case) -> list[Finding]:
 
 
 def _ask_criu(pid: int, found: list[Finding], folder: Path) -> tuple[bool, str]:
-    """Whether raw CRIU dumps the tree (and lets it run on), started as criuctl starts it; and its log."""
+    """Whether raw CRIU dumps the tree (and lets it run on), started as criuctl starts it; and its
+    log.
+    """
     try:
         entered = foreign(pid) & {"mnt", "pid", "net"}
     except NoSuchProcess:
@@ -70,11 +74,22 @@ def _ask_criu(pid: int, found: list[Finding], folder: Path) -> tuple[bool, str]:
         options.append("--shell-job")
     tree = read_tree(pid)
     opened = {process.pid: descriptors(process.pid) for process in tree if not process.zombie}
-    terminals = [t for t in tty.terminals(tree, opened) if t.kind == "pts" and t.holders and not t.master_inside]
-    options += [f"--external={key}" for key in sorted({t.external_key for t in terminals} | tty.alias_keys(tree, opened))]
+    terminals = [
+        t
+        for t in tty.terminals(tree, opened)
+        if t.kind == "pts" and t.holders and not t.master_inside
+    ]
+    options += [
+        f"--external={key}"
+        for key in sorted({t.external_key for t in terminals} | tty.alias_keys(tree, opened))
+    ]
     outside = {(f.pid, f.fd) for f in found if f.code == "foreign-mount"}
     for holder in {pid for pid, _fd in outside if pid is not None}:
-        options += [f"--external=file[{d.mnt_id:x}:{d.inode:x}]" for d in descriptors(holder) if (holder, d.fd) in outside]
+        options += [
+            f"--external=file[{d.mnt_id:x}:{d.inode:x}]"
+            for d in descriptors(holder)
+            if (holder, d.fd) in outside
+        ]
     images = folder / "images"
     images.mkdir()
     criu = binary.find(Config()).argv
@@ -91,7 +106,8 @@ def _ask_criu(pid: int, found: list[Finding], folder: Path) -> tuple[bool, str]:
         done = command.run(argv, timeout=120, check=False, pass_fds=fds)
     log = images / "log"
     told = log.read_text(errors="replace") if log.exists() else done.error_text
-    for run_id in re.findall(r"CRIU run id = ([0-9a-f-]{36})", told):  # one that ends by its own BUG() leaves its firewall table
+    # one that ends by its own BUG() leaves its firewall table
+    for run_id in re.findall(r"CRIU run id = ([0-9a-f-]{36})", told):
         netfilter.delete_table(netfilter.criu_table(run_id))
     return done.returncode == 0, told
 
@@ -106,7 +122,9 @@ def test_obstacle_is_found_and_criu_agrees(case: Case, tmp_path: Path) -> None:
         assert {f.code for f in found if f.level == "error"} == case.errors, told
         assert case.others <= {f.code for f in found if f.level != "error"}, told
         for finding in found:
-            assert finding.pid is not None or finding.level != "error", "an obstacle names its process"
+            assert finding.pid is not None or finding.level != "error", (
+                "an obstacle names its process"
+            )
             assert finding.hint or finding.level == "info", f"{finding.code} says no remedy"
         if case.criu is not None:
             dumped, log = _ask_criu(program.pid, found, tmp_path)
@@ -114,11 +132,20 @@ def test_obstacle_is_found_and_criu_agrees(case: Case, tmp_path: Path) -> None:
 
 
 def test_process_of_another_user(tmp_path: Path) -> None:
-    """CRIU reads a process's limits with prlimit(2), which asks for CAP_SYS_RESOURCE when the ids differ."""
+    """CRIU reads a process's limits with prlimit(2), which asks for CAP_SYS_RESOURCE when the ids
+    differ.
+    """
     status = Path("/proc/self/status").read_text()
-    may = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), 16) >> 24 & 1
+    may = (
+        int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), 16)
+        >> 24
+        & 1
+    )
     tmp_path.chmod(0o755)
-    with running("os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)", tmp_path) as program:
+    with running(
+        "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)",
+        tmp_path,
+    ) as program:
         found = _findings(program.pid)
         assert {f.code for f in found if f.level == "error"} == (set() if may else {"foreign-user"})
         dumped, log = _ask_criu(program.pid, found, tmp_path)
@@ -126,7 +153,10 @@ def test_process_of_another_user(tmp_path: Path) -> None:
 
 
 def test_more_room_for_descriptors_is_all_it_takes(tmp_path: Path) -> None:
-    used_up = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128)); f = [os.dup(0) for _ in range(58)]"
+    used_up = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128)); f = [os.dup(0) "
+        "for _ in range(58)]"
+    )
     with running(used_up, tmp_path) as program:
         (finding,) = [f for f in _findings(program.pid) if f.level == "error"]
         assert "`prlimit --pid" in finding.hint
@@ -137,10 +167,13 @@ def test_more_room_for_descriptors_is_all_it_takes(tmp_path: Path) -> None:
         assert dumped, log[-3000:]
 
 
-def test_descriptor_that_no_restore_has_room_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptor_that_no_restore_has_room_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CRIU raises its own limit as far as it may; here it may not."""
     monkeypatch.setattr(scene, "effective_capabilities", lambda: 0)
-    limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 1 << 16)  # a table for many more takes much memory
+    # a table for many more takes much memory
+    limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 1 << 16)
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
     highest = limit // 128 * 128 - 32
     raised = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))"
@@ -162,7 +195,9 @@ def test_more_shared_memory_than_a_restore_has_descriptors(tmp_path: Path) -> No
 
 
 def test_shared_descriptor_is_told_once(tmp_path: Path) -> None:
-    with running("f = os.open('/dev/fuse', os.O_RDWR); [child(lambda: None) for _ in range(3)]", tmp_path) as program:
+    with running(
+        "f = os.open('/dev/fuse', os.O_RDWR); [child(lambda: None) for _ in range(3)]", tmp_path
+    ) as program:
         assert [f.code for f in _findings(program.pid) if f.level == "error"] == ["device"]
 
 
@@ -172,7 +207,8 @@ def _obstacles(pid: int) -> list[Finding]:
 
 def test_tree_inside_is_told_once_by_its_first_process(tmp_path: Path) -> None:
     text = (
-        "def inner():\n libc.unshare(0x0C000000); [child(lambda: child(lambda: None)) for _ in range(2)]\n"
+        "def inner():\n libc.unshare(0x0C000000); [child(lambda: child(lambda: None)) for _ in "
+        "range(2)]\n"
         "pid = child(inner); open(TMP + '/pid', 'w').write(str(pid))"
     )
     with running(text, tmp_path) as program:
@@ -185,7 +221,10 @@ def test_tree_inside_is_told_once_by_its_first_process(tmp_path: Path) -> None:
 
 
 def test_time_namespace_names_the_child_that_can_be_dumped(tmp_path: Path) -> None:
-    text = "assert libc.unshare(0x80) == 0; pid = child(lambda: None); open(TMP + '/pid', 'w').write(str(pid))"
+    text = (
+        "assert libc.unshare(0x80) == 0; pid = child(lambda: None); open(TMP + '/pid', "
+        "'w').write(str(pid))"
+    )
     with running(text, tmp_path) as program:
         inner = int((tmp_path / "pid").read_text())
         outer = next(f for f in _obstacles(program.pid) if f.pid == program.pid)
@@ -197,7 +236,10 @@ def test_time_namespace_names_the_child_that_can_be_dumped(tmp_path: Path) -> No
 
 
 def test_descriptor_and_process_are_named(tmp_path: Path) -> None:
-    text = "def run():\n global r, w\n r, w = os.pipe2(os.O_DIRECT)\npid = child(run); open(TMP + '/pid', 'w').write(str(pid))"
+    text = (
+        "def run():\n global r, w\n r, w = os.pipe2(os.O_DIRECT)\npid = child(run); open(TMP + "
+        "'/pid', 'w').write(str(pid))"
+    )
     with running(text, tmp_path) as program:
         found = [f for f in _findings(program.pid) if f.level == "error"]
         assert {f.pid for f in found} == {int((tmp_path / "pid").read_text())} != {program.pid}
@@ -230,9 +272,17 @@ def test_other_end_of_a_pipe_is_named(tmp_path: Path) -> None:
         assert not [f for f in _findings(program.pid) if f.level == "warning"]
 
 
-def test_a_process_that_reads_a_disk_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One look may meet any process in a moment of uninterruptible sleep; it is told of when it stays there."""
-    monkeypatch.setattr(scene, "read_tree", lambda root: [process._replace(state="D") for process in read_tree(root)])
+def test_a_process_that_reads_a_disk_is_not_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look may meet any process in a moment of uninterruptible sleep; it is told of when it
+    stays there.
+    """
+    monkeypatch.setattr(
+        scene,
+        "read_tree",
+        lambda root: [process._replace(state="D") for process in read_tree(root)],
+    )
     with running("child(lambda: None)", tmp_path) as program:
         assert [f.code for f in _findings(program.pid) if f.code == "uninterruptible"] == []
 
@@ -250,7 +300,9 @@ def test_frozen_control_group_is_found(tmp_path: Path) -> None:
     if freezer is None and unified is None:
         pytest.skip("no control group file system is mounted on this machine")
     top = Path(freezer or unified or "")
-    file, frozen, thawed = ("freezer.state", "FROZEN", "THAWED") if freezer else ("cgroup.freeze", "1", "0")
+    file, frozen, thawed = (
+        ("freezer.state", "FROZEN", "THAWED") if freezer else ("cgroup.freeze", "1", "0")
+    )
     group = top / f"criuctl-{os.getpid()}"
     group.mkdir()
     try:
@@ -260,7 +312,10 @@ def test_frozen_control_group_is_found(tmp_path: Path) -> None:
             (group / file).write_text(frozen)
             try:
                 deadline = time.monotonic() + PATIENCE
-                while not (found := [f for f in _findings(program.pid) if f.code == "frozen"]) and time.monotonic() < deadline:
+                while (
+                    not (found := [f for f in _findings(program.pid) if f.code == "frozen"])
+                    and time.monotonic() < deadline
+                ):
                     pass
                 assert found
                 assert str(group) in found[0].hint
@@ -280,7 +335,8 @@ def _mount_of(kind: str, option: str) -> str | None:
 
 def test_large_tree_is_checked_fast(tmp_path: Path) -> None:
     many = (
-        "for _ in range(99):\n if os.fork() == 0:\n  os.close(READY); f = [os.open('/etc/passwd', 0) for _ in range(17)]; sleep()"
+        "for _ in range(99):\n if os.fork() == 0:\n  os.close(READY); f = [os.open('/etc/passwd', "
+        "0) for _ in range(17)]; sleep()"
     )
     with running(many, tmp_path) as program:
         times = []

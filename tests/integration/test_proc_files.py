@@ -2,11 +2,12 @@
 
 What a descriptor stands for, and what may have changed:
 
-===================  ===========================  ====================================================
-of /proc              changes                      restored as
-===================  ===========================  ====================================================
-this process          number (copy)                its own again
-a thread              made last by CRIU            opened when it is there
+===================  ===========================
+==================================================== of /proc              changes
+restored as
+===================  ===========================
+==================================================== this process          number (copy)
+its own again a thread              made last by CRIU            opened when it is there
 a child               likewise its descriptors     likewise
 an ended one          number is taken              one that has ended
 one outside, alive    -                            that one
@@ -14,7 +15,8 @@ one outside           has ended, is not visible    one that has ended
 one outside: net      has ended                    the network, the mounts of the holder
 a control group's     is gone                      refused in the plan, which says what to make
 sysfs: a device's     is gone                      likewise
-===================  ===========================  ====================================================
+===================  ===========================
+====================================================
 """
 
 from __future__ import annotations
@@ -33,8 +35,19 @@ from support.zoo import Zoo
 
 pytestmark = pytest.mark.integration
 
-OWN = ["thread", "thread-as-process", "thread-name", "thread-folder", "shared", "itself", "child", "ended", "ended-thread"]
-# A file of a thread or process that has ended: which number it had cannot be kept where that is taken.
+OWN = [
+    "thread",
+    "thread-as-process",
+    "thread-name",
+    "thread-folder",
+    "shared",
+    "itself",
+    "child",
+    "ended",
+    "ended-thread",
+]
+# A file of a thread or process that has ended: which number it had cannot be kept where that is
+# taken.
 ENDED = ("*/target",)
 
 
@@ -64,10 +77,16 @@ def outside(zoo: Zoo) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_of_a_process_outside_that_lives(zoo: Zoo, trip: Trip, criuctl: Criuctl, outside: subprocess.Popen[bytes]) -> None:
+def test_of_a_process_outside_that_lives(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl, outside: subprocess.Popen[bytes]
+) -> None:
     animal = zoo.launch("proc_files.py", "outside", str(outside.pid))
     (found,) = [f for f in criuctl("check", animal.pid)["findings"] if f["code"] == "proc-outside"]
-    assert found["level"] == "warning" and str(outside.pid) in found["text"] and found["pid"] == animal.pid
+    assert (
+        found["level"] == "warning"
+        and str(outside.pid) in found["text"]
+        and found["pid"] == animal.pid
+    )
     trip.round(animal)
 
 
@@ -75,7 +94,9 @@ def test_a_working_folder_of_a_thread(zoo: Zoo, criuctl: Criuctl) -> None:
     """Not even criuctl's way to open files afterwards helps: refused before anything is touched."""
     animal = zoo.launch("proc_files.py", "thread-working-folder")
     refused = criuctl("dump", animal.pid, check=False)
-    assert refused["exit_code"] and "proc-folder" in {f["code"] for f in refused["error"]["findings"]}
+    assert refused["exit_code"] and "proc-folder" in {
+        f["code"] for f in refused["error"]["findings"]
+    }
     assert animal.alive()
 
 
@@ -102,7 +123,9 @@ def test_of_a_process_outside_that_is_gone(
     assert restored.ask()["reads"] == ["ESRCH"]
 
 
-def test_the_network_of_a_process_outside_that_is_gone(zoo: Zoo, trip: Trip, outside: subprocess.Popen[bytes]) -> None:
+def test_the_network_of_a_process_outside_that_is_gone(
+    zoo: Zoo, trip: Trip, outside: subprocess.Popen[bytes]
+) -> None:
     animal = zoo.launch("proc_files.py", "outside-net", str(outside.pid))
     told = trip.dump(animal)
     outside.kill()
@@ -123,7 +146,9 @@ def _group(name: str) -> Path:
 
 
 @pytest.fixture(params=["control group", "interface"])
-def thing(request: pytest.FixtureRequest, zoo: Zoo) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
+def thing(
+    request: pytest.FixtureRequest, zoo: Zoo
+) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
     """A file of the kernel's, what makes it and what takes it away."""
     if request.param == "control group":
         group = _group(zoo.token)
@@ -141,7 +166,10 @@ def thing(request: pytest.FixtureRequest, zoo: Zoo) -> Iterator[tuple[str, Calla
 
 
 def test_what_is_gone_from_the_kernel(
-    thing: tuple[str, Callable[[], object], Callable[[], object]], zoo: Zoo, trip: Trip, criuctl: Criuctl
+    thing: tuple[str, Callable[[], object], Callable[[], object]],
+    zoo: Zoo,
+    trip: Trip,
+    criuctl: Criuctl,
 ) -> None:
     """The plan says it, before anything is touched, and with that made again the restore works."""
     path, make, remove = thing

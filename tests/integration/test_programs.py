@@ -1,7 +1,8 @@
-"""Every program of the zoo, there and back: gone after the dump, equal after the restore, and going on correctly.
+"""Every program of the zoo, there and back: gone after the dump, equal after the restore, and going
+on correctly.
 
-Each runs through a dump that ends it, restored with its old PIDs. Those whose state could be touched by being left running, or by
-PIDs of a namespace of their own, run through those too.
+Each runs through a dump that ends it, restored with its old PIDs. Those whose state could be
+touched by being left running, or by PIDs of a namespace of their own, run through those too.
 """
 
 from __future__ import annotations
@@ -69,26 +70,45 @@ def test_how_criuctl_is_served_is_not_handed_on(zoo: Zoo, trip: Trip, criuctl: C
 
 @pytest.mark.parametrize(
     "program",
-    ["brusque.py", "database.py", "events.py", "family.py", "files.py", "masters.py", "memory.py", "queues.py", "sockets.py"],
+    [
+        "brusque.py",
+        "database.py",
+        "events.py",
+        "family.py",
+        "files.py",
+        "masters.py",
+        "memory.py",
+        "queues.py",
+        "sockets.py",
+    ],
 )
 def test_left_running(program: str, zoo: Zoo, trip: Trip) -> None:
-    """The original goes on as if nothing had happened; once it is gone the checkpoint comes back with what was queued then."""
+    """The original goes on as if nothing had happened; once it is gone the checkpoint comes back
+    with what was queued then.
+    """
     original = zoo.launch(program, *QUIET[program])
     told = trip.snapshot(original)
-    kept = {path: path.read_bytes() for path in original.folder.rglob("*") if path.is_file() and not path.is_symlink()}
+    kept = {
+        path: path.read_bytes()
+        for path in original.folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
     original.ask()
     original.end()
     for path in original.folder.rglob("*"):
         if path not in kept and path.is_file() and not path.is_symlink():
             path.unlink()
-    for path, content in kept.items():  # files are not part of a checkpoint unless asked for: put the folder back
+    # files are not part of a checkpoint unless asked for: put the folder back
+    for path, content in kept.items():
         if not path.exists() or path.read_bytes() != content:
             path.write_bytes(content)
     restored = trip.restore(told, original, equal=False)
     restored.ask()
 
 
-@pytest.mark.parametrize("program", ["family.py", "memory.py", "sockets.py", "events.py", "files.py", "watchers.py"])
+@pytest.mark.parametrize(
+    "program", ["family.py", "memory.py", "sockets.py", "events.py", "files.py", "watchers.py"]
+)
 def test_with_pids_of_its_own(program: str, zoo: Zoo, trip: Trip) -> None:
     """In a private PID namespace the tree sees the same PIDs, and everything else is as it was."""
     original = zoo.launch(program, *QUIET[program])
@@ -115,7 +135,9 @@ def test_dev_tty_of_terminals_inside(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_terminals_inside_take_no_numbers_from_each_other(zoo: Zoo, trip: Trip) -> None:
-    """What somebody else has is changed, to none that another one of the tree had: a tmux would take one pane for the other."""
+    """What somebody else has is changed, to none that another one of the tree had: a tmux would
+    take one pane for the other.
+    """
     original = zoo.launch("followed.py")
     with ExitStack() as stack:
         before = _numbers(original.pid)
@@ -126,11 +148,16 @@ def test_terminals_inside_take_no_numbers_from_each_other(zoo: Zoo, trip: Trip) 
         restored = trip.restore(told, original, equal=False)
         after = restored.ask()["terminals"]
         assert after[0] != before[0]
-        assert [new for new, old in zip(after, before, strict=True) if new != old and new in before] == []
+        assert [
+            new for new, old in zip(after, before, strict=True) if new != old and new in before
+        ] == []
 
 
 def test_a_terminal_whose_number_somebody_else_has_keeps_its_mode(zoo: Zoo, trip: Trip) -> None:
-    code = "import os, signal\nm, s = os.openpty()\nos.fchmod(s, 0o622)\nos.mkdir('up')\nsignal.pause()"
+    code = (
+        "import os, signal\nm, s = os.openpty()\nos.fchmod(s, "
+        "0o622)\nos.mkdir('up')\nsignal.pause()"
+    )
     original = zoo.launch([sys.executable, "-S", "-c", code], name="mode")
     wait_until((original.folder / "up").exists, 60, "it is up")
     (number,) = _numbers(original.pid)
@@ -147,7 +174,10 @@ def test_a_terminal_whose_number_somebody_else_has_keeps_its_mode(zoo: Zoo, trip
 
 def _numbers(pid: int) -> list[int]:
     """Of the terminals whose masters it has."""
-    told = [path.read_text().split() for path in sorted(Path(f"/proc/{pid}/fdinfo").iterdir(), key=lambda path: int(path.name))]
+    told = [
+        path.read_text().split()
+        for path in sorted(Path(f"/proc/{pid}/fdinfo").iterdir(), key=lambda path: int(path.name))
+    ]
     return [int(words[words.index("tty-index:") + 1]) for words in told if "tty-index:" in words]
 
 
@@ -170,13 +200,22 @@ def test_a_big_deleted_file(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_system_v_ipc_in_a_namespace_of_its_own(zoo: Zoo, trip: Trip) -> None:
-    trip.round(zoo.launch("sysv.py", prefix=["unshare", "--ipc", "--"], ignore=["*/namespaces/ipc"]))
+    trip.round(
+        zoo.launch("sysv.py", prefix=["unshare", "--ipc", "--"], ignore=["*/namespaces/ipc"])
+    )
 
 
 def test_a_signal_for_somebody_outside(zoo: Zoo, trip: Trip) -> None:
-    """Who is asked to be told of input has it so after the restore, too, while it lives; who has ended is told by us."""
-    lives, ends = (zoo.launch(["sleep", "1000"], name=name, quiet=False) for name in ("lives", "ends"))
-    code = "import fcntl, os, signal, sys\nfor who in sys.argv[1:]: fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, int(who))\n"
+    """Who is asked to be told of input has it so after the restore, too, while it lives; who has
+    ended is told by us.
+    """
+    lives, ends = (
+        zoo.launch(["sleep", "1000"], name=name, quiet=False) for name in ("lives", "ends")
+    )
+    code = (
+        "import fcntl, os, signal, sys\nfor who in sys.argv[1:]: fcntl.fcntl(os.pipe()[0], "
+        "fcntl.F_SETOWN, int(who))\n"
+    )
     code += "os.mkdir('up')\nsignal.pause()"
     whom = [str(lives.pid), str(ends.pid), str(-ends.pid), str(ends.pid)]
     original = zoo.launch([sys.executable, "-S", "-c", code, *whom], name="owners")
@@ -201,7 +240,9 @@ def _owners(pid: int) -> list[int]:
 
 
 def test_a_tree_that_is_never_still(zoo: Zoo, trip: Trip) -> None:
-    """A counter that ticks every few milliseconds misses none and repeats none, over a dump, a restore and a snapshot."""
+    """A counter that ticks every few milliseconds misses none and repeats none, over a dump, a
+    restore and a snapshot.
+    """
     animal = zoo.launch("ticker.py", quiet=False)
     animal = trip.restore(trip.dump(animal), animal)
     animal.ask()
@@ -220,7 +261,8 @@ def test_a_web_server(zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("server.py", quiet=False)
     url = f"http://127.0.0.1:{(animal.folder / 'port').read_text()}/hit"
     assert [urlopen(url, timeout=60).read() for _ in range(3)] == [b"1", b"2", b"3"]
-    animal = trip.restore(trip.dump(animal), animal, equal=False)  # it may still be closing the connections of just now
+    # it may still be closing the connections of just now
+    animal = trip.restore(trip.dump(animal), animal, equal=False)
     assert urlopen(url, timeout=60).read() == b"4"
     ticks = animal.ask()["ticks"]
     wait_until(lambda: animal.ask()["ticks"] > ticks, 60, "the loop's timers go on")
@@ -231,9 +273,18 @@ def test_a_child_of_a_shell(zoo: Zoo, trip: Trip) -> None:
     script = '"$@" & echo $! > shell-started; wait'
     folder = zoo.home / "counter"
     folder.mkdir()
-    program = [sys.executable, "-S", str(Path(__file__).parent / "programs" / "counter.py"), str(folder)]
+    program = [
+        sys.executable,
+        "-S",
+        str(Path(__file__).parent / "programs" / "counter.py"),
+        str(folder),
+    ]
     shell = zoo.launch(["sh", "-c", script, "sh", *program], name="counter")
-    pid = int(wait_until(lambda: (folder / "ready").exists() and (folder / "ready").read_text(), 60, "ready"))
+    pid = int(
+        wait_until(
+            lambda: (folder / "ready").exists() and (folder / "ready").read_text(), 60, "ready"
+        )
+    )
     wait_until((folder / "shell-started").exists, 60, "the shell has done its part")
     # Its session and group are led by a shell that is outside: another one leads them afterwards.
     trip.round(zoo.adopt(pid, shell), ignore=("*/group", "*/session"))
@@ -243,8 +294,15 @@ def test_a_tree_below_a_shell(zoo: Zoo, trip: Trip) -> None:
     """A shell script as the root, its background job inside the tree."""
     folder = zoo.home / "counter"
     folder.mkdir()
-    program = [sys.executable, "-S", str(Path(__file__).parent / "programs" / "counter.py"), str(folder)]
-    shell = zoo.launch(["bash", "-c", 'set -m; "$@" & wait; wait; exit 3', "sh", *program], name="counter")
+    program = [
+        sys.executable,
+        "-S",
+        str(Path(__file__).parent / "programs" / "counter.py"),
+        str(folder),
+    ]
+    shell = zoo.launch(
+        ["bash", "-c", 'set -m; "$@" & wait; wait; exit 3', "sh", *program], name="counter"
+    )
     wait_until((folder / "ready").exists, 60, "ready")
     restored = trip.restore(trip.dump(shell), shell)
     child = Animal(int((folder / "ready").read_text()), folder)
@@ -254,13 +312,19 @@ def test_a_tree_below_a_shell(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_lease_is_not_broken(zoo: Zoo, criuctl: Criuctl) -> None:
-    """No file is opened that nobody else may have open; what its own descriptor does not let us read is told."""
+    """No file is opened that nobody else may have open; what its own descriptor does not let us
+    read is told.
+    """
     animal = zoo.launch("leases.py")
     told = criuctl("dump", animal.pid, "--leave-running")
     assert [w for w in told["warnings"] if "lease" in w and "/written:" in w]
     animal.ask()
-    refused = criuctl("restore", told["checkpoint"], "--as", "copy", check=False)  # it would open them
-    assert (refused["exit_code"], {f["code"] for f in refused["error"]["findings"]}) == (4, {"file-leased"})
+    # it would open them
+    refused = criuctl("restore", told["checkpoint"], "--as", "copy", check=False)
+    assert (refused["exit_code"], {f["code"] for f in refused["error"]["findings"]}) == (
+        4,
+        {"file-leased"},
+    )
     animal.ask()
     told = criuctl("dump", animal.pid, "--with-files", animal.folder / "both", env=RECORDED)
     assert told["bytes"]["files"] == (animal.folder / "both").stat().st_size
@@ -271,15 +335,21 @@ def test_a_lease_is_not_broken(zoo: Zoo, criuctl: Criuctl) -> None:
 def test_a_lease_that_is_being_broken(zoo: Zoo, trip: Trip) -> None:
     """Whoever opens the file waits for its holder, who is frozen: criuctl does not."""
     code = (
-        "import fcntl, os, signal, time; signal.signal(signal.SIGIO, signal.SIG_IGN); fd = os.open('f', os.O_CREAT | os.O_RDWR)\n"
+        "import fcntl, os, signal, time; signal.signal(signal.SIGIO, signal.SIG_IGN); fd = "
+        "os.open('f', os.O_CREAT | os.O_RDWR)\n"
     )
-    code += "os.write(fd, b'precious'); fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK); open('ready', 'w')\n"
+    code += (
+        "os.write(fd, b'precious'); fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK); "
+        "open('ready', 'w')\n"
+    )
     code += "while True: time.sleep(1)"
     animal = zoo.launch([sys.executable, "-S", "-c", code], name="broken", quiet=False)
     wait_until((animal.folder / "ready").exists, 60, "it has its lease")
     with pytest.raises(BlockingIOError):
         os.open(animal.folder / "f", os.O_RDONLY | os.O_NONBLOCK)
-    told = trip.criuctl("dump", animal.pid, "--leave-running", "--with-files", animal.folder / "f", env=RECORDED)
+    told = trip.criuctl(
+        "dump", animal.pid, "--leave-running", "--with-files", animal.folder / "f", env=RECORDED
+    )
     assert told["bytes"]["files"] == len("precious")
     assert told["frozen_ms"] < int(Path("/proc/sys/fs/lease-break-time").read_text()) * 1000 / 2
 
@@ -288,7 +358,10 @@ def test_a_session_that_a_virtual_console_controls(zoo: Zoo, trip: Trip) -> None
     console = Path("/dev/tty58")
     if not console.exists():
         pytest.skip("this kernel has no virtual consoles (CONFIG_VT)")
-    code = f"import fcntl, os, termios, time; fd = os.open('{console}', os.O_RDWR); fcntl.ioctl(fd, termios.TIOCSCTTY, 0)\n"
+    code = (
+        f"import fcntl, os, termios, time; fd = os.open('{console}', os.O_RDWR); fcntl.ioctl(fd, "
+        "termios.TIOCSCTTY, 0)\n"
+    )
     code += "open('ready', 'w')\nwhile True: time.sleep(1)"
     animal = zoo.launch([sys.executable, "-S", "-c", code], name="console", quiet=False)
     wait_until((animal.folder / "ready").exists, 60, "it has its terminal")
@@ -304,7 +377,9 @@ def test_shared_memory_that_is_open_as_a_file(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_outside_a_lock_is_felt(zoo: Zoo, trip: Trip) -> None:
-    """A stranger is refused the lock before the dump and after the restore, and gets it in between."""
+    """A stranger is refused the lock before the dump and after the restore, and gets it in
+    between.
+    """
     animal = zoo.launch("locks.py")
 
     def free() -> bool:
@@ -323,7 +398,9 @@ def test_outside_a_lock_is_felt(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_clock_that_stood_still(zoo: Zoo, trip: Trip) -> None:
-    """A second between dump and restore: the monotonic clock goes on, nothing fires twice, no timer is lost."""
+    """A second between dump and restore: the monotonic clock goes on, nothing fires twice, no timer
+    is lost.
+    """
     animal = zoo.launch("events.py")
     told = trip.dump(animal)
     time.sleep(1)  # the time that passes is what is tested

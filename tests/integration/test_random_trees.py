@@ -1,9 +1,11 @@
 """Trees of random steps: dumped and restored, they find what an undisturbed twin finds.
 
-After each dump chance says how it comes back: as it is; after a simulated reboot (`support.rebooted`); as a copy beside the
-original, which must not notice; or from the checkpoint of an original that ran on and was killed.
-Every run tries the same few.  ``CRIUCTL_TEST_TREES=500:40`` tries forty others from seed 500 on, ``CRIUCTL_TEST_STEPS=pipe,pair``
-makes them of these steps only (tests/integration/programs/steps), ``CRIUCTL_TEST_WAYS=copy`` brings them back in this way only.
+After each dump chance says how it comes back: as it is; after a simulated reboot
+(`support.rebooted`); as a copy beside the original, which must not notice; or from the checkpoint
+of an original that ran on and was killed.  Every run tries the same few.
+``CRIUCTL_TEST_TREES=500:40`` tries forty others from seed 500 on, ``CRIUCTL_TEST_STEPS=pipe,pair``
+makes them of these steps only (tests/integration/programs/steps), ``CRIUCTL_TEST_WAYS=copy`` brings
+them back in this way only.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ FIRST, _, COUNT = os.environ.get("CRIUCTL_TEST_TREES", "1:6").partition(":")
 STEPS = [steps] if (steps := os.environ.get("CRIUCTL_TEST_STEPS")) else []
 WAYS = os.environ.get("CRIUCTL_TEST_WAYS", "same,reboot,copy,killed").split(",")
 IGNORED = ["*/namespaces/ipc", "*/unsent"]  # what is not acknowledged yet
-# Of a file that both write to, that has grown, or that is no longer one with its other names, the plan tells.
+# Of a file that both write to, that has grown, or that is no longer one with its other names, the
+# plan tells.
 SHARED = {"file-shared", "file-grown", "deleted-grown", "deleted-apart", "deleted-moved-on"}
 _OWN = re.compile(r"\.(older|newer)-[0-9a-f]+-\d+T\d+")
 FLEETING = ("/dev/shm", "/tmp", "/run")
@@ -45,7 +48,9 @@ def emptied(home: Home, zoo: Zoo) -> Iterator[None]:
 
 
 class Ways:
-    """Brings a tree there and back, and asks it, and all that lives of it beside it, what it finds."""
+    """Brings a tree there and back, and asks it, and all that lives of it beside it, what it
+    finds.
+    """
 
     def __init__(self, seed: int, twin: Animal, trip: Trip, criuctl: Criuctl) -> None:
         self.random = random.Random(f"{seed}/ways")
@@ -57,13 +62,17 @@ class Ways:
         self.told: set[str] = set()  # paths of files that plans have told of
 
     def there_and_back(self, tree: Animal) -> Animal:
-        """The tree that goes on; it, and what lived beside it, have found what the twin has found."""
+        """The tree that goes on; it, and what lived beside it, have found what the twin has
+        found.
+        """
         self.taken.append(self.random.choice(WAYS))
         back: Animal = getattr(self, self.taken[-1])(tree)
         return back
 
     def compare(self, name: str, tree: Animal, *, again: bool = False) -> None:
-        """It finds what the twin finds, or, `again`, has found last, from the contents that files had at the dump."""
+        """It finds what the twin finds, or, `again`, has found last, from the contents that files
+        had at the dump.
+        """
         if not again:
             self.wanted = dict(_leaves(self.twin.ask()["found"]))
         found = dict(_leaves(tree.ask()["found"]))
@@ -75,16 +84,20 @@ class Ways:
         assert not different, "\n".join([f"ways {self.taken}, {name}:", *different])
 
     def _is_excused(self, at: str) -> bool:
-        """Whether the step that has found what is at that place is about a file that a plan has named, or cannot know.
+        """Whether the step that has found what is at that place is about a file that a plan has
+        named, or cannot know.
 
-        What a file is expected to live is its inode's; of a copy's folder the original watches the same one.
+        What a file is expected to live is its inode's; of a copy's folder the original watches the
+        same one.
         """
         label, _, rest = at.partition(" ")
         kind = rest.split(" ")[0]
         if kind == "write_hint" and {"copy", "killed"} & {way.split(" ")[0] for way in self.taken}:
             return True
         prefix = f"/{label.replace('/', '-')}-{kind}-"
-        return (kind == "watcher" and self.taken[-1] == "copy") or any(prefix in path for path in self.told)
+        return (kind == "watcher" and self.taken[-1] == "copy") or any(
+            prefix in path for path in self.told
+        )
 
     def _plan(self, told: dict[str, Any], *options: str) -> set[str]:
         """What would be refused, by its code; notes the files that more than the tree writes to."""
@@ -107,7 +120,9 @@ class Ways:
         told = self._dump(tree)
         self._tidy(tree)
         taken = [number] if self.random.random() < 0.5 else []
-        self.booted = Rebooted(self.criuctl.keeper, self.criuctl.home, taken, self.random.choice([10**6, 0]))
+        self.booted = Rebooted(
+            self.criuctl.keeper, self.criuctl.home, taken, self.random.choice([10**6, 0])
+        )
         self.boots.append(self.booted)
         self.criuctl.prefix = self.booted.prefix
         tree = self._restore(told, tree)
@@ -115,7 +130,9 @@ class Ways:
         return tree
 
     def copy(self, tree: Animal) -> Animal:
-        """Beside the original, which has gone on; where names can be had only once, when that has ended."""
+        """Beside the original, which has gone on; where names can be had only once, when that has
+        ended.
+        """
         told = self._dump(tree, "--leave-running")
         self.compare("the original before", tree)
         as_another = ("--as", f"copy-{len(self.taken)}")
@@ -131,7 +148,9 @@ class Ways:
         return tree
 
     def killed(self, tree: Animal) -> Animal:
-        """It goes on after the dump, ends, and its files are removed as it would have done itself."""
+        """It goes on after the dump, ends, and its files are removed as it would have done
+        itself.
+        """
         told = self._dump(tree, "--leave-running")
         self.compare("the original before", tree)
         return self._again(told, tree)
@@ -169,7 +188,8 @@ class Ways:
 def test_a_random_tree(seed: int, zoo: Zoo, trip: Trip, criuctl: Criuctl, emptied: None) -> None:
     own_ipc = ["unshare", "--ipc", "--"]
     tree, twin = (
-        zoo.launch("random_tree.py", str(seed), *STEPS, name=name, prefix=own_ipc, ignore=IGNORED) for name in ("tree", "twin")
+        zoo.launch("random_tree.py", str(seed), *STEPS, name=name, prefix=own_ipc, ignore=IGNORED)
+        for name in ("tree", "twin")
     )
     ways = Ways(seed, twin, trip, criuctl)
     try:

@@ -1,4 +1,6 @@
-"""Files that a tree only reads, and that are other ones at the restore: scripts being run, and mapped data."""
+"""Files that a tree only reads, and that are other ones at the restore: scripts being run, and
+mapped data.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,11 @@ class Reader:
     def finishes(self, animal: Animal) -> None:
         """It goes on with what it has begun to read."""
         (animal.folder / "go-1").touch()
-        wait_until(lambda: "second\n" in animal.output() or "WRONG" in animal.output(), 60, "its second word")
+        wait_until(
+            lambda: "second\n" in animal.output() or "WRONG" in animal.output(),
+            60,
+            "its second word",
+        )
         (animal.folder / "go-2").touch()
         wait_until(lambda: animal.output().count("\n") >= 3, 60, "its third word")
         assert animal.output() == "begin\nsecond\nthird\n"
@@ -81,7 +87,9 @@ def dump(criuctl: Criuctl, animal: Animal, env: Mapping[str, str] | None = None)
     return told
 
 
-def findings(criuctl: Criuctl, told: dict[str, Any], path: Path, *options: str) -> list[tuple[str, str]]:
+def findings(
+    criuctl: Criuctl, told: dict[str, Any], path: Path, *options: str
+) -> list[tuple[str, str]]:
     """What ``--dry-run`` says of a file."""
     plan = criuctl("restore", told["checkpoint"], "--dry-run", *options, check=False)
     found = plan["findings"] if "findings" in plan else plan["error"]["findings"]
@@ -90,7 +98,9 @@ def findings(criuctl: Criuctl, told: dict[str, Any], path: Path, *options: str) 
 
 @pytest.mark.parametrize("interpreter", ["dash", "bash", "python"])
 @pytest.mark.parametrize("change", ["renamed", "rewritten", "deleted", "touched"])
-def test_a_script_goes_on_as_it_was(interpreter: str, change: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_script_goes_on_as_it_was(
+    interpreter: str, change: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     reader = Reader(zoo, interpreter)
     told = dump(criuctl, reader.animal)
     reader.change(change)
@@ -102,13 +112,17 @@ def test_a_script_goes_on_as_it_was(interpreter: str, change: str, zoo: Zoo, tri
     assert len(warned) == len(expected)
     # Nothing of the user's was changed, and nothing was left.
     assert (reader.file.read_text() if reader.file.exists() else None) == now
-    assert [path for path in zoo.home.iterdir() if path.name.startswith(f"{reader.file.name}.")] == []
+    assert [
+        path for path in zoo.home.iterdir() if path.name.startswith(f"{reader.file.name}.")
+    ] == []
     again = trip.restore(dump(criuctl, restored), restored, equal=False)
     reader.finishes(again)
 
 
 @pytest.mark.parametrize("interpreter", ["dash", "bash", "python"])
-def test_a_copy_beside_its_original(interpreter: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_copy_beside_its_original(
+    interpreter: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     reader = Reader(zoo, interpreter)
     told = criuctl("dump", reader.animal.pid, "--leave-running")
     reader.change("renamed")
@@ -118,7 +132,9 @@ def test_a_copy_beside_its_original(interpreter: str, zoo: Zoo, trip: Trip, criu
 
 
 def test_what_the_policy_says(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Another script is refused, or read on, where that is asked for, and refused where its contents stayed behind."""
+    """Another script is refused, or read on, where that is asked for, and refused where its
+    contents stayed behind.
+    """
     reader = Reader(zoo, "dash")
     told = dump(criuctl, reader.animal)
     reader.change("rewritten")
@@ -148,7 +164,9 @@ def mapper(zoo: Zoo, mode: str, size: int) -> tuple[Animal, Path]:
     """A program that maps a file of so many bytes, and prints its ends."""
     table = zoo.home / "table"
     table.write_bytes(b"old".ljust(size - 3, b".") + b"old")
-    animal = zoo.launch([sys.executable, "-c", MAPPER, str(table), mode], name="mapper", quiet=False)
+    animal = zoo.launch(
+        [sys.executable, "-c", MAPPER, str(table), mode], name="mapper", quiet=False
+    )
     wait_until(animal.output, 60, "its first word")
     return animal, table
 
@@ -172,7 +190,9 @@ def emptied_folder(table: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [rewritten, removed, emptied_folder])
-def test_mapped_data_is_as_it_was(change: Callable[[Path], None], zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_mapped_data_is_as_it_was(
+    change: Callable[[Path], None], zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     animal, table = mapper(zoo, "MAP_PRIVATE", 300_000)
     told = dump(criuctl, animal)
     change(table)
@@ -191,8 +211,12 @@ def test_mapped_data_is_as_it_was(change: Callable[[Path], None], zoo: Zoo, trip
 
 
 @pytest.mark.parametrize(("mode", "size"), [("MAP_SHARED", 300_000), ("MAP_PRIVATE", 2 << 20)])
-def test_mapped_data_that_does_not_travel(mode: str, size: int, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """What is shared shows the program what others write, and what is large stays behind: a rewrite is told."""
+def test_mapped_data_that_does_not_travel(
+    mode: str, size: int, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """What is shared shows the program what others write, and what is large stays behind: a rewrite
+    is told.
+    """
     animal, table = mapper(zoo, mode, size)
     told = dump(criuctl, animal)
     assert findings(criuctl, told, table) == []
@@ -210,7 +234,9 @@ def test_a_touched_table_is_not_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> 
     shutil.copyfile(table, other)
     other.rename(table)
     assert findings(criuctl, told, table) == []
-    assert [w for w in trip.restore(told, animal, equal=False).answer["warnings"] if str(table) in w] == []
+    assert [
+        w for w in trip.restore(told, animal, equal=False).answer["warnings"] if str(table) in w
+    ] == []
 
 
 def test_a_missing_folder_on_the_way(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:

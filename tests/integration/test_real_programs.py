@@ -1,4 +1,6 @@
-"""Unmodified programs as users run them: a plain ``criuctl dump PID`` and a plain ``criuctl restore``, no option given."""
+"""Unmodified programs as users run them: a plain ``criuctl dump PID`` and a plain ``criuctl
+restore``, no option given.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.integration
 
 
 def need(program: str) -> str:
-    """The program's path; a machine without it is not set up for these tests (scripts/setup --dev installs them)."""
+    """The program's path; a machine without it is not set up for these tests (scripts/setup --dev
+    installs them).
+    """
     found = shutil.which(program)
     if found is None:
         pytest.fail(f"{program} is not installed; scripts/setup --dev does it")
@@ -46,12 +50,16 @@ def answers(port: int) -> bool:
 def back(trip: Trip, animal: Animal, *ignore: str, restless: bool = False) -> Animal:
     """Dump it, restore it; before, let it see that the connections of earlier questions are closed.
 
-    Unless it is `restless`, all of it is first on its place, where it waits: a program that is about to be executed
-    has other descriptors a moment later.
+    Unless it is `restless`, all of it is first on its place, where it waits: a program that is
+    about to be executed has other descriptors a moment later.
     """
 
     def connections() -> list[str]:
-        found = [d for p in oracle.snapshot(animal.pid, memory=False).values() for d in p.get("descriptors", {}).values()]
+        found = [
+            d
+            for p in oracle.snapshot(animal.pid, memory=False).values()
+            for d in p.get("descriptors", {}).values()
+        ]
         return [d["peer"] for d in found if d.get("tcp_state", 10) != 10]
 
     if not restless:
@@ -75,15 +83,22 @@ def test_a_shell_script_with_jobs(zoo: Zoo, trip: Trip) -> None:
     """
     animal = zoo.launch(["bash", "-c", script], name="shell", quiet=False)
     wait_until((animal.folder / "up").exists, 60, "the script is up")
-    wait_until(lambda: any(oracle.stat_of(pid)[:1] == ["T"] for pid in oracle.tree(animal.pid)), 60, "one is stopped")
+    wait_until(
+        lambda: any(oracle.stat_of(pid)[:1] == ["T"] for pid in oracle.tree(animal.pid)),
+        60,
+        "one is stopped",
+    )
     count = animal.folder / "count"
 
     def ask(number: int) -> str:
         os.kill(animal.pid, signal.SIGUSR1)
-        wait_until(lambda: count.exists() and count.read_text() == f"{number}\n", 60, f"answer {number}")
+        wait_until(
+            lambda: count.exists() and count.read_text() == f"{number}\n", 60, f"answer {number}"
+        )
         return (animal.folder / f"jobs.{number}").read_text()
 
-    # That its job stops once more, now by CRIU, may be told to the shell as SIGCHLD, which it takes in its stride.
+    # That its job stops once more, now by CRIU, may be told to the shell as SIGCHLD, which it takes
+    # in its stride.
     animal = back(trip, animal, "*/status/ShdPnd")
     jobs = ask(1)
     assert jobs.count("Running") == 2
@@ -111,7 +126,9 @@ def test_a_repl_that_reads_from_a_fifo(zoo: Zoo, trip: Trip) -> None:
         os.close(fd)
 
     def said(text: str) -> None:
-        wait_until(lambda: log.exists() and log.read_text().endswith(text), 60, f"{text!r} in {log}")
+        wait_until(
+            lambda: log.exists() and log.read_text().endswith(text), 60, f"{text!r} in {log}"
+        )
 
     type_in(
         "x = {'answer': 41}\nsquares = (n * n for n in range(100))\n"
@@ -140,21 +157,32 @@ def test_node_http_server(zoo: Zoo, trip: Trip) -> None:
     animal = back(trip, animal, restless=True)
     first = json.loads(get(f"http://127.0.0.1:{port}/hit"))
     assert first["hits"] == 4
-    wait_until(lambda: json.loads(get(f"http://127.0.0.1:{port}/"))["ticks"] > first["ticks"], 60, "the timer ticks")
+    wait_until(
+        lambda: json.loads(get(f"http://127.0.0.1:{port}/"))["ticks"] > first["ticks"],
+        60,
+        "the timer ticks",
+    )
 
 
 def test_redis(zoo: Zoo, trip: Trip) -> None:
-    """Its keys, its expiry, its append-only file; a client outside is told and comes back by itself."""
+    """Its keys, its expiry, its append-only file; a client outside is told and comes back by
+    itself.
+    """
     (port,) = free_ports(1)
     server = need("redis-server")
     animal = zoo.launch(
-        [server, "--port", str(port), "--bind", "127.0.0.1", "--appendonly", "yes", "--save", ""], name="redis", quiet=False
+        [server, "--port", str(port), "--bind", "127.0.0.1", "--appendonly", "yes", "--save", ""],
+        name="redis",
+        quiet=False,
     )
     wait_until(lambda: answers(port), 60, "redis listens")
 
     def redis(*words: str) -> str:
         with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
-            sock.sendall(f"*{len(words)}\r\n".encode() + b"".join(f"${len(w)}\r\n{w}\r\n".encode() for w in words))
+            sock.sendall(
+                f"*{len(words)}\r\n".encode()
+                + b"".join(f"${len(w)}\r\n{w}\r\n".encode() for w in words)
+            )
             return sock.recv(4096).decode().strip()
 
     assert redis("SET", "kept", "value") == "+OK"
@@ -162,7 +190,8 @@ def test_redis(zoo: Zoo, trip: Trip) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall(b"PING\r\n")
         assert client.recv(64) == b"+PONG\r\n"
-        trip.restore(trip.dump(animal), animal, equal=False)  # the client's connection is hung up: a difference that is meant
+        # the client's connection is hung up: a difference that is meant
+        trip.restore(trip.dump(animal), animal, equal=False)
     assert redis("GET", "kept") == "$5\r\nvalue"
     assert redis("INCR", "counter") == ":1"
     assert 2900 < int(redis("TTL", "fleeting")[1:]) <= 3000
@@ -190,7 +219,9 @@ def test_nginx_with_workers(zoo: Zoo, trip: Trip) -> None:
             server {{ listen 127.0.0.1:{port}; root {folder}; }}
         }}
     """)
-    animal = zoo.launch([nginx, "-c", str(folder / "nginx.conf"), "-p", str(folder)], name="nginx", quiet=False)
+    animal = zoo.launch(
+        [nginx, "-c", str(folder / "nginx.conf"), "-p", str(folder)], name="nginx", quiet=False
+    )
     wait_until(lambda: answers(port), 60, "nginx listens")
     assert get(f"http://127.0.0.1:{port}/page") == b"served"
     wait_until(lambda: len(oracle.tree(animal.pid)) == 3, 60, "both workers are there")
@@ -199,17 +230,24 @@ def test_nginx_with_workers(zoo: Zoo, trip: Trip) -> None:
     workers = set(oracle.tree(animal.pid)) - {animal.pid}
 
     def reloaded() -> bool:
-        tree = oracle.tree(animal.pid)  # the old workers are there too, until they have nothing to do any more
+        # the old workers are there too, until they have nothing to do any more
+        tree = oracle.tree(animal.pid)
         return len(tree) == 3 and workers.isdisjoint(tree)
 
     os.kill(animal.pid, signal.SIGHUP)  # reload: the restored master starts new workers
     wait_until(reloaded, 60, "reloaded")
     assert get(f"http://127.0.0.1:{port}/page") == b"served"
-    wait_until(lambda: len((folder / "access.log").read_text().splitlines()) >= 10, 60, "every answer is in the log")
+    wait_until(
+        lambda: len((folder / "access.log").read_text().splitlines()) >= 10,
+        60,
+        "every answer is in the log",
+    )
 
 
 def test_make_in_the_middle_of_a_build(zoo: Zoo, trip: Trip) -> None:
-    """make -j2 with a job server, a compiler that reads from a FIFO: held in the middle, finished afterwards."""
+    """make -j2 with a job server, a compiler that reads from a FIFO: held in the middle, finished
+    afterwards.
+    """
     make, gcc = need("make"), need("gcc")
     folder = zoo.home / "make"
     folder.mkdir()
@@ -224,9 +262,15 @@ def test_make_in_the_middle_of_a_build(zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch([make, "-j2"], name="make", quiet=False)
 
     def waits() -> bool:
-        """Whether the one command is finished and reaped (who is not has no command line), and only the other is left."""
+        """Whether the one command is finished and reaped (who is not has no command line), and only
+        the other is left.
+        """
         running = [oracle.read(f"/proc/{pid}/cmdline") for pid in oracle.tree(animal.pid)]
-        done = (folder / "other.o").exists() and all(running) and not any("int other" in each for each in running)
+        done = (
+            (folder / "other.o").exists()
+            and all(running)
+            and not any("int other" in each for each in running)
+        )
         return done and "cat\0gate\0" in running
 
     wait_until(waits, 60, "make waits for made.h")
@@ -263,7 +307,9 @@ def test_java(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_tail_follows_on(zoo: Zoo, trip: Trip) -> None:
-    """``tail -F`` waits in inotify: it must go on following after the restore, not end with EINTR."""
+    """``tail -F`` waits in inotify: it must go on following after the restore, not end with
+    EINTR.
+    """
     log = zoo.home / "followed"
     log.write_text("one\n")
     animal = zoo.launch(["tail", "-n", "+1", "-F", str(log)], name="tail", quiet=False)
@@ -282,7 +328,11 @@ def test_sqlite_shell_in_a_transaction(zoo: Zoo, trip: Trip) -> None:
     sqlite3 = need("sqlite3")
     fifo, database = zoo.home / "sql", zoo.home / "data.db"
     os.mkfifo(fifo)
-    animal = zoo.launch(["sh", "-c", f'exec 3<>"{fifo}"; exec {sqlite3} "{database}" <&3'], name="sqlite3", quiet=False)
+    animal = zoo.launch(
+        ["sh", "-c", f'exec 3<>"{fifo}"; exec {sqlite3} "{database}" <&3'],
+        name="sqlite3",
+        quiet=False,
+    )
 
     def sql(text: str) -> None:
         fifo.write_text(text + "\n")
@@ -295,7 +345,9 @@ def test_sqlite_shell_in_a_transaction(zoo: Zoo, trip: Trip) -> None:
 
 
 def _pipeline(count: int) -> Callable[[Zoo], Animal]:
-    return lambda zoo: zoo.launch(["sh", "-c", " | ".join(["sleep 1000", *["cat"] * count])], name="pipeline", quiet=False)
+    return lambda zoo: zoo.launch(
+        ["sh", "-c", " | ".join(["sleep 1000", *["cat"] * count])], name="pipeline", quiet=False
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Unmodified Redis clients through a dump and a restore with ``--connections reconnect``: no push is lost, none is done twice."""
+"""Unmodified Redis clients through a dump and a restore with ``--connections reconnect``: no push
+is lost, none is done twice.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from support.zoo import Animal, Zoo
 
 pytestmark = pytest.mark.integration
 
-LISTS = {"single": 1, "resp3": 0, "unix": 0, "pool0": 2, "pool1": 2, "epoll": 0, "child": 0}  # list -> database
+# list -> database
+LISTS = {"single": 1, "resp3": 0, "unix": 0, "pool0": 2, "pool1": 2, "epoll": 0, "child": 0}
 PACKAGES = {"PYTHONPATH": next(path for path in sys.path if path.endswith("site-packages"))}
 
 
@@ -33,7 +36,8 @@ def server(home: Home, criuctl: Criuctl) -> Iterator[RedisServer]:
         config = home.path / "config.yaml"
         config.write_text(
             "connection_rules:\n"
-            f"  - {{match: {{protocol: redis}}, policy: reconnect, secret: {{file: {secret}}}, options: {{user: app}}}}\n"
+            f"  - {{match: {{protocol: redis}}, policy: reconnect, secret: {{file: {secret}}}, "
+            f"options: {{user: app}}}}\n"
         )
         yield server
 
@@ -44,7 +48,9 @@ class Cycle:
     def __init__(self, criuctl: Criuctl, zoo: Zoo, config: Path) -> None:
         self.criuctl, self.zoo, self.config = criuctl, zoo, config
 
-    def __call__(self, animal: Animal, meanwhile: Callable[[], object] = lambda: None, *options: str) -> Animal:
+    def __call__(
+        self, animal: Animal, meanwhile: Callable[[], object] = lambda: None, *options: str
+    ) -> Animal:
         told = self.criuctl("dump", animal.pid, "--config", self.config, *options)
         meanwhile()
         answer = self.criuctl("restore", told["checkpoint"], "--config", self.config)
@@ -66,7 +72,8 @@ def launch(zoo: Zoo, server: RedisServer, mode: str) -> Animal:
     env = {**PACKAGES, "REDIS_SECRET": "first"}
     animal = zoo.launch("cache.py", mode, str(server.port), server.path, quiet=False, env=env)
     animal.ask()
-    _until(lambda: all((animal.folder / f"acknowledged-{name}").exists() for name in LISTS))  # the child's comes when it may
+    # the child's comes when it may
+    _until(lambda: all((animal.folder / f"acknowledged-{name}").exists() for name in LISTS))
     return animal
 
 
@@ -80,7 +87,8 @@ def contents(server: RedisServer, password: str = "first") -> dict[str, list[int
 
 
 def test_clients_at_rest_go_on(server: RedisServer, zoo: Zoo, cycle: Cycle, home: Home) -> None:
-    """RESP2, RESP3 with a user, a pool, a forked child, a unix socket, asyncio; then with server and password changed meanwhile.
+    """RESP2, RESP3 with a user, a pool, a forked child, a unix socket, asyncio; then with server
+    and password changed meanwhile.
 
     Every connection is back before the program runs: no client ever sees an error.
     """
@@ -101,22 +109,33 @@ def test_clients_at_rest_go_on(server: RedisServer, zoo: Zoo, cycle: Cycle, home
     report = again.ask()
     assert set(report["lost"].values()) | {report["child_lost"]} == {0}
     pushed = {**report["last"], "child": report["child"]}
-    assert contents(server, "second") == {name: list(range(1, last + 1)) for name, last in pushed.items()}
+    assert contents(server, "second") == {
+        name: list(range(1, last + 1)) for name, last in pushed.items()
+    }
     info = report["infos"]
-    assert (info["single"]["name"], info["single"]["db"], info["single"]["resp"]) == ("single", 1, "2")
+    assert (info["single"]["name"], info["single"]["db"], info["single"]["resp"]) == (
+        "single",
+        1,
+        "2",
+    )
     assert (info["resp3"]["user"], info["resp3"]["resp"]) == ("app", "3")
     assert (info["pool0"]["name"], info["epoll"]["name"]) == ("pool", "epoll")
 
 
-def test_a_server_that_is_away_for_a_while(server: RedisServer, zoo: Zoo, cycle: Cycle, criuctl: Criuctl) -> None:
+def test_a_server_that_is_away_for_a_while(
+    server: RedisServer, zoo: Zoo, cycle: Cycle, criuctl: Criuctl
+) -> None:
     """The restore waits, and the tree does not run, until the server is back."""
     animal = launch(zoo, server, "quiet")
     told = criuctl("dump", animal.pid, "--config", cycle.config)
     server.stop()
-    with paused(criuctl, "connections", "restore", told["checkpoint"], "--config", cycle.config) as held:
+    with paused(
+        criuctl, "connections", "restore", told["checkpoint"], "--config", cycle.config
+    ) as held:
         held.go_on()
         restoring = held.command
-        _until(lambda: len(os.listdir(f"/proc/{restoring.process.pid}/task")) > 1)  # which try to connect
+        # which try to connect
+        _until(lambda: len(os.listdir(f"/proc/{restoring.process.pid}/task")) > 1)
         with pytest.raises(TimeoutError):
             restoring.process.wait(2)
         server.start()
@@ -129,10 +148,14 @@ def test_a_server_that_is_away_for_a_while(server: RedisServer, zoo: Zoo, cycle:
 
 
 def test_under_load(server: RedisServer, zoo: Zoo, cycle: Cycle, home: Home) -> None:
-    """Whatever each connection was about, no push is lost and none is done twice; what was not idle is hung up and told so."""
+    """Whatever each connection was about, no push is lost and none is done twice; what was not idle
+    is hung up and told so.
+    """
 
     def settle() -> None:
-        """What was under way is done with: a client that looks for its last number can rely on what it finds."""
+        """What was under way is done with: a client that looks for its last number can rely on what
+        it finds.
+        """
         with server.client(username="app", password="first") as client:
             _until(lambda: len(client.client_list()) == 1)
 
@@ -160,14 +183,16 @@ def test_under_load(server: RedisServer, zoo: Zoo, cycle: Cycle, home: Home) -> 
     last = acknowledged(animal)
     for name, numbers in contents(server).items():
         assert numbers == list(range(1, len(numbers) + 1)), name
-        assert len(numbers) - last[name] in (0, 1), name  # the last one may have been done and not acknowledged
+        # the last one may have been done and not acknowledged
+        assert len(numbers) - last[name] in (0, 1), name
 
 
 def acknowledged(animal: Animal) -> dict[str, int]:
     """The last number of each list whose push was answered; each has been answered once."""
     found = {}
     for name in LISTS:
-        whole, _, _ = (animal.folder / f"acknowledged-{name}").read_text().rpartition("\n")  # the last may be half written
+        # the last may be half written
+        whole, _, _ = (animal.folder / f"acknowledged-{name}").read_text().rpartition("\n")
         numbers = [int(line) for line in whole.splitlines()]
         assert numbers == list(range(1, len(numbers) + 1)), name
         found[name] = len(numbers)
@@ -181,14 +206,28 @@ def _advance(animal: Animal) -> None:
 
 
 def test_redis_cli_goes_on(server: RedisServer, zoo: Zoo, cycle: Cycle) -> None:
-    command = ["redis-cli", "-3", "-p", str(server.port), "-n", "3", "-r", "-1", "-i", "0.5", "INCR", "n"]
+    command = [
+        "redis-cli",
+        "-3",
+        "-p",
+        str(server.port),
+        "-n",
+        "3",
+        "-r",
+        "-1",
+        "-i",
+        "0.5",
+        "INCR",
+        "n",
+    ]
     animal = zoo.launch(command, quiet=False, ready=False)
 
     def printed() -> list[int]:
         return [int(line) for line in animal.output().split()]
 
     _until(lambda: len(printed()) > 2)
-    restored = cycle(animal, lambda: None, "--drain", "60")  # at rest, as it is between two of its questions
+    # at rest, as it is between two of its questions
+    restored = cycle(animal, lambda: None, "--drain", "60")
     assert outcomes(restored) == {"reconnected"}
     count = len(printed())
     _until(lambda: len(printed()) > count + 2)
@@ -196,12 +235,17 @@ def test_redis_cli_goes_on(server: RedisServer, zoo: Zoo, cycle: Cycle) -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_a_subscriber_is_hung_up(server: RedisServer, zoo: Zoo, cycle: Cycle, criuctl: Criuctl) -> None:
-    animal = zoo.launch(["redis-cli", "-p", str(server.port), "SUBSCRIBE", "news"], quiet=False, ready=False)
+def test_a_subscriber_is_hung_up(
+    server: RedisServer, zoo: Zoo, cycle: Cycle, criuctl: Criuctl
+) -> None:
+    animal = zoo.launch(
+        ["redis-cli", "-p", str(server.port), "SUBSCRIBE", "news"], quiet=False, ready=False
+    )
     with server.client() as other:
         _until(lambda: other.pubsub_numsub("news")[0][1] == 1)
     told = criuctl("dump", animal.pid, "--config", cycle.config)
-    (connection,) = criuctl("restore", told["checkpoint"], "--config", cycle.config)["connections"]  # and redis-cli ends
+    # and redis-cli ends
+    (connection,) = criuctl("restore", told["checkpoint"], "--config", cycle.config)["connections"]
     assert (connection["outcome"], connection["reason"]) == ("hangup", "it has subscriptions")
 
 

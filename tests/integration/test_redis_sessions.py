@@ -1,6 +1,8 @@
-"""The redis protocol on real servers, without CRIU: what a session holds is learned, and set up again under the program's feet.
+"""The redis protocol on real servers, without CRIU: what a session holds is learned, and set up
+again under the program's feet.
 
-`Program` stands for the program: it owns a descriptor, and after `Program.move` the same descriptor is another connection.
+`Program` stands for the program: it owns a descriptor, and after `Program.move` the same descriptor
+is another connection.
 """
 
 from __future__ import annotations
@@ -45,23 +47,33 @@ class Program:
 
     @property
     def record(self) -> ConnectionRecord:
-        return ConnectionRecord(os.getpid(), self.sock.fileno(), type="stream", peer=self.server.address)
+        return ConnectionRecord(
+            os.getpid(), self.sock.fileno(), type="stream", peer=self.server.address
+        )
 
     def inspect(self, settings: Settings | None = None, seconds: float = SECONDS) -> dict[str, Any]:
         flags = os.get_blocking(self.sock.fileno())
         with socket.socket(fileno=os.dup(self.sock.fileno())) as borrowed:
             try:
-                return PROTOCOL.inspect(borrowed, self.record, settings or self.settings, time.monotonic() + seconds)
+                return PROTOCOL.inspect(
+                    borrowed, self.record, settings or self.settings, time.monotonic() + seconds
+                )
             finally:
                 assert os.get_blocking(self.sock.fileno()) == flags
 
-    def reconnect(self, session: Mapping[str, Any], settings: Settings | None = None) -> dict[str, Any]:
+    def reconnect(
+        self, session: Mapping[str, Any], settings: Settings | None = None
+    ) -> dict[str, Any]:
         """A fresh connection under the program's descriptor."""
         with self.server.connect(self.family) as fresh:
             os.dup2(fresh.fileno(), self.sock.fileno())
-        record = ConnectionRecord(os.getpid(), self.sock.fileno(), type="stream", session=dict(session))
+        record = ConnectionRecord(
+            os.getpid(), self.sock.fileno(), type="stream", session=dict(session)
+        )
         with socket.socket(fileno=os.dup(self.sock.fileno())) as borrowed:
-            facts = PROTOCOL.reconnect(borrowed, record, settings or self.settings, time.monotonic() + SECONDS)
+            facts = PROTOCOL.reconnect(
+                borrowed, record, settings or self.settings, time.monotonic() + SECONDS
+            )
         assert self.resp.wire.unread() == 0
         return facts
 
@@ -103,18 +115,26 @@ def program(server: RedisServer) -> Iterator[Callable[..., Program]]:
 Make = Callable[..., Program]
 
 
-# -- what is brought back ---------------------------------------------------------------------------------------------
+# -- what is brought back
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["inet", "inet6", "unix"])
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_session_moves(family: str, protocol: int, program: Make) -> None:
-    """Database, name, RESP version, NO-EVICT: the same descriptor goes on as if nothing had happened."""
+    """Database, name, RESP version, NO-EVICT: the same descriptor goes on as if nothing had
+    happened.
+    """
     client = program(family)
     assert isinstance(client("HELLO", protocol), dict if protocol == 3 else list)
-    assert [client(*words) for words in (("SELECT", 5), ("CLIENT", "SETNAME", "worker-7"), ("CLIENT", "NO-EVICT", "ON"))] == [
-        "OK"
-    ] * 3
+    assert [
+        client(*words)
+        for words in (
+            ("SELECT", 5),
+            ("CLIENT", "SETNAME", "worker-7"),
+            ("CLIENT", "NO-EVICT", "ON"),
+        )
+    ] == ["OK"] * 3
     client("SET", "k", "v")
     before = client("CLIENT", "ID")
     facts = client.move()
@@ -123,7 +143,12 @@ def test_a_session_moves(family: str, protocol: int, program: Make) -> None:
     assert client("GET", "k") == "v"
     info = client("CLIENT", "INFO")
     assert client.resp.kind == ("=" if protocol == 3 else "$")
-    for part in (" db=5 ", " name=worker-7 ", f" resp={protocol}", " flags=e" if family != "unix" else " flags=Ue"):
+    for part in (
+        " db=5 ",
+        " name=worker-7 ",
+        f" resp={protocol}",
+        " flags=e" if family != "unix" else " flags=Ue",
+    ):
         assert part in info
 
 
@@ -140,7 +165,9 @@ def test_nothing_is_said_on_the_programs_connection(program: Make) -> None:
 
 
 def test_a_user_with_a_password(server: RedisServer, program: Make, tmp_path: Path) -> None:
-    """The user comes from the session, the password from the secret, read anew when it is needed."""
+    """The user comes from the session, the password from the secret, read anew when it is
+    needed.
+    """
     secret = tmp_path / "secret"
     secret.write_text("first\n")
     secret.chmod(0o600)
@@ -157,23 +184,29 @@ def test_a_user_with_a_password(server: RedisServer, program: Make, tmp_path: Pa
         client.reconnect(session)
     assert "first" not in refused.value.message + refused.value.hint
     secret.write_text("second\n")
-    assert client.reconnect(session, Settings({"file": str(secret)}))["user"] == "app"  # the user is the session's
+    # the user is the session's
+    assert client.reconnect(session, Settings({"file": str(secret)}))["user"] == "app"
     assert client("ACL", "WHOAMI") == "app"
 
 
-def test_a_session_does_not_gain_the_rights_of_the_rules_user(server: RedisServer, program: Make, monkeypatch: Any) -> None:
+def test_a_session_does_not_gain_the_rights_of_the_rules_user(
+    server: RedisServer, program: Make, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("REDIS_SECRET", "pw")
     with server.client() as admin:
         admin.execute_command("ACL", "SETUSER", "other", "on", ">pw", "~*", "+@all")
     client = program(secret={"env": "REDIS_SECRET"}, user="other")
     assert client.move()["user"] == "default"
     assert client("ACL", "WHOAMI") == "default"
-    session = {**client.inspect(), "user": "retired"}  # an account that the operator has replaced by another
+    # an account that the operator has replaced by another
+    session = {**client.inspect(), "user": "retired"}
     assert "user_changed" in client.reconnect(session)
     assert client("ACL", "WHOAMI") == "other"
 
 
-def test_a_password_that_the_server_does_not_want_any_more(program: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_that_the_server_does_not_want_any_more(
+    program: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("REDIS_SECRET", "whatever")
     client = program(secret={"env": "REDIS_SECRET"})
     client.move()
@@ -212,11 +245,16 @@ def test_redis_py_goes_on(server: RedisServer) -> None:
         assert client.pipeline().set("a", 1).incr("a").execute() == [True, 2]
         (connection,) = client.connection_pool._available_connections
         for expected in range(3, 6):
-            with socket.socket(fileno=os.dup(connection._sock.fileno())) as borrowed, server.connect() as fresh:
+            with (
+                socket.socket(fileno=os.dup(connection._sock.fileno())) as borrowed,
+                server.connect() as fresh,
+            ):
                 record = ConnectionRecord(os.getpid(), connection._sock.fileno(), type="stream")
                 session = PROTOCOL.inspect(borrowed, record, Settings(), time.monotonic() + SECONDS)
                 os.dup2(fresh.fileno(), connection._sock.fileno())
-            record = ConnectionRecord(os.getpid(), connection._sock.fileno(), type="stream", session=session)
+            record = ConnectionRecord(
+                os.getpid(), connection._sock.fileno(), type="stream", session=session
+            )
             with socket.socket(fileno=os.dup(connection._sock.fileno())) as borrowed:
                 PROTOCOL.reconnect(borrowed, record, Settings(), time.monotonic() + SECONDS)
             assert client.incr("a") == expected
@@ -239,7 +277,8 @@ def test_the_server_was_started_again_meanwhile(tmp_path: Path) -> None:
         client.close()
 
 
-# -- what is not ------------------------------------------------------------------------------------------------------
+# -- what is not
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -256,9 +295,15 @@ def test_the_server_was_started_again_meanwhile(tmp_path: Path) -> None:
         ([("MONITOR",)], "MONITOR"),
         ([("HELLO", 3), ("CLIENT", "TRACKING", "ON")], "CLIENT TRACKING"),
     ],
-    ids=lambda value: value if isinstance(value, str) else " ".join(str(word) for words in value for word in words),
+    ids=lambda value: (
+        value
+        if isinstance(value, str)
+        else " ".join(str(word) for words in value for word in words)
+    ),
 )
-def test_what_cannot_be_rebuilt(commands: list[tuple[Any, ...]], reason: str, program: Make) -> None:
+def test_what_cannot_be_rebuilt(
+    commands: list[tuple[Any, ...]], reason: str, program: Make
+) -> None:
     client = program()
     for words in commands:
         client.resp.wire.send(b"")
@@ -272,7 +317,9 @@ def test_what_cannot_be_rebuilt(commands: list[tuple[Any, ...]], reason: str, pr
 
 
 def test_a_transaction_is_not_disturbed_by_being_looked_at(program: Make) -> None:
-    """CLIENT INFO in a MULTI would be part of it; with --leave-running the program goes on, and its EXEC must be its own."""
+    """CLIENT INFO in a MULTI would be part of it; with --leave-running the program goes on, and its
+    EXEC must be its own.
+    """
     client = program()
     client("MULTI")
     client("INCR", "n")
@@ -284,7 +331,9 @@ def test_a_transaction_is_not_disturbed_by_being_looked_at(program: Make) -> Non
 
 
 def test_watch_is_noticed_however_long_ago(program: Make, server: RedisServer) -> None:
-    """Redis 7.0 does not tell; it is judged by the memory of the connection, and must not be wrong in either direction."""
+    """Redis 7.0 does not tell; it is judged by the memory of the connection, and must not be wrong
+    in either direction.
+    """
     client = program()
     client("SET", "big", "x" * 300_000)
     client("GET", "big")
@@ -333,7 +382,8 @@ def test_a_command_that_is_half_sent(family: str, program: Make) -> None:
     client = program(family)
     client("PING")
     client.resp.wire.send(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$5\r\nab")
-    with pytest.raises(CannotRebuild, match=r"half sent|has not been answered"):  # as the server, or as the kernel sees it
+    # as the server, or as the kernel sees it
+    with pytest.raises(CannotRebuild, match=r"half sent|has not been answered"):
         client.inspect()
     client.resp.wire.send(b"cde\r\n")
     assert client.resp.answer() == "OK"
@@ -350,7 +400,9 @@ def test_an_answer_that_nobody_has_read(program: Make) -> None:
 
 
 def test_a_busy_server(program: Make, server: RedisServer) -> None:
-    """A script that runs for two seconds: the look ends when it may take no longer, and the answer is the program's."""
+    """A script that runs for two seconds: the look ends when it may take no longer, and the answer
+    is the program's.
+    """
     client = program()
     client.resp.wire.send(_command("EVAL", LUA_SLEEP, "0"))
     with pytest.raises(CannotRebuild):
@@ -381,7 +433,12 @@ def test_tls(tmp_path: Path) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     _self_signed(certificate, key)
     (port,) = free_ports(1)
-    lines = (f"tls-port {port}", f"tls-cert-file {certificate}", f"tls-key-file {key}", "tls-auth-clients no")
+    lines = (
+        f"tls-port {port}",
+        f"tls-cert-file {certificate}",
+        f"tls-key-file {key}",
+        "tls-auth-clients no",
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(certificate)
     with (
@@ -395,7 +452,9 @@ def test_tls(tmp_path: Path) -> None:
         record = ConnectionRecord(os.getpid(), borrowed.fileno(), type="stream")
         for options in ({}, {"ask": "own"}):
             with pytest.raises(CannotRebuild, match="TLS"):
-                PROTOCOL.inspect(borrowed, record, Settings({}, options), time.monotonic() + SECONDS)
+                PROTOCOL.inspect(
+                    borrowed, record, Settings({}, options), time.monotonic() + SECONDS
+                )
         tls.sendall(b"PING\r\n")
         assert tls.recv(16) == b"+PONG\r\n"
 
@@ -412,7 +471,12 @@ def _self_signed(certificate: Path, key: Path) -> None:
     now = datetime.now(UTC)
     made = (
         x509.CertificateBuilder(
-            name, name, secret.public_key(), x509.random_serial_number(), now - timedelta(1), now + timedelta(1)
+            name,
+            name,
+            secret.public_key(),
+            x509.random_serial_number(),
+            now - timedelta(1),
+            now + timedelta(1),
         )
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
         .sign(secret, hashes.SHA256())
@@ -445,16 +509,25 @@ def test_tracking_that_is_redirected(program: Make, server: RedisServer) -> None
             each.inspect()
 
 
-# -- who may not look -------------------------------------------------------------------------------------------------
+# -- who may not look
+# -------------------------------------------------------------------------------------------------
 
 
-def test_a_user_who_may_not_look(server: RedisServer, program: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without CLIENT LIST another user may look, or the user vouches that a question on the connection itself does no harm."""
+def test_a_user_who_may_not_look(
+    server: RedisServer, program: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without CLIENT LIST another user may look, or the user vouches that a question on the
+    connection itself does no harm.
+    """
     monkeypatch.setenv("REDIS_SECRET", "pw")
     monkeypatch.setenv("REDIS_ADMIN", "adminpw")
     with server.client() as admin:
-        admin.execute_command("ACL", "SETUSER", "small", "on", ">pw", "~*", "+@all", "-@admin", "-@dangerous")
-        admin.execute_command("ACL", "SETUSER", "watchman", "on", ">adminpw", "+client|list", "+client|id")
+        admin.execute_command(
+            "ACL", "SETUSER", "small", "on", ">pw", "~*", "+@all", "-@admin", "-@dangerous"
+        )
+        admin.execute_command(
+            "ACL", "SETUSER", "watchman", "on", ">adminpw", "+client|list", "+client|id"
+        )
     secret = {"env": "REDIS_SECRET"}
     client = program(secret=secret, user="small")
     assert client("AUTH", "small", "pw") == "OK"
@@ -462,7 +535,9 @@ def test_a_user_who_may_not_look(server: RedisServer, program: Make, monkeypatch
     with pytest.raises(CannotRebuild, match="does not let us look") as refused:
         client.inspect()
     assert "ask_user" in refused.value.hint
-    beside = Settings(secret, {"user": "small", "ask_user": "watchman", "ask_secret": {"env": "REDIS_ADMIN"}})
+    beside = Settings(
+        secret, {"user": "small", "ask_user": "watchman", "ask_secret": {"env": "REDIS_ADMIN"}}
+    )
     session = client.inspect(beside)
     assert (session["user"], session["db"]) == ("small", 2)
     own = Settings(secret, {"user": "small", "ask": "own", "watch": "never"})
@@ -481,7 +556,9 @@ def test_asked_on_its_own_connection_in_a_transaction(program: Make) -> None:
 
 
 def test_asked_on_its_own_connection_while_it_blocks(program: Make, server: RedisServer) -> None:
-    """A late answer must never be taken for another: if there is no answer in time, the connection is closed."""
+    """A late answer must never be taken for another: if there is no answer in time, the connection
+    is closed.
+    """
     client = program(ask="own", watch="never")
     client("PING")
     client.resp.wire.send(_command("BLPOP", "list", "0"))
@@ -491,13 +568,19 @@ def test_asked_on_its_own_connection_while_it_blocks(program: Make, server: Redi
 
 def test_options_that_make_no_sense(program: Make) -> None:
     client = program()
-    for options in ({"ask": "loudly"}, {"frobnicate": 1}, {"stale_cache": "yes"}, {"ask_secret": "geheim"}):
+    for options in (
+        {"ask": "loudly"},
+        {"frobnicate": 1},
+        {"stale_cache": "yes"},
+        {"ask_secret": "geheim"},
+    ):
         with pytest.raises(CannotRebuild, match=next(iter(options))) as refused:
             client.inspect(Settings({}, options))
         assert "geheim" not in refused.value.message + refused.value.hint
 
 
-# -- servers that are away, or are none -------------------------------------------------------------------------------
+# -- servers that are away, or are none
+# -------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -564,13 +647,22 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
 def test_a_server_that_lies(lie: str) -> None:
-    """Always an answer in time, always one of the two errors, and nothing but PeerAway asks for another try."""
-    seconds = 0.5 if lie in ("silence", "half", "loading", "full", "endless line") else 30.0  # who is waited for in vain
+    """Always an answer in time, always one of the two errors, and nothing but PeerAway asks for
+    another try.
+    """
+    # who is waited for in vain
+    seconds = 0.5 if lie in ("silence", "half", "loading", "full", "endless line") else 30.0
     with fake(says(LIES[lie])) as address:
         began = time.monotonic()
         with socket.create_connection(address) as connection:
-            record = ConnectionRecord(os.getpid(), connection.fileno(), type="stream", session={"db": 1, "resp": 3})
-            with pytest.raises(PeerAway if lie in ("silence", "half", "loading", "full", "endless line") else CannotRebuild):
+            record = ConnectionRecord(
+                os.getpid(), connection.fileno(), type="stream", session={"db": 1, "resp": 3}
+            )
+            with pytest.raises(
+                PeerAway
+                if lie in ("silence", "half", "loading", "full", "endless line")
+                else CannotRebuild
+            ):
                 PROTOCOL.reconnect(connection, record, Settings(), time.monotonic() + seconds)
         with socket.create_connection(address) as connection, pytest.raises(CannotRebuild) as told:
             PROTOCOL.inspect(connection, record, Settings(), time.monotonic() + seconds)
@@ -581,7 +673,12 @@ def test_a_server_that_lies(lie: str) -> None:
 
 @pytest.mark.parametrize(
     "listing",
-    ["", "id=1 addr=10.0.0.1:5 fd=8 flags=N db=0\n", "id=1 addr={0} db=0\nid=2 addr={0} db=0\n", "id=1 addr={0} db=x flags=N\n"],
+    [
+        "",
+        "id=1 addr=10.0.0.1:5 fd=8 flags=N db=0\n",
+        "id=1 addr={0} db=0\nid=2 addr={0} db=0\n",
+        "id=1 addr={0} db=x flags=N\n",
+    ],
     ids=["nobody", "somebody else", "twice", "no number"],
 )
 def test_a_server_that_does_not_list_us(listing: str) -> None:
@@ -589,7 +686,9 @@ def test_a_server_that_does_not_list_us(listing: str) -> None:
         while question := connection.recv(4096):
             text = listing.format(client[0])
             hello = b"*4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n8.0.0\r\n"
-            connection.sendall(hello if b"HELLO" in question else b"$%d\r\n%s\r\n" % (len(text), text.encode()))
+            connection.sendall(
+                hello if b"HELLO" in question else b"$%d\r\n%s\r\n" % (len(text), text.encode())
+            )
 
     client = [""]
     with fake(talk) as address, socket.create_connection(address) as connection:
@@ -601,7 +700,15 @@ def test_a_server_that_does_not_list_us(listing: str) -> None:
 
 @pytest.mark.parametrize(
     "session",
-    [{"db": "0"}, {"db": -1}, {"resp": 4}, {"user": 5}, {"db": 99999}, {"tracking": "yes"}, {"name": ["x"]}],
+    [
+        {"db": "0"},
+        {"db": -1},
+        {"resp": 4},
+        {"user": 5},
+        {"db": 99999},
+        {"tracking": "yes"},
+        {"name": ["x"]},
+    ],
     ids=str,
 )
 def test_a_hostile_record(session: dict[str, Any], program: Make) -> None:

@@ -1,4 +1,6 @@
-"""Unix sockets that their programs have renamed, as haproxy does: clients find them again under the names of now."""
+"""Unix sockets that their programs have renamed, as haproxy does: clients find them again under the
+names of now.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from support.zoo import Animal, Zoo
 pytestmark = pytest.mark.integration
 
 
-NAMES = ("*/descriptors/*/local", "*/descriptors/*/peer")  # a restore binds sockets to what they are called
+# a restore binds sockets to what they are called
+NAMES = ("*/descriptors/*/local", "*/descriptors/*/peer")
 
 
 def _launch(zoo: Zoo, prefix: Sequence[str] = ()) -> Animal:
@@ -25,7 +28,9 @@ def _launch(zoo: Zoo, prefix: Sequence[str] = ()) -> Animal:
 
 def _send(folder: Path, name: str) -> None:
     """A client outside the tree: the kernel takes its connection, or its datagram, at that name."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM if name == "log" else socket.SOCK_STREAM) as client:
+    with socket.socket(
+        socket.AF_UNIX, socket.SOCK_DGRAM if name == "log" else socket.SOCK_STREAM
+    ) as client:
         client.connect(str(folder / name))
 
 
@@ -46,7 +51,9 @@ def test_clients_from_outside(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_left_running(zoo: Zoo, trip: Trip) -> None:
-    """The original keeps its files; once it is gone they are replaced, and what was queued comes back."""
+    """The original keeps its files; once it is gone they are replaced, and what was queued comes
+    back.
+    """
     original = _launch(zoo)
     told = trip.snapshot(original)
     before = os.stat(original.folder / "admin.sock").st_ino
@@ -54,7 +61,9 @@ def test_left_running(zoo: Zoo, trip: Trip) -> None:
     original.end()
     assert os.stat(original.folder / "admin.sock").st_ino == before
     trip.restore(told, original, equal=False).ask()
-    assert {str(path.relative_to(original.folder)) for path in original.folder.rglob("*")} == original.listing
+    assert {
+        str(path.relative_to(original.folder)) for path in original.folder.rglob("*")
+    } == original.listing
 
 
 def test_with_pids_of_its_own(zoo: Zoo, trip: Trip) -> None:
@@ -103,7 +112,9 @@ while True:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_bound_before_and_after_a_chroot(when: str, zoo: Zoo, trip: Trip) -> None:
-    """haproxy goes into its jail when its sockets are called what they should be; CRIU binds outside of any."""
+    """haproxy goes into its jail when its sockets are called what they should be; CRIU binds
+    outside of any.
+    """
     original = zoo.launch([sys.executable, "-S", "-c", JAILED, when], name="jailed", ignore=NAMES)
     wait_until((original.folder / "jail" / "ready").exists, 60, "jailed")
     trip.restore(trip.dump(original), original)

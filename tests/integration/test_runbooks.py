@@ -20,7 +20,9 @@ pytestmark = pytest.mark.integration
 
 
 def follow(criuctl: Criuctl, runbook: str, **variables: str | Path) -> list[tuple[str, int]]:
-    """Do what the runbook says, line by line; the lines that ended with another exit code than 0."""
+    """Do what the runbook says, line by line; the lines that ended with another exit code than
+    0.
+    """
     program = criuctl.home.path / "bin" / "criuctl"
     program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m criuctl "$@"\n')
@@ -31,7 +33,9 @@ def follow(criuctl: Criuctl, runbook: str, **variables: str | Path) -> list[tupl
     for line in steps(runbook):
         out = criuctl.home.path / "step.out"
         with out.open("wb") as file:
-            running = criuctl.keeper.spawn(["sh", "-c", line], env=environment, cwd=criuctl.home.path, stdout=file, stderr=file)
+            running = criuctl.keeper.spawn(
+                ["sh", "-c", line], env=environment, cwd=criuctl.home.path, stdout=file, stderr=file
+            )
         code = running.wait(120)
         print(f"$ {line}\n{out.read_text()}[{code}]")
         if code:
@@ -51,13 +55,22 @@ def steps(runbook: str) -> list[str]:
 
 
 def filled(criuctl: Criuctl, *sessions: str) -> list[Path]:
-    """Two checkpoints of each session in the store, a folder: the packs of each; they were never processes."""
+    """Two checkpoints of each session in the store, a folder: the packs of each; they were never
+    processes.
+    """
     config = kit.config(criuctl.home.path, store=str(criuctl.store), workers=1)
     made: list[Path] = []
-    with open_store(config.store, config) as store, Repository.init(store, encryption=False, config=config) as repository:
+    with (
+        open_store(config.store, config) as store,
+        Repository.init(store, encryption=False, config=config) as repository,
+    ):
         for number, session in enumerate(sessions):
             for turn in range(2):
-                kit.write(repository, kit.Content(bytes([number, turn]) * 200_000, {"a.img": b"a"}), session=session)
+                kit.write(
+                    repository,
+                    kit.Content(bytes([number, turn]) * 200_000, {"a.img": b"a"}),
+                    session=session,
+                )
                 made += [path for path in packs(criuctl) if path not in made]
     assert len(made) == 2 * len(sessions)
     return made
@@ -85,7 +98,9 @@ def test_key_lost(criuctl: Criuctl) -> None:
     criuctl("store", "init", "--encrypt")
     stick = criuctl.home.path / "stick"
     stick.mkdir()
-    assert criuctl("store", "key", check=False, env={"CRIUCTL_KEY_DIR": str(stick)})["exit_code"] == 7
+    assert (
+        criuctl("store", "key", check=False, env={"CRIUCTL_KEY_DIR": str(stick)})["exit_code"] == 7
+    )
     assert follow(criuctl, "key-lost", NEW_STORE=criuctl.home.path / "new", STICK=stick) == []
     assert criuctl("list", env={"CRIUCTL_KEY_FILE": str(stick / "this-host.key")}) == []
 
@@ -95,7 +110,11 @@ def test_disk_full(criuctl: Criuctl) -> None:
     for session in ("db", "cron"):
         criuctl("rm", f"{session}@1")
     assert follow(criuctl, "disk-full", NEW_STORE=criuctl.home.path / "new", SESSION="web") == []
-    assert {(one["session"], one["number"]) for one in criuctl("list")} == {("web", 2), ("db", 2), ("cron", 2)}
+    assert {(one["session"], one["number"]) for one in criuctl("list")} == {
+        ("web", 2),
+        ("db", 2),
+        ("cron", 2),
+    }
     assert packs(criuctl)
 
 
@@ -111,6 +130,10 @@ def test_every_runbook_is_found() -> None:
     assert names == ["disk-full", "fenced-host", "key-lost", "restore-refused", "store-lost"]
     for name in names:
         written = topics.text(name)
-        assert all(line.startswith(("criuctl ", "CRIUCTL_")) and shlex.split(line) for line in steps(name)) and steps(name)
-        assert topics.summary(name) and all(len(line) <= 140 for line in written.splitlines() if not line.startswith("- "))
+        assert all(
+            line.startswith(("criuctl ", "CRIUCTL_")) and shlex.split(line) for line in steps(name)
+        ) and steps(name)
+        assert topics.summary(name) and all(
+            len(line) <= 140 for line in written.splitlines() if not line.startswith("- ")
+        )
         assert name in (cli.help or "")

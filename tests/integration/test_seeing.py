@@ -1,4 +1,6 @@
-"""To see what criuctl does on a host: its events and metrics over a session's life, and a page for a bug report."""
+"""To see what criuctl does on a host: its events and metrics over a session's life, and a page for
+a bug report.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def test_a_session_s_life_in_events_and_metrics(host: Operators) -> None:
     host("rm", "web@1", "web@2", check=False)
     host("prune", "--keep-last", 1, "--newest-too")
     host("gc")
-    for words in ("pause web", "pause web", "halt web", "resume web", "resume web"):  # what changes nothing is no event
+    # what changes nothing is no event
+    for words in ("pause web", "pause web", "halt web", "resume web", "resume web"):
         host(*words.split())
     host("kill", "web", "--timeout", 0)
     found = host("events")
@@ -86,15 +89,24 @@ def test_a_session_s_life_in_events_and_metrics(host: Operators) -> None:
     table = host.text("events", "--session", "web").splitlines()
     assert len(table) == 1 + len(about) and "failed 4 (preflight)" in table[5]
 
-    wait_until(lambda: len(_lines(follower.out)) >= len(found), PATIENCE, "who follows has seen all")
+    wait_until(
+        lambda: len(_lines(follower.out)) >= len(found), PATIENCE, "who follows has seen all"
+    )
     assert _lines(follower.out) == found
-    wait_until(lambda: server.err.read_text().endswith("/metrics\n"), PATIENCE, "the address is told")
+    wait_until(
+        lambda: server.err.read_text().endswith("/metrics\n"), PATIENCE, "the address is told"
+    )
     url = re.findall(r"http://127\.0\.0\.1:\d+/metrics", server.err.read_text())
     with urllib.request.urlopen(url[0], timeout=PATIENCE) as response:
         families = list(text_string_to_metric_families(response.read().decode()))
-    values = {(s.name, *sorted(s.labels.values())): s.value for family in families for s in family.samples}
+    values = {
+        (s.name, *sorted(s.labels.values())): s.value for family in families for s in family.samples
+    }
     assert values["criuctl_store_up",] == 1 and values["criuctl_session_checkpoints", "web"] == 1
-    assert (values["criuctl_operations_total", "0", "dump"], values["criuctl_operations_total", "4", "dump"]) == (1, 1)
+    assert (
+        values["criuctl_operations_total", "0", "dump"],
+        values["criuctl_operations_total", "4", "dump"],
+    ) == (1, 1)
     assert values["criuctl_events_last_sequence",] == len(found)
     assert 0 < values["criuctl_session_last_frozen_seconds", "web"] < PATIENCE
     for looking in (follower, server):
@@ -110,9 +122,19 @@ def test_a_page_for_a_bug_report_has_no_secret(host: Operators) -> None:
             {
                 "passphrase_command": f"echo {word('command')}",
                 "ssh_command": f"ssh -o ProxyCommand={word('proxy')}",
-                "hosts": {"gamma": {"url": "ssh://root@gamma", "command": f"env TOKEN={word('host')} criuctl"}},
+                "hosts": {
+                    "gamma": {
+                        "url": "ssh://root@gamma",
+                        "command": f"env TOKEN={word('host')} criuctl",
+                    }
+                },
                 "connection_rules": [
-                    {"match": {"port": 1}, "policy": "reconnect", "application": "tcp", "options": {"preamble": word("preamble")}}
+                    {
+                        "match": {"port": 1},
+                        "policy": "reconnect",
+                        "application": "tcp",
+                        "options": {"preamble": word("preamble")},
+                    }
                 ],
                 "criu_timeout": 31,
             }
@@ -144,14 +166,28 @@ def test_a_page_for_a_bug_report_has_no_secret(host: Operators) -> None:
     body = host("doctor", "--report", page, *config)
     told = page.read_text()
     assert page.stat().st_mode & 0o777 == 0o600
-    everything = told + json.dumps(body) + (folder / "state" / "events.jsonl").read_text() + host.text("metrics")
+    everything = (
+        told
+        + json.dumps(body)
+        + (folder / "state" / "events.jsonl").read_text()
+        + host.text("metrics")
+    )
     assert re.findall(r"canary-\w+-4711", everything) == []
     # What help needs is there.
-    assert body["versions"]["criuctl"] and body["kernel"]["namespaces"] and body["host"]["memory"]["MemTotal"] > 0
-    assert body["configuration"]["set"]["criu_timeout"] == 31 and body["configuration"]["set"]["hosts"].startswith("1 set")
+    assert (
+        body["versions"]["criuctl"]
+        and body["kernel"]["namespaces"]
+        and body["host"]["memory"]["MemTotal"] > 0
+    )
+    assert body["configuration"]["set"]["criu_timeout"] == 31 and body["configuration"]["set"][
+        "hosts"
+    ].startswith("1 set")
     assert body["configuration"]["set"]["s3_endpoint"] == "127.0.0.1"
     assert [log["error"] for log in body["criu_logs"]] == ["Can't open [not shown]/x: No such file"]
     assert body["sessions"]["states"] == {"running": 1}
     assert [e["operation"] for e in body["events"]] == ["store-init", "run", "dump", "dump"]
-    assert all(f"## {title}" in told for title in ("Versions", "Findings", "Store", "Sessions", "Newest events"))
+    assert all(
+        f"## {title}" in told
+        for title in ("Versions", "Findings", "Store", "Sessions", "Newest events")
+    )
     assert host("doctor", "--report", page, check=False)["exit_code"] == 9, "nothing is overwritten"

@@ -1,4 +1,6 @@
-"""Set-up on the machine that runs the tests, the probe that chooses a CRIU, and the quickstart (clean machines: setup-test)."""
+"""Set-up on the machine that runs the tests, the probe that chooses a CRIU, and the quickstart
+(clean machines: setup-test).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ PREFIX = Path(os.environ.get("CRIUCTL_PREFIX", "/opt/criuctl"))
 
 def run(*argv: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*argv], env=os.environ | environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=False
+        [*argv],
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
 
 
@@ -30,7 +38,10 @@ def probe(*criu: str | Path) -> subprocess.CompletedProcess[str]:
 
 def leftovers() -> set[str]:
     """Folders of probes and quickstarts, and firewall tables of CRIU's."""
-    folders = [*Path("/dev/shm").glob("criuctl-probe-*"), *Path("/tmp").glob("criuctl-quickstart-*")]
+    folders = [
+        *Path("/dev/shm").glob("criuctl-probe-*"),
+        *Path("/tmp").glob("criuctl-quickstart-*"),
+    ]
     tables = run("nft", "list", "tables").stdout.splitlines()
     return {str(folder) for folder in folders} | {table for table in tables if "CRIU" in table}
 
@@ -41,7 +52,9 @@ def test_the_recorded_criu_works_and_the_probe_leaves_nothing() -> None:
     done = probe(*record["argv"])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert leftovers() <= before
-    assert run(*record["argv"], "--version").stdout.splitlines()[0] == f"Version: {record['version']}"
+    assert (
+        run(*record["argv"], "--version").stdout.splitlines()[0] == f"Version: {record['version']}"
+    )
     assert (Path(record["pycriu"]) / "pycriu/images").is_dir()
 
 
@@ -51,18 +64,22 @@ def test_the_recorded_criu_works_and_the_probe_leaves_nothing() -> None:
         pytest.param(None, "cannot be started", id="not there"),
         pytest.param("exit 1", "`criu check` fails", id="check fails"),
         pytest.param(
-            'case "$*" in *check*) exit 0;; esac; echo "Error (a.c): RLIMIT_NOFILE"; echo "Error (b.c): the cause"; exit 1',
+            'case "$*" in *check*) exit 0;; esac; echo "Error (a.c): RLIMIT_NOFILE"; echo "Error '
+            '(b.c): the cause"; exit 1',
             "`criu dump` fails: Error (b.c): the cause",
             id="check passes, dump fails",
         ),
         pytest.param(
-            'case "$*" in *check*) exit 0;; esac; while [ "$1" != --tree ]; do shift; done; kill -9 "$2"',
+            'case "$*" in *check*) exit 0;; esac; while [ "$1" != --tree ]; do shift; done; kill '
+            '-9 "$2"',
             "did not survive",
             id="kills what it is to leave running",
         ),
     ],
 )
-def test_a_criu_that_does_not_work_is_told_from_one_that_does(tmp_path: Path, script: str | None, reason: str) -> None:
+def test_a_criu_that_does_not_work_is_told_from_one_that_does(
+    tmp_path: Path, script: str | None, reason: str
+) -> None:
     criu = tmp_path / "criu"
     if script is not None:
         criu.write_text(f"#!/bin/sh\n{script}\n")
@@ -80,7 +97,8 @@ def test_a_second_set_up_has_nothing_to_do_and_is_quick() -> None:
     done = run(SCRIPTS / "setup")
     assert done.returncode == 0, done.stderr
     assert "install" not in done.stdout
-    assert time.monotonic() - begin < 60  # a few seconds where nothing else runs; a set-up with something to do takes minutes
+    # a few seconds where nothing else runs; a set-up with something to do takes minutes
+    assert time.monotonic() - begin < 60
 
 
 def test_the_command_imports_nothing_of_its_callers(tmp_path: Path) -> None:

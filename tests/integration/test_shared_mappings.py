@@ -1,4 +1,6 @@
-"""Files that a tree has mapped, shared and writable, and closed: they are memory of it, and nowhere in CRIU's images."""
+"""Files that a tree has mapped, shared and writable, and closed: they are memory of it, and nowhere
+in CRIU's images.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ SHM = Path("/dev/shm")
 
 @pytest.fixture
 def name(home: Home) -> Iterator[str]:
-    """A name in /dev/shm that is this test's, with all that is derived from it; the leak guard (`home`) looks afterwards."""
+    """A name in /dev/shm that is this test's, with all that is derived from it; the leak guard
+    (`home`) looks afterwards.
+    """
     name = f"criuctl-test-{secrets.token_hex(6)}"
     yield name
     for path in SHM.glob(f"*{name}*"):
@@ -38,7 +42,9 @@ def counts(animal: Animal) -> list[int]:
 
 
 def written(animal: Animal) -> int:
-    """How often this very process has written: its output is in one file with that of its copies."""
+    """How often this very process has written: its output is in one file with that of its
+    copies.
+    """
     lines = Path(f"/proc/{animal.pid}/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("syscw:"))
 
@@ -66,7 +72,9 @@ def in_a_row(animal: Animal) -> bool:
 def test_what_is_mapped_in_memory_comes_back(
     change: str, name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl
 ) -> None:
-    """As it was at the freeze: after a kill, after a reboot that emptied /dev/shm, after somebody else's writing."""
+    """As it was at the freeze: after a kill, after a reboot that emptied /dev/shm, after somebody
+    else's writing.
+    """
     animal = counting(zoo, compiled, SHM / name)
     told = criuctl("dump", animal.pid)
     if change == "gone":
@@ -74,7 +82,9 @@ def test_what_is_mapped_in_memory_comes_back(
     elif change == "other":
         (SHM / name).write_bytes(b"x" * 4096)
     plan = criuctl("restore", told["checkpoint"], "--dry-run")
-    assert [f["code"] for f in plan["findings"] if str(SHM / name) in f["text"]] == ["file-put-back"] * (change != "none")
+    assert [f["code"] for f in plan["findings"] if str(SHM / name) in f["text"]] == [
+        "file-put-back"
+    ] * (change != "none")
     restored = trip.restore(told, animal, equal=False)
     goes_on(restored)
     assert in_a_row(restored)
@@ -82,7 +92,9 @@ def test_what_is_mapped_in_memory_comes_back(
     assert len(newer) == (change == "other")
 
 
-def test_a_snapshot_goes_back_in_time(name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl) -> None:
+def test_a_snapshot_goes_back_in_time(
+    name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl
+) -> None:
     """The original went on writing after the freeze, and was killed."""
     animal = counting(zoo, compiled, SHM / name)
     told = criuctl("dump", animal.pid, "--leave-running")
@@ -93,12 +105,18 @@ def test_a_snapshot_goes_back_in_time(name: str, zoo: Zoo, trip: Trip, compiled:
     assert "CORRUPT" not in output.read_text()
 
 
-def test_a_copy_counts_in_a_file_of_its_own(name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl) -> None:
-    """Beside the living original, and beside one that is brought back later and finds its file as it was."""
+def test_a_copy_counts_in_a_file_of_its_own(
+    name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl
+) -> None:
+    """Beside the living original, and beside one that is brought back later and finds its file as
+    it was.
+    """
     animal = counting(zoo, compiled, SHM / name)
     told = criuctl("dump", animal.pid, "--leave-running")
     copy = trip.restore(told, animal, "--as", "another", equal=False)
-    assert [text for text in copy.answer["warnings"] if str(SHM / name) in text and "its own" in text]
+    assert [
+        text for text in copy.answer["warnings"] if str(SHM / name) in text and "its own" in text
+    ]
     for _ in range(3):
         goes_on(copy)
     assert animal.alive()
@@ -110,7 +128,9 @@ def test_a_copy_counts_in_a_file_of_its_own(name: str, zoo: Zoo, trip: Trip, com
     goes_on(animal)
 
 
-def test_the_original_comes_after_its_copy(name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl) -> None:
+def test_the_original_comes_after_its_copy(
+    name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl
+) -> None:
     animal = counting(zoo, compiled, SHM / name)
     told = criuctl("dump", animal.pid)
     copy = trip.restore(told, animal, "--as", "another", equal=False)
@@ -136,7 +156,9 @@ def test_named_semaphores_of_two_processes(
     assert in_a_row(restored)
 
 
-def test_a_copy_has_semaphores_of_its_own(name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl) -> None:
+def test_a_copy_has_semaphores_of_its_own(
+    name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl
+) -> None:
     animal = zoo.launch([str(compiled / "semaphores"), f"/{name}"], quiet=False)
     goes_on(animal)
     told = criuctl("dump", animal.pid, "--leave-running")
@@ -167,7 +189,9 @@ while True:
 
 
 def test_multiprocessing_of_python(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Semaphores without a name, and memory shared by a fork: a copy beside the original, and the original again."""
+    """Semaphores without a name, and memory shared by a fork: a copy beside the original, and the
+    original again.
+    """
     animal = zoo.launch([sys.executable, "-c", PYTHON], quiet=False)
     goes_on(animal)
     told = criuctl("dump", animal.pid, "--leave-running")
@@ -180,8 +204,12 @@ def test_multiprocessing_of_python(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> No
     goes_on(trip.restore(told, animal, equal=False))
 
 
-def test_on_a_disk_it_is_judged(zoo: Zoo, trip: Trip, compiled: Path, tmp_path: Path, criuctl: Criuctl) -> None:
-    """Recorded, and refused when it has changed and its contents were not taken along, as those of small files are."""
+def test_on_a_disk_it_is_judged(
+    zoo: Zoo, trip: Trip, compiled: Path, tmp_path: Path, criuctl: Criuctl
+) -> None:
+    """Recorded, and refused when it has changed and its contents were not taken along, as those of
+    small files are.
+    """
     path = tmp_path / "mapped"
     animal = counting(zoo, compiled, path)
     told = criuctl("dump", animal.pid, env=RECORDED)
@@ -204,10 +232,14 @@ def test_on_a_disk_it_is_judged(zoo: Zoo, trip: Trip, compiled: Path, tmp_path: 
     assert in_a_row(restored)
 
 
-def test_who_else_writes_to_it_is_named(name: str, zoo: Zoo, compiled: Path, criuctl: Criuctl) -> None:
+def test_who_else_writes_to_it_is_named(
+    name: str, zoo: Zoo, compiled: Path, criuctl: Criuctl
+) -> None:
     """What somebody outside the tree writes after the freeze is no part of any checkpoint."""
     animal = counting(zoo, compiled, SHM / name)
-    assert "shared-outside" not in [f["code"] for f in criuctl("check", animal.pid, check=False)["findings"]]
+    assert "shared-outside" not in [
+        f["code"] for f in criuctl("check", animal.pid, check=False)["findings"]
+    ]
     with (SHM / name).open("r+b") as file:
         shared = mmap.mmap(file.fileno(), 4096)
     told = criuctl("check", animal.pid, check=False)
@@ -226,7 +258,11 @@ def test_what_is_too_large_is_told_before(
     small = {"CRIUCTL_SHARED_MEMORY_MAX_MIB": "0", **RECORDED}
     told = criuctl("check", animal.pid, check=False, env=small)
     (finding,) = (f for f in told["findings"] if f["code"] == "shared-memory-large")
-    assert finding["level"] == "warning" and "--with-files" in finding["hint"] and str(SHM / name) in finding["text"]
+    assert (
+        finding["level"] == "warning"
+        and "--with-files" in finding["hint"]
+        and str(SHM / name) in finding["text"]
+    )
     told = criuctl("dump", animal.pid, "--leave-running", env=small)
     assert [text for text in told["warnings"] if str(SHM / name) in text]
     if changed:
@@ -258,8 +294,12 @@ while True:
 """
 
 
-def test_private_mappings_take_nothing_along(name: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """What they have changed is memory, which CRIU saves; a file that is gone is told before anything is begun."""
+def test_private_mappings_take_nothing_along(
+    name: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """What they have changed is memory, which CRIU saves; a file that is gone is told before
+    anything is begun.
+    """
     path = SHM / name
     path.write_bytes(bytes(4096))
     animal = zoo.launch([sys.executable, "-c", PRIVATE, str(path)], quiet=False)
@@ -329,9 +369,19 @@ def test_system_v_objects_of_the_host_are_told(what: str, zoo: Zoo, criuctl: Cri
     try:
         findings = criuctl("check", animal.pid, check=False)["findings"]
         (finding,) = (f for f in findings if f["code"] == "sysv-ipc")
-        assert finding["level"] == "warning" and f" {number} " in finding["text"] and "unshare --ipc" in finding["hint"]
+        assert (
+            finding["level"] == "warning"
+            and f" {number} " in finding["text"]
+            and "unshare --ipc" in finding["hint"]
+        )
     finally:
-        subprocess.run(["ipcrm", "-q" if what == "queue" else "-s", str(number)], check=True, timeout=60)
-    inside = zoo.launch([sys.executable, "-c", code], name="inside", prefix=["unshare", "--ipc"], quiet=False)
+        subprocess.run(
+            ["ipcrm", "-q" if what == "queue" else "-s", str(number)], check=True, timeout=60
+        )
+    inside = zoo.launch(
+        [sys.executable, "-c", code], name="inside", prefix=["unshare", "--ipc"], quiet=False
+    )
     wait_until(lambda: inside.output().strip(), 60, "a number")
-    assert [f for f in criuctl("check", inside.pid, check=False)["findings"] if f["code"] == "sysv-ipc"] == []
+    assert [
+        f for f in criuctl("check", inside.pid, check=False)["findings"] if f["code"] == "sysv-ipc"
+    ] == []

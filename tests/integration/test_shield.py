@@ -1,4 +1,6 @@
-"""CRIU's firewall table: there while TCP connections are saved, and never for a tree that has none."""
+"""CRIU's firewall table: there while TCP connections are saved, and never for a tree that has
+none.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,12 @@ from criuctl.proc import netfilter
 pytestmark = pytest.mark.integration
 
 
-def made_while_dumped(criuctl: Criuctl, animal: Animal, *options: str) -> tuple[set[str], dict[str, object]]:
-    """The tables that are there more when all is saved, and what the dump told in the end; nobody else's come meanwhile."""
+def made_while_dumped(
+    criuctl: Criuctl, animal: Animal, *options: str
+) -> tuple[set[str], dict[str, object]]:
+    """The tables that are there more when all is saved, and what the dump told in the end; nobody
+    else's come meanwhile.
+    """
     before = set(netfilter.tables())
     with paused(criuctl, "collect", "dump", animal.pid, *options) as held:
         new = set(netfilter.tables()) - before
@@ -37,7 +43,9 @@ def test_only_connections_are_locked(program: str, zoo: Zoo, trip: Trip, criuctl
 
 
 def test_a_connection_is_made_after_the_first_look(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """CRIU was asked for no lock; the freeze shows a connection, so the tree runs on and is frozen once more, with one."""
+    """CRIU was asked for no lock; the freeze shows a connection, so the tree runs on and is frozen
+    once more, with one.
+    """
     animal = zoo.launch("latecomer.py")
     connects(criuctl, animal)
     new, told = made_while_dumped(criuctl, animal)
@@ -53,12 +61,20 @@ def test_it_is_frozen_once_more_for_that(zoo: Zoo, criuctl: Criuctl) -> None:
     animal = zoo.launch("latecomer.py")
     connects(criuctl, animal)
     steps = steps_of(criuctl, "dump", animal.pid, "--leave-running")
-    assert [step for step in steps if step.startswith(("freeze", "thawed"))] == ["freeze", "thawed", "freeze#2"]
+    assert [step for step in steps if step.startswith(("freeze", "thawed"))] == [
+        "freeze",
+        "thawed",
+        "freeze#2",
+    ]
     assert animal.ask()["told"] == 2
 
 
 def connects(criuctl: Criuctl, animal: Animal) -> None:
-    """A hook that has the program connect between criuctl's look at it and the freeze, of the first dump."""
+    """A hook that has the program connect between criuctl's look at it and the freeze, of the first
+    dump.
+    """
     report, done = animal.folder / "report-1.json", criuctl.home.path / "connected"
     connect = f"kill -USR1 {animal.pid}; until [ -e {report} ]; do sleep 0.01; done; touch {done}"
-    HookFolder(criuctl.home.path / "hooks").sh("pre-dump", "connects", f"[ -e {done} ] || {{ {connect}; }}")
+    HookFolder(criuctl.home.path / "hooks").sh(
+        "pre-dump", "connects", f"[ -e {done} ] || {{ {connect}; }}"
+    )

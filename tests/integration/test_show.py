@@ -21,10 +21,16 @@ def test_environments_are_read_out_of_memory_and_their_values_only_told_when_ask
     assert {"API_KEY", "LONG", "PATH"} <= set(told)
     assert set(told.values()) == {None}
     assert "environments" not in criuctl("show", "web")
-    values = {v["name"]: v["value"] for v in criuctl("show", "web", "--env", "--values")["environments"][0]["variables"]}
+    values = {
+        v["name"]: v["value"]
+        for v in criuctl("show", "web", "--env", "--values")["environments"][0]["variables"]
+    }
     assert (values["API_KEY"], values["LONG"]) == ("s3cret=\x1b[2J", "x" * 70_000)
     assert values.keys() == told.keys()
-    for options, words in ((("--env",), "  API_KEY=***\n"), (("--env", "--values"), "  API_KEY=s3cret=\\x1b[2J\n")):
+    for options, words in (
+        (("--env",), "  API_KEY=***\n"),
+        (("--env", "--values"), "  API_KEY=s3cret=\\x1b[2J\n"),
+    ):
         command = criuctl.start("show", "web", *options, json_output=False)
         assert command.process.wait(60) == 0
         assert words in command.out.read_text()

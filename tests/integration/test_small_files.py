@@ -1,4 +1,6 @@
-"""Files open for writing that are small travel with every checkpoint: programs remove or rewrite such files themselves."""
+"""Files open for writing that are small travel with every checkpoint: programs remove or rewrite
+such files themselves.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,12 @@ def gone(animal: Animal) -> None:
 
 
 @pytest.mark.parametrize("ending", ["by itself", "kill -9", "copy"])
-def test_a_program_that_removes_its_own_file(ending: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """After its end, however it came, and beside itself, a snapshot comes back with no option at all."""
+def test_a_program_that_removes_its_own_file(
+    ending: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """After its end, however it came, and beside itself, a snapshot comes back with no option at
+    all.
+    """
     animal = zoo.launch([sys.executable, "-c", TIDY], name="tidy", quiet=False)
     goes_on(animal)
     told = criuctl("dump", animal.pid, "--leave-running")
@@ -58,7 +64,9 @@ def test_a_program_that_removes_its_own_file(ending: str, zoo: Zoo, trip: Trip, 
         os.kill(animal.pid, signal.SIGTERM if ending == "by itself" else signal.SIGKILL)
         gone(animal)
     assert (animal.folder / "pid").exists() == (ending != "by itself")
-    restored = trip.restore(told, animal, *(["--as", "another"] if ending == "copy" else []), equal=False)
+    restored = trip.restore(
+        told, animal, *(["--as", "another"] if ending == "copy" else []), equal=False
+    )
     goes_on(restored)
     assert set(animal.output().split()) == {str(animal.pid)}
 
@@ -78,10 +86,14 @@ signal.pause()
 
 
 def test_the_smallest_come_first(zoo: Zoo, criuctl: Criuctl) -> None:
-    """Up to the bound in all; of the others `check` says before the freeze what is missing, and what takes it along."""
+    """Up to the bound in all; of the others `check` says before the freeze what is missing, and
+    what takes it along.
+    """
     animal = zoo.launch([sys.executable, "-c", WRITER, "2", "9", "1", "6"], name="writer")
     wait_until(animal.output, 60, "ready")
-    (finding,) = (f for f in criuctl("check", animal.pid)["findings"] if f["code"] == "contents-stay")
+    (finding,) = (
+        f for f in criuctl("check", animal.pid)["findings"] if f["code"] == "contents-stay"
+    )
     assert finding["level"] == "info" and finding["hint"].count("--with-files") == 1
     assert str(animal.folder / "file-9") in finding["text"] and "file-6" not in finding["text"]
     told = criuctl("dump", animal.pid, "--leave-running")
@@ -89,7 +101,9 @@ def test_the_smallest_come_first(zoo: Zoo, criuctl: Criuctl) -> None:
     carried = {Path(f["path"]).name for f in files if f.get("data") or f.get("carried")}
     assert carried >= {"file-1", "file-2", "file-6"} and "file-9" not in carried
     env = {"CRIUCTL_FILES_SMALL_MIB": "0"}
-    (finding,) = (f for f in criuctl("check", animal.pid, env=env)["findings"] if f["code"] == "contents-stay")
+    (finding,) = (
+        f for f in criuctl("check", animal.pid, env=env)["findings"] if f["code"] == "contents-stay"
+    )
     assert "file-9" in finding["text"] and "file-6" in finding["text"]
 
 
@@ -104,7 +118,9 @@ public class Counter {
 
 @pytest.mark.parametrize("ending", ["kill", "kill -9", "copy"])
 def test_a_jvm_as_it_comes(ending: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """It has /tmp/hsperfdata_USER/PID mapped, writes to it all the time, and removes it when it ends."""
+    """It has /tmp/hsperfdata_USER/PID mapped, writes to it all the time, and removes it when it
+    ends.
+    """
     if shutil.which("java") is None:
         pytest.skip("no Java on this machine; the kind is tested with a program of our own, too")
     source = zoo.home / "Counter.java"
@@ -117,7 +133,9 @@ def test_a_jvm_as_it_comes(ending: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) 
         os.kill(animal.pid, signal.SIGTERM if ending == "kill" else signal.SIGKILL)
         gone(animal)
         assert tell.exists() == (ending == "kill -9")
-    restored = trip.restore(told, animal, *(["--as", "another"] if ending == "copy" else []), equal=False)
+    restored = trip.restore(
+        told, animal, *(["--as", "another"] if ending == "copy" else []), equal=False
+    )
     try:
         goes_on(restored)
         restored.end()
@@ -156,10 +174,16 @@ def disk(zoo: Zoo) -> Iterator[tuple[Path, list[str]]]:
 
 
 @pytest.mark.parametrize("place", ["sub", "."])
-def test_a_disk_that_is_not_mounted(place: str, disk: tuple[Path, list[str]], zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Nothing is put where the disk would hide it; mounted again, even empty, the file comes back on it."""
+def test_a_disk_that_is_not_mounted(
+    place: str, disk: tuple[Path, list[str]], zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """Nothing is put where the disk would hide it; mounted again, even empty, the file comes back
+    on it.
+    """
     point, command = disk
-    animal = zoo.launch([sys.executable, "-c", HOLDER, str(point / place)], name="holder", quiet=False)
+    animal = zoo.launch(
+        [sys.executable, "-c", HOLDER, str(point / place)], name="holder", quiet=False
+    )
     goes_on(animal)
     told = trip.dump(animal)
     subprocess.run(["umount", point], check=True, timeout=60)
@@ -184,7 +208,9 @@ def test_memory_that_a_reboot_has_emptied(zoo: Zoo, trip: Trip) -> None:
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "memory", place], check=True, timeout=60)
     try:
-        animal = zoo.launch([sys.executable, "-c", HOLDER, str(place / "sub")], name="holder", quiet=False)
+        animal = zoo.launch(
+            [sys.executable, "-c", HOLDER, str(place / "sub")], name="holder", quiet=False
+        )
         goes_on(animal)
         told = trip.dump(animal)
         shutil.rmtree(place / "sub")

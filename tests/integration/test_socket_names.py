@@ -1,4 +1,6 @@
-"""Names of unix sockets that somebody has by the time of a restore: whoever lives keeps his, and is told of."""
+"""Names of unix sockets that somebody has by the time of a restore: whoever lives keeps his, and is
+told of.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from support.zoo import Zoo
 
 pytestmark = pytest.mark.integration
 
-KINDS = {"stream": socket.SOCK_STREAM, "seqpacket": socket.SOCK_SEQPACKET, "dgram": socket.SOCK_DGRAM}
+KINDS = {
+    "stream": socket.SOCK_STREAM,
+    "seqpacket": socket.SOCK_SEQPACKET,
+    "dgram": socket.SOCK_DGRAM,
+}
 
 
 def names_in(folder: Path) -> dict[str, str]:
@@ -48,8 +54,12 @@ def errors(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return [f for f in answer["error"]["findings"] if f["level"] == "error"]
 
 
-def test_a_copy_has_names_of_its_own_beside_the_original(zoo: Zoo, trip: Trip, tmp_path: Path) -> None:
-    """Outside, the paths lead to the original; inside the copy to its own, and it cannot remove what is not its own."""
+def test_a_copy_has_names_of_its_own_beside_the_original(
+    zoo: Zoo, trip: Trip, tmp_path: Path
+) -> None:
+    """Outside, the paths lead to the original; inside the copy to its own, and it cannot remove
+    what is not its own.
+    """
     names = names_in(zoo.home)
     original = zoo.launch("listening.py", *words(*names.items()))
     told = trip.snapshot(original, "--name", "first")
@@ -57,7 +67,9 @@ def test_a_copy_has_names_of_its_own_beside_the_original(zoo: Zoo, trip: Trip, t
     copy = trip.restore(told, original, "--as", "second", equal=False)
     assert copy.answer["pids"] == "private"
     own = {f["path"]: f["own_copy"] for f in copy.answer["files"]}
-    assert own.keys() == before.keys() and all(own[name].startswith(f"{name}.copy-") for name in own)
+    assert own.keys() == before.keys() and all(
+        own[name].startswith(f"{name}.copy-") for name in own
+    )
     for kind, name in names.items():
         (warning,) = (text for text in copy.answer["warnings"] if f"{name} leads to" in text)
         assert f"PID {original.pid} (" in warning and own[name] in warning
@@ -98,7 +110,9 @@ def test_a_copy_that_goes_and_comes_back(zoo: Zoo, trip: Trip) -> None:
     name = str(zoo.home / "stream.sock")
     original = zoo.launch("listening.py", f"stream:{name}")
     before = inode(name)
-    copy = trip.restore(trip.snapshot(original, "--name", "first"), original, "--as", "second", equal=False)
+    copy = trip.restore(
+        trip.snapshot(original, "--name", "first"), original, "--as", "second", equal=False
+    )
     (own,) = (f["own_copy"] for f in copy.answer["files"])
     told = trip.dump(copy, "--name", "second")
     assert told["warnings"] == []  # what shows its names at their paths is made again
@@ -124,7 +138,9 @@ def test_a_copy_that_goes_and_comes_back(zoo: Zoo, trip: Trip) -> None:
     assert copy.ask()["heard"] == {name: []}
 
 
-def test_what_only_a_copy_has_goes_when_it_is_killed(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_what_only_a_copy_has_goes_when_it_is_killed(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     name = str(zoo.home / "stream.sock")
     original = zoo.launch("listening.py", f"stream:{name}")
     told = trip.snapshot(original, "--name", "first")
@@ -179,8 +195,12 @@ def test_two_copies(zoo: Zoo, trip: Trip) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_second_instance_keeps_the_path(kind: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """It was started when the first had gone: the restore is refused, and names it; once it is gone, its file is nothing."""
+def test_a_second_instance_keeps_the_path(
+    kind: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """It was started when the first had gone: the restore is refused, and names it; once it is
+    gone, its file is nothing.
+    """
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"{kind}:{name}")
     told = trip.dump(animal)
@@ -189,8 +209,14 @@ def test_a_second_instance_keeps_the_path(kind: str, zoo: Zoo, trip: Trip, criuc
     before = inode(name)
     assert criuctl("restore", told["checkpoint"], "--dry-run", check=False)["ok"] is False
     (found,) = errors(criuctl("restore", told["checkpoint"], check=False))
-    assert found["code"] == "socket-taken" and found["pid"] == animal.pid and found["fd"] is not None
-    assert f"{name} is " in found["text"] and f"PID {second.pid} (" in found["text"] and "--as NAME" in found["hint"]
+    assert (
+        found["code"] == "socket-taken" and found["pid"] == animal.pid and found["fd"] is not None
+    )
+    assert (
+        f"{name} is " in found["text"]
+        and f"PID {second.pid} (" in found["text"]
+        and "--as NAME" in found["hint"]
+    )
     assert inode(name) == before
     say("second", name, kind)
     assert second.ask()["heard"] == {name: ["second"]}
@@ -204,14 +230,18 @@ def test_a_second_instance_in_another_network(zoo: Zoo, trip: Trip, criuctl: Cri
     animal = zoo.launch("listening.py", f"stream:{name}")
     told = trip.dump(animal)
     os.unlink(name)
-    second = zoo.launch("listening.py", f"stream:{name}", name="second", prefix=["unshare", "--net", "--"])
+    second = zoo.launch(
+        "listening.py", f"stream:{name}", name="second", prefix=["unshare", "--net", "--"]
+    )
     (found,) = errors(criuctl("restore", told["checkpoint"], check=False))
     assert f"PID {second.pid} (" in found["text"]
     say("second", name)
     assert second.ask()["heard"] == {name: ["second"]}
 
 
-def test_the_tree_comes_from_a_mount_namespace_of_its_own(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_the_tree_comes_from_a_mount_namespace_of_its_own(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"stream:{name}", prefix=["unshare", "--mount", "--"])
     told = trip.dump(animal)
@@ -224,7 +254,9 @@ def test_the_tree_comes_from_a_mount_namespace_of_its_own(zoo: Zoo, trip: Trip, 
 
 
 def test_the_root_was_pid_1(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """CRIU makes its mounts: the path is this host's all the same, and a copy cannot be shown another one."""
+    """CRIU makes its mounts: the path is this host's all the same, and a copy cannot be shown
+    another one.
+    """
     name = str(zoo.home / "a.sock")
     prefix = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "setsid"]
     animal = zoo.launch("listening.py", f"stream:{name}", prefix=prefix)
@@ -243,7 +275,18 @@ def test_a_path_of_a_mount_of_its_own(zoo: Zoo, trip: Trip) -> None:
     place.mkdir()
     name = str(place / "a.sock")
     script = f'mount -t tmpfs tmpfs {place} && exec "$@"'
-    prefix = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "setsid", "sh", "-c", script, "sh"]
+    prefix = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+        "setsid",
+        "sh",
+        "-c",
+        script,
+        "sh",
+    ]
     animal = zoo.launch("listening.py", f"stream:{name}", prefix=prefix)
     told = trip.dump(animal)
     second = zoo.launch("listening.py", f"stream:{name}", name="second")
@@ -270,7 +313,8 @@ def test_something_else_at_the_path(what: str, zoo: Zoo, trip: Trip, criuctl: Cr
     (found,) = errors(criuctl("restore", told["checkpoint"], check=False))
     assert (
         name in found["text"]
-        and {"link": "a symbolic link", "fifo": "a FIFO", "file": "a regular file"}.get(what, what) in (found["text"])
+        and {"link": "a symbolic link", "fifo": "a FIFO", "file": "a regular file"}.get(what, what)
+        in (found["text"])
     )
     assert found["hint"].startswith("Move it away") and inode(name) == before
     os.rename(name, f"{name}.away")
@@ -285,13 +329,21 @@ def test_an_abstract_name_that_is_taken(zoo: Zoo, trip: Trip, criuctl: Criuctl) 
     before = inode(path)
     second = zoo.launch("listening.py", f"abstract:{abstract}", name="second")
     (found,) = errors(criuctl("restore", told["checkpoint"], check=False))
-    assert f"@{abstract}" in found["text"] and f"PID {second.pid} (" in found["text"] and found["pid"] == animal.pid
+    assert (
+        f"@{abstract}" in found["text"]
+        and f"PID {second.pid} (" in found["text"]
+        and found["pid"] == animal.pid
+    )
     assert inode(path) == before
     second.end()
     animal = trip.restore(told, animal)
     animal.ask()
-    copy = trip.restore(trip.snapshot(animal, "--name", "first"), animal, "--as", "copy", equal=False)
-    assert any(f"@{abstract}" in text and "network of its own" in text for text in copy.answer["warnings"])
+    copy = trip.restore(
+        trip.snapshot(animal, "--name", "first"), animal, "--as", "copy", equal=False
+    )
+    assert any(
+        f"@{abstract}" in text and "network of its own" in text for text in copy.answer["warnings"]
+    )
     copy.ask()
     say("first", abstract, "abstract")
     say("first", path)
@@ -326,9 +378,13 @@ while True:
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_an_accepted_connection_whose_listener_is_outside(gone: bool, zoo: Zoo, trip: Trip) -> None:
-    """It bears the listener's name, and is none that is bound: the listener is found as before, or its file stays."""
+    """It bears the listener's name, and is none that is bound: the listener is found as before, or
+    its file stays.
+    """
     name, noted = str(zoo.home / "a.sock"), zoo.home / "listener"
-    animal = zoo.launch("counter.py", prefix=[sys.executable, "-S", "-c", LISTENER, str(noted), name])
+    animal = zoo.launch(
+        "counter.py", prefix=[sys.executable, "-S", "-c", LISTENER, str(noted), name]
+    )
     listener = int(wait_until(lambda: noted.exists() and noted.read_text(), 60, "listener"))
     before = inode(name)
     told = trip.dump(animal)
@@ -370,8 +426,12 @@ def test_a_name_as_long_as_can_be(zoo: Zoo, trip: Trip) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_restore_that_fails_leaves_the_path_as_it_was(there: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home) -> None:
-    """CRIU has bound the socket by then: the file of the one that is gone is there again, or nothing."""
+def test_a_restore_that_fails_leaves_the_path_as_it_was(
+    there: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home
+) -> None:
+    """CRIU has bound the socket by then: the file of the one that is gone is there again, or
+    nothing.
+    """
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"stream:{name}")
     told = trip.dump(animal)
@@ -384,7 +444,9 @@ def test_a_restore_that_fails_leaves_the_path_as_it_was(there: bool, zoo: Zoo, t
     assert refused["exit_code"] == 10
     assert os.path.lexists(name) is there
     if there:
-        assert stat.S_ISSOCK(os.lstat(name).st_mode) and stat.S_IMODE(os.lstat(name).st_mode) == 0o640
+        assert (
+            stat.S_ISSOCK(os.lstat(name).st_mode) and stat.S_IMODE(os.lstat(name).st_mode) == 0o640
+        )
         with pytest.raises(ConnectionRefusedError):
             say("nobody", name)
     guard.unlink()
@@ -402,6 +464,9 @@ def test_it_was_taken_at_the_last_moment(zoo: Zoo, trip: Trip, criuctl: Criuctl)
         held.go_on()
         held.wait_settled(second)
     assert held.command.process.wait(0) == 6
-    assert f"{name} is the name" in held.command.told() and f"PID {second.pid} (" in held.command.told()
+    assert (
+        f"{name} is the name" in held.command.told()
+        and f"PID {second.pid} (" in held.command.told()
+    )
     say("second", name)
     assert second.ask()["heard"] == {name: ["second"]}

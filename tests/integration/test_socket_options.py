@@ -10,7 +10,9 @@ pytestmark = pytest.mark.integration
 
 
 def test_every_option(zoo: Zoo, trip: Trip) -> None:
-    """Of TCP, UDP and raw sockets of both families: new, bound, with an address but no port, connected, listening."""
+    """Of TCP, UDP and raw sockets of both families: new, bound, with an address but no port,
+    connected, listening.
+    """
     animal = zoo.launch("every_option.py")
     told = trip.dump(animal)
     restored = trip.restore(told, animal, equal=False)

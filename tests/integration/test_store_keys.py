@@ -12,14 +12,20 @@ from support.zoo import Zoo
 pytestmark = pytest.mark.integration
 
 
-def test_a_tree_is_restored_by_another_key_than_it_was_dumped_by(home: Home, zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
-    """Dumped by the key file, which is rotated, then removed; restored and dumped by a passphrase; then by the recovery key."""
+def test_a_tree_is_restored_by_another_key_than_it_was_dumped_by(
+    home: Home, zoo: Zoo, criuctl: Criuctl, trip: Trip
+) -> None:
+    """Dumped by the key file, which is rotated, then removed; restored and dumped by a passphrase;
+    then by the recovery key.
+    """
     made = criuctl("store", "init", "--encrypt", "--recovery-key")
     paper = made["recovery_key"]
     animal = zoo.launch("memory.py", "4")
     by_file = trip.dump(animal, "--name", "web")
     rotated = criuctl("key", "rotate")
-    assert rotated["removed"] == [made["key"]["fingerprint"]] and Path(rotated["previous"]).is_file()
+    assert (
+        rotated["removed"] == [made["key"]["fingerprint"]] and Path(rotated["previous"]).is_file()
+    )
     phrase = home.path / "phrase"
     phrase.touch(0o600)
     phrase.write_text("correct horse battery staple\n")
@@ -40,7 +46,8 @@ def test_a_tree_is_restored_by_another_key_than_it_was_dumped_by(home: Home, zoo
     again = trip.restore(by_phrase, restored)
     again.ask()
     for path in home.path.rglob("*"):
-        if not path.is_file() or path == phrase or path.suffix == ".out":  # what a command said on standard output
+        # what a command said on standard output
+        if not path.is_file() or path == phrase or path.suffix == ".out":
             continue
         content = path.read_bytes()
         assert b"correct horse" not in content and paper.encode() not in content, path
@@ -49,11 +56,17 @@ def test_a_tree_is_restored_by_another_key_than_it_was_dumped_by(home: Home, zoo
 def test_a_write_only_host_stores_what_others_restore_and_reads_its_own(
     home: Home, zoo: Zoo, criuctl: Criuctl, trip: Trip
 ) -> None:
-    """It dumps, restores and dumps again; the keys' owner goes on with the session, which is not that host's any more."""
+    """It dumps, restores and dumps again; the keys' owner goes on with the session, which is not
+    that host's any more.
+    """
 
     def on(host: str) -> None:
-        folders = {name: home.path / host / name.lower() for name in ("STATE_DIR", "CACHE_DIR", "KEY_DIR")}
-        criuctl.extra = {"CRIUCTL_HOST_ID": host} | {f"CRIUCTL_{name}": str(path) for name, path in folders.items()}
+        folders = {
+            name: home.path / host / name.lower() for name in ("STATE_DIR", "CACHE_DIR", "KEY_DIR")
+        }
+        criuctl.extra = {"CRIUCTL_HOST_ID": host} | {
+            f"CRIUCTL_{name}": str(path) for name, path in folders.items()
+        }
 
     on("owner")
     store = criuctl("store", "init", "--encrypt")["id"]
@@ -77,10 +90,20 @@ def test_a_write_only_host_stores_what_others_restore_and_reads_its_own(
     for command in (("restore", "web"), ("verify", third["checkpoint"])):
         refused = criuctl(*command, check=False)
         assert (refused["exit_code"], refused["error"]["code"]) == (8, "foreign"), command
-    for refused_here in (("restore", "web@2"), ("gc",), ("key", "list"), ("store", "key", "--export", "x")):
+    for refused_here in (
+        ("restore", "web@2"),
+        ("gc",),
+        ("key", "list"),
+        ("store", "key", "--export", "x"),
+    ):
         assert criuctl(*refused_here, check=False)["exit_code"] == 9, refused_here
     info = criuctl("store", "info")
-    assert (info["key"]["kind"], info["hidden"], info["unreadable"], info["checkpoints"]) == ("writer", 1, 0, 2)
+    assert (info["key"]["kind"], info["hidden"], info["unreadable"], info["checkpoints"]) == (
+        "writer",
+        1,
+        0,
+        2,
+    )
     assert [one["ok"] for one in criuctl("verify", "--all")] == [True, True]
     on("owner")
     assert criuctl("key", "remove", "web1")["removed"] == added["added"]

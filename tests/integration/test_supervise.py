@@ -1,7 +1,8 @@
-"""`criuctl supervise`: what dies comes back, from the newest good checkpoint, on this host or on another; but not for ever.
+"""`criuctl supervise`: what dies comes back, from the newest good checkpoint, on this host or on
+another; but not for ever.
 
-Two homes on this machine: each has a name in the leases, state and run folders of its own, and the store in common.  Hosts that
-are lost as a whole are in ``tests/hosts/test_supervise_hosts.py``.
+Two homes on this machine: each has a name in the leases, state and run folders of its own, and the
+store in common.  Hosts that are lost as a whole are in ``tests/hosts/test_supervise_hosts.py``.
 """
 
 from __future__ import annotations
@@ -62,11 +63,16 @@ def test_each_kill_costs_no_more_than_what_came_after_the_newest_snapshot(homes:
     watch = supervise(a, "--every", "0.4s", "--stable-after", "0.01s", "--keep-last", "2")
     pid = watch.wait("home")["pid"]
     for round_ in range(1, 3):
-        watch.wait("snapshot", 2, lambda event: event["sequence"] > watch.events("home")[-1]["sequence"])
+        watch.wait(
+            "snapshot", 2, lambda event: event["sequence"] > watch.events("home")[-1]["sequence"]
+        )
         kill(pid)
         back = watch.wait("recovered", round_)
-        stored = [event for event in watch.events("snapshot") if event["sequence"] < back["sequence"]]
-        assert back["number"] >= stored[-1]["number"]  # higher, if it died when one had just been stored
+        stored = [
+            event for event in watch.events("snapshot") if event["sequence"] < back["sequence"]
+        ]
+        # higher, if it died when one had just been stored
+        assert back["number"] >= stored[-1]["number"]
         assert (back["incarnation"], back["passed_over"]) == (round_ + 1, [])
         assert back["recovered_ms"] >= back["restore_ms"] > 0 and back["lost_s"] >= 0
         pid = watch.wait("home", round_ + 1)["pid"]
@@ -83,7 +89,9 @@ def test_each_kill_costs_no_more_than_what_came_after_the_newest_snapshot(homes:
     again = supervise(a, "--every", "1h")
     assert again.wait("home")["pid"] == pid
     kill(pid)
-    assert again.wait("recovered")["checkpoint"] == stored[-1]["id"] and again.events("snapshot") == []
+    assert (
+        again.wait("recovered")["checkpoint"] == stored[-1]["id"] and again.events("snapshot") == []
+    )
     again.wait("home", 2)
     a("kill", "web", "--timeout", "0")
     assert again.command.process.wait(PATIENCE) == 0
@@ -108,7 +116,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_crash_loop_ends(homes: Homes)
     assert (back["checkpoint"], back["passed_over"]) == (good, [damaged])
     assert watch.wait("passed-over")["error"]["exit_code"] == 8
     watch.wait("home", 2)
-    # From now on it ends by itself as soon as it is back: the restore above was the first that came to nothing.
+    # From now on it ends by itself as soon as it is back: the restore above was the first that came
+    # to nothing.
     end_by_itself(out, 3)
     assert watch.command.process.wait(PATIENCE) == 6
     assert [event.get("exit_code") for event in watch.events("died")] == [None, 3, 3]
@@ -150,8 +159,14 @@ def test_of_two_standbys_one_takes_over_and_the_old_home_is_fenced(homes: Homes)
     (winner,) = winners()
     loser = "c" if winner == "b" else "b"
     back = others[winner].wait("recovered")
-    assert (back["checkpoint"], back["incarnation"], back["from_host"]) == (stored, 2, os.uname().nodename)
-    assert back["recovered_ms"] >= 2000 and others[winner].events("lease-expired")[-1]["silent_s"] >= 2
+    assert (back["checkpoint"], back["incarnation"], back["from_host"]) == (
+        stored,
+        2,
+        os.uname().nodename,
+    )
+    assert (
+        back["recovered_ms"] >= 2000 and others[winner].events("lease-expired")[-1]["silent_s"] >= 2
+    )
     assert began is not None and start_time(stale) == began
     home = supervise(a, "--every", "1h")
     fenced = home.wait("fenced")
@@ -163,7 +178,9 @@ def test_of_two_standbys_one_takes_over_and_the_old_home_is_fenced(homes: Homes)
 
 
 def test_a_home_that_is_cut_off_stands_still(homes: Homes) -> None:
-    """Until it has renewed its lease, also when its supervisor is killed; or until a person has it go on."""
+    """Until it has renewed its lease, also when its supervisor is killed; or until a person has it
+    go on.
+    """
     a = homes("a")
     out = counting(a)
     a("snapshot", "web")
@@ -180,7 +197,11 @@ def test_a_home_that_is_cut_off_stands_still(homes: Homes) -> None:
     wait_until(is_in("paused"), PATIENCE, "it stands still")
     assert watch.wait("self-fenced")["lease_s"] == 2
     status, size = a("status", "web"), out.stat().st_size
-    assert (status["paused_by"]["name"], status["self_fence"], watch.events("snapshot")) == ("self-fence", True, [])
+    assert (status["paused_by"]["name"], status["self_fence"], watch.events("snapshot")) == (
+        "self-fence",
+        True,
+        [],
+    )
     road.symlink_to(store)
     watch.wait("goes-on")
     wait_until(lambda: out.stat().st_size > size, PATIENCE, "it counts on")
@@ -190,12 +211,17 @@ def test_a_home_that_is_cut_off_stands_still(homes: Homes) -> None:
     again = supervise(a, "--every", "1h")
     assert again.wait("home")["pid"] == pid and a("status", "web")["self_fence"] is False
     wait_until(is_in("running"), PATIENCE, "it goes on")
-    with Session.connect("web", config=Config(run_dir=str(a.home.run)), kind="service", role="admin") as session:
+    with Session.connect(
+        "web", config=Config(run_dir=str(a.home.run)), kind="service", role="admin"
+    ) as session:
         session.request("self-fence", seconds=0.01)
         wait_until(is_in("paused"), PATIENCE, "the time is over")
     a("resume", "web")
     size = out.stat().st_size
     wait_until(lambda: out.stat().st_size > size, PATIENCE, "it counts on")
     told = [event["operation"] for event in a("events", "--session", "web")]
-    assert [name for name in told if name.startswith("self-fence")][:2] == ["self-fence", "self-fence-end"]
+    assert [name for name in told if name.startswith("self-fence")][:2] == [
+        "self-fence",
+        "self-fence-end",
+    ]
     assert "supervise" in told  # the one that was killed

@@ -1,4 +1,6 @@
-"""Two snapshots of a live tree compared; the second one as a file in the store of another host, and alive from there."""
+"""Two snapshots of a live tree compared; the second one as a file in the store of another host, and
+alive from there.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,15 @@ from support.zoo import Zoo
 pytestmark = pytest.mark.integration
 
 
-def test_a_checkpoint_is_compared_and_moves_as_a_file(home: Home, zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
+def test_a_checkpoint_is_compared_and_moves_as_a_file(
+    home: Home, zoo: Zoo, criuctl: Criuctl, trip: Trip
+) -> None:
     animal = zoo.launch("counter.py", "1")
     first = trip.snapshot(animal, "--name", "web")
     animal.ask()
-    second = trip.dump(animal, "--name", "web", "--label", "why=move", "--with-files", animal.folder / "log")
+    second = trip.dump(
+        animal, "--name", "web", "--label", "why=move", "--with-files", animal.folder / "log"
+    )
 
     found = criuctl("diff", "web@1", "web@2")
     assert not found["same"]
@@ -24,9 +30,18 @@ def test_a_checkpoint_is_compared_and_moves_as_a_file(home: Home, zoo: Zoo, criu
         for change in found["descriptors"]["changed"]
     }
     assert (str(animal.folder / "log"), 0, 2) in moved  # it has written "1\n"
-    log = next(change for change in found["files"]["changed"] if change["after"]["path"] == str(animal.folder / "log"))
+    log = next(
+        change
+        for change in found["files"]["changed"]
+        if change["after"]["path"] == str(animal.folder / "log")
+    )
     assert "size" in log["fields"]
-    names = {region["name"] for space in found["memory"]["spaces"] for region in space["regions"] if region["changed"]}
+    names = {
+        region["name"]
+        for space in found["memory"]["spaces"]
+        for region in space["regions"]
+        if region["changed"]
+    }
     assert names & {"[heap]", "[stack]", "[anon]"}
     assert 0 < found["memory"]["changed"] < found["memory"]["after"]
     exact = criuctl("diff", first["checkpoint"], second["checkpoint"], "--exact")["memory"]
@@ -37,8 +52,13 @@ def test_a_checkpoint_is_compared_and_moves_as_a_file(home: Home, zoo: Zoo, criu
 
     file = home.path / "web.criuctl"
     exported = criuctl("export", "web", file)
-    assert (exported["checkpoint"], exported["number"], exported["encrypted"]) == (second["checkpoint"], 2, False)
-    criuctl.extra["CRIUCTL_STORE"] = str(home.path / "elsewhere")  # as on a host that has nothing of it
+    assert (exported["checkpoint"], exported["number"], exported["encrypted"]) == (
+        second["checkpoint"],
+        2,
+        False,
+    )
+    # as on a host that has nothing of it
+    criuctl.extra["CRIUCTL_STORE"] = str(home.path / "elsewhere")
     criuctl("store", "init", "--encrypt")
     imported = criuctl("import", file)
     assert (imported["session"], imported["number"], imported["imported"]) == ("web", 1, True)
@@ -47,7 +67,8 @@ def test_a_checkpoint_is_compared_and_moves_as_a_file(home: Home, zoo: Zoo, criu
     assert criuctl("verify", "web")["ok"]
     sealed = home.path / "sealed.criuctl"
     assert criuctl("export", "web", sealed)["encrypted"]
-    criuctl.extra["CRIUCTL_STORE"] = str(home.path / "third")  # a plain one, which the first use makes
+    # a plain one, which the first use makes
+    criuctl.extra["CRIUCTL_STORE"] = str(home.path / "third")
     assert criuctl("import", sealed, "--as", "moved")["number"] == 1
     restored = trip.restore(second, animal)
     restored.ask()

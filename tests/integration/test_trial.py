@@ -1,4 +1,6 @@
-"""A trial restore: it comes back and answers, beside the living session, of which nothing is touched, and nothing of it stays."""
+"""A trial restore: it comes back and answers, beside the living session, of which nothing is
+touched, and nothing of it stays.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,23 @@ rm {0}/book
 
 
 def everything(home: Home) -> dict[str, tuple[int, int]]:
-    """Each file of a test, and when it was changed; what criuctl remembers, and what it prints, apart."""
+    """Each file of a test, and when it was changed; what criuctl remembers, and what it prints,
+    apart.
+    """
     found = {}
     for path in home.path.rglob("*"):
-        if path.is_file() and ".cache" not in path.parts and not path.name.startswith(("command-", "events")):
+        if (
+            path.is_file()
+            and ".cache" not in path.parts
+            and not path.name.startswith(("command-", "events"))
+        ):
             found[str(path)] = (path.stat().st_size, path.stat().st_mtime_ns)
     return found
 
 
-def test_it_comes_back_and_answers_and_the_living_one_is_not_touched(zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home) -> None:
+def test_it_comes_back_and_answers_and_the_living_one_is_not_touched(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home
+) -> None:
     criuctl.extra.update(RECORDED)  # its log does not travel
     animal = zoo.launch("counter.py")
     book = animal.folder / "book"
@@ -66,17 +76,24 @@ def test_it_comes_back_and_answers_and_the_living_one_is_not_touched(zoo: Zoo, t
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_whatever_ends_it_nothing_stays(number: signal.Signals, zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home) -> None:
+def test_whatever_ends_it_nothing_stays(
+    number: signal.Signals, zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home
+) -> None:
     animal = zoo.launch("counter.py")
     trip.snapshot(animal, "--name", "web")
     seconds = f"{90000 + os.getpid()}.{int(number)}"
     before, tree = everything(home), running(animal.folder)
     command = criuctl.start("verify", "web", "--restore", "--probe", f"exec sleep {seconds}")
-    wait_until(lambda: len(running(f"sleep {seconds}")) == 2, 60, "the probe runs")  # and nsenter, which waits for it
+    # and nsenter, which waits for it
+    wait_until(lambda: len(running(f"sleep {seconds}")) == 2, 60, "the probe runs")
     assert len(running(animal.folder)) == 2 * len(tree)
     command.process.kill(number)
     assert command.process.wait(60) == {signal.SIGINT: 130, signal.SIGKILL: -9}[number]
-    wait_until(lambda: not running(f"sleep {seconds}") and running(animal.folder) == tree, 60, "all of it is gone")
+    wait_until(
+        lambda: not running(f"sleep {seconds}") and running(animal.folder) == tree,
+        60,
+        "all of it is gone",
+    )
     assert everything(home) == before
     assert animal.ask()["counter"] == 1
 
@@ -89,11 +106,17 @@ def test_what_holds_it_is_killed(zoo: Zoo, trip: Trip, criuctl: Criuctl, home: H
     tree = running(animal.folder)
     command = criuctl.start("verify", "web", "--restore", "--probe", f"exec sleep {seconds}")
     wait_until(lambda: len(running(f"sleep {seconds}")) == 2, 60, "the probe runs")
-    for child in Path(f"/proc/{command.process.pid}/task/{command.process.pid}/children").read_text().split():
+    for child in (
+        Path(f"/proc/{command.process.pid}/task/{command.process.pid}/children").read_text().split()
+    ):
         os.kill(int(child), signal.SIGKILL)
     assert command.process.wait(60) == 6, command.told()
     assert command.json()["error"]["message"].endswith("was killed; nothing is left of it")
-    wait_until(lambda: not running(f"sleep {seconds}") and running(animal.folder) == tree, 60, "all of it is gone")
+    wait_until(
+        lambda: not running(f"sleep {seconds}") and running(animal.folder) == tree,
+        60,
+        "all of it is gone",
+    )
 
 
 def running(words: object) -> set[int]:
@@ -102,5 +125,9 @@ def running(words: object) -> set[int]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
             line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-            found |= {int(pid)} if f"{words} ".encode() in line and b" -m criuctl " not in line else set()
+            found |= (
+                {int(pid)}
+                if f"{words} ".encode() in line and b" -m criuctl " not in line
+                else set()
+            )
     return found

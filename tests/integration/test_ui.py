@@ -1,4 +1,6 @@
-"""`criuctl ui` with real sessions: over its API as the page uses it, and in a real browser, on a desk and on a phone."""
+"""`criuctl ui` with real sessions: over its API as the page uses it, and in a real browser, on a
+desk and on a phone.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,15 @@ from support.operating import TIMEOUT, Operators
 pytestmark = pytest.mark.integration
 
 CHROMIUM = "/usr/bin/chromium"
-# Chromium looks for updates and the like at every start, on networks that a test has no business with.
-FLAGS = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+# Chromium looks for updates and the like at every start, on networks that a test has no business
+# with.
+FLAGS = [
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
 FLAGS += ["--disable-sync", "--disable-dev-shm-usage"]
 PATIENCE = TIMEOUT * 1000
 
@@ -61,7 +70,9 @@ class Served:
 
 @contextlib.contextmanager
 def serving(operators: Operators, *options: str) -> Iterator[Served]:
-    """A server for as long as the block lasts; it ends cleanly, and told its token to nobody but us."""
+    """A server for as long as the block lasts; it ends cleanly, and told its token to nobody but
+    us.
+    """
     command = operators.start("ui", "--listen", "127.0.0.1:0", *options)
     try:
         wait_until(lambda: command.out.read_bytes().endswith(b"\n"), TIMEOUT, "criuctl ui listens")
@@ -73,7 +84,8 @@ def serving(operators: Operators, *options: str) -> Iterator[Served]:
         command.process.kill()
 
 
-# -- over its API -------------------------------------------------------------------------------------
+# -- over its API
+# -------------------------------------------------------------------------------------
 
 
 class Window:
@@ -87,7 +99,9 @@ class Window:
         self._came = asyncio.Event()
 
     async def listen(self) -> None:
-        """Take whatever comes, whatever else goes on: a browser answers the server's pings at any time."""
+        """Take whatever comes, whatever else goes on: a browser answers the server's pings at any
+        time.
+        """
         async for came in self.socket:
             if came.type is aiohttp.WSMsgType.BINARY:
                 self.shown += came.data[8:]
@@ -161,7 +175,11 @@ def test_who_writes_is_for_the_holder_to_say(operators: Operators) -> None:
     operators.shell("web")
 
     async def talk(served: Served) -> None:
-        async with client(served) as page, page.window("web") as one, page.window("web", "?take=1") as two:
+        async with (
+            client(served) as page,
+            page.window("web") as one,
+            page.window("web", "?take=1") as two,
+        ):
             me = (await one.hears(kind="hello"))["operator"]
             await one.hears(kind="attached")
             assert (await two.hears(kind="attached"))["lease"]["soft"] is False
@@ -171,7 +189,8 @@ def test_who_writes_is_for_the_holder_to_say(operators: Operators) -> None:
             await one.hears(text=b"from-42-two")
             await two.socket.send_json({"op": "resize", "rows": 30, "cols": 99})
             assert (await one.hears(kind="resize"))["cols"] == 99
-            await one.socket.send_json({"op": "resize", "rows": 5, "cols": 5})  # of who does not write: nobody's business
+            # of who does not write: nobody's business
+            await one.socket.send_json({"op": "resize", "rows": 5, "cols": 5})
             await two.socket.send_json({"op": "yield"})
             while (await one.hears(kind="lease"))["lease"] is not None:
                 pass
@@ -193,7 +212,9 @@ def test_who_writes_is_for_the_holder_to_say(operators: Operators) -> None:
                 assert (await thief.hears(kind="hello"))["role"] == "observe"
                 await thief.socket.send_bytes(b"echo not-$((6*7))\r")
                 assert (await thief.hears(kind="refused"))["error"]["code"] == "forbidden"
-            assert [process["command"] for process in await page.get("sessions/web/tree")][-1] == "bash"
+            assert [process["command"] for process in await page.get("sessions/web/tree")][
+                -1
+            ] == "bash"
 
     with serving(operators) as served:
         asyncio.run(talk(served))
@@ -220,7 +241,9 @@ def test_a_page_that_does_not_keep_up_is_sent_no_more(operators: Operators) -> N
         async with client(served) as page, page.window("flood") as window:
             await window.hears(kind="attached")
             await window.socket.send_bytes(b"\r")
-            await asyncio.to_thread(operators, "wait", "flood", "--match", "finished-42", "--timeout", TIMEOUT)
+            await asyncio.to_thread(
+                operators, "wait", "flood", "--match", "finished-42", "--timeout", TIMEOUT
+            )
             await window.socket.send_str("what?")
             await window.hears(kind="refused")
             assert len(window.shown) < 3_000_000
@@ -239,7 +262,11 @@ def test_a_page_that_does_not_keep_up_is_sent_no_more(operators: Operators) -> N
 def test_what_the_page_has_done_is_seen_in_its_terminal(operators: Operators) -> None:
     operators.shell("web")
     operators("run", "-d", "--name", "over", "--", "sh", "-c", "echo was-here; exit 3")
-    wait_until(lambda: operators("status", "over")["state"] == "exited", TIMEOUT, "it has ended, and nobody was told how")
+    wait_until(
+        lambda: operators("status", "over")["state"] == "exited",
+        TIMEOUT,
+        "it has ended, and nobody was told how",
+    )
 
     async def talk(served: Served) -> None:
         async with client(served) as page, page.window("web") as window:
@@ -255,7 +282,9 @@ def test_what_the_page_has_done_is_seen_in_its_terminal(operators: Operators) ->
             timed = await page.get("sessions/web/timings")
             assert [c["frozen_ms"] for c in timed] == [dumped["frozen_ms"]]
             shown = await page.get(f"checkpoints/{dumped['checkpoint']}")
-            assert {image["kind"] for image in shown["memory"]} >= {"task"} and shown["processes"][-1]["command"] == "bash"
+            assert {image["kind"] for image in shown["memory"]} >= {"task"} and shown["processes"][
+                -1
+            ]["command"] == "bash"
             status, restored = await page.act(action="restore", checkpoint=dumped["checkpoint"])
             assert status == 200, restored
             assert (await window.hears(kind="restored"))["incarnation"] == 2
@@ -275,29 +304,43 @@ def test_what_the_page_has_done_is_seen_in_its_terminal(operators: Operators) ->
         asyncio.run(talk(served))
 
 
-# -- in a browser -------------------------------------------------------------------------------------
+# -- in a browser
+# -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def browser(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
-    """Debian's Chromium, headless; all of its processes bear the test's token, and its profile lies in the test's folder."""
+    """Debian's Chromium, headless; all of its processes bear the test's token, and its profile lies
+    in the test's folder.
+    """
     monkeypatch.setenv("CZOO_TOKEN", home.token)
     monkeypatch.setenv("TMPDIR", str(home.path))
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, chromium_sandbox=False, timeout=PATIENCE)
+        browser = driver.chromium.launch(
+            executable_path=CHROMIUM, args=FLAGS, chromium_sandbox=False, timeout=PATIENCE
+        )
         yield browser
         browser.close()
     assert not list(home.path.glob("playwright*"))
 
 
 @contextlib.contextmanager
-def looking(browser: Browser, pictures: Path, *, tolerated: str = "nothing", **how: Any) -> Iterator[Page]:
-    """A page that must complain of nothing else than `tolerated`; a picture of how it ended is left for who wants to see it."""
+def looking(
+    browser: Browser, pictures: Path, *, tolerated: str = "nothing", **how: Any
+) -> Iterator[Page]:
+    """A page that must complain of nothing else than `tolerated`; a picture of how it ended is left
+    for who wants to see it.
+    """
     context: BrowserContext = browser.new_context(**how)
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
     complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda message: (
+            complaints.append(message.text) if message.type in ("error", "warning") else None
+        ),
+    )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
     page.screenshot(path=pictures / f"{how['viewport']['width']}-{how['color_scheme']}.png")
@@ -324,7 +367,9 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
     operators.shell("web", "--label", "team=core")
     operators("snapshot", "web")
     with serving(operators) as served:
-        with looking(browser, tmp_path, viewport={"width": 1280, "height": 800}, color_scheme="dark") as page:
+        with looking(
+            browser, tmp_path, viewport={"width": 1280, "height": 800}, color_scheme="dark"
+        ) as page:
             page.goto(served.url)
             row = page.locator("[data-session=web]")
             expect(row.locator(".pill")).to_have_text("running", timeout=PATIENCE)
@@ -339,16 +384,28 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             size = page.locator(".size").inner_text()
             shows(page, size.partition("×")[0])
             assert operators("status", "web")["cols"] == int(size.partition("×")[0]) > 80
-            for tab, text in (("Processes", "bash --norc"), ("Connections", "no connections"), ("Checkpoints", "web@1")):
+            for tab, text in (
+                ("Processes", "bash --norc"),
+                ("Connections", "no connections"),
+                ("Checkpoints", "web@1"),
+            ):
                 page.get_by_role("link", name=tab, exact=True).click()
                 expect(page.locator(".tab")).to_contain_text(text, timeout=PATIENCE)
                 fits(page)
-            expect(page.locator(".chart.frozen strong")).to_have_text(re.compile(r"^\d+ ms$|^\d+\.\d+ s$"), timeout=PATIENCE)
+            expect(page.locator(".chart.frozen strong")).to_have_text(
+                re.compile(r"^\d+ ms$|^\d+\.\d+ s$"), timeout=PATIENCE
+            )
             page.locator(".chart.memory .bar .hit").click()
             expect(page.locator("h1")).to_have_text("‹web@1", timeout=PATIENCE)
             expect(page.locator(".tree")).to_contain_text("bash --norc", timeout=PATIENCE)
-        phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
-        with looking(browser, tmp_path, tolerated="401 (Unauthorized)", color_scheme="light", **phone) as page:
+        phone: dict[str, Any] = {
+            "viewport": {"width": 390, "height": 844},
+            "is_mobile": True,
+            "has_touch": True,
+        }
+        with looking(
+            browser, tmp_path, tolerated="401 (Unauthorized)", color_scheme="light", **phone
+        ) as page:
             page.goto(served.url)
             page.locator("[data-session=web]").tap()
             page.locator(".keys").wait_for()
@@ -359,14 +416,16 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             fits(page)
             page.locator("[data-key=Ctrl]").tap()
             page.keyboard.type("c")
-            shows(page, re.compile(r"sleeps\s*\^C\s*\$"))  # who types before the prompt may lose a letter to the signal
+            # who types before the prompt may lose a letter to the signal
+            shows(page, re.compile(r"sleeps\s*\^C\s*\$"))
             page.keyboard.type("echo again-$((6*7))\n")
             shows(page, "again-42")
             page.locator("[data-key='↑']").tap()
             page.keyboard.type("-twice\n")
             shows(page, "again-42-twice")
             page.keyboard.type("echo dropped-$((6*7))")
-            shows(page, "$ echo dropped-$((6*7))")  # what nobody has read yet the signal throws away
+            # what nobody has read yet the signal throws away
+            shows(page, "$ echo dropped-$((6*7))")
             page.locator("[data-key='^C']").tap()
             shows(page, re.compile(r"dropped-\S+\^C\s*\$"))
             page.keyboard.type("echo last-$((6*7))\n")
@@ -380,9 +439,13 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             expect(page.locator("h1")).to_have_text("‹100%", timeout=PATIENCE)
             page.goto(f"{served.root}/#/")
             operators("pause", "web")
-            expect(page.locator("[data-session=web] .pill")).to_have_text("paused", timeout=PATIENCE)
+            expect(page.locator("[data-session=web] .pill")).to_have_text(
+                "paused", timeout=PATIENCE
+            )
             operators("kill", "web", "--timeout", 0)
-            expect(page.locator("[data-session=web] .pill")).to_contain_text("exited", timeout=PATIENCE)
+            expect(page.locator("[data-session=web] .pill")).to_contain_text(
+                "exited", timeout=PATIENCE
+            )
             page.goto(f"{served.root}/#/s/web/checkpoints")
             expect(page.locator("[data-action=restore]")).to_be_visible(timeout=PATIENCE)
             page.evaluate("localStorage.clear()")
@@ -390,7 +453,9 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             expect(page.get_by_label("token")).to_be_visible(timeout=PATIENCE)
 
 
-def test_what_is_too_much_to_be_pasted_is_told(operators: Operators, browser: Browser, tmp_path: Path) -> None:
+def test_what_is_too_much_to_be_pasted_is_told(
+    operators: Operators, browser: Browser, tmp_path: Path
+) -> None:
     """It ended the connection, and was lost without a word."""
     operators.shell("web")
     paste = """length => {
@@ -401,7 +466,10 @@ def test_what_is_too_much_to_be_pasted_is_told(operators: Operators, browser: Br
     }"""
     no_store = "503 (Service Unavailable)"
     how: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"}
-    with serving(operators) as served, looking(browser, tmp_path, tolerated=no_store, **how) as page:
+    with (
+        serving(operators) as served,
+        looking(browser, tmp_path, tolerated=no_store, **how) as page,
+    ):
         page.goto(served.url)
         page.locator("[data-session=web]").click()
         shows(page, "$")

@@ -40,7 +40,9 @@ def _socket_of(pid: int, fd: int) -> socket.socket:
 @pytest.mark.parametrize("mode", ["755", "775"])
 @pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_SEQPACKET"])
 def test_connections_that_wait_to_be_accepted(kind: str, mode: str, zoo: Zoo, trip: Trip) -> None:
-    """Also where others than root can write to the folder: the program connects there itself, once it has bound the name."""
+    """Also where others than root can write to the folder: the program connects there itself, once
+    it has bound the name.
+    """
     animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _WAITING, kind, mode])
     animal = trip.restore(trip.dump(animal), animal, equal=False)
     with _socket_of(animal.pid, 20) as listener:

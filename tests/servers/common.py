@@ -1,4 +1,6 @@
-"""What the servers share: child processes that end with us, free ports, and an S3 server's coordinates."""
+"""What the servers share: child processes that end with us, free ports, and an S3 server's
+coordinates.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class ServerFailed(Exception):
 class Daemon:
     """One child process with its log; it cannot outlive the process that started it."""
 
-    def __init__(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self._log = log
         with log.open("ab") as out:
@@ -48,9 +52,13 @@ class Daemon:
         deadline = time.monotonic() + seconds
         while not ready():
             if self._process.poll() is not None:
-                raise ServerFailed(f"{self.name} ended with {self._process.returncode}: {self.log_tail()}")
+                raise ServerFailed(
+                    f"{self.name} ended with {self._process.returncode}: {self.log_tail()}"
+                )
             if time.monotonic() > deadline:
-                raise ServerFailed(f"{self.name} did not come up in {seconds:.0f} s: {self.log_tail()}")
+                raise ServerFailed(
+                    f"{self.name} did not come up in {seconds:.0f} s: {self.log_tail()}"
+                )
             time.sleep(0.05)  # between questions to another process, which has no way to call us
 
     def kill(self) -> None:
@@ -139,7 +147,9 @@ class S3Server:
 
     def keys(self, bucket: str, prefix: str = "") -> list[str]:
         """Every key of the bucket that begins with `prefix`."""
-        pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        pages = (
+            self.client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        )
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
     def multipart_uploads(self, bucket: str) -> list[str]:
@@ -147,7 +157,10 @@ class S3Server:
         from botocore.exceptions import ClientError
 
         try:
-            return [upload["Key"] for upload in self.client().list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
+            return [
+                upload["Key"]
+                for upload in self.client().list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+            ]
         except ClientError as error:
             if error.response["Error"]["Code"] == "NoSuchUpload":  # rclone's word for none
                 return []
@@ -157,8 +170,8 @@ class S3Server:
 def free_ports(count: int) -> list[int]:
     """Ports of 127.0.0.1 and ::1 that were free a moment ago.
 
-    They are below those that the kernel gives to whoever connects: nobody gets one by chance, before its server
-    listens or while that is stopped and started again.
+    They are below those that the kernel gives to whoever connects: nobody gets one by chance,
+    before its server listens or while that is stopped and started again.
     """
     ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     first = 10_000 if ephemeral > 12_000 else 1_024
@@ -191,7 +204,9 @@ def accepts(port: int) -> bool:
 
 
 def need(program: str, install: str) -> str:
-    """The path of a program, or `ServerFailed` saying what to install: a test is never skipped in silence."""
+    """The path of a program, or `ServerFailed` saying what to install: a test is never skipped in
+    silence.
+    """
     found = shutil.which(program)
     if found is None:
         raise ServerFailed(f"{program} is missing; install {install} (scripts/setup does)")
@@ -202,7 +217,13 @@ def tool(argv: Sequence[str], env: Mapping[str, str], seconds: float = _START_SE
     """Run a server's tool to its end; its output, or `ServerFailed` with what it said."""
     try:
         done = subprocess.run(
-            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise ServerFailed(f"{' '.join(argv)}: not done after {seconds:.0f} s") from error

@@ -1,8 +1,9 @@
 """A real PostgreSQL server from Debian's package: own folder, own port, no service.
 
-It listens on 127.0.0.1 and ::1 and on a unix socket in its folder.  Which way a user logs in is the user's name: roles
-``trust``, ``clear``, ``md5`` and ``scram`` (password: the name and ``-secret``), all of them superusers, so that a test
-can be about anything; the database is ``postgres``.  initdb runs once per test session; the data is small and not synced.
+It listens on 127.0.0.1 and ::1 and on a unix socket in its folder.  Which way a user logs in is the
+user's name: roles ``trust``, ``clear``, ``md5`` and ``scram`` (password: the name and ``-secret``),
+all of them superusers, so that a test can be about anything; the database is ``postgres``.  initdb
+runs once per test session; the data is small and not synced.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _PASSWORDS = {"clear": "clear-secret", "md5": "md5-secret", "scram": "scram-secr
 def binary(name: str) -> str:
     """The path of a program of the newest PostgreSQL here."""
     newest = sorted(
-        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name) if path.parent.name.isdigit() else 0
+        Path("/usr/lib/postgresql").glob("*/bin"),
+        key=lambda path: int(path.parent.name) if path.parent.name.isdigit() else 0,
     )
     return need(str(newest[-1] / name) if newest else name, "postgresql")
 
@@ -56,16 +58,37 @@ class PostgresServer:
         owner = pwd.getpwnam("postgres")
         os.chown(folder, owner.pw_uid, owner.pw_gid)
         # PostgreSQL refuses root; setpriv also ends the server should the tests be killed.
-        self._as_postgres = ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"]
+        self._as_postgres = [
+            "setpriv",
+            f"--reuid={owner.pw_uid}",
+            f"--regid={owner.pw_gid}",
+            "--clear-groups",
+        ]
         self._env = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "HOME": str(folder)}
         self._process: subprocess.Popen[bytes] | None = None
 
     def initialise(self) -> None:
-        initdb = [binary("initdb"), "-D", str(self.data), "-U", "trust", "-A", "trust", "-N", "-E", "UTF8", "--no-instructions"]
+        initdb = [
+            binary("initdb"),
+            "-D",
+            str(self.data),
+            "-U",
+            "trust",
+            "-A",
+            "trust",
+            "-N",
+            "-E",
+            "UTF8",
+            "--no-instructions",
+        ]
         tool([*self._as_postgres, *initdb], self._env)
         local = [line for line in _HBA.split("\n") if line]
         hosts = [line.replace("local all", "host all", 1).split(" ") for line in local]
-        lines = local + [" ".join([*w[:3], address, *w[3:]]) for w in hosts for address in ("127.0.0.1/32", "::1/128")]
+        lines = local + [
+            " ".join([*w[:3], address, *w[3:]])
+            for w in hosts
+            for address in ("127.0.0.1/32", "::1/128")
+        ]
         (self.data / "pg_hba.conf").write_text("\n".join(lines) + "\n")
         self.start()
         self.execute(_ROLES)
@@ -77,10 +100,23 @@ class PostgresServer:
             "shared_buffers=16MB", "max_connections=100", "autovacuum=off", "logging_collector=off", *options,
         ]  # fmt: skip
         flags = [word for setting in settings for word in ("-c", setting)]
-        argv = [*self._as_postgres, "--pdeathsig", "INT", binary("postgres"), "-D", str(self.data), *flags]
+        argv = [
+            *self._as_postgres,
+            "--pdeathsig",
+            "INT",
+            binary("postgres"),
+            "-D",
+            str(self.data),
+            *flags,
+        ]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                argv, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                argv,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         self._wait_ready()
 
@@ -95,8 +131,11 @@ class PostgresServer:
             except psycopg.OperationalError as error:
                 assert self._process is not None
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise ServerFailed(f"postgres did not come up: {error}: {self.log_tail()}") from error
-                time.sleep(0.02)  # between questions to another process, which has no way to call us
+                    raise ServerFailed(
+                        f"postgres did not come up: {error}: {self.log_tail()}"
+                    ) from error
+                # between questions to another process, which has no way to call us
+                time.sleep(0.02)
 
     def stop(self, how: int = signal.SIGINT) -> None:
         """End it; SIGINT is the fast shutdown, sessions are ended; SIGQUIT is as a crash."""
@@ -119,7 +158,13 @@ class PostgresServer:
         import psycopg
 
         where = str(self.folder) if host == "unix" else host
-        known = {"host": where, "port": self.port, "user": user, "dbname": "postgres", "password": _PASSWORDS.get(user)}
+        known = {
+            "host": where,
+            "port": self.port,
+            "user": user,
+            "dbname": "postgres",
+            "password": _PASSWORDS.get(user),
+        }
         return psycopg.connect(**{"autocommit": True, **known, **options})
 
     def execute(self, statements: str) -> list[Any]:

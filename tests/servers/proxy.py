@@ -1,23 +1,25 @@
 """A TCP proxy before an S3 server that spoils chosen requests, as networks and servers do.
 
-    with FaultProxy(server.port, {"PUT": "5.c", "GET": "s"}) as proxy: ...      # proxy.endpoint in place of the server's
+    with FaultProxy(server.port, {"PUT": "5.c", "GET": "s"}) as proxy: ...      # proxy.endpoint in
+    place of the server's
 
-Each method has a string with one letter per request of that method, in order of arrival; requests beyond its end
-pass.  What was done is in `seen`, so that a test can assert that its fault was met.
+Each method has a string with one letter per request of that method, in order of arrival; requests
+beyond its end pass.  What was done is in `seen`, so that a test can assert that its fault was met.
 
     .  passes                               r  the connection is reset before anything is forwarded
-    5  answered 503 SlowDown                c  half of the body is forwarded, then both sides are cut
-    f  answered 507 InsufficientStorage     l  forwarded and carried out, but the answer is lost
-    n  answered 501 NotImplemented          s  half of the answer's body arrives, then the connection is closed
-    h  never answered (until the end)       w  one byte of the answer's body is changed
-    p  kept back until `proceed` is set     x  one byte of the request's body is changed
+    5  answered 503 SlowDown                c  half of the body is forwarded, then both sides are
+    cut f  answered 507 InsufficientStorage     l  forwarded and carried out, but the answer is lost
+    n  answered 501 NotImplemented          s  half of the answer's body arrives, then the
+    connection is closed h  never answered (until the end)       w  one byte of the answer's body is
+    changed p  kept back until `proceed` is set     x  one byte of the request's body is changed
     d  the answer arrives byte by byte, one in `pause` seconds, until the end
-    X  carried out, then `harm` is called with the path; an ETag that it returns takes the place of the answer's
-    C  If-None-Match is judged here, by looking first: right one by one, racy when writers overlap (the way of
+    X  carried out, then `harm` is called with the path; an ETag that it returns takes the place of
+    the answer's C  If-None-Match is judged here, by looking first: right one by one, racy when
+    writers overlap (the way of
        OpenStack Swift)
 
-Every request gets a connection of its own (``Connection: close`` is added; it is not signed), so that the end of an
-answer is the end of its stream.
+Every request gets a connection of its own (``Connection: close`` is added; it is not signed), so
+that the end of an answer is the end of its stream.
 """
 
 from __future__ import annotations
@@ -65,7 +67,12 @@ class FaultProxy:
     def __enter__(self) -> FaultProxy:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._over.set()
         self.proceed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -130,7 +137,10 @@ class FaultProxy:
             return
         elif letter == "p":
             self.proceed.wait()
-        with socket.create_connection(("127.0.0.1", self._server_port)) as server, self._watched(server):
+        with (
+            socket.create_connection(("127.0.0.1", self._server_port)) as server,
+            self._watched(server),
+        ):
             server.sendall(head[:-2] + b"Connection: close\r\n\r\n" + rest)
             todo = length - len(rest)
             if letter == "x":
@@ -151,7 +161,9 @@ class FaultProxy:
                 client.shutdown(socket.SHUT_RDWR)
             up.join(10)
 
-    def _answer_of(self, server: socket.socket, client: socket.socket, letter: str, path: str) -> None:
+    def _answer_of(
+        self, server: socket.socket, client: socket.socket, letter: str, path: str
+    ) -> None:
         head, rest = _read_head(server)
         if head.startswith(b"HTTP/1.1 100"):
             client.sendall(head)
@@ -178,7 +190,8 @@ class FaultProxy:
             etag = self._harm(path.partition("?")[0])
             if etag is not None:
                 head = b"\r\n".join(
-                    b'ETag: "%s"' % etag.encode() if line.lower().startswith(b"etag:") else line for line in head.split(b"\r\n")
+                    b'ETag: "%s"' % etag.encode() if line.lower().startswith(b"etag:") else line
+                    for line in head.split(b"\r\n")
                 )
         client.sendall(head + rest)
         while piece := server.recv(_PIECE):
@@ -238,7 +251,9 @@ def _copy(source: socket.socket, target: socket.socket, count: int) -> None:
         count -= len(piece)
 
 
-def _quietly(copy: Callable[[socket.socket, socket.socket, int], None]) -> Callable[[socket.socket, socket.socket, int], None]:
+def _quietly(
+    copy: Callable[[socket.socket, socket.socket, int], None],
+) -> Callable[[socket.socket, socket.socket, int], None]:
     def run(source: socket.socket, target: socket.socket, count: int) -> None:
         with suppress(OSError):  # the other direction has ended the exchange
             copy(source, target, count)
@@ -253,7 +268,11 @@ def _continue(server: socket.socket, client: socket.socket, head: bytes) -> None
 
 def _answer(client: socket.socket, status: int, code: str, body_left: int) -> None:
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>spoiled by the proxy</Message></Error>".encode()
-    client.sendall(b"HTTP/1.1 %d Spoiled\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(body)) + body)
+    client.sendall(
+        b"HTTP/1.1 %d Spoiled\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+        % (status, len(body))
+        + body
+    )
     client.shutdown(socket.SHUT_WR)
     while body_left > 0 and (piece := client.recv(_PIECE)):
         body_left -= len(piece)

@@ -1,7 +1,7 @@
 """Ceph's S3 gateway with one monitor and one OSD on a sparse file: the reference server.
 
-Six seconds from nothing to serving, about 135 MB idle.  Authentication inside the cluster is off and everything
-listens on 127.0.0.1; towards S3 clients signatures are checked as ever.
+Six seconds from nothing to serving, about 135 MB idle.  Authentication inside the cluster is off
+and everything listens on 127.0.0.1; towards S3 clients signatures are checked as ever.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _ACCESS, _SECRET = "testkey", "testsecret1234"
 _PACKAGES = "the Debian packages radosgw, ceph-osd and ceph-mon"
 _ATTEMPTS = 3  # a port that was free may be taken a moment later
 
-# osd_class_update_on_start and osd_crush_update_on_start start helpers that fail outside an installed cluster and then
-# kill the OSD.  paxos_propose_interval and the small numbers are for a quick start.  A gateway that is killed is forgotten after
-# osd_client_watch_timeout: until then (30 s by default) its successor waits for it to acknowledge every change of a bucket.
+# osd_class_update_on_start and osd_crush_update_on_start start helpers that fail outside an
+# installed cluster and then kill the OSD.  paxos_propose_interval and the small numbers are for a
+# quick start.  A gateway that is killed is forgotten after osd_client_watch_timeout: until then (30
+# s by default) its successor waits for it to acknowledge every change of a bucket.
 _CONF = """\
 [global]
 fsid = {fsid}
@@ -85,7 +86,8 @@ class RadosGateway(S3Server):
     """A running gateway with its cluster."""
 
     daemons: dict[str, Daemon] = field(default_factory=dict)
-    users: dict[str, tuple[str, str]] = field(default_factory=dict)  # those that `add_user` made, with their keys
+    # those that `add_user` made, with their keys
+    users: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def ceph_env(self) -> dict[str, str]:
@@ -102,7 +104,9 @@ class RadosGateway(S3Server):
 
     def add_user(self, name: str) -> tuple[str, str]:
         """A further user, who owns nothing: its access key and secret key."""
-        made = self._tool("radosgw-admin", "user", "create", f"--uid={name}", f"--display-name={name}")
+        made = self._tool(
+            "radosgw-admin", "user", "create", f"--uid={name}", f"--display-name={name}"
+        )
         key = json.loads(made)["keys"][0]
         self.users[name] = key["access_key"], key["secret_key"]
         return self.users[name]
@@ -110,7 +114,14 @@ class RadosGateway(S3Server):
     def set_quota(self, user: str, max_bytes: int) -> None:
         """Let `user` (``test`` is the main one) store no more than `max_bytes`; -1 lifts it."""
         state = "disable" if max_bytes < 0 else "enable"
-        self._tool("radosgw-admin", "quota", "set", "--quota-scope=user", f"--uid={user}", f"--max-size={max_bytes}")
+        self._tool(
+            "radosgw-admin",
+            "quota",
+            "set",
+            "--quota-scope=user",
+            f"--uid={user}",
+            f"--max-size={max_bytes}",
+        )
         self._tool("radosgw-admin", "quota", state, "--quota-scope=user", f"--uid={user}")
 
     def start_cluster(self, mon_port: int, block: int) -> None:
@@ -120,10 +131,21 @@ class RadosGateway(S3Server):
         (self.folder / "keyring").touch()
         fsid, osd = str(uuid.uuid4()), str(uuid.uuid4())
         (self.folder / "ceph.conf").write_text(
-            _CONF.format(fsid=fsid, mon_port=mon_port, rgw_port=self.port, folder=self.folder, block=block)
+            _CONF.format(
+                fsid=fsid, mon_port=mon_port, rgw_port=self.port, folder=self.folder, block=block
+            )
         )
         monmap = str(self.folder / "monmap")
-        self._tool("monmaptool", "--create", "--addv", "a", f"[v1:127.0.0.1:{mon_port}]", "--fsid", fsid, monmap)
+        self._tool(
+            "monmaptool",
+            "--create",
+            "--addv",
+            "a",
+            f"[v1:127.0.0.1:{mon_port}]",
+            "--fsid",
+            fsid,
+            monmap,
+        )
         self._tool("ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap)
         self._start("mon", "ceph-mon", "-f", "-i", "a")
         self.daemons["mon"].wait_until(lambda: accepts(mon_port))
@@ -132,15 +154,26 @@ class RadosGateway(S3Server):
         self._tool("ceph", "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=h0")
         self._start("osd", "ceph-osd", "-f", "-i", "0")
         self.daemons["osd"].wait_until(self._osd_is_up)
-        user = ["user", "create", "--uid=test", "--display-name=test", f"--access-key={_ACCESS}", f"--secret={_SECRET}"]
+        user = [
+            "user",
+            "create",
+            "--uid=test",
+            "--display-name=test",
+            f"--access-key={_ACCESS}",
+            f"--secret={_SECRET}",
+        ]
         self._tool("radosgw-admin", *user)
         self.start_gateway()
 
     def _osd_is_up(self) -> bool:
         try:
-            return bool(json.loads(self._tool("ceph", "osd", "stat", "-f", "json"))["num_up_osds"] == 1)
+            return bool(
+                json.loads(self._tool("ceph", "osd", "stat", "-f", "json"))["num_up_osds"] == 1
+            )
         except ServerFailed:
-            return False  # a monitor that has just started may refuse a question; asked again until the time is over
+            # a monitor that has just started may refuse a question; asked again until the time is
+            # over
+            return False
 
     def stop(self) -> None:
         """End everything; the OSD needs the monitor to end in order, so that one goes last."""
@@ -158,7 +191,9 @@ class RadosGateway(S3Server):
 
 @contextmanager
 def radosgw(*, block: int = 8 << 30) -> Iterator[RadosGateway]:
-    """A gateway with an empty cluster that holds up to `block` bytes; all of it is gone afterwards."""
+    """A gateway with an empty cluster that holds up to `block` bytes; all of it is gone
+    afterwards.
+    """
     for attempt in range(1, _ATTEMPTS + 1):
         # Paths of unix sockets are short, so is the folder's.
         with tempfile.TemporaryDirectory(prefix="s3-rgw-", dir="/tmp") as folder:

@@ -1,4 +1,6 @@
-"""A real redis-server: own folder, free port, unix socket, what it acknowledged is on disk; can be stopped and started again."""
+"""A real redis-server: own folder, free port, unix socket, what it acknowledged is on disk; can be
+stopped and started again.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,12 @@ class RedisServer:
         """Start (again) on the same port and data; `extra` are lines of configuration that stay."""
         self.extra = (*self.extra, *extra)
         config = self.folder / "redis.conf"
-        config.write_text(_CONFIG.format(port=self.port, folder=self.folder) + "\n".join(self.extra) + "\n")
-        self.daemon = Daemon("redis", [need("redis-server", "redis-server"), str(config)], self.folder / "redis.log")
+        config.write_text(
+            _CONFIG.format(port=self.port, folder=self.folder) + "\n".join(self.extra) + "\n"
+        )
+        self.daemon = Daemon(
+            "redis", [need("redis-server", "redis-server"), str(config)], self.folder / "redis.log"
+        )
         self.daemon.wait_until(self._answers)
 
     def stop(self) -> None:
@@ -65,7 +71,15 @@ class RedisServer:
         """A redis-py client over TCP, closed with the server."""
         import redis
 
-        made = redis.Redis(**{"host": "127.0.0.1", "port": self.port, "decode_responses": True, "protocol": 2, **options})
+        made = redis.Redis(
+            **{
+                "host": "127.0.0.1",
+                "port": self.port,
+                "decode_responses": True,
+                "protocol": 2,
+                **options,
+            }
+        )
         self.clients.append(made)
         return made
 

@@ -1,4 +1,6 @@
-"""What every crash test asks afterwards: is the tree alive, or is there a checkpoint; and is what is listed whole?"""
+"""What every crash test asks afterwards: is the tree alive, or is there a checkpoint; and is what
+is listed whole?
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,32 @@ class Aftermath:
         self.trip = trip
 
     def of_dump(self, animal: Animal, *, again: bool = True) -> str:
-        """The tree runs on, equal and not stopped, or a complete checkpoint exists; what is listed can be restored.
+        """The tree runs on, equal and not stopped, or a complete checkpoint exists; what is listed
+        can be restored.
 
         The dump that crashed was one with ``--name`` of the animal's folder.
 
-        With `again` the very same tree (or what was restored) is dumped and restored once more: nothing is wedged.
-        Returns ``alive`` or ``dumped``.
+        With `again` the very same tree (or what was restored) is dumped and restored once more:
+        nothing is wedged.  Returns ``alive`` or ``dumped``.
         """
         listed = [row for row in self.criuctl("list") if row["session"] == animal.folder.name]
         for row in listed:
             self.criuctl("verify", row["id"])
-        wait_until(lambda: animal.alive() or start_time(animal.pid) != animal.start_time, 60, f"{animal!r} is alive or reaped")
+        wait_until(
+            lambda: animal.alive() or start_time(animal.pid) != animal.start_time,
+            60,
+            f"{animal!r} is alive or reaped",
+        )
         alive = animal.alive()
         assert alive or listed, "the tree is gone and there is no checkpoint"
         if alive:
             wait_until(lambda: not stopped(animal), 60, f"{animal!r} runs and is not stopped")
             assert animal.differences(animal) == []
         for row in listed:
-            copy = self.zoo.adopt(self.criuctl("restore", row["id"], "--as", f"copy-{animal.folder.name}")["pid"], animal)
+            copy = self.zoo.adopt(
+                self.criuctl("restore", row["id"], "--as", f"copy-{animal.folder.name}")["pid"],
+                animal,
+            )
             assert animal.differences(copy, "*/namespaces/pid", "*/namespaces/mnt") == []
             copy.end()
         if not alive:
@@ -46,7 +56,9 @@ class Aftermath:
         return "alive" if alive else "dumped"
 
     def of_restore(self, animal: Animal, checkpoint: str) -> str:
-        """Nothing of the restore runs (or all of it does); the checkpoint is whole and comes back at the next attempt."""
+        """Nothing of the restore runs (or all of it does); the checkpoint is whole and comes back
+        at the next attempt.
+        """
         running = self.zoo.find(animal)
         assert not any(stopped(one) for one in running)
         assert len(running) <= 1

@@ -1,7 +1,9 @@
-"""systemd as PID 1 of a few namespaces: what criuctl does where systemd runs, on a host where it does not.
+"""systemd as PID 1 of a few namespaces: what criuctl does where systemd runs, on a host where it
+does not.
 
-It is the distribution's systemd with none of its units: a handful of empty targets, a control group hierarchy of version 2 that
-it takes for the whole of it, and tmpfs where it writes.  Everything of it ends with the namespaces' first process.
+It is the distribution's systemd with none of its units: a handful of empty targets, a control group
+hierarchy of version 2 that it takes for the whole of it, and tmpfs where it writes.  Everything of
+it ends with the namespaces' first process.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _TIMEOUT = 120.0
 def hierarchy() -> Path | None:
     """Where control groups of version 2 are mounted."""
     lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return next((Path(fields[4]) for fields in lines if fields[fields.index("-") + 1] == "cgroup2"), None)
+    return next(
+        (Path(fields[4]) for fields in lines if fields[fields.index("-") + 1] == "cgroup2"), None
+    )
 
 
 class Booted:
@@ -51,14 +55,35 @@ class Booted:
         groups = "/sys/fs/cgroup"
         roots = " ".join(f[4] for f in lines if f[4] == groups) or mount
         script.write_text(_BOOT.format(roots=roots, groups=groups, units=units, systemd=SYSTEMD))
-        spaces = ["--pid", "--fork", "--kill-child", "--mount", "--propagation", "private", "--cgroup", "--net", "--ipc", "--uts"]
-        enter = f"echo $$ > {self._group}/cgroup.procs && exec unshare {' '.join(spaces)} sh {script}"
+        spaces = [
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount",
+            "--propagation",
+            "private",
+            "--cgroup",
+            "--net",
+            "--ipc",
+            "--uts",
+        ]
+        enter = (
+            f"echo $$ > {self._group}/cgroup.procs && exec unshare {' '.join(spaces)} sh {script}"
+        )
         self._log = home.path / "boot.log"
         with self._log.open("wb") as log:
-            self._root = keeper.spawn(["sh", "-c", enter], env=self._environment, stdout=log, stderr=log)
+            self._root = keeper.spawn(
+                ["sh", "-c", enter], env=self._environment, stdout=log, stderr=log
+            )
         self.prefix: list[str] = []
         wait_until(self._enterable, _TIMEOUT, "systemd is there")
-        wait_until(lambda: self.run("systemctl", "is-active", "multi-user.target", check=False) == "active", _TIMEOUT, "it is up")
+        wait_until(
+            lambda: (
+                self.run("systemctl", "is-active", "multi-user.target", check=False) == "active"
+            ),
+            _TIMEOUT,
+            "it is up",
+        )
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -77,7 +102,9 @@ class Booted:
         """What a program prints that runs beside this systemd."""
         path = self._home.path / "answer"
         with path.open("wb") as out:
-            process: Launched = self._keeper.spawn([*self.prefix, *argv], env=self._environment, stdout=out, stderr=out)
+            process: Launched = self._keeper.spawn(
+                [*self.prefix, *argv], env=self._environment, stdout=out, stderr=out
+            )
         code, text = process.wait(_TIMEOUT), path.read_text(errors="replace").strip()
         assert code == 0 or not check, f"{argv} ended with {code}: {text}"
         return text

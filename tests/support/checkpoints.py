@@ -39,20 +39,32 @@ ENTRIES = bytes(range(16))
 
 def config(path: Path, **options: object) -> Config:
     """A configuration that touches nothing outside `path`."""
-    places: dict[str, object] = {name: str(path / name.partition("_")[0]) for name in ("key_dir", "cache_dir", "state_dir")}
+    places: dict[str, object] = {
+        name: str(path / name.partition("_")[0]) for name in ("key_dir", "cache_dir", "state_dir")
+    }
     return Config(**{**places, "key_dir": str(path / "keys"), **options})  # type: ignore[arg-type]
 
 
-def repository(path: Path, *, encrypted: bool = False, store: Store | None = None, **options: object) -> Repository:
+def repository(
+    path: Path, *, encrypted: bool = False, store: Store | None = None, **options: object
+) -> Repository:
     """A new repository, in memory unless a store is given."""
     made = config(path, **options)
     return Repository.init(store or MemoryStore(), encryption=encrypted, config=made)
 
 
 def put_windows(
-    writer: CheckpointWriter, key: Hashable, content: bytes, size: int = WINDOW, *, placed: bool = False, ahead: bool = False
+    writer: CheckpointWriter,
+    key: Hashable,
+    content: bytes,
+    size: int = WINDOW,
+    *,
+    placed: bool = False,
+    ahead: bool = False,
 ) -> None:
-    """`content` as windows of `size` bytes through the writer's buffers, as the page receiver does it (`placed`) or a round."""
+    """`content` as windows of `size` bytes through the writer's buffers, as the page receiver does
+    it (`placed`) or a round.
+    """
     buffer, fill = writer.acquire(), 0
     for start in range(0, len(content), size):
         piece = content[start : start + size]
@@ -96,7 +108,9 @@ def write(
 ) -> CheckpointSummary:
     """Commit one checkpoint with `content`."""
     with repo.writer(Reporter()) as writer:
-        return writer.commit(fill(writer, content, session=session, labels=labels, checkpoint=checkpoint))
+        return writer.commit(
+            fill(writer, content, session=session, labels=labels, checkpoint=checkpoint)
+        )
 
 
 def fill(
@@ -124,18 +138,37 @@ def fill(
         criu={"version": "4.2.1", "options": {"ghost_limit": 1}},
         criuctl="0",
         root=ProcessRecord(pid=7, ns_pid=7),
-        processes=(ProcessRecord(pid=7, ns_pid=7, argv=("./canary-program", "\udcff")), ProcessRecord(pid=8, ns_pid=8, ppid=7)),
+        processes=(
+            ProcessRecord(pid=7, ns_pid=7, argv=("./canary-program", "\udcff")),
+            ProcessRecord(pid=8, ns_pid=8, ppid=7),
+        ),
         namespaces={"net": {"mode": "host", "name": None}},
         images=tuple(ImageFile(name, len(data)) for name, data in content.images.items()),
         image_data=writer.stream("images"),
-        memory=(MemoryImage("task", 7, -(-len(content.memory) // 4096), writer.stream("entries"), memory),),
+        memory=(
+            MemoryImage(
+                "task", 7, -(-len(content.memory) // 4096), writer.stream("entries"), memory
+            ),
+        ),
         terminals=(TerminalRecord("/dev/pts/1", 34817, 22, "outside", holders=((7, 0),)),),
         connections=(
-            ConnectionRecord(7, 3, holders=((7, 3),), family="inet", local="1.2.3.4:5", peer="6.7.8.9:10", external=True),
+            ConnectionRecord(
+                7,
+                3,
+                holders=((7, 3),),
+                family="inet",
+                local="1.2.3.4:5",
+                peer="6.7.8.9:10",
+                external=True,
+            ),
         ),
         files=(
             FileRecord(
-                "/srv/canary-path", "carried", size=len(content.file), data=writer.stream("file"), xattrs={"user.a": "YQ=="}
+                "/srv/canary-path",
+                "carried",
+                size=len(content.file),
+                data=writer.stream("file"),
+                xattrs={"user.a": "YQ=="},
             ),
         ),
         links=(LinkRecord("/srv/link_remap.1", writer.stream("file"), sibling="/srv/a"),),

@@ -1,9 +1,11 @@
-"""Hosts that dump, verify and collect at once and are killed at it: ``collectors.py URL FOLDER SEED``.
+"""Hosts that dump, verify and collect at once and are killed at it: ``collectors.py URL FOLDER
+SEED``.
 
-Everything goes on in processes of its own, forked before any connection is made.  Dumps and collections die (kill -9) before the
-n-th change that they make to the store; another collection, and somebody who verifies what is listed, begin again whenever
-something has happened.  What a checkpoint holds is told by its session's name.  Prints the sessions whose dump has returned and
-how many were killed, and exits with 1 if anything failed that was not killed.
+Everything goes on in processes of its own, forked before any connection is made.  Dumps and
+collections die (kill -9) before the n-th change that they make to the store; another collection,
+and somebody who verifies what is listed, begin again whenever something has happened.  What a
+checkpoint holds is told by its session's name.  Prints the sessions whose dump has returned and how
+many were killed, and exits with 1 if anything failed that was not killed.
 """
 
 from __future__ import annotations
@@ -142,7 +144,9 @@ def dumper(site: Site, number: int) -> None:
         session = "-".join(map(str, [f"s{number}", turn, *rng.sample(range(5), 2)]))
         changes = rng.choice([0, 0, 1, 2, 3, 4, 5])
 
-        site.killed_or_fine(run(partial(dump, site, f"dumper{number}", session, changes, remove=turn % 3 == 0)))
+        site.killed_or_fine(
+            run(partial(dump, site, f"dumper{number}", session, changes, remove=turn % 3 == 0))
+        )
     while not dump(site, f"dumper{number}", f"s{number}-last-0-{number}"):
         pass
 
@@ -174,9 +178,12 @@ def verifier(site: Site) -> None:
                     kit.check(repository, summary, content(summary.session))
                     break
                 except (Damaged, ObjectMissing, NoSuchCheckpoint) as error:
-                    # Without a grace time what is read may move; whoever looks again finds it, or sees that it was removed.
+                    # Without a grace time what is read may move; whoever looks again finds it, or
+                    # sees that it was removed.
                     repository = site.repository("verifier")
-                    if isinstance(error, NoSuchCheckpoint) or summary.session not in {s.session for s in repository.list()}:
+                    if isinstance(error, NoSuchCheckpoint) or summary.session not in {
+                        s.session for s in repository.list()
+                    }:
                         break
                     if time.monotonic() > deadline:
                         raise
@@ -189,10 +196,18 @@ def main(url: str, folder: str, seed: str) -> int:
     statuses = [os.waitpid(pid, 0)[1] for pid in dumpers]
     (site.folder / "ended").touch()
     statuses += [os.waitpid(pid, 0)[1] for pid in others]
-    notes = [line.split() for line in site.notes.read_text().splitlines()] if site.notes.exists() else []
+    notes = (
+        [line.split() for line in site.notes.read_text().splitlines()]
+        if site.notes.exists()
+        else []
+    )
     removing = {session for word, session in notes if word == "removing"}
     committed = {session for word, session in notes if word == "committed"} - removing
-    print(json.dumps({"committed": sorted(committed), "killed": sum(word == "killed" for word, _ in notes)}))
+    print(
+        json.dumps(
+            {"committed": sorted(committed), "killed": sum(word == "killed" for word, _ in notes)}
+        )
+    )
     return int(any(statuses))
 
 

@@ -1,4 +1,6 @@
-"""criuctl as a user runs it: ``criuctl ... --json`` in a process of its own, with stores and state of one test."""
+"""criuctl as a user runs it: ``criuctl ... --json`` in a process of its own, with stores and state
+of one test.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Home:
 
 
 class Criuctl:
-    """Runs ``criuctl ... --json`` the way a user would, with stores and state of this test's own."""
+    """Runs ``criuctl ... --json`` the way a user would, with stores and state of this test's
+    own.
+    """
 
     def __init__(self, keeper: Keeper, home: Home) -> None:
         self.keeper = keeper
@@ -38,8 +42,14 @@ class Criuctl:
         self._count = 0
 
     def environment(self) -> dict[str, str]:
-        """What criuctl sees: the caller's environment without its own CRIUCTL_*, and this test's folders."""
-        env = {key: value for key, value in os.environ.items() if not key.startswith(("CRIUCTL_", "AWS_"))}
+        """What criuctl sees: the caller's environment without its own CRIUCTL_*, and this test's
+        folders.
+        """
+        env = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("CRIUCTL_", "AWS_"))
+        }
         if os.environ.get("CRIUCTL_CRIU"):
             env["CRIUCTL_CRIU"] = os.environ["CRIUCTL_CRIU"]
         return env | {
@@ -54,26 +64,53 @@ class Criuctl:
             **self.extra,
         }
 
-    def start(self, *arguments: str | int | Path, env: Mapping[str, str] | None = None, json_output: bool = True) -> Command:
+    def start(
+        self,
+        *arguments: str | int | Path,
+        env: Mapping[str, str] | None = None,
+        json_output: bool = True,
+    ) -> Command:
         """Start a command and return at once."""
         self._count += 1
-        argv = [*self.prefix, sys.executable, "-m", "criuctl", *map(str, arguments), *(["--json"] if json_output else [])]
-        out, err = self.home.path / f"command-{self._count}.out", self.home.path / f"command-{self._count}.err"
+        argv = [
+            *self.prefix,
+            sys.executable,
+            "-m",
+            "criuctl",
+            *map(str, arguments),
+            *(["--json"] if json_output else []),
+        ]
+        out, err = (
+            self.home.path / f"command-{self._count}.out",
+            self.home.path / f"command-{self._count}.err",
+        )
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = self.keeper.spawn(
-                argv, env=self.environment() | dict(env or {}), cwd=self.home.path, stdout=stdout, stderr=stderr
+                argv,
+                env=self.environment() | dict(env or {}),
+                cwd=self.home.path,
+                stdout=stdout,
+                stderr=stderr,
             )
         self.running.append(process)
         return Command(process, out, err)
 
     def __call__(
-        self, *arguments: str | int | Path, check: bool = True, timeout: float = 120, env: Mapping[str, str] | None = None
+        self,
+        *arguments: str | int | Path,
+        check: bool = True,
+        timeout: float = 120,
+        env: Mapping[str, str] | None = None,
     ) -> Any:
-        """Run a command to its end: its JSON.  With `check` False the answer has ``exit_code`` and, in it, ``error``."""
+        """Run a command to its end: its JSON.  With `check` False the answer has ``exit_code`` and,
+        in it, ``error``.
+        """
         command = self.start(*arguments, env=env)
         code = command.process.wait(timeout)
         if check:
-            assert code == 0, f"criuctl {' '.join(map(str, arguments))} ended with {code}\n{command.told()}"
+            assert code == 0, (
+                f"criuctl {' '.join(map(str, arguments))} ended with {code}\n{command.told()}"
+            )
             return command.json()
         answer = command.json() if command.out.stat().st_size else {}
         return {
@@ -96,8 +133,13 @@ class Command:
         try:
             return json.loads(self.out.read_text())
         except ValueError as error:
-            raise AssertionError(f"stdout is not one JSON value ({error})\n{self.told()}") from error
+            raise AssertionError(
+                f"stdout is not one JSON value ({error})\n{self.told()}"
+            ) from error
 
     def told(self) -> str:
         """All it wrote."""
-        return f"stdout: {self.out.read_text(errors='replace')}\nstderr: {self.err.read_text(errors='replace')}"
+        return (
+            f"stdout: {self.out.read_text(errors='replace')}\nstderr: "
+            f"{self.err.read_text(errors='replace')}"
+        )

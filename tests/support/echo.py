@@ -1,4 +1,6 @@
-"""A server outside the tree that can go away and come back: it sends every message back, on any kind of socket."""
+"""A server outside the tree that can go away and come back: it sends every message back, on any
+kind of socket.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ class Echo:
     """Answers on `address`, which stays the same when it is stopped and started again."""
 
     def __init__(
-        self, kind: str, address: str = "127.0.0.1:0", make: Callable[[int, int, int], socket.socket] = socket.socket
+        self,
+        kind: str,
+        address: str = "127.0.0.1:0",
+        make: Callable[[int, int, int], socket.socket] = socket.socket,
     ) -> None:
         self.kind = kind
         self.make = make  # may be one that makes it in another net namespace

@@ -2,13 +2,14 @@
 
     store = FaultyStore(MemoryStore(), put="..E", get="T", seconds=0.1)
 
-Each verb has a string with one letter per call of it, in order of arrival; calls beyond its end pass, unless the
-string ends in ``*``: then its last letter stays in force.  `list` counts by iteration begun.
+Each verb has a string with one letter per call of it, in order of arrival; calls beyond its end
+pass, unless the string ends in ``*``: then its last letter stays in force.  `list` counts by
+iteration begun.
 
-    .  passes                                     T  reads: the last byte is missing from what is returned
-    E  StoreUnreachable, nothing was done         W  reads: one bit is wrong;  put: one bit is stored wrongly
-    A  done, then StoreUnreachable                M  ObjectMissing, although it may be there
-    D  StoreDenied                                L  `seconds` late, then passes
+    .  passes                                     T  reads: the last byte is missing from what is
+    returned E  StoreUnreachable, nothing was done         W  reads: one bit is wrong;  put: one bit
+    is stored wrongly A  done, then StoreUnreachable                M  ObjectMissing, although it
+    may be there D  StoreDenied                                L  `seconds` late, then passes
     F  StoreFull, nothing was done                H  calls `hook(verb, name)` first, then passes
 """
 

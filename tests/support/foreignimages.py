@@ -28,7 +28,9 @@ def header(name: bytes, kind: bytes, size: int) -> bytes:
     block[: len(name)] = name
     block[100:108] = b"0000644\0"
     block[108:116] = block[116:124] = b"0000000\0"
-    block[124:136] = f"{size:011o}\0".encode() if size < 8 << 30 else b"\x80" + size.to_bytes(11, "big")
+    block[124:136] = (
+        f"{size:011o}\0".encode() if size < 8 << 30 else b"\x80" + size.to_bytes(11, "big")
+    )
     block[136:148] = b"00000000000\0"
     block[148:156] = b" " * 8
     block[156:157] = kind

@@ -1,7 +1,9 @@
-"""A stand-in for NVIDIA's driver and devices: builds it, describes the board, starts programs that use it.
+"""A stand-in for NVIDIA's driver and devices: builds it, describes the board, starts programs that
+use it.
 
-`Board` is one test's set of devices.  Everything that is to see it, a program and criuctl alike, runs with
-`Board.environment`.  What can go wrong and how is described in ``tests/gpu/standin/README.md``.
+`Board` is one test's set of devices.  Everything that is to see it, a program and criuctl alike,
+runs with `Board.environment`.  What can go wrong and how is described in
+``tests/gpu/standin/README.md``.
 """
 
 from __future__ import annotations
@@ -28,17 +30,27 @@ STANDIN = GPU / "standin"
 PROGRAM = "device_program"
 OUTPUTS = ("out", "out.0", "out.1")
 COMPILER = ("cc", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread")
-# fuse, autofs, loop-control: to open one does nothing, and CRIU refuses its descriptors as it does a real device's.
+# fuse, autofs, loop-control: to open one does nothing, and CRIU refuses its descriptors as it does
+# a real device's.
 HARMLESS = (os.makedev(10, 229), os.makedev(10, 235), os.makedev(10, 237))
 ZERO = os.makedev(1, 5)
 
 
 def build(folder: Path) -> Path:
-    """Compile libcuda.so.1, libnvidia-ml.so.1 and the programs into `folder`; ``old`` has a driver before 570."""
+    """Compile libcuda.so.1, libnvidia-ml.so.1 and the programs into `folder`; ``old`` has a driver
+    before 570.
+    """
 
     def library(name: str, into: Path, *sources: str) -> None:
         into.mkdir(exist_ok=True)
-        shared = ("-shared", "-fPIC", "-Wl,-Bsymbolic", f"-Wl,-soname,{name}", "-o", str(into / name))
+        shared = (
+            "-shared",
+            "-fPIC",
+            "-Wl,-Bsymbolic",
+            f"-Wl,-soname,{name}",
+            "-o",
+            str(into / name),
+        )
         paths = [str(STANDIN / source) for source in sources]
         subprocess.run([*COMPILER, *shared, *paths], check=True, timeout=120)
 
@@ -82,7 +94,8 @@ class Board:
         self._added = 0
         self._locks: list[int] = []
         folder.mkdir()
-        (folder / "driver").symlink_to(built)  # the library finds the board next to where it was found
+        # the library finds the board next to where it was found
+        (folder / "driver").symlink_to(built)
         (folder / "old").symlink_to(built / "old")
         self.number = self._free_number()
         self.control = self._node(f"nvidiactl{self.number}")
@@ -91,7 +104,9 @@ class Board:
             self.add(device)
 
     def environment(self, *, old: bool = False) -> dict[str, str]:
-        """What a process needs in order to use this board; with `old`, by a driver without checkpoints."""
+        """What a process needs in order to use this board; with `old`, by a driver without
+        checkpoints.
+        """
         return {"LD_LIBRARY_PATH": str(self.folder / ("old" if old else "driver"))}
 
     def add(self, device: Device) -> Device:
@@ -109,10 +124,16 @@ class Board:
 
     def write(self) -> None:
         """Have the driver see driver version and devices as they are now."""
-        lines = [f"driver {self.driver} {self.release}", f"control {self.control}", f"memory {self.memory}"]
+        lines = [
+            f"driver {self.driver} {self.release}",
+            f"control {self.control}",
+            f"memory {self.memory}",
+        ]
         for d in self.devices:
             (self.folder / d.uuid).mkdir(exist_ok=True)
-            lines.append(f"device {d.uuid} {d.capability} {d.memory} {int(d.mig)} {d.node} {d.name}")
+            lines.append(
+                f"device {d.uuid} {d.capability} {d.memory} {int(d.mig)} {d.node} {d.name}"
+            )
         self._replace("board", lines)
 
     def faults(self, *lines: str) -> None:
@@ -120,7 +141,9 @@ class Board:
         self._replace("faults", lines)
 
     def calls(self) -> list[tuple[str, int]]:
-        """Verb and PID, as the process sees it, of each call in the right state that was begun so far."""
+        """Verb and PID, as the process sees it, of each call in the right state that was begun so
+        far.
+        """
         path = self.folder / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
         return [(line.split()[0], int(line.split()[1])) for line in lines]
@@ -175,7 +198,9 @@ class Board:
         return str(path)
 
     def _shared(self, name: str, how: int = fcntl.LOCK_SH) -> str:
-        """Make or use a node that boards share by locks on it, and the last removes; "" if it is not to be had."""
+        """Make or use a node that boards share by locks on it, and the last removes; "" if it is
+        not to be had.
+        """
         path = Path("/dev") / name
         while True:
             with contextlib.suppress(FileExistsError):
@@ -205,7 +230,9 @@ class Board:
 
 
 class Driver:
-    """Calls of the driver on other processes, by a process of its own that has initialised it once."""
+    """Calls of the driver on other processes, by a process of its own that has initialised it
+    once.
+    """
 
     def __init__(self, board: Board) -> None:
         self._process = subprocess.Popen(
@@ -218,7 +245,9 @@ class Driver:
         )
 
     def __call__(self, verb: str, pid: int, *arguments: object) -> str:
-        """Make a call (lock, checkpoint, restore, unlock): the name of its result, without CUDA_."""
+        """Make a call (lock, checkpoint, restore, unlock): the name of its result, without
+        CUDA_.
+        """
         return self._ask(verb, pid, *arguments)[0]
 
     def send(self, verb: str, pid: int, *arguments: object) -> None:
@@ -280,7 +309,11 @@ class DeviceProgram:
     def goes_on(self, timeout: float = 60) -> None:
         """Wait until each part has counted on twice: right values, nothing held."""
         before = {name: self.count(name) for name in self.outputs()}
-        wait_until(lambda: all(self.count(n) > before[n] + 1 for n in before), timeout, f"{self.animal!r} goes on")
+        wait_until(
+            lambda: all(self.count(n) > before[n] + 1 for n in before),
+            timeout,
+            f"{self.animal!r} goes on",
+        )
 
     def stands(self, seconds: float = 0.3) -> bool:
         """Whether the root makes no progress for a while: it is blocked, frozen or gone."""
@@ -298,7 +331,9 @@ class Programs:
         self.zoo = zoo
         self.board = board
 
-    def start(self, mode: str, argument: object = 4, *, name: str = "", prefix: Sequence[str] = ()) -> DeviceProgram:
+    def start(
+        self, mode: str, argument: object = 4, *, name: str = "", prefix: Sequence[str] = ()
+    ) -> DeviceProgram:
         """Start one and wait until it counts; `prefix` is put before the command."""
         folder = self.zoo.home / (name or f"device-{mode}")
         animal = self.zoo.launch(
@@ -327,7 +362,9 @@ class Programs:
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                if str(program.folder).encode() in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
+                if str(program.folder).encode() in Path(f"/proc/{name}/cmdline").read_bytes().split(
+                    b"\0"
+                ):
                     found.append(int(name))
         return found
 

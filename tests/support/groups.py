@@ -9,7 +9,9 @@ from .keeper import wait_until
 
 
 def remove(group: Path) -> None:
-    """Remove a group whose processes have ended; it may be busy for a moment longer than they can be seen."""
+    """Remove a group whose processes have ended; it may be busy for a moment longer than they can
+    be seen.
+    """
 
     def removed() -> bool:
         try:

@@ -33,7 +33,13 @@ class Holders:
 
     def start(self, *argv: str, name: str = "s", **options: Any) -> Started:
         """A session that runs `argv` on a plain terminal."""
-        environment = {"PATH": os.environ["PATH"], "TERM": "xterm", "PS1": "$ ", "HOME": "/", "TOKEN": self.token}
+        environment = {
+            "PATH": os.environ["PATH"],
+            "TERM": "xterm",
+            "PS1": "$ ",
+            "HOME": "/",
+            "TOKEN": self.token,
+        }
         spec = replace(HolderSpec(name=name, argv=argv, env=environment), **options)
         started = start_holder(self.config, spec, timeout=TIMEOUT)
         self.started.append(started)
@@ -42,7 +48,9 @@ class Holders:
     def connect(self, name: str = "s", **options: Any) -> Session:
         """A client, closed with the test; an admin unless told otherwise."""
         client = Session.connect(
-            name, config=self.config, **{"role": "admin", "operator": "tester", "timeout": TIMEOUT, **options}
+            name,
+            config=self.config,
+            **{"role": "admin", "operator": "tester", "timeout": TIMEOUT, **options},
         )
         self.clients.append(client)
         return client
@@ -55,7 +63,11 @@ class Holders:
 
     def gone(self, started: Started) -> None:
         """Wait until the holder has ended."""
-        wait_until(lambda: not self.state(started.name)["holder_alive"], TIMEOUT, f"the holder of {started.name} ended")
+        wait_until(
+            lambda: not self.state(started.name)["holder_alive"],
+            TIMEOUT,
+            f"the holder of {started.name} ended",
+        )
 
     def close(self) -> None:
         """End every session and holder."""
@@ -68,13 +80,19 @@ class Holders:
                 client.request("shutdown", force=True)
                 client.close()
             state = state_of(self.config, started.name)
-            if state is not None and state["holder"] and wait_ended([ProcessIdentity(**state["holder"])], TIMEOUT):
+            if (
+                state is not None
+                and state["holder"]
+                and wait_ended([ProcessIdentity(**state["holder"])], TIMEOUT)
+            ):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(state["holder"]["pid"], signal.SIGKILL)
 
 
 def numbers(count: int) -> tuple[str, ...]:
-    """A command that prints so many numbered lines of eight bytes, raw, and then waits for a line."""
+    """A command that prints so many numbered lines of eight bytes, raw, and then waits for a
+    line.
+    """
     program = f"""
 import os, sys, tty
 tty.setraw(0)
@@ -92,7 +110,9 @@ def expected(count: int) -> bytes:
 
 
 def until(client: Session, condition: Callable[[bytes], bool]) -> tuple[int, bytes]:
-    """Attached output until `condition` holds for it: the first offset, and the bytes without a hole."""
+    """Attached output until `condition` holds for it: the first offset, and the bytes without a
+    hole.
+    """
     collected, start = b"", -1
     while not condition(collected):
         message = client.receive(TIMEOUT)

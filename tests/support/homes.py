@@ -1,4 +1,6 @@
-"""Two hosts in one: homes that have a name in the leases and folders of their own each, and the store in common."""
+"""Two hosts in one: homes that have a name in the leases and folders of their own each, and the
+store in common.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Homes = Callable[[str], Operators]
 
 @pytest.fixture
 def homes(keeper: Keeper, home: Home) -> Iterator[Homes]:
-    """Makes homes by name; their supervisors, and then their sessions, are ended before the leak guard looks."""
+    """Makes homes by name; their supervisors, and then their sessions, are ended before the leak
+    guard looks.
+    """
     made: list[Operators] = []
 
     def make(name: str) -> Operators:

@@ -1,4 +1,6 @@
-"""Hooks for tests: a folder as an operator configures it, with executables that are one line of sh or a Python program."""
+"""Hooks for tests: a folder as an operator configures it, with executables that are one line of sh
+or a Python program.
+"""
 
 from __future__ import annotations
 
@@ -38,4 +40,6 @@ class HookFolder:
     def told(self, phase: str, name: str = "note") -> list[dict[str, Any]]:
         """What that hook was told, each time it ran."""
         noted = self.path / f"told-{phase}-{name}"
-        return [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+        return (
+            [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+        )

@@ -1,6 +1,8 @@
-"""The fixture `hosts`: two hosts, ``hosts.a`` and ``hosts.b``, and a third one when a test asks for it, made for this one test.
+"""The fixture `hosts`: two hosts, ``hosts.a`` and ``hosts.b``, and a third one when a test asks for
+it, made for this one test.
 
-What a host is stands in ``hosts_lab``.  Making two takes half a second or so; they end with the test, however it ends.
+What a host is stands in ``hosts_lab``.  Making two takes half a second or so; they end with the
+test, however it ends.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from hosts_lab.bridge import Bridge
 from hosts_lab.host import PROJECT, WRAPPER, Host
 
 ADDRESSES = {f"host-{letter}": f"10.77.31.{number}" for number, letter in enumerate("abc", 1)}
-FIRST_PIDS = {"host-a": 300, "host-b": 20_000, "host-c": 10_000}  # hosts that have been up for different times
+# hosts that have been up for different times
+FIRST_PIDS = {"host-a": 300, "host-b": 20_000, "host-c": 10_000}
 
 
 class Hosts:
@@ -40,8 +43,14 @@ class Hosts:
         self.wire = Bridge(self._process.pid)
         self._made: dict[str, Host] = {}
         with tempfile.TemporaryDirectory(prefix="hosts-keys-") as folder:
-            self._user = sshd.make_key(Path(folder, "user"), "root of the lab"), Path(folder, "user").read_text()
-            self._keys = {name: (sshd.make_key(Path(folder, name), name), Path(folder, name).read_text()) for name in ADDRESSES}
+            self._user = (
+                sshd.make_key(Path(folder, "user"), "root of the lab"),
+                Path(folder, "user").read_text(),
+            )
+            self._keys = {
+                name: (sshd.make_key(Path(folder, name), name), Path(folder, name).read_text())
+                for name in ADDRESSES
+            }
 
     @property
     def a(self) -> Host:
@@ -65,7 +74,9 @@ class Hosts:
         self.wire.mend()
 
     def slow(self, *, rate: str = "", loss: float = 0.0, delay: float = 0.0) -> None:
-        """Limit what the wires of the hosts carry: ``100mbit``; the part of frames that is lost; seconds on each host's wire."""
+        """Limit what the wires of the hosts carry: ``100mbit``; the part of frames that is lost;
+        seconds on each host's wire.
+        """
         self.wire.slow(list(self._made), rate, loss, delay)
 
     def fast(self) -> None:
@@ -73,7 +84,9 @@ class Hosts:
         self.wire.fast()
 
     def lose(self, host: Host) -> None:
-        """The power of a host goes, and with it its disk; asked for again, a new host has its name and address."""
+        """The power of a host goes, and with it its disk; asked for again, a new host has its name
+        and address.
+        """
         del self._made[host.name]
         self._ask({"end": host.name})
 
@@ -94,7 +107,8 @@ class Hosts:
         plan = {
             "name": name,
             "address": ADDRESSES[name],
-            "mac": f"02:00:00:00:31:0{ADDRESSES[name][-1]}",  # one that comes in another's place is found where that one was
+            # one that comes in another's place is found where that one was
+            "mac": f"02:00:00:00:31:0{ADDRESSES[name][-1]}",
             "addresses": ADDRESSES,
             "first_pid": FIRST_PIDS[name],
             "keep": sorted(keep),
@@ -103,7 +117,9 @@ class Hosts:
         with theirs:
             answer = self._ask({"make": plan}, theirs.fileno())
         ours.settimeout(60)
-        assert ours.recv(100) == b'{"ready": true}', f"{name} did not come up; see the standard error of the tests"
+        assert ours.recv(100) == b'{"ready": true}', (
+            f"{name} did not come up; see the standard error of the tests"
+        )
         host = Host(name, ADDRESSES[name], answer["pid"], ours)
         self._furnish(host)
         host.sshd = host.spawn(sshd.ARGV, stderr="/var/log/sshd.log")

@@ -1,14 +1,17 @@
 """A small parent for everything that a test runs: it adopts orphans and reaps them at once.
 
-A restored tree, a daemonised grandchild, a tree that CRIU has just killed: each needs a parent that waits for it, as a service
-manager or a shell would.  pytest itself cannot be that parent (it would steal the exit status of other people's children), so one
-helper process per test run is: it sets ``PR_SET_CHILD_SUBREAPER``, starts what it is asked to start, and reaps whatever ends.
+A restored tree, a daemonised grandchild, a tree that CRIU has just killed: each needs a parent that
+waits for it, as a service manager or a shell would.  pytest itself cannot be that parent (it would
+steal the exit status of other people's children), so one helper process per test run is: it sets
+``PR_SET_CHILD_SUBREAPER``, starts what it is asked to start, and reaps whatever ends.
 
-Requests come over a SOCK_SEQPACKET socket pair, one JSON object with the descriptors for stdin, stdout, stderr, the writing
-end of a pipe, and any more to inherit.  The answer is ``{"pid": N}`` or ``{"error": ...}``.  When that process ends, its wait
-status is written to the pipe as text and the pipe is closed.  The keeper ends when the socket closes; it kills nothing.
+Requests come over a SOCK_SEQPACKET socket pair, one JSON object with the descriptors for stdin,
+stdout, stderr, the writing end of a pipe, and any more to inherit.  The answer is ``{"pid": N}`` or
+``{"error": ...}``.  When that process ends, its wait status is written to the pipe as text and the
+pipe is closed.  The keeper ends when the socket closes; it kills nothing.
 
-This file is both sides: `Keeper` and `Launched` for tests, and the program (``python keeper.py FD``) itself.
+This file is both sides: `Keeper` and `Launched` for tests, and the program (``python keeper.py
+FD``) itself.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ PR_SET_CHILD_SUBREAPER = 36
 MAX_REQUEST = 1 << 20
 
 
-# -- the side of the tests --------------------------------------------------------------------------
+# -- the side of the tests
+# --------------------------------------------------------------------------
 
 
 class Launched:
@@ -44,12 +48,16 @@ class Launched:
         self._status: int | None = None
 
     def wait(self, timeout: float) -> int:
-        """The exit code (negative: the signal) of the process; TimeoutError when it still runs after `timeout` seconds."""
+        """The exit code (negative: the signal) of the process; TimeoutError when it still runs
+        after `timeout` seconds.
+        """
         if self._status is None:
             poll = select.poll()
             poll.register(self._pipe, select.POLLIN)
             if not poll.poll(timeout * 1000):
-                raise TimeoutError(f"{' '.join(self.argv)} (PID {self.pid}) still runs after {timeout} s")
+                raise TimeoutError(
+                    f"{' '.join(self.argv)} (PID {self.pid}) still runs after {timeout} s"
+                )
             text = os.read(self._pipe, 32)
             self._status = os.waitstatus_to_exitcode(int(text)) if text else -signal.SIGKILL
             os.close(self._pipe)
@@ -82,7 +90,9 @@ class Keeper:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         self._process = subprocess.Popen(
-            [sys.executable, "-S", __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True
+            [sys.executable, "-S", __file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
         )
         theirs.close()
         self.pid = self._process.pid
@@ -103,7 +113,10 @@ class Keeper:
         null = os.open("/dev/null", os.O_RDWR)
         read_end, write_end = os.pipe()
         try:
-            streams = [null if s is None else s if isinstance(s, int) else s.fileno() for s in (stdin, stdout, stderr)]
+            streams = [
+                null if s is None else s if isinstance(s, int) else s.fileno()
+                for s in (stdin, stdout, stderr)
+            ]
             request = {
                 "argv": list(argv),
                 "env": dict(env),
@@ -111,7 +124,9 @@ class Keeper:
                 "new_session": new_session,
                 "numbers": list(pass_fds),
             }
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [*streams, write_end, *pass_fds])
+            socket.send_fds(
+                self._socket, [json.dumps(request).encode()], [*streams, write_end, *pass_fds]
+            )
             answer = json.loads(self._socket.recv(MAX_REQUEST))
         finally:
             os.close(null)
@@ -137,7 +152,9 @@ def start_time(pid: int) -> int | None:
 
 
 def wait_until(condition: Any, timeout: float, what: str) -> Any:
-    """Ask `condition` until it answers something true, for the few things in /proc that cannot be waited for."""
+    """Ask `condition` until it answers something true, for the few things in /proc that cannot be
+    waited for.
+    """
     deadline = time.monotonic() + timeout
     while not (answer := condition()):
         if time.monotonic() > deadline:
@@ -146,11 +163,14 @@ def wait_until(condition: Any, timeout: float, what: str) -> Any:
     return answer
 
 
-# -- the keeper itself ------------------------------------------------------------------------------
+# -- the keeper itself
+# ------------------------------------------------------------------------------
 
 
 def _start(request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-    """Start what `request` asks for; `fds` are stdin, stdout, stderr and those to inherit under the numbers they have here."""
+    """Start what `request` asks for; `fds` are stdin, stdout, stderr and those to inherit under the
+    numbers they have here.
+    """
     try:
         process = subprocess.Popen(
             request["argv"],
@@ -194,7 +214,8 @@ def serve(fd: int) -> None:
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # a handler, unlike SIG_IGN, is not inherited by what it starts
+    # a handler, unlike SIG_IGN, is not inherited by what it starts
+    signal.signal(signal.SIGINT, lambda number, frame: None)
     pipes: dict[int, int] = {}
     with socket.socket(fileno=fd) as requests:
         os.set_inheritable(requests.fileno(), False)

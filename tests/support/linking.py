@@ -23,9 +23,15 @@ class Raw:
         sock.settimeout(TIMEOUT)
 
     def hello(self, **changed: Any) -> None:
-        self.send(frames.HELLO, 0, {"protocol": [1, 1], "criuctl": "9.9", "timeout": 60, "window": 8, **changed})
+        self.send(
+            frames.HELLO,
+            0,
+            {"protocol": [1, 1], "criuctl": "9.9", "timeout": 60, "window": 8, **changed},
+        )
 
-    def send(self, kind: int, number: int, said: dict[str, Any] | None = None, body: bytes = b"") -> None:
+    def send(
+        self, kind: int, number: int, said: dict[str, Any] | None = None, body: bytes = b""
+    ) -> None:
         self.write(b"".join(frames.encode(kind, number, said, body)))
 
     def write(self, data: bytes) -> None:

@@ -1,4 +1,6 @@
-"""scripts/lint beside the tests: types are checked at the lowest priority while tests wait for other things."""
+"""scripts/lint beside the tests: types are checked at the lowest priority while tests wait for
+other things.
+"""
 
 from __future__ import annotations
 

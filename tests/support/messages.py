@@ -10,6 +10,10 @@ def filled(message: Any, **values: Any) -> Any:
     for field in message.DESCRIPTOR.fields:
         if field.name in values:
             setattr(message, field.name, values[field.name])
-        elif field.is_required if hasattr(field, "is_required") else field.label == field.LABEL_REQUIRED:
+        elif (
+            field.is_required
+            if hasattr(field, "is_required")
+            else field.label == field.LABEL_REQUIRED
+        ):
             setattr(message, field.name, 0)
     return message

@@ -1,4 +1,6 @@
-"""Sessions as people use them: the command line in a process of its own, and `attach` on a real terminal."""
+"""Sessions as people use them: the command line in a process of its own, and `attach` on a real
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ class Operators(Criuctl):
 
     def __init__(self, keeper: Keeper, home: Home) -> None:
         super().__init__(keeper, home)
-        self.extra = {"PS1": "$ ", "TERM": "xterm-256color", "HISTFILE": "", "LANG": "C.UTF-8", "CRIUCTL_OPERATOR": "tester"}
+        self.extra = {
+            "PS1": "$ ",
+            "TERM": "xterm-256color",
+            "HISTFILE": "",
+            "LANG": "C.UTF-8",
+            "CRIUCTL_OPERATOR": "tester",
+        }
         self.windows: list[pexpect.spawn[bytes]] = []
 
     def window(
@@ -44,11 +52,22 @@ class Operators(Criuctl):
         self.windows.append(window)
         return window
 
-    def start(self, *arguments: str | int | Path, env: Mapping[str, str] | None = None, json_output: bool = True) -> Command:
-        """As `Criuctl.start`; ``--json`` comes first, for behind a ``--`` it would be the session's."""
-        return super().start(*(["--json"] if json_output else []), *arguments, env=env, json_output=False)
+    def start(
+        self,
+        *arguments: str | int | Path,
+        env: Mapping[str, str] | None = None,
+        json_output: bool = True,
+    ) -> Command:
+        """As `Criuctl.start`; ``--json`` comes first, for behind a ``--`` it would be the
+        session's.
+        """
+        return super().start(
+            *(["--json"] if json_output else []), *arguments, env=env, json_output=False
+        )
 
-    def shell(self, name: str, *options: str, command: tuple[str, ...] = ("bash", "--norc", "--noprofile")) -> dict[str, Any]:
+    def shell(
+        self, name: str, *options: str, command: tuple[str, ...] = ("bash", "--norc", "--noprofile")
+    ) -> dict[str, Any]:
         """A detached session that runs a shell, at its prompt."""
         body: dict[str, Any] = self("run", "-d", "--name", name, *options, "--", *command)
         self("wait", name, "--prompt", "--timeout", TIMEOUT)
@@ -62,10 +81,14 @@ class Operators(Criuctl):
         return command.out.read_text(errors="replace")
 
     def runs(self, name: str, command: str) -> None:
-        """Wait until a process of that session is `command`; what was typed takes a moment to become one."""
+        """Wait until a process of that session is `command`; what was typed takes a moment to
+        become one.
+        """
         root: int = self("status", name)["pid"]
         wait_until(
-            lambda: any(oracle.read(f"/proc/{pid}/comm").strip() == command for pid in oracle.tree(root)),
+            lambda: any(
+                oracle.read(f"/proc/{pid}/comm").strip() == command for pid in oracle.tree(root)
+            ),
             TIMEOUT,
             f"{command} runs in {name}",
         )

@@ -1,22 +1,27 @@
-"""The state oracle: everything the kernel tells about a process tree, taken before a dump and after the restore, and compared.
+"""The state oracle: everything the kernel tells about a process tree, taken before a dump and after
+the restore, and compared.
 
-It reads /proc and asks the descriptors themselves (`pidfd_getfd` gives a second descriptor of the very same socket or pipe), and
-it shares no code with criuctl: an oracle that used the product's own readers would be blind where the product is.
+It reads /proc and asks the descriptors themselves (`pidfd_getfd` gives a second descriptor of the
+very same socket or pipe), and it shares no code with criuctl: an oracle that used the product's own
+readers would be blind where the product is.
 
-A snapshot is a plain dictionary ``{process: {...}}`` keyed by the process's PID as its own tree sees it, so that a tree
-restored in a PID namespace of its own compares equal. Names that only the kernel chooses (inodes of pipes and sockets, PIDs of
-the outside) are replaced by stable ones: a pipe is called after its first holder, ``pipe@12:4``, and so is a pseudo-terminal,
-whose number others may take meanwhile. Two descriptors of one open file description are found with kcmp(2) and told as
-``same_as``. Memory is compared page by page: what lies below each thread's stack pointer is left out, for the kernel and CRIU
-may use it.
+A snapshot is a plain dictionary ``{process: {...}}`` keyed by the process's PID as its own tree
+sees it, so that a tree restored in a PID namespace of its own compares equal. Names that only the
+kernel chooses (inodes of pipes and sockets, PIDs of the outside) are replaced by stable ones: a
+pipe is called after its first holder, ``pipe@12:4``, and so is a pseudo-terminal, whose number
+others may take meanwhile. Two descriptors of one open file description are found with kcmp(2) and
+told as ``same_as``. Memory is compared page by page: what lies below each thread's stack pointer is
+left out, for the kernel and CRIU may use it.
 
-The tree must be quiet between the snapshot and the dump; a program that never is (a JIT, a server with timers) is compared
-without memory.  `diff` returns sentences; an empty list is equality.
+The tree must be quiet between the snapshot and the dump; a program that never is (a JIT, a server
+with timers) is compared without memory.  `diff` returns sentences; an empty list is equality.
 
-What CRIU itself cannot bring back, and no program was seen to miss, is not compared: O_DIRECTORY and O_NOFOLLOW in a descriptor's
-flags; the name of a deleted file whose name is taken again (``.cr_link`` is added to it); SO_REUSEPORT of sockets that do not
-listen; the names of connected unix streams (they come back as an unnamed pair); the name of shared anonymous memory; whether a
-shared mapping that can never be written to has VM_SHARED (of a file that is open for reading only the kernel takes it off).
+What CRIU itself cannot bring back, and no program was seen to miss, is not compared: O_DIRECTORY
+and O_NOFOLLOW in a descriptor's flags; the name of a deleted file whose name is taken again
+(``.cr_link`` is added to it); SO_REUSEPORT of sockets that do not listen; the names of connected
+unix streams (they come back as an unnamed pair); the name of shared anonymous memory; whether a
+shared mapping that can never be written to has VM_SHARED (of a file that is open for reading only
+the kernel takes it off).
 """
 
 from __future__ import annotations
@@ -60,7 +65,9 @@ STATUS_KEYS = (
 )
 THREAD_KEYS = ("SigPnd", "SigBlk")
 NAMESPACES = ("pid", "mnt", "net", "ipc", "uts", "user", "cgroup")
-VM_FLAGS = frozenset(("sh", "lo", "dc", "dd", "de", "dp", "hg", "nh", "mg", "wf", "um", "gd", "nr", "io"))
+VM_FLAGS = frozenset(
+    ("sh", "lo", "dc", "dd", "de", "dp", "hg", "nh", "mg", "wf", "um", "gd", "nr", "io")
+)
 SOCKET_OPTIONS = {
     "reuseaddr": (socket.SOL_SOCKET, socket.SO_REUSEADDR),
     "reuseport": (socket.SOL_SOCKET, socket.SO_REUSEPORT),
@@ -85,7 +92,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 Snapshot = dict[str, dict[str, Any]]
 
 
-# -- finding the tree -------------------------------------------------------------------------------
+# -- finding the tree
+# -------------------------------------------------------------------------------
 
 
 def tree(root: int) -> list[int]:
@@ -93,12 +101,18 @@ def tree(root: int) -> list[int]:
     found = [root]
     for pid in found:
         for task in listdir(f"/proc/{pid}/task"):
-            found.extend(int(child) for child in read(f"/proc/{pid}/task/{task}/children").split() if int(child) not in found)
+            found.extend(
+                int(child)
+                for child in read(f"/proc/{pid}/task/{task}/children").split()
+                if int(child) not in found
+            )
     return found
 
 
 def listdir(path: str) -> list[str]:
-    """The names in a folder, numbers in their order; none when the folder is gone, or its process."""
+    """The names in a folder, numbers in their order; none when the folder is gone, or its
+    process.
+    """
     try:
         return sorted(os.listdir(path), key=lambda name: (len(name), name))
     except (FileNotFoundError, ProcessLookupError):
@@ -123,7 +137,10 @@ def _link(path: str) -> str | None:
 
 def status_of(path: str) -> dict[str, str]:
     """A ``status`` file of /proc as a dictionary."""
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in read(path).splitlines())}
+    return {
+        key: value.strip()
+        for key, _, value in (line.partition(":") for line in read(path).splitlines())
+    }
 
 
 def stat_of(pid: int, task: int | None = None) -> list[str]:
@@ -133,7 +150,9 @@ def stat_of(pid: int, task: int | None = None) -> list[str]:
 
 
 def dying(pid: int) -> bool:
-    """Whether it has ended, or is killed and about to end: a busy machine may take its time with that."""
+    """Whether it has ended, or is killed and about to end: a busy machine may take its time with
+    that.
+    """
     fields = stat_of(pid)
     if not fields or fields[0] in "ZX" or int(fields[6]) & PF_EXITING:
         return True
@@ -174,7 +193,9 @@ class _Names:
         return self.keys.get(pid, "none" if pid == 0 else "outside")
 
     def group(self, numbers: str) -> str:
-        """A process group or session from a line like ``NSpgid``: its id inside, or that its leader is outside."""
+        """A process group or session from a line like ``NSpgid``: its id inside, or that its leader
+        is outside.
+        """
         values = numbers.split()
         inner, outer = values[self.level], int(values[0])
         if inner in self.keys.values():
@@ -188,7 +209,8 @@ class _Names:
         return self.inodes.setdefault(f"{kind}:{inode}", f"{kind}@{holder}")
 
 
-# -- one process ------------------------------------------------------------------------------------
+# -- one process
+# ------------------------------------------------------------------------------------
 
 
 def snapshot(root: int, *, memory: bool = True) -> Snapshot:
@@ -232,16 +254,23 @@ def _process(pid: int, names: _Names, memory: bool) -> dict[str, Any]:
         "terminal": _terminal(int(fields[4]), names.process(pid), names),
         "exit_signal": fields[35],
         "layout": fields[23:26] + fields[42:49],  # code, stack, data, heap, arguments, environment
-        "status": {key: status.get(key, "") for key in STATUS_KEYS} | {"ShdPnd": _pending(status, state)},
+        "status": {key: status.get(key, "") for key in STATUS_KEYS}
+        | {"ShdPnd": _pending(status, state)},
         "limits": read(f"/proc/{pid}/limits").splitlines()[1:],
         "core_filter": read(f"/proc/{pid}/coredump_filter").strip(),
         "oom_score_adj": read(f"/proc/{pid}/oom_score_adj").strip(),
         "loginuid": read(f"/proc/{pid}/loginuid").strip(),
         "cgroup": read(f"/proc/{pid}/cgroup").splitlines(),
         "namespaces": {kind: os.stat(f"/proc/{pid}/ns/{kind}").st_ino for kind in NAMESPACES},
-        # By their own numbers: outside, one may be before its process, where numbers have begun anew.
+        # By their own numbers: outside, one may be before its process, where numbers have begun
+        # anew.
         "threads": sorted(
-            (thread for task in listdir(f"/proc/{pid}/task") if (thread := _thread(pid, int(task)))), key=lambda t: int(t["tid"])
+            (
+                thread
+                for task in listdir(f"/proc/{pid}/task")
+                if (thread := _thread(pid, int(task)))
+            ),
+            key=lambda t: int(t["tid"]),
         ),
         "timers": _timers(pid, names),
         "descriptors": keys,
@@ -258,7 +287,9 @@ def _terminal(number: int, process: str, names: _Names) -> str:
 
 
 def _pending(status: dict[str, str], state: str) -> str:
-    """Signals pending for the process; a stopped one may hold a stop signal more or less, which the next SIGCONT drops anyway."""
+    """Signals pending for the process; a stopped one may hold a stop signal more or less, which the
+    next SIGCONT drops anyway.
+    """
     pending = int(status["ShdPnd"], 16)
     if state == "T":
         for number in (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
@@ -304,22 +335,32 @@ def _io_priority(task: int) -> int:
 def _timers(pid: int, names: _Names) -> list[str]:
     """The POSIX timers: id, signal, notification and clock."""
     lines = read(f"/proc/{pid}/timers").splitlines()
-    return [re.sub(r"(pid|tid)\.(\d+)", lambda m: f"{m[1]}.{names.process(int(m[2]))}", line) for line in lines]
+    return [
+        re.sub(r"(pid|tid)\.(\d+)", lambda m: f"{m[1]}.{names.process(int(m[2]))}", line)
+        for line in lines
+    ]
 
 
-# -- descriptors ------------------------------------------------------------------------------------
+# -- descriptors
+# ------------------------------------------------------------------------------------
 
 
 def _descriptors(pid: int, names: _Names) -> dict[str, dict[str, Any]]:
     pidfd = os.pidfd_open(pid)
     try:
-        return {fd: found for fd in listdir(f"/proc/{pid}/fd") if (found := _descriptor(pid, pidfd, int(fd), names))}
+        return {
+            fd: found
+            for fd in listdir(f"/proc/{pid}/fd")
+            if (found := _descriptor(pid, pidfd, int(fd), names))
+        }
     finally:
         os.close(pidfd)
 
 
 def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any] | None:
-    """None for one that was closed since it was listed, as a server does with its connections at any time."""
+    """None for one that was closed since it was listed, as a server does with its connections at
+    any time.
+    """
     target = _link(f"/proc/{pid}/fd/{fd}")
     if target is None:
         return None
@@ -345,13 +386,19 @@ def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any] 
             record |= _pipe(copy) if kind == "pipe" else _socket(copy)
         return record
     record["target"] = target.replace(".cr_link (deleted)", " (deleted)")
-    if re.match(r"/proc/\d+/net/", target):  # whoever looks such a name up has the kernel forget it of those who had it open
+    # whoever looks such a name up has the kernel forget it of those who had it open
+    if re.match(r"/proc/\d+/net/", target):
         record["target"] = target.removesuffix(" (deleted)")
-    if terminal := re.fullmatch(r"/dev/pts/(\d+)", target):  # its number may be somebody else's by now
+    # its number may be somebody else's by now
+    if terminal := re.fullmatch(r"/dev/pts/(\d+)", target):
         record["target"] = names.inode("pts", terminal[1], holder)
     locks = [re.sub(r"^lock:\s*\d+:\s*", "", line) for line in info if line.startswith("lock:")]
-    if locks:  # "FLOCK  ADVISORY  WRITE 123 08:01:17 0 EOF": the owner's PID and the inode are the kernel's
-        record["locks"] = sorted(" ".join(part for n, part in enumerate(line.split()) if n not in (3, 4)) for line in locks)
+    # "FLOCK  ADVISORY  WRITE 123 08:01:17 0 EOF": the owner's PID and the inode are the kernel's
+    if locks:
+        record["locks"] = sorted(
+            " ".join(part for n, part in enumerate(line.split()) if n not in (3, 4))
+            for line in locks
+        )
     if target.startswith("anon_inode:"):
         record["state"] = _anonymous(info)
         return record
@@ -379,7 +426,9 @@ def _file_digest(path: str) -> str:
 
 
 def _anonymous(info: list[str]) -> list[str]:
-    """What fdinfo tells of an eventfd, timerfd, signalfd, epoll set or inotify, without what time or the kernel changes."""
+    """What fdinfo tells of an eventfd, timerfd, signalfd, epoll set or inotify, without what time
+    or the kernel changes.
+    """
     kept = []
     periodic = any(line.startswith("it_interval") and re.search(r"[1-9]", line) for line in info)
     for line in info:
@@ -388,7 +437,8 @@ def _anonymous(info: list[str]) -> list[str]:
             continue
         if key == "it_value":  # the time that is left; armed or not is what counts
             line = "armed" if periodic or re.search(r"[1-9]", line) else "not armed"
-        elif key == "tfd":  # a one-shot that has fired gets EPOLLERR and EPOLLHUP back when it is registered again
+        # a one-shot that has fired gets EPOLLERR and EPOLLHUP back when it is registered again
+        elif key == "tfd":
             words = line.split()
             line = f"tfd: {words[1]} events: {int(words[3], 16) & ~0x18:x} data: {words[5]}"
         elif key.startswith("inotify"):
@@ -441,12 +491,17 @@ def _socket(fd: int) -> dict[str, Any]:
         record["options"] = {}
         if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             del wanted["reuseport"]
-            if sock.family == socket.AF_UNIX and sock.type != socket.SOCK_DGRAM and record["peer"] is not None:
+            if (
+                sock.family == socket.AF_UNIX
+                and sock.type != socket.SOCK_DGRAM
+                and record["peer"] is not None
+            ):
                 record["local"] = record["peer"] = "connected"
         for name, (level, option) in wanted.items():
             try:
                 value = sock.getsockopt(level, option)
-                # The kernel doubles what is set, and grows it by any number itself: an odd size cannot be set again.
+                # The kernel doubles what is set, and grows it by any number itself: an odd size
+                # cannot be set again.
                 record["options"][name] = value // 2 if name in ("rcvbuf", "sndbuf") else value
             except OSError:
                 record["options"][name] = None
@@ -476,11 +531,21 @@ def _sharing(pids: list[int], names: _Names, result: Snapshot) -> None:
 
 
 def _unix_peers(root: int, names: _Names, result: Snapshot) -> None:
-    """Tell for each unix socket which one it is connected to, by a sock_diag dump (of the caller's own net namespace only)."""
+    """Tell for each unix socket which one it is connected to, by a sock_diag dump (of the caller's
+    own net namespace only).
+    """
     if os.stat(f"/proc/{root}/ns/net").st_ino != os.stat("/proc/self/ns/net").st_ino:
         return
-    labels = {name.partition(":")[2]: label for name, label in names.inodes.items() if name.startswith("socket:")}
-    peers = {labels[str(a)]: labels.get(str(b), "outside") for a, b in unix_peers().items() if str(a) in labels}
+    labels = {
+        name.partition(":")[2]: label
+        for name, label in names.inodes.items()
+        if name.startswith("socket:")
+    }
+    peers = {
+        labels[str(a)]: labels.get(str(b), "outside")
+        for a, b in unix_peers().items()
+        if str(a) in labels
+    }
     for process in result.values():
         for record in process.get("descriptors", {}).values():
             if record["target"] in peers:
@@ -491,7 +556,9 @@ def unix_peers() -> dict[int, int]:
     """Inode of every connected unix socket -> inode of its peer."""
     sock_diag_by_family, dump_flags, show_peer, attribute_peer = 20, 0x301, 0x4, 2
     request = struct.pack("=IHHII", 40, sock_diag_by_family, dump_flags, 1, 0)
-    request += struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, show_peer, 0xFFFFFFFF, 0xFFFFFFFF)
+    request += struct.pack(
+        "=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, show_peer, 0xFFFFFFFF, 0xFFFFFFFF
+    )
     found: dict[int, int] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as sock:
         sock.send(request)
@@ -512,16 +579,21 @@ def unix_peers() -> dict[int, int]:
                 at += (length + 3) & ~3
 
 
-# -- memory -----------------------------------------------------------------------------------------
+# -- memory
+# -----------------------------------------------------------------------------------------
 
 
 def _mappings(pid: int) -> list[str]:
-    """``start-end perms offset path [flags]`` of every mapping, neighbours that differ in nothing joined."""
+    """``start-end perms offset path [flags]`` of every mapping, neighbours that differ in nothing
+    joined.
+    """
     joined: list[tuple[int, int, str, int, str, str]] = []
     for start, end, perms, offset, path, flags in _smaps(pid):
         if joined:
             first, last, *rest = joined[-1]
-            same_place = last == start and (not path or path.startswith("[") or joined[-1][3] + last - first == offset)
+            same_place = last == start and (
+                not path or path.startswith("[") or joined[-1][3] + last - first == offset
+            )
             if same_place and (rest[0], rest[2], rest[3]) == (perms, path, flags):
                 joined[-1] = (first, end, perms, joined[-1][3], path, flags)
                 continue
@@ -534,8 +606,18 @@ def _smaps(pid: int) -> Iterable[tuple[int, int, str, int, str, str]]:
     for line in read(f"/proc/{pid}/smaps").splitlines():
         match = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ \d+ *(.*)", line)
         if match:
-            path = "" if match[5].startswith("[anon:") else match[5].replace("/memfd:/dev/zero (deleted)", "/dev/zero (deleted)")
-            head = (int(match[1], 16), int(match[2], 16), match[3], int(match[4], 16) if path and path[0] != "[" else 0, path)
+            path = (
+                ""
+                if match[5].startswith("[anon:")
+                else match[5].replace("/memfd:/dev/zero (deleted)", "/dev/zero (deleted)")
+            )
+            head = (
+                int(match[1], 16),
+                int(match[2], 16),
+                match[3],
+                int(match[4], 16) if path and path[0] != "[" else 0,
+                path,
+            )
         elif line.startswith("VmFlags:") and head:
             flags = line.split()[1:]
             kept = VM_FLAGS if "mw" in flags else VM_FLAGS - {"sh"}
@@ -546,16 +628,30 @@ def _memory(pid: int) -> dict[str, str]:
     """Page address -> digest, for every page that is this process's own and not zero."""
     pages: dict[str, str] = {}
     stacks = [s for s in (_stack_pointer(pid, task) for task in listdir(f"/proc/{pid}/task")) if s]
-    mem, pagemap = os.open(f"/proc/{pid}/mem", os.O_RDONLY), os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
+    mem, pagemap = (
+        os.open(f"/proc/{pid}/mem", os.O_RDONLY),
+        os.open(f"/proc/{pid}/pagemap", os.O_RDONLY),
+    )
     try:
         for start, end, perms, offset, path, flags in _smaps(pid):
-            if "dp" in flags.split():  # MAP_DROPPABLE, as of the random numbers of newer C libraries: no checkpoint has it
+            # MAP_DROPPABLE, as of the random numbers of newer C libraries: no checkpoint has it
+            if "dp" in flags.split():
                 continue
             anonymous_shared = path.startswith(("/dev/zero", "/memfd:", "/SYSV"))
-            if path.startswith(("[v", "[uprobes")) or end - start > MEMORY_LIMIT or (perms[3] == "s" and not anonymous_shared):
+            if (
+                path.startswith(("[v", "[uprobes"))
+                or end - start > MEMORY_LIMIT
+                or (perms[3] == "s" and not anonymous_shared)
+            ):
                 continue
-            wanted = range((end - start) // PAGE) if perms[3] == "s" else _own_pages(pagemap, start, end)
-            of_file = _FilePages(pid, start, end, offset) if path.startswith("/") and perms[3] == "p" else None
+            wanted = (
+                range((end - start) // PAGE) if perms[3] == "s" else _own_pages(pagemap, start, end)
+            )
+            of_file = (
+                _FilePages(pid, start, end, offset)
+                if path.startswith("/") and perms[3] == "p"
+                else None
+            )
             for index in wanted:
                 address = start + index * PAGE
                 below = [sp for sp in stacks if address < sp and address >= (sp & -PAGE) - RED_ZONE]
@@ -569,7 +665,9 @@ def _memory(pid: int) -> dict[str, str]:
                     page = page[max(below) - address :]
                 unchanged = of_file.page(index) if of_file else ZERO_PAGE[: len(page)]
                 if page != unchanged:
-                    pages[f"{address:x} {path or 'anonymous'}"] = hashlib.blake2b(page, digest_size=8).hexdigest()
+                    pages[f"{address:x} {path or 'anonymous'}"] = hashlib.blake2b(
+                        page, digest_size=8
+                    ).hexdigest()
     finally:
         os.close(mem)
         os.close(pagemap)
@@ -577,7 +675,9 @@ def _memory(pid: int) -> dict[str, str]:
 
 
 class _FilePages:
-    """What a private mapping of a file holds where the process has written nothing (CRIU copies such pages now and then)."""
+    """What a private mapping of a file holds where the process has written nothing (CRIU copies
+    such pages now and then).
+    """
 
     def __init__(self, pid: int, start: int, end: int, offset: int) -> None:
         self._path = f"/proc/{pid}/map_files/{start:x}-{end:x}"
@@ -587,12 +687,15 @@ class _FilePages:
         try:
             with open(self._path, "rb") as file:
                 return os.pread(file.fileno(), PAGE, self._offset + index * PAGE).ljust(PAGE, b"\0")
-        except OSError:  # the mapping is gone, or its file cannot be opened: then every page of it counts
+        # the mapping is gone, or its file cannot be opened: then every page of it counts
+        except OSError:
             return b""
 
 
 def _own_pages(pagemap: int, start: int, end: int) -> Iterable[int]:
-    """Indices of the private pages of a mapping: present or swapped out, and not the file's (bits 63, 62, 61 of pagemap)."""
+    """Indices of the private pages of a mapping: present or swapped out, and not the file's (bits
+    63, 62, 61 of pagemap).
+    """
     entries = array.array("Q", os.pread(pagemap, (end - start) // PAGE * 8, start // PAGE * 8))
     return [index for index, entry in enumerate(entries) if entry >> 62 and not entry >> 61 & 1]
 
@@ -602,11 +705,22 @@ def _stack_pointer(pid: int, task: str) -> int | None:
     return int(fields[-2], 16) if len(fields) >= 3 else None
 
 
-# -- comparing --------------------------------------------------------------------------------------
+# -- comparing
+# --------------------------------------------------------------------------------------
 
-NEW_NAMESPACE = ("*/namespaces/pid", "*/namespaces/mnt")  # what a restore with PIDs of its own may change
+# what a restore with PIDs of its own may change
+NEW_NAMESPACE = ("*/namespaces/pid", "*/namespaces/mnt")
 # For programs that are never quiet: what any running program changes by itself.
-RESTLESS = ("*/memory/*", "*/mappings*", "*/layout*", "*/offset", "*/size", "*/queued", "*/status/SigBlk", "*/timers")
+RESTLESS = (
+    "*/memory/*",
+    "*/mappings*",
+    "*/layout*",
+    "*/offset",
+    "*/size",
+    "*/queued",
+    "*/status/SigBlk",
+    "*/timers",
+)
 
 
 def _flatten(value: Any, path: str) -> Iterable[tuple[str, Any]]:
@@ -621,7 +735,9 @@ def _flatten(value: Any, path: str) -> Iterable[tuple[str, Any]]:
 
 
 def diff(before: Snapshot, after: Snapshot, ignore: Iterable[str] = ()) -> list[str]:
-    """Sentences that say where two snapshots differ; paths that match a pattern of `ignore` are left out."""
+    """Sentences that say where two snapshots differ; paths that match a pattern of `ignore` are
+    left out.
+    """
     old, new = dict(_flatten(before, "")), dict(_flatten(after, ""))
     skip = re.compile("|".join(fnmatch.translate(pattern) for pattern in ignore) or r"(?!)")
     lines: list[str] = []
@@ -632,10 +748,16 @@ def diff(before: Snapshot, after: Snapshot, ignore: Iterable[str] = ()) -> list[
             continue
         if "/memory/" in path:
             process, _, page = path.partition("/memory/")
-            pages.setdefault(f"{process} {page.partition(' ')[2]}", []).append(page.partition(" ")[0])
+            pages.setdefault(f"{process} {page.partition(' ')[2]}", []).append(
+                page.partition(" ")[0]
+            )
         elif isinstance(a, list) and isinstance(b, list):
-            lines.append(f"{path}: lost {[x for x in a if x not in b]}, new {[x for x in b if x not in a]}")
+            lines.append(
+                f"{path}: lost {[x for x in a if x not in b]}, new {[x for x in b if x not in a]}"
+            )
         else:
             lines.append(f"{path}: {a!r} -> {b!r}")
-    lines.extend(f"{where}: {len(found)} pages differ, first at {found[0]}" for where, found in pages.items())
+    lines.extend(
+        f"{where}: {len(found)} pages differ, first at {found[0]}" for where, found in pages.items()
+    )
     return lines

@@ -16,9 +16,13 @@ from .zoo import Animal
 
 
 def steps_of(criuctl: Criuctl, *arguments: str | int | Path) -> list[str]:
-    """The steps that a command goes through when nothing is done to it (the second ``store`` is ``store#2``)."""
+    """The steps that a command goes through when nothing is done to it (the second ``store`` is
+    ``store#2``).
+    """
     with _fifo(criuctl) as (path, end):
-        command = criuctl.start(*arguments, env={"CRIUCTL_PAUSE_AT": "*", "CRIUCTL_PAUSE_FIFO": str(path)})
+        command = criuctl.start(
+            *arguments, env={"CRIUCTL_PAUSE_AT": "*", "CRIUCTL_PAUSE_FIFO": str(path)}
+        )
         code = command.process.wait(120)
         assert code == 0, command.told()
         lines = os.read(end.fd, 1 << 16).decode().splitlines()
@@ -26,14 +30,17 @@ def steps_of(criuctl: Criuctl, *arguments: str | int | Path) -> list[str]:
 
 
 class Paused:
-    """A criuctl that waits at a step; `descendants` are the processes it has started and not yet ended."""
+    """A criuctl that waits at a step; `descendants` are the processes it has started and not yet
+    ended.
+    """
 
     def __init__(self, command: Command, step: str, end: _ReadingEnd) -> None:
         self.command = command
         self.step = step
         self._end = end
         found = [(pid, start_time(pid)) for pid in oracle.tree(command.process.pid)[1:]]
-        self.descendants = [(pid, started) for pid, started in found if started is not None]  # else it has ended meanwhile
+        # else it has ended meanwhile
+        self.descendants = [(pid, started) for pid, started in found if started is not None]
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send criuctl a signal."""
@@ -43,7 +50,8 @@ class Paused:
         """Send every CRIU process that criuctl has started a signal."""
         for pid, started in self.descendants:
             line = oracle.read(f"/proc/{pid}/cmdline")
-            if start_time(pid) == started and "criu" in line and ".py" not in line:  # not criuctl's own helpers
+            # not criuctl's own helpers
+            if start_time(pid) == started and "criu" in line and ".py" not in line:
                 with suppress(ProcessLookupError):  # it has ended meanwhile
                     os.kill(pid, number)
 
@@ -52,9 +60,11 @@ class Paused:
         self._end.close()
 
     def wait_settled(self, *animals: Animal, restoring: Animal | None = None) -> None:
-        """Wait until criuctl has ended, and all that it had started, except for the processes of these trees.
+        """Wait until criuctl has ended, and all that it had started, except for the processes of
+        these trees.
 
-        With `restoring` the processes that a restore of it makes may stay: whether they may is for the test to say.
+        With `restoring` the processes that a restore of it makes may stay: whether they may is for
+        the test to say.
         """
         self.command.process.wait(120)
         folder = str(restoring.folder) if restoring else "\0no folder"
@@ -67,17 +77,23 @@ class Paused:
             return [
                 pid
                 for pid, started in self.descendants
-                if start_time(pid) == started and (pid, started) not in mine and not made_by_restore(pid)
+                if start_time(pid) == started
+                and (pid, started) not in mine
+                and not made_by_restore(pid)
             ]
 
-        wait_until(lambda: not left(), 60, f"nothing of criuctl is left after {self.step}: {left()}")
+        wait_until(
+            lambda: not left(), 60, f"nothing of criuctl is left after {self.step}: {left()}"
+        )
 
 
 @contextmanager
 def paused(criuctl: Criuctl, step: str, *arguments: str | int | Path) -> Iterator[Paused]:
     """Start criuctl and hold it at `step`; let it go at the end at the latest."""
     with _fifo(criuctl) as (path, end):
-        command = criuctl.start(*arguments, env={"CRIUCTL_PAUSE_AT": step, "CRIUCTL_PAUSE_FIFO": str(path)})
+        command = criuctl.start(
+            *arguments, env={"CRIUCTL_PAUSE_AT": step, "CRIUCTL_PAUSE_FIFO": str(path)}
+        )
 
         def line() -> bytes:
             if select.select([end.fd], [], [], 0.05)[0] and (data := os.read(end.fd, 256)):

@@ -1,4 +1,6 @@
-"""Places where a store can be: what the contract is tested against, and a look at it past criuctl."""
+"""Places where a store can be: what the contract is tested against, and a look at it past
+criuctl.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +45,25 @@ class Place:
         return store
 
 
-def s3_place(kind: str, server: S3Server, monkeypatch: pytest.MonkeyPatch, **config: object) -> Place:
-    """A fresh prefix in the server's bucket; the environment gives the credentials, as a user's does."""
+def s3_place(
+    kind: str, server: S3Server, monkeypatch: pytest.MonkeyPatch, **config: object
+) -> Place:
+    """A fresh prefix in the server's bucket; the environment gives the credentials, as a user's
+    does.
+    """
     server.make_bucket(BUCKET)
     for key, value in server.env.items():
         monkeypatch.setenv(key, value)
     prefix = uuid.uuid4().hex
 
     def left() -> list[str]:
-        return server.keys(BUCKET, prefix) + [f"unfinished {key}" for key in server.multipart_uploads(BUCKET) if prefix in key]
+        return server.keys(BUCKET, prefix) + [
+            f"unfinished {key}" for key in server.multipart_uploads(BUCKET) if prefix in key
+        ]
 
-    return Place(kind, f"s3://{BUCKET}/{prefix}", Config().with_options(**config), left, server.env, server)
+    return Place(
+        kind, f"s3://{BUCKET}/{prefix}", Config().with_options(**config), left, server.env, server
+    )
 
 
 class ApartStore(Apart):

@@ -15,11 +15,21 @@ CRIUCTL = (sys.executable, "-m", "criuctl")
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment without anything that configures criuctl, click or rich."""
     kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LC_ALL", "TMPDIR")}
-    return {**kept, "PYTHONPATH": str(ROOT), "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1", **more}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT),
+        "HOME": "/nonexistent",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **more,
+    }
 
 
-def run_program(command: tuple[str, ...], *args: str, env: dict[str, str] | None = None, **streams: Any) -> Any:
-    """Run `command` with `args` and a clean environment to its end; a CompletedProcess with text streams."""
+def run_program(
+    command: tuple[str, ...], *args: str, env: dict[str, str] | None = None, **streams: Any
+) -> Any:
+    """Run `command` with `args` and a clean environment to its end; a CompletedProcess with text
+    streams.
+    """
     if "stdout" not in streams and "stderr" not in streams:
         streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.run(
@@ -32,9 +42,16 @@ def run_program(command: tuple[str, ...], *args: str, env: dict[str, str] | None
     )
 
 
-def start_program(command: tuple[str, ...], *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+def start_program(
+    command: tuple[str, ...], *args: str, env: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Start it with pipes at all three streams."""
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [*command, *args], env=clean_environment(**(env or {})), text=True, stdin=pipe, stdout=pipe, stderr=pipe
+        [*command, *args],
+        env=clean_environment(**(env or {})),
+        text=True,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
     )

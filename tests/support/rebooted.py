@@ -1,7 +1,9 @@
-"""This host as a reboot leaves it: what lies in memory is gone, the boot id and the uptime are others, PIDs begin again.
+"""This host as a reboot leaves it: what lies in memory is gone, the boot id and the uptime are
+others, PIDs begin again.
 
-Mount, PID and time namespaces whose first process reaps what ends in them.  /tmp, /run and /dev/shm are empty but for the test's
-own folder (its "disk", with the store and criuctl's state).  `prefix` runs a program there.  All of it ends with `close`.
+Mount, PID and time namespaces whose first process reaps what ends in them.  /tmp, /run and /dev/shm
+are empty but for the test's own folder (its "disk", with the store and criuctl's state).  `prefix`
+runs a program there.  All of it ends with `close`.
 """
 
 from __future__ import annotations
@@ -40,21 +42,35 @@ while True:
 
 
 class Rebooted:
-    """One simulated boot; `taken` are PIDs that other processes have by then, `later` the seconds that its clocks are ahead."""
+    """One simulated boot; `taken` are PIDs that other processes have by then, `later` the seconds
+    that its clocks are ahead.
+    """
 
-    def __init__(self, keeper: Keeper, home: Home, taken: Sequence[int] = (), later: int = 1_000_000) -> None:
+    def __init__(
+        self, keeper: Keeper, home: Home, taken: Sequence[int] = (), later: int = 1_000_000
+    ) -> None:
         name = f"boot-{uuid.uuid4().hex[:6]}"
         (home.path / f"{name}.id").write_text(f"{uuid.uuid4()}\n")
         script = home.path / f"{name}.sh"
         numbers = " ".join(map(str, taken))
-        script.write_text(_BOOT.format(disk=home.path, run=home.run, name=name, taken=numbers, python=sys.executable))
+        script.write_text(
+            _BOOT.format(
+                disk=home.path, run=home.run, name=name, taken=numbers, python=sys.executable
+            )
+        )
         clocks = ["--time", f"--monotonic={later}", f"--boottime={later}"]
         spaces = ["--mount", "--propagation=private", "--pid", "--fork", "--kill-child", *clocks]
         log = home.path / f"{name}.log"
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "CZOO_TOKEN": home.token}
         with log.open("wb") as out:
-            self._outer = keeper.spawn(["unshare", *spaces, "sh", str(script)], env=environment, stdout=out, stderr=out)
-        wait_until(lambda: (home.path / f"{name}.up").exists() or self._outer.poll() is not None, _TIMEOUT, "the boot")
+            self._outer = keeper.spawn(
+                ["unshare", *spaces, "sh", str(script)], env=environment, stdout=out, stderr=out
+            )
+        wait_until(
+            lambda: (home.path / f"{name}.up").exists() or self._outer.poll() is not None,
+            _TIMEOUT,
+            "the boot",
+        )
         assert self._outer.alive(), log.read_text(errors="replace")
         (first,) = oracle.tree(self._outer.pid)[1:2]
         self.prefix = ["nsenter", f"--target={first}", *(f"--{space}" for space in _SPACES), "--"]

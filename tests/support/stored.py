@@ -1,4 +1,6 @@
-"""Everything that the checkpoints of a store hold, as plain bytes: what a reader with the key can find in it."""
+"""Everything that the checkpoints of a store hold, as plain bytes: what a reader with the key can
+find in it.
+"""
 
 from __future__ import annotations
 

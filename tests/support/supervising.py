@@ -12,7 +12,8 @@ from .keeper import Launched, wait_until
 
 PATIENCE = 60  # seconds for what takes a fraction of one on an idle machine
 
-# Counts in memory and tells each number to a file, which stays where it is when the program goes back in time.
+# Counts in memory and tells each number to a file, which stays where it is when the program goes
+# back in time.
 COUNTER = """\
 import os, sys, time
 out = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -43,16 +44,24 @@ class Supervised:
         self.command = command
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
-        """What it has told so far, of these kinds; a line that is being written is not there yet."""
+        """What it has told so far, of these kinds; a line that is being written is not there
+        yet.
+        """
         lines = self.command.out.read_bytes().rpartition(b"\n")[0].decode().splitlines()
         found = [json.loads(line) for line in lines]
         return [event for event in found if not kinds or event.get("event") in kinds]
 
-    def wait(self, kind: str, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda _event: True) -> dict[str, Any]:
+    def wait(
+        self,
+        kind: str,
+        count: int = 1,
+        where: Callable[[dict[str, Any]], bool] = lambda _event: True,
+    ) -> dict[str, Any]:
         """Wait until it has told `count` such events: the last of them."""
 
         def found() -> dict[str, Any] | None:
-            ended = self.command.process.poll() is not None  # asked first: what it told before its end is there
+            # asked first: what it told before its end is there
+            ended = self.command.process.poll() is not None
             seen = [event for event in self.events(kind) if where(event)]
             if len(seen) < count:
                 assert not ended, f"ended before {kind}: {self.command.told()}"

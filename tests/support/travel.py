@@ -1,4 +1,6 @@
-"""Sessions that are dumped and restored while somebody works in them: what is typed, what is seen, and the way there and back."""
+"""Sessions that are dumped and restored while somebody works in them: what is typed, what is seen,
+and the way there and back.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,20 @@ ENVIRONMENT = {
 
 
 class Window:
-    """A terminal that criuctl knows nothing of, as sshd or a terminal emulator would have it, and a program on it."""
+    """A terminal that criuctl knows nothing of, as sshd or a terminal emulator would have it, and a
+    program on it.
+    """
 
-    def __init__(self, keeper: Keeper, token: str, *argv: str, rows: int = 31, columns: int = 99) -> None:
+    def __init__(
+        self, keeper: Keeper, token: str, *argv: str, rows: int = 31, columns: int = 99
+    ) -> None:
         self.master, slave = os.openpty()
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         env = ENVIRONMENT | {"CZOO_TOKEN": token, "HOME": "/"}
         words = ["setsid", "--ctty", *argv]
-        self.process: Launched = keeper.spawn(words, env=env, new_session=False, stdin=slave, stdout=slave, stderr=slave)
+        self.process: Launched = keeper.spawn(
+            words, env=env, new_session=False, stdin=slave, stdout=slave, stderr=slave
+        )
         os.close(slave)
         self.seen = ""
 
@@ -63,7 +71,9 @@ class Window:
         """Wait until the program has printed this."""
         deadline = time.monotonic() + timeout
         while not (found := re.search(pattern, self.seen)):
-            ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [self.master], [], [], max(0.0, deadline - time.monotonic())
+            )
             assert ready, f"{pattern!r} did not come; seen: {self.seen!r}"
             self.seen += os.read(self.master, 65536).decode(errors="replace")
         self.seen = self.seen[found.end() :]
@@ -90,7 +100,9 @@ class Desk:
         try:
             found = self.client.wait_match(pattern, since=self.mark, timeout=timeout)
         except TimedOut as error:
-            raise AssertionError(f"{pattern!r} did not come; seen: {self.client.read(self.mark).data!r}") from error
+            raise AssertionError(
+                f"{pattern!r} did not come; seen: {self.client.read(self.mark).data!r}"
+            ) from error
         piece = self.client.read(self.mark)
         text = piece.data.decode(errors="replace")
         again = re.search(pattern, text)
@@ -99,13 +111,19 @@ class Desk:
         return found
 
     def cooked(self) -> None:
-        """Wait until the terminal reads lines and echoes: a shell that has taken a command is still to give it back."""
+        """Wait until the terminal reads lines and echoes: a shell that has taken a command is still
+        to give it back.
+        """
         init = self.client.status()["pid"]
         first = Path(f"/proc/{init}/task/{init}/children").read_text().split()[0]
         terminal = os.open(f"/proc/{first}/fd/0", os.O_RDONLY | os.O_NOCTTY)
         wanted = termios.ICANON | termios.ECHO
         try:
-            wait_until(lambda: termios.tcgetattr(terminal)[3] & wanted == wanted, TIMEOUT, "the terminal reads lines")
+            wait_until(
+                lambda: termios.tcgetattr(terminal)[3] & wanted == wanted,
+                TIMEOUT,
+                "the terminal reads lines",
+            )
         finally:
             os.close(terminal)
 
@@ -126,7 +144,13 @@ class Travel:
         options = {"host_pids": host_pids, "run_dir": self.holders.config.run_dir, "umask": 0o022}
         env = ENVIRONMENT | {"CZOO_TOKEN": self.holders.token, "HOME": "/"}
         self.holders.start(
-            *argv, name=name, env=env, spawner="criuctl.session.launch.spawn:spawn_session", options=options, rows=31, cols=99
+            *argv,
+            name=name,
+            env=env,
+            spawner="criuctl.session.launch.spawn:spawn_session",
+            options=options,
+            rows=31,
+            cols=99,
         )
         return Desk(self.holders.connect(name))
 
@@ -140,7 +164,11 @@ class Travel:
         told: dict[str, Any] = self.criuctl("restore", ref, *options)
         self.names.add(told["session"])
         # The tests take the numbers of terminals themselves.
-        assert [text for text in told["warnings"] if "terminals inside the tree could not have their numbers" not in text] == []
+        assert [
+            text
+            for text in told["warnings"]
+            if "terminals inside the tree could not have their numbers" not in text
+        ] == []
         return told
 
     def desk(self, name: str) -> Desk:

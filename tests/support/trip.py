@@ -1,4 +1,6 @@
-"""Round trips: dump an animal of the zoo with criuctl, bring it back, and have the oracle say whether it is the same."""
+"""Round trips: dump an animal of the zoo with criuctl, bring it back, and have the oracle say
+whether it is the same.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ class Runs(Protocol):
     """The part of the `criuctl` fixture that round trips use."""
 
     def __call__(
-        self, *arguments: str | int | Path, check: bool = True, timeout: float = 120, env: Mapping[str, str] | None = None
+        self,
+        *arguments: str | int | Path,
+        check: bool = True,
+        timeout: float = 120,
+        env: Mapping[str, str] | None = None,
     ) -> Any:
         """Run a command to its end: its JSON."""
 
@@ -31,17 +37,31 @@ class Trip:
         self.criuctl = criuctl
         self.zoo = zoo
 
-    def dump(self, animal: Animal, *options: str | Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Dump and end the tree: every process of it is gone afterwards, and nothing is added to its folder."""
+    def dump(
+        self, animal: Animal, *options: str | Path, env: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Dump and end the tree: every process of it is gone afterwards, and nothing is added to
+        its folder.
+        """
         identities = animal.identities()
         animal.remember()
         animal.listing = _listing(animal.folder)
         told: dict[str, Any] = self.criuctl("dump", animal.pid, *options, env=env)
         assert told["processes"] == len(identities)
-        # Nothing outlives the dump; that its parent, who is not criuctl, reaps it is waited for: PIDs are free then.
-        assert [i for i in identities if start_time(i[0]) == i[1] and oracle.stat_of(i[0])[:1] not in ([], ["Z"], ["X"])] == []
-        wait_until(lambda: not [i for i in identities if start_time(i[0]) == i[1]], 60, "what was dumped is reaped")
-        # Files that exist only in the checkpoint now may have had a name that CRIU gave them; it must not stay.
+        # Nothing outlives the dump; that its parent, who is not criuctl, reaps it is waited for:
+        # PIDs are free then.
+        assert [
+            i
+            for i in identities
+            if start_time(i[0]) == i[1] and oracle.stat_of(i[0])[:1] not in ([], ["Z"], ["X"])
+        ] == []
+        wait_until(
+            lambda: not [i for i in identities if start_time(i[0]) == i[1]],
+            60,
+            "what was dumped is reaped",
+        )
+        # Files that exist only in the checkpoint now may have had a name that CRIU gave them; it
+        # must not stay.
         assert _listing(animal.folder) == animal.listing
         return told
 
@@ -55,7 +75,12 @@ class Trip:
         return told
 
     def restore(
-        self, told: dict[str, Any], original: Animal, *options: str, ignore: tuple[str, ...] = (), equal: bool = True
+        self,
+        told: dict[str, Any],
+        original: Animal,
+        *options: str,
+        ignore: tuple[str, ...] = (),
+        equal: bool = True,
     ) -> Animal:
         """Restore that checkpoint: the oracle finds no difference to what the original was."""
         answer = self.criuctl("restore", told["checkpoint"], *options)
@@ -72,7 +97,9 @@ class Trip:
         return animal
 
     def round(self, animal: Animal, *options: str, ignore: tuple[str, ...] = ()) -> Animal:
-        """There and back: dump with `options`, restore, compare, and have the program check itself twice."""
+        """There and back: dump with `options`, restore, compare, and have the program check itself
+        twice.
+        """
         restored = self.restore(self.dump(animal, *options), animal, ignore=ignore)
         restored.ask()
         restored.ask()

@@ -1,8 +1,9 @@
 """Starting the animals of the zoo and talking to them.
 
-A program of ``tests/integration/programs`` is given a folder, writes ``ready`` there when its state is built, and then, for each
-SIGUSR1, checks its own state from inside and writes ``report-<n>.json``: ``{"ok": bool, "failures": [...], ...}``.  A file and a
-signal are all that passes between test and program, so nothing of the test's hangs on the tree that is dumped.
+A program of ``tests/integration/programs`` is given a folder, writes ``ready`` there when its state
+is built, and then, for each SIGUSR1, checks its own state from inside and writes
+``report-<n>.json``: ``{"ok": bool, "failures": [...], ...}``.  A file and a signal are all that
+passes between test and program, so nothing of the test's hangs on the tree that is dumped.
 
 `Animal` is one live tree: the original, or what a restore made of it.
 """
@@ -28,15 +29,20 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
-    # The kernel writes the CPU's number into a thread's rseq area: memory would never compare equal.
+    # The kernel writes the CPU's number into a thread's rseq area: memory would never compare
+    # equal.
     "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
 }
 
 
 class Animal:
-    """A live tree that a test may dump: its root, its folder, and whether its memory keeps still."""
+    """A live tree that a test may dump: its root, its folder, and whether its memory keeps
+    still.
+    """
 
-    def __init__(self, pid: int, folder: Path, *, quiet: bool = True, ignore: Sequence[str] = ()) -> None:
+    def __init__(
+        self, pid: int, folder: Path, *, quiet: bool = True, ignore: Sequence[str] = ()
+    ) -> None:
         self.pid = pid
         self.start_time = start_time(pid)
         self.folder = folder
@@ -51,7 +57,9 @@ class Animal:
     # -- state
 
     def alive(self) -> bool:
-        """Whether the root of this very tree exists, and is neither a zombie nor about to be one."""
+        """Whether the root of this very tree exists, and is neither a zombie nor about to be
+        one.
+        """
         return start_time(self.pid) == self.start_time and not oracle.dying(self.pid)
 
     def identities(self) -> list[tuple[int, int | None]]:
@@ -59,9 +67,11 @@ class Animal:
         return [(pid, start_time(pid)) for pid in oracle.tree(self.pid)] if self.alive() else []
 
     def remember(self) -> oracle.Snapshot:
-        """Take the snapshot that `differences` compares with; a quiet tree must not change between two looks.
+        """Take the snapshot that `differences` compares with; a quiet tree must not change between
+        two looks.
 
-        A program says that it is ready before it waits, and its threads and children may be on their way to where they wait.
+        A program says that it is ready before it waits, and its threads and children may be on
+        their way to where they wait.
         """
         if self.quiet:
             self.rest()
@@ -69,7 +79,9 @@ class Animal:
         return self.before
 
     def rest(self, timeout: float = 30) -> None:
-        """Wait until no task of the tree has run between two looks, or for `timeout`: one without rest is compared as it is."""
+        """Wait until no task of the tree has run between two looks, or for `timeout`: one without
+        rest is compared as it is.
+        """
         deadline = time.monotonic() + timeout
         before: set[tuple[str, ...]] = set()
         while time.monotonic() < deadline:
@@ -82,8 +94,9 @@ class Animal:
     def differences(self, other: Animal, *ignore: str, settle: float = 30) -> list[str]:
         """How `other`, restored from this tree, differs from what was remembered of it.
 
-        A system call that the freeze interrupted is entered again in the first moments of the new life, and until then a signal
-        mask or a page of a stack may differ: what still differs after `settle` seconds counts, long ones for a busy machine.
+        A system call that the freeze interrupted is entered again in the first moments of the new
+        life, and until then a signal mask or a page of a stack may differ: what still differs after
+        `settle` seconds counts, long ones for a busy machine.
         """
         skipped = (*self.ignore, *ignore, *(() if self.quiet else oracle.RESTLESS))
         deadline = time.monotonic() + settle
@@ -96,11 +109,15 @@ class Animal:
     # -- talking
 
     def ask(self, timeout: float = 60) -> dict[str, Any]:
-        """Have the program check itself; its report, which says ``ok``.  Raises AssertionError with its failures."""
+        """Have the program check itself; its report, which says ``ok``.  Raises AssertionError with
+        its failures.
+        """
         for old in self.folder.glob("report-*.json"):
             old.unlink()
         os.kill(self.pid, signal.SIGUSR1)
-        path = wait_until(lambda: next(self.folder.glob("report-*.json"), None), timeout, f"report of {self!r}")
+        path = wait_until(
+            lambda: next(self.folder.glob("report-*.json"), None), timeout, f"report of {self!r}"
+        )
         report: dict[str, Any] = json.loads(path.read_text())
         path.unlink()
         assert report["ok"], f"{self!r} says: {report['failures']}"
@@ -129,16 +146,23 @@ class Animal:
             time.sleep(0.005)
 
     def _held_still(self, patience: float) -> dict[int, int | None]:
-        """Stop every process of the tree, and then those that were forked meanwhile: PID and start time of each.
+        """Stop every process of the tree, and then those that were forked meanwhile: PID and start
+        time of each.
 
-        Who is killed one by one can fork in between, and what nobody has seen yet would be left without a parent.  A process
-        that cannot be stopped (it sleeps where no signal wakes it, or is frozen) cannot fork either, and is waited for briefly.
+        Who is killed one by one can fork in between, and what nobody has seen yet would be left
+        without a parent.  A process that cannot be stopped (it sleeps where no signal wakes it, or
+        is frozen) cannot fork either, and is waited for briefly.
         """
         began = time.monotonic()
         known: dict[int, int | None] = {}
         while True:
             roots = known or dict.fromkeys([self.pid] if self.alive() else [], self.start_time)
-            found = {p: t for pid, started in roots.items() if start_time(pid) == started for p, t in _below(pid).items()}
+            found = {
+                p: t
+                for pid, started in roots.items()
+                if start_time(pid) == started
+                for p, t in _below(pid).items()
+            }
             for pid in found.keys() - known.keys():
                 _signal(pid, signal.SIGSTOP)
             states = {state for pid in found for state, *_ in oracle.turns(pid)} - set("TtZX")
@@ -188,16 +212,24 @@ class Zoo:
         ready: bool = True,
         timeout: float = 60,
     ) -> Animal:
-        """Start a program (a file of the programs folder, or an argv) in a folder of its own and wait until it says it is ready.
+        """Start a program (a file of the programs folder, or an argv) in a folder of its own and
+        wait until it says it is ready.
 
-        The folder is its working directory and its first argument when it is one of ours.  stdin is /dev/null; stdout and stderr
-        append to the file ``output``.  `prefix` is put before the command (unshare, ip netns, nice, ...); the process that said
+        The folder is its working directory and its first argument when it is one of ours.  stdin is
+        /dev/null; stdout and stderr append to the file ``output``.  `prefix` is put before the
+        command (unshare, ip netns, nice, ...); the process that said
         ``ready`` is then the root of the tree, whatever the prefix forked.
         """
         own = isinstance(program, str)
-        folder = self.home / (name or (Path(program).stem if isinstance(program, str) else Path(program[0]).name))
+        folder = self.home / (
+            name or (Path(program).stem if isinstance(program, str) else Path(program[0]).name)
+        )
         folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-S", str(PROGRAMS / program), str(folder)] if isinstance(program, str) else [*program]
+        command = (
+            [sys.executable, "-S", str(PROGRAMS / program), str(folder)]
+            if isinstance(program, str)
+            else [*program]
+        )
         with (folder / "output").open("ab") as output:
             launched = self.keeper.spawn(
                 [*prefix, *command, *arguments],
@@ -220,13 +252,17 @@ class Zoo:
         if (folder / "ready").exists():
             return (folder / "ready").read_text()
         if launched.poll() is not None:
-            raise AssertionError(f"{folder.name} ended with {launched.poll()}: {(folder / 'output').read_text(errors='replace')}")
+            raise AssertionError(
+                f"{folder.name} ended with {launched.poll()}: "
+                f"{(folder / 'output').read_text(errors='replace')}"
+            )
         return None
 
     def host_pid(self, launched: int, inner: int) -> int:
         """The PID, here, of the process under `launched` that knows itself as `inner`."""
         for pid in reversed(oracle.tree(launched)):
-            numbers = oracle.status_of(f"/proc/{pid}/status").get("NSpid", "").split()  # none when it has ended meanwhile
+            # none when it has ended meanwhile
+            numbers = oracle.status_of(f"/proc/{pid}/status").get("NSpid", "").split()
             if numbers[-1:] == [str(inner)]:
                 return pid
         raise AssertionError(f"no process under {launched} has the PID {inner} of its own")
@@ -238,9 +274,11 @@ class Zoo:
         return animal
 
     def find(self, original: Animal) -> list[Animal]:
-        """Living trees of this animal's program and folder that nobody has adopted yet, by their topmost processes.
+        """Living trees of this animal's program and folder that nobody has adopted yet, by their
+        topmost processes.
 
-        Asked of what a crash left, so it looks until two looks agree, and nobody is left who is killed and about to end.
+        Asked of what a crash left, so it looks until two looks agree, and nobody is left who is
+        killed and about to end.
         """
         found, before = self._look(original), None
         deadline = time.monotonic() + 60
@@ -258,9 +296,15 @@ class Zoo:
         for name in os.listdir("/proc"):
             if name.isdigit() and (int(name), start_time(int(name))) not in known:
                 command = oracle.read(f"/proc/{name}/cmdline")
-                if all(part in command for part in wanted) and oracle.stat_of(int(name))[:1] != ["Z"]:
+                if all(part in command for part in wanted) and oracle.stat_of(int(name))[:1] != [
+                    "Z"
+                ]:
                     found.add(int(name))
-        return {pid for pid in found if (oracle.stat_of(pid) or ["", "0"])[1] not in {str(other) for other in found}}
+        return {
+            pid
+            for pid in found
+            if (oracle.stat_of(pid) or ["", "0"])[1] not in {str(other) for other in found}
+        }
 
     def close(self) -> None:
         """End every animal that still lives."""

@@ -1,4 +1,6 @@
-"""Values of the configuration that make no sense: refused where they stand, before anything is done."""
+"""Values of the configuration that make no sense: refused where they stand, before anything is
+done.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,25 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, key: str, value: str) ->
 
 
 def test_all_defaults_and_the_ends_of_ranges_are_taken(tmp_path: Path) -> None:
-    for line in ("compression: -7", "compression: 19", "workers: 0", "run_dir: ''", "run_dir: /dev/shm/x", "criu_timeout: 0"):
+    for line in (
+        "compression: -7",
+        "compression: 19",
+        "workers: 0",
+        "run_dir: ''",
+        "run_dir: /dev/shm/x",
+        "criu_timeout: 0",
+    ):
         file = tmp_path / "config.yaml"
         file.write_text(line + "\n")
         assert load(str(file), {}).store == Config().store
 
 
-@pytest.mark.parametrize("text", ["host_id: 2026-02-30\n", "retention: {web: {keep_within: 2026-13-01}}\n"])
-def test_a_day_that_there_is_not_is_told_as_what_is_wrong_with_the_file(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["host_id: 2026-02-30\n", "retention: {web: {keep_within: 2026-13-01}}\n"]
+)
+def test_a_day_that_there_is_not_is_told_as_what_is_wrong_with_the_file(
+    tmp_path: Path, text: str
+) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=f"{file} is not valid YAML: "):
@@ -60,7 +73,10 @@ def test_a_number_beyond_all_ranges_is_refused(tmp_path: Path) -> None:
         load(str(file), {})
 
 
-@pytest.mark.parametrize("variable", [{"HOME": ""}, {"HOME": "home"}, {"HOME": "/nonexistent", "XDG_CONFIG_HOME": ".config"}])
+@pytest.mark.parametrize(
+    "variable",
+    [{"HOME": ""}, {"HOME": "home"}, {"HOME": "/nonexistent", "XDG_CONFIG_HOME": ".config"}],
+)
 def test_whoever_made_the_folder_that_we_are_in_configures_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: dict[str, str]
 ) -> None:
@@ -95,17 +111,23 @@ def test_a_configuration_that_is_no_regular_file(tmp_path: Path) -> None:
         ("0", {"snapshot": 0.0, "dump": 0.0, "migrate": 0.0}),
     ],
 )
-def test_max_freeze_is_one_number_or_by_operation(tmp_path: Path, text: str, found: dict[str, float]) -> None:
+def test_max_freeze_is_one_number_or_by_operation(
+    tmp_path: Path, text: str, found: dict[str, float]
+) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"max_freeze: {text}\n")
     config = load(str(file), {})
     assert config.max_freeze == found
     assert load(None, {"CRIUCTL_MAX_FREEZE": text, "HOME": str(tmp_path)}).max_freeze == found
-    assert [allowed(config, None, kind) for kind in MAX_FREEZE] == [{**MAX_FREEZE, **found}[kind] for kind in MAX_FREEZE]
+    assert [allowed(config, None, kind) for kind in MAX_FREEZE] == [
+        {**MAX_FREEZE, **found}[kind] for kind in MAX_FREEZE
+    ]
     assert allowed(config, 7.0, "dump") == 7.0
 
 
-@pytest.mark.parametrize("text", ["-1", "soon", "{restore: 5}", "{dump: soon}", "[1]", "yes", ".nan", "{dump: 9e9}"])
+@pytest.mark.parametrize(
+    "text", ["-1", "soon", "{restore: 5}", "{dump: soon}", "[1]", "yes", ".nan", "{dump: 9e9}"]
+)
 def test_a_max_freeze_that_makes_no_sense_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"max_freeze: {text}\n")
@@ -113,7 +135,10 @@ def test_a_max_freeze_that_makes_no_sense_is_refused(tmp_path: Path, text: str) 
         load(str(file), {})
 
 
-@pytest.mark.parametrize(("text", "found"), [("true", True), ("yes", True), ("1", True), ("false", False), ("off", False)])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("true", True), ("yes", True), ("1", True), ("false", False), ("off", False)],
+)
 def test_verify_writes_is_yes_or_no(tmp_path: Path, text: str, found: bool) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"verify_writes: {text}\n")

@@ -16,7 +16,11 @@ def test_without_faults_it_is_the_store_behind_it() -> None:
     store.put("o", [b"con", b"tent"])
     target = bytearray(3)
     store.read_into("o", 1, memoryview(target))
-    assert (store.get("o"), store.get_range("o", 2, 2), bytes(target)) == (b"content", b"nt", b"ont")
+    assert (store.get("o"), store.get_range("o", 2, 2), bytes(target)) == (
+        b"content",
+        b"nt",
+        b"ont",
+    )
     assert [info.name for info in store.list()] == ["o"]
     assert store.stat("o").size == 7
     assert store.probe().conditional_create
@@ -26,9 +30,16 @@ def test_without_faults_it_is_the_store_behind_it() -> None:
 
 def test_each_letter() -> None:
     met: list[tuple[str, str]] = []
-    store = FaultyStore(MemoryStore(), put=".EAFDWLH", get=".TWM", hook=lambda verb, name: met.append((verb, name)))
+    store = FaultyStore(
+        MemoryStore(), put=".EAFDWLH", get=".TWM", hook=lambda verb, name: met.append((verb, name))
+    )
     store.put("a", b"ab")
-    for kind, left in ((StoreUnreachable, False), (StoreUnreachable, True), (StoreFull, False), (StoreDenied, False)):
+    for kind, left in (
+        (StoreUnreachable, False),
+        (StoreUnreachable, True),
+        (StoreFull, False),
+        (StoreDenied, False),
+    ):
         with pytest.raises(kind):
             store.put("b", b"ab")
         assert ([info.name for info in store.inner.list("b")] == ["b"]) is left

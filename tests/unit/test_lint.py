@@ -20,5 +20,7 @@ def test_lint(check: str, checked_ahead: Check | None) -> None:
 
 def test_every_check_is_tested() -> None:
     """A check added to scripts/lint is added here too."""
-    done = subprocess.run([CHECKOUT / "scripts/lint", "--list"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [CHECKOUT / "scripts/lint", "--list"], capture_output=True, text=True, check=True
+    )
     assert tuple(done.stdout.split()) == CHECKS

@@ -36,7 +36,9 @@ HOSTILE = {
 def test_a_shell_reads_it_as_one_word(value: str) -> None:
     line = f"printf %s {quoted(value)}"
     assert line.isprintable()
-    assert subprocess.run(["bash", "-c", line], capture_output=True, check=True).stdout == value.encode(errors="surrogateescape")
+    assert subprocess.run(
+        ["bash", "-c", line], capture_output=True, check=True
+    ).stdout == value.encode(errors="surrogateescape")
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
@@ -45,9 +47,9 @@ def test_any_text_becomes_one_printable_word(value: str) -> None:
 
 
 def test_what_needs_no_quotes_has_none() -> None:
-    assert [quoted(one) for one in ("web@3", "/srv/a-b_c.d", "s3://bucket/x", "ssh://root@host:22", 7)] == [
-        *("web@3", "/srv/a-b_c.d", "s3://bucket/x", "ssh://root@host:22", "7")
-    ]
+    assert [
+        quoted(one) for one in ("web@3", "/srv/a-b_c.d", "s3://bucket/x", "ssh://root@host:22", 7)
+    ] == [*("web@3", "/srv/a-b_c.d", "s3://bucket/x", "ssh://root@host:22", "7")]
 
 
 # Where a command begins that is not between backquotes.
@@ -58,16 +60,25 @@ _NUMBER = re.compile(r"(^|\.|_)(pid|prefix|port)$")
 
 
 def commands(tree: ast.Module) -> Iterator[tuple[ast.JoinedStr, ast.FormattedValue, set[str]]]:
-    """The values inside of commands in the f-strings of a module, and the names in reach that hold quoted words."""
+    """The values inside of commands in the f-strings of a module, and the names in reach that hold
+    quoted words.
+    """
     for function in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Module)]:
         words = {
             target.id
             for node in ast.walk(function)
-            if isinstance(node, ast.Assign) and (is_quoted(node.value) or isinstance(node.value, ast.JoinedStr))
+            if isinstance(node, ast.Assign)
+            and (is_quoted(node.value) or isinstance(node.value, ast.JoinedStr))
             for target in node.targets
-            if isinstance(target, ast.Name) and not (isinstance(node.value, ast.JoinedStr) and target.id != "make")
+            if isinstance(target, ast.Name)
+            and not (isinstance(node.value, ast.JoinedStr) and target.id != "make")
         }
-        nested = {id(n) for f in ast.walk(function) if isinstance(f, ast.FunctionDef) and f is not function for n in ast.walk(f)}
+        nested = {
+            id(n)
+            for f in ast.walk(function)
+            if isinstance(f, ast.FunctionDef) and f is not function
+            for n in ast.walk(f)
+        }
         for node in ast.walk(function):
             if isinstance(node, ast.JoinedStr) and id(node) not in nested:
                 text = ""
@@ -109,7 +120,8 @@ OURS = {
     ("dump/checks/known_programs.py", "' '.join((f'{name}=1' for name in FIREFOX))"),  # constants
     ("proc/ownership.py", "fault.remedy"),  # a command with its path quoted, by proc/trustedpath.py
     ("ops/migrate.py", "wanted"),  # by which reports name a rule
-    ("ops/scheduling/timers.py", "name"),  # the mark in a crontab, by which the line is found; a schedule's name
+    # the mark in a crontab, by which the line is found; a schedule's name
+    ("ops/scheduling/timers.py", "name"),
 }
 
 
@@ -120,7 +132,10 @@ def test_each_value_in_a_command_is_quoted() -> None:
         for node, value, words in commands(ast.parse(path.read_text())):
             seen += 1
             if not harmless(value, words) and (name, ast.unparse(value.value)) not in OURS:
-                found.append(f"{name}:{node.lineno}: {{{ast.unparse(value.value)}}} is not quoted in {ast.unparse(node)}")
+                found.append(
+                    f"{name}:{node.lineno}: {{{ast.unparse(value.value)}}} is not quoted in "
+                    f"{ast.unparse(node)}"
+                )
     assert found == []
     assert seen > 60
 

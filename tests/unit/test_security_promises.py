@@ -24,7 +24,11 @@ def promises(text: str) -> Iterator[str]:
 def functions_of(path: Path) -> set[str]:
     """The names of the test functions in a file."""
     tree = ast.parse(path.read_text())
-    found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    found = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
     return {name for name in found if name.startswith("test_")}
 
 
@@ -50,6 +54,9 @@ def test_each_attack_proves_a_promise() -> None:
 
 
 def test_a_promise_without_a_test_is_noticed() -> None:
-    text = "### Holds\n\n- One\n  more `tests/attack/test_x.py::test_y`.\n- Two.\n\ntext\n\n### Does not hold\n\n- Three.\n"
+    text = (
+        "### Holds\n\n- One\n  more `tests/attack/test_x.py::test_y`.\n- Two.\n\ntext\n\n### Does "
+        "not hold\n\n- Three.\n"
+    )
     found = list(promises(text))
     assert [bool(_NAMED.search(promise)) for promise in found] == [True, False]

@@ -15,9 +15,9 @@ from criuctl.errors import InvalidName, UsageError
 from criuctl.store import open_store, parse_s3_url
 from criuctl.store.base import MAX_NAME, check_name, check_prefix, probe_name, valid_name
 
-names = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,12}(/[a-z0-9][a-z0-9._-]{0,12}){0,4}", fullmatch=True).filter(
-    lambda name: ".." not in name
-)
+names = st.from_regex(
+    r"[a-z0-9][a-z0-9._-]{0,12}(/[a-z0-9][a-z0-9._-]{0,12}){0,4}", fullmatch=True
+).filter(lambda name: ".." not in name)
 
 
 @given(names)
@@ -65,10 +65,43 @@ def test_s3_urls(url: str, bucket: str, prefix: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *("s3:", "s3:/b", "s3:bucket", "s3://", "s3:///x", "s3://b", "s3://-bucket/x", "s3://bu cket/x"),
-        *("s3://bucket//", "s3://bucket//x", "s3://bucket/../x", "s3://bucket/./x", "s3://bucket/a b", "s3://bucket/x?y=1"),
-        *("s3://bucket/x#y", "s3://bucket/" + "x" * 500, "http://host/bucket", "https://host", "gs://bucket/x", "ftp://host/x"),
-        *("", "a\0b", "c:store", "file://host/x", "file:x", "file:///x?y", "file:///x#y", "file://", "file:/x"),
+        *(
+            "s3:",
+            "s3:/b",
+            "s3:bucket",
+            "s3://",
+            "s3:///x",
+            "s3://b",
+            "s3://-bucket/x",
+            "s3://bu cket/x",
+        ),
+        *(
+            "s3://bucket//",
+            "s3://bucket//x",
+            "s3://bucket/../x",
+            "s3://bucket/./x",
+            "s3://bucket/a b",
+            "s3://bucket/x?y=1",
+        ),
+        *(
+            "s3://bucket/x#y",
+            "s3://bucket/" + "x" * 500,
+            "http://host/bucket",
+            "https://host",
+            "gs://bucket/x",
+            "ftp://host/x",
+        ),
+        *(
+            "",
+            "a\0b",
+            "c:store",
+            "file://host/x",
+            "file:x",
+            "file:///x?y",
+            "file:///x#y",
+            "file://",
+            "file:/x",
+        ),
     ],
 )
 def test_other_urls_are_refused_with_a_hint(url: str) -> None:
@@ -125,8 +158,11 @@ def test_boto3_is_imported_only_for_s3() -> None:
     script = (
         "import sys; from criuctl.config import Config; from criuctl.store import open_store;"
         "open_store('/tmp/a-store', Config()); open_store('memory:', Config());"
-        "print([m for m in ('boto3', 'botocore', 'tenacity', 'urllib3', 'ssl') if m in sys.modules]);"
+        "print([m for m in ('boto3', 'botocore', 'tenacity', 'urllib3', 'ssl') if m in "
+        "sys.modules]);"
         "open_store('s3://bucket', Config()); print('botocore' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\nTrue\n"

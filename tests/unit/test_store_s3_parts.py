@@ -1,4 +1,6 @@
-"""The pieces of the S3 store that need no server: bodies, parts, and the mapping of botocore's errors."""
+"""The pieces of the S3 store that need no server: bodies, parts, and the mapping of botocore's
+errors.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from criuctl.store.base import as_views
 from criuctl.store.s3_body import ViewReader, cut, md5_of, slices
 from criuctl.store.s3_errors import FOREIGN, is_transient, store_error
 
-pieces = st.lists(st.binary(max_size=300) | st.integers(60_000, 70_000).map(os.urandom), max_size=12)
+pieces = st.lists(
+    st.binary(max_size=300) | st.integers(60_000, 70_000).map(os.urandom), max_size=12
+)
 
 
 def _rest(reader: ViewReader) -> bytes:
@@ -65,7 +69,9 @@ def test_a_view_reader_joins_crumbs_and_copies_no_slabs() -> None:
 
 @given(pieces)
 def test_md5_is_of_all_views(parts: list[bytes]) -> None:
-    assert md5_of(as_views(parts)) == base64.b64encode(hashlib.md5(b"".join(parts)).digest()).decode()
+    assert (
+        md5_of(as_views(parts)) == base64.b64encode(hashlib.md5(b"".join(parts)).digest()).decode()
+    )
 
 
 @given(pieces, st.integers(1, 200_000))
@@ -79,11 +85,15 @@ def test_parts_are_of_one_size_but_the_last(buffers: list[bytes], size: int) -> 
     assert b"".join(b"".join(slices(view, 1000)) for view in as_views(buffers)) == content
 
 
-# -- errors ----------------------------------------------------------------------------------------------
+# -- errors
+# ----------------------------------------------------------------------------------------------
 
 
 def _answer(code: str, status: int, message: str = "") -> botocore.exceptions.ClientError:
-    answer = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    answer = {
+        "Error": {"Code": code, "Message": message},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
     return botocore.exceptions.ClientError(answer, "GetObject")
 
 
@@ -127,7 +137,11 @@ def test_a_full_disk_behind_a_500_is_full_and_not_tried_again() -> None:
 
 
 def _foreign_classes() -> list[type[Exception]]:
-    found = [member for _, member in inspect.getmembers(botocore.exceptions, inspect.isclass) if issubclass(member, FOREIGN)]
+    found = [
+        member
+        for _, member in inspect.getmembers(botocore.exceptions, inspect.isclass)
+        if issubclass(member, FOREIGN)
+    ]
     return [*found, ResponseParserError]
 
 
@@ -141,7 +155,9 @@ def test_every_error_of_botocore_is_mapped_and_none_means_absent(kind: type[Exce
     mapped = _mapped(error)
     assert isinstance(mapped, CriuctlError)
     assert not isinstance(mapped, ObjectMissing)
-    assert mapped.exit_code in (2, 7) or (isinstance(mapped, Damaged) and kind is botocore.exceptions.IncompleteReadError)
+    assert mapped.exit_code in (2, 7) or (
+        isinstance(mapped, Damaged) and kind is botocore.exceptions.IncompleteReadError
+    )
 
 
 def test_a_certificate_that_is_not_trusted_is_not_tried_again() -> None:
@@ -149,16 +165,25 @@ def test_a_certificate_that_is_not_trusted_is_not_tried_again() -> None:
     error = botocore.exceptions.SSLError(endpoint_url="https://host", error=said)
     assert not is_transient(error)
     assert "AWS_CA_BUNDLE" in _mapped(error).hint
-    assert is_transient(botocore.exceptions.SSLError(endpoint_url="https://host", error="EOF occurred"))
+    assert is_transient(
+        botocore.exceptions.SSLError(endpoint_url="https://host", error="EOF occurred")
+    )
 
 
-def test_a_server_that_never_says_a_word_is_given_up_on_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes connections, as a stopped one does: asked as often as one that takes none, not as one that has answered before."""
+def test_a_server_that_never_says_a_word_is_given_up_on_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes connections, as a stopped one does: asked as often as one that takes none, not as
+    one that has answered before.
+    """
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(variable, "x")
     with socket.create_server(("127.0.0.1", 0), backlog=16) as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
-        with open_store("s3://bucket/p", Config(s3_endpoint=endpoint, s3_timeout=0.3)) as store, pytest.raises(StoreUnreachable):
+        with (
+            open_store("s3://bucket/p", Config(s3_endpoint=endpoint, s3_timeout=0.3)) as store,
+            pytest.raises(StoreUnreachable),
+        ):
             store.get("o")
         server.setblocking(False)
         asked = 0

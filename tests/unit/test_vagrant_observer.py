@@ -22,7 +22,11 @@ def judge(tmp_path: Path, answers: list[str], *expected: str) -> tuple[int, str]
     log = tmp_path / "log"
     log.write_text("".join(f"{line}\n" for line in answers))
     ended = subprocess.run(
-        [sys.executable, "-I", "-S", OBSERVER, "judge", log, *expected], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-I", "-S", OBSERVER, "judge", log, *expected],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return ended.returncode, ended.stdout
 
@@ -37,7 +41,8 @@ def test_one_move(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
-        ("14.2 alpha life=a count=5 lines=1 last=x", "it should have lived on"),  # the other one runs, too
+        # the other one runs, too
+        ("14.2 alpha life=a count=5 lines=1 last=x", "it should have lived on"),
         ("14.2 beta life=a count=3 lines=1 last=x", "went back from 4 to 3"),
         ("14.2 beta life=b count=5 lines=1 last=x", "several lives: life=a life=b"),
     ],

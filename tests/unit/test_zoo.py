@@ -22,6 +22,8 @@ wait
 def test_a_tree_that_forks_all_the_time_ends_whole(zoo: Zoo, home: Home) -> None:
     for number in range(3):
         animal = zoo.launch(["sh", "-c", FORKING], name=f"forks-{number}")
-        wait_until(lambda animal=animal: (animal.folder / "many").exists(), 60, "it has begun to fork")
+        wait_until(
+            lambda animal=animal: (animal.folder / "many").exists(), 60, "it has begun to fork"
+        )
         animal.end()
         assert processes_of(home.token) == {}

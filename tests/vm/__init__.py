@@ -1,8 +1,10 @@
-"""The second level of migration tests: two real machines with stock Debian kernels, run by hand with ``scripts/vm-test``.
+"""The second level of migration tests: two real machines with stock Debian kernels, run by hand
+with ``scripts/vm-test``.
 
-The default tests make their hosts of namespaces, on one kernel.  Here each host has its own, which tracks changed pages, and a
-systemd, a power plug and a network cable.  What is done, is done by the commands that a user types; what became of it is judged
-from outside, by this machine, which neither host can lie to.
+The default tests make their hosts of namespaces, on one kernel.  Here each host has its own, which
+tracks changed pages, and a systemd, a power plug and a network cable.  What is done, is done by the
+commands that a user types; what became of it is judged from outside, by this machine, which neither
+host can lie to.
 
     machine.py   one QEMU machine: its power, its cable, commands on it
     base.py      what every lab has: disks, and criuctl by scripts/setup

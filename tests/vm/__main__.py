@@ -27,7 +27,11 @@ from .systemd import SystemdChecks
 
 def checks_of(kind: type[Checks] | type[SystemdChecks]) -> list[str]:
     """The names of its checks, in order; the first sets up."""
-    return [name for name in vars(kind) if name.startswith(("it_", "the_", "a_", "an_", "pre_", "nothing_"))]
+    return [
+        name
+        for name in vars(kind)
+        if name.startswith(("it_", "the_", "a_", "an_", "pre_", "nothing_"))
+    ]
 
 
 MIGRATIONS, SYSTEMD = checks_of(Checks), checks_of(SystemdChecks)
@@ -42,21 +46,35 @@ def run(arguments: argparse.Namespace, result: Result) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="criuctl-vm-", dir=arguments.work) as name,
         Observer() as observer,
-        kind(Path(name), arguments.image, arguments.key, arguments.prepared, kvm=arguments.kvm) as lab,
+        kind(
+            Path(name), arguments.image, arguments.key, arguments.prepared, kvm=arguments.kvm
+        ) as lab,
     ):
         seconds = lab.prepare()
         if seconds is not None:
-            print(f"scripts/setup on a plain Debian took {seconds:.0f} s; kept for later runs", flush=True)
+            print(
+                f"scripts/setup on a plain Debian took {seconds:.0f} s; kept for later runs",
+                flush=True,
+            )
             result.facts["Set-up on a plain Debian"] = f"{seconds:.0f} s"
         booted = lab.boot()
         print(f"up after {booted:.0f} s", flush=True)
         result.facts["Boot" if arguments.systemd else "Boot of both"] = f"{booted:.0f} s"
-        checks = SystemdChecks(lab, observer, result) if isinstance(lab, Alone) else Checks(lab, observer, result)
+        checks = (
+            SystemdChecks(lab, observer, result)
+            if isinstance(lab, Alone)
+            else Checks(lab, observer, result)
+        )
         known = SYSTEMD if arguments.systemd else MIGRATIONS
-        for check in [name for name in known if not arguments.checks or name in (known[0], *arguments.checks)]:
+        for check in [
+            name for name in known if not arguments.checks or name in (known[0], *arguments.checks)
+        ]:
             row = one(checks, check)
             result.rows.append(row)
-            print(f"{'good' if row.good else 'BAD '} {row.seconds:6.1f} s  {row.name}: {row.seen}", flush=True)
+            print(
+                f"{'good' if row.good else 'BAD '} {row.seconds:6.1f} s  {row.name}: {row.seen}",
+                flush=True,
+            )
             if not row.good and check == known[0]:
                 break
     result.facts["All of it"] = f"{time.monotonic() - began:.0f} s"
@@ -78,7 +96,12 @@ def one(checks: Checks | SystemdChecks, name: str) -> Row:
 def commit() -> str:
     """Of this checkout; with a plus if something is changed in it that the machines get."""
     words = ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
-    return subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    return (
+        subprocess.run(
+            words, cwd=PROJECT, capture_output=True, text=True, check=False
+        ).stdout.strip()
+        or "unknown"
+    )
 
 
 def stop(number: int, _frame: FrameType | None) -> NoReturn:
@@ -88,13 +111,22 @@ def stop(number: int, _frame: FrameType | None) -> NoReturn:
 
 def main(words: Sequence[str] | None = None) -> int:
     """0 if all is good, else 1."""
-    parser = argparse.ArgumentParser(prog="scripts/vm-test", description="Checks on real machines (QEMU).")
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these, and set-up; no file is written then")
+    parser = argparse.ArgumentParser(
+        prog="scripts/vm-test", description="Checks on real machines (QEMU)."
+    )
+    parser.add_argument(
+        "checks", nargs="*", metavar="CHECK", help="only these, and set-up; no file is written then"
+    )
     parser.add_argument("--list", action="store_true", help="name the checks")
     parser.add_argument("--image", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--prepared", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--key", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--work", type=Path, default=Path(os.environ.get("TMPDIR", "/var/tmp")), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path(os.environ.get("TMPDIR", "/var/tmp")),
+        help=argparse.SUPPRESS,
+    )
     arguments = parser.parse_args(words)
     arguments.systemd = arguments.checks[:1] == ["systemd"]
     if arguments.systemd:

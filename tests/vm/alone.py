@@ -10,7 +10,10 @@ from .machine import Machine
 
 # Without it a login is no session of logind's; Debian's own installations have it.
 LOGINS = "libpam-systemd"
-INSTALL = f"apt-get -qq -o Acquire::Check-Valid-Until=false update && apt-get -qq install -y --no-install-recommends {LOGINS}"
+INSTALL = (
+    "apt-get -qq -o Acquire::Check-Valid-Until=false update && apt-get -qq install -y "
+    f"--no-install-recommends {LOGINS}"
+)
 PATIENCE = 600.0
 
 
@@ -41,7 +44,11 @@ class Alone(Base):
         return self.sigma.wait_up()
 
     def install_logins(self) -> None:
-        """What makes a login a session of logind's, with a new connection of ours that is none: it is not to be ended."""
+        """What makes a login a session of logind's, with a new connection of ours that is none: it
+        is not to be ended.
+        """
         self.sigma.sh(
-            f"export DEBIAN_FRONTEND=noninteractive; dpkg -s {LOGINS} >/dev/null 2>&1 || {{ {INSTALL}; }}", timeout=PATIENCE
+            f"export DEBIAN_FRONTEND=noninteractive; dpkg -s {LOGINS} "
+            f">/dev/null 2>&1 || {{ {INSTALL}; }}",
+            timeout=PATIENCE,
         )

@@ -1,8 +1,10 @@
-"""What every lab of machines has: their disks over one image, and criuctl, set up on each by the same scripts/setup.
+"""What every lab of machines has: their disks over one image, and criuctl, set up on each by the
+same scripts/setup.
 
-The image is Debian's packages and nothing else.  A machine that scripts/setup has prepared once is kept beside it (``prepared``):
-later runs begin with it, and set up this checkout on the machines again, which brings its criuctl and leaves the rest as it is.
-The machines reach the package mirrors through this one, as far as it does; nothing but the checkout is carried in.
+The image is Debian's packages and nothing else.  A machine that scripts/setup has prepared once is
+kept beside it (``prepared``): later runs begin with it, and set up this checkout on the machines
+again, which brings its criuctl and leaves the rest as it is.  The machines reach the package
+mirrors through this one, as far as it does; nothing but the checkout is carried in.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ class Base:
     """Machines while inside; nothing of them afterwards."""
 
     def __init__(self, folder: Path, image: Path, key: Path, prepared: Path, *, kvm: bool) -> None:
-        self._folder, self._image, self._key, self._prepared, self._kvm = folder, image, key, prepared, kvm
+        self._folder, self._image, self._key, self._prepared, self._kvm = (
+            folder,
+            image,
+            key,
+            prepared,
+            kvm,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -42,7 +50,9 @@ class Base:
         raise NotImplementedError
 
     def prepare(self) -> float | None:
-        """Make the prepared disk, if there is none for this image and these scripts; the seconds that set-up took."""
+        """Make the prepared disk, if there is none for this image and these scripts; the seconds
+        that set-up took.
+        """
         if self._prepared.exists():
             return None
         disk = self._overlay(self._prepared.with_suffix(".new"), self._image)
@@ -52,7 +62,10 @@ class Base:
             machine.wait_up()
             seconds = self.set_up(machine)
             # What makes a machine one of its own is made anew by each that begins with this disk.
-            machine.sh(f"rm -rf {CHECKOUT} /etc/ssh/ssh_host_* /var/lib/apt/lists/* /root/.cache; : >/etc/machine-id; sync")
+            machine.sh(
+                f"rm -rf {CHECKOUT} /etc/ssh/ssh_host_* /var/lib/apt/lists/* /root/.cache; : "
+                ">/etc/machine-id; sync"
+            )
         except BaseException:
             machine.pull_plug()
             disk.unlink(missing_ok=True)
@@ -79,7 +92,9 @@ class Base:
         with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
             for name in tree_of(PROJECT):
                 archive.add(PROJECT / name, name, recursive=False)
-        machine.feed(f"rm -rf {CHECKOUT}; mkdir {CHECKOUT} && tar -xz -C {CHECKOUT}", packed.getvalue())
+        machine.feed(
+            f"rm -rf {CHECKOUT}; mkdir {CHECKOUT} && tar -xz -C {CHECKOUT}", packed.getvalue()
+        )
         return machine.start(f"cd {CHECKOUT} && scripts/setup")
 
     def finish_set_up(self, machine: Machine, process: subprocess.Popen[str], began: float) -> str:
@@ -88,14 +103,28 @@ class Base:
             out, err = process.communicate(timeout=max(1.0, began + SETUP - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-            raise VmError(f"{machine.name}: scripts/setup did not end in {SETUP:.0f} s: {process.communicate()}") from None
+            raise VmError(
+                f"{machine.name}: scripts/setup did not end in {SETUP:.0f} s: "
+                f"{process.communicate()}"
+            ) from None
         if process.returncode != 0:
             raise Failed(f"{machine.name}: scripts/setup", process.returncode, out, err)
         return out
 
     def _overlay(self, disk: Path, base: Path) -> Path:
         disk.unlink(missing_ok=True)
-        argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base), str(disk)]
+        argv = [
+            "qemu-img",
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-F",
+            "qcow2",
+            "-b",
+            str(base),
+            str(disk),
+        ]
         made = subprocess.run(argv, capture_output=True, text=True, check=False)
         if made.returncode != 0:
             raise VmError(f"{shlex.join(argv)}: {made.stderr}")

@@ -1,11 +1,12 @@
-"""What must be so on two real machines, done by the commands that a user types, and judged by this machine.
+"""What must be so on two real machines, done by the commands that a user types, and judged by this
+machine.
 
-Each check is a method of `Checks` that says in a line what it saw, and raises `VmError` when something is not as it must be.
-They share the machines and nothing else: each starts a session of its own and ends it, so one that fails does not bring down the
-next.
+Each check is a method of `Checks` that says in a line what it saw, and raises `VmError` when
+something is not as it must be.  They share the machines and nothing else: each starts a session of
+its own and ends it, so one that fails does not bring down the next.
 
-Where a fault must hit one certain step, criuctl is held there by its own pause points (`criuctl.pausepoints`), over a FIFO on
-the machine; that is all that they do which a user does not.
+Where a fault must hit one certain step, criuctl is held there by its own pause points
+(`criuctl.pausepoints`), over a FIFO on the machine; that is all that they do which a user does not.
 """
 
 from __future__ import annotations
@@ -65,25 +66,33 @@ class Checks:
                 self.reboot(machine)
             machine.cable(plugged=True)
 
-    # -- the parts of checks -------------------------------------------------------------------------------
+    # -- the parts of checks
+    # -------------------------------------------------------------------------------
 
     @contextmanager
     def session(self, name: str) -> Iterator[str]:
-        """A shell on alpha with a teller in the background, and a program in front that has half of a line."""
+        """A shell on alpha with a teller in the background, and a program in front that has half of
+        a line.
+        """
         self.alpha.criuctl("run", "--detach", "--name", name, "--", "bash", "--norc", "--noprofile")
         try:
-            teller = f"python3 -I /srv/teller.py {name} {GUESTS_CALL_US} {self.observer.port} {MIB} &"
+            teller = (
+                f"python3 -I /srv/teller.py {name} {GUESTS_CALL_US} {self.observer.port} {MIB} &"
+            )
             self.alpha.criuctl("send", name, "--text", teller, "--enter")
             self.observer.wait_heard(name, self.alpha.name)
             self.alpha.criuctl("send", name, "--text", "echo now-$((40 + 2)); cat", "--enter")
-            self.alpha.criuctl("wait", name, "--match", "now-42", "--timeout", "60")  # the terminal reads lines by now
+            # the terminal reads lines by now
+            self.alpha.criuctl("wait", name, "--match", "now-42", "--timeout", "60")
             self.alpha.criuctl("send", name, "--text", "half-")
             self.alpha.criuctl("wait", name, "--match", "half-", "--timeout", "60")
             yield name
         finally:
             for machine in self.lab.both:
                 if machine.powered():
-                    machine.sh(f"criuctl kill {name} 2>/dev/null; pkill -9 -f '[t]eller.py {name} '; true")
+                    machine.sh(
+                        f"criuctl kill {name} 2>/dev/null; pkill -9 -f '[t]eller.py {name} '; true"
+                    )
 
     def migrate(self, here: Machine, there: Machine, name: str, *options: str) -> Any:
         """Move it, and see that it is there as it was here."""
@@ -94,9 +103,15 @@ class Checks:
     def lives(self, home: Machine, name: str) -> None:
         """It runs on this machine and on no other, and every number was told once."""
         self.observer.wait_heard(name, home.name)
-        wait_for(lambda: self.copies(name) == [home.name], 60, f"{name} is on {home.name} alone, not on {self.copies(name)}")
+        wait_for(
+            lambda: self.copies(name) == [home.name],
+            60,
+            f"{name} is on {home.name} alone, not on {self.copies(name)}",
+        )
         if self.observer.journey(name)[-1] != home.name:
-            raise VmError(f"{name} was heard on {self.observer.journey(name)}, last of all not on {home.name}")
+            raise VmError(
+                f"{name} was heard on {self.observer.journey(name)}, last of all not on {home.name}"
+            )
 
     def copies(self, name: str) -> list[str]:
         """The machines that have a process of it, one that is only held included."""
@@ -108,7 +123,9 @@ class Checks:
         return found
 
     def memory(self, machine: Machine) -> None:
-        """The program says, over TCP and from afar if somebody is there, that its memory is what it was."""
+        """The program says, over TCP and from afar if somebody is there, that its memory is what it
+        was.
+        """
         afar = self.other(machine)
         asker, address = (afar, machine.address) if afar.powered() else (machine, "127.0.0.1")
         said = asker.sh(shlex.join(["python3", "-c", ASK, address])).strip()
@@ -121,10 +138,16 @@ class Checks:
 
     def begin_migrate(self, name: str, hold: Hold, variables: str = "") -> subprocess.Popen[str]:
         """From alpha to beta, to be held."""
-        return self.alpha.start(f"{hold.variables} {variables} criuctl migrate {name} {self.beta.url} -v")
+        return self.alpha.start(
+            f"{hold.variables} {variables} criuctl migrate {name} {self.beta.url} -v"
+        )
 
-    def cut_at(self, step: str, name: str, seconds: float | None, variables: str = "") -> tuple[int, str, float]:
-        """Pull beta's cable when criuctl on alpha is at this step, for so long (``None``: until it has ended); how it ended."""
+    def cut_at(
+        self, step: str, name: str, seconds: float | None, variables: str = ""
+    ) -> tuple[int, str, float]:
+        """Pull beta's cable when criuctl on alpha is at this step, for so long (``None``: until it
+        has ended); how it ended.
+        """
         hold = Hold(self.alpha, step)
         command = self.begin_migrate(name, hold, variables)
         try:
@@ -157,18 +180,24 @@ class Checks:
         self.lab.wait_linked(machine)
         return seconds
 
-    # -- the checks, in the order in which they are made ---------------------------------------------------
+    # -- the checks, in the order in which they are made
+    # ---------------------------------------------------
 
     def it_is_set_up_on_both(self) -> str:
         """This checkout, by scripts/setup, at the same time on both."""
         began = time.monotonic()
         begun = [(machine, self.lab.begin_set_up(machine)) for machine in self.lab.both]
-        said = [self.lab.finish_set_up(machine, process, began).strip().splitlines()[-1] for machine, process in begun]
+        said = [
+            self.lab.finish_set_up(machine, process, began).strip().splitlines()[-1]
+            for machine, process in begun
+        ]
         for machine in self.lab.both:
             machine.write("/srv/teller.py", TELLER.read_text())
             machine.sh("sync")  # plugs will be pulled
         version = self.alpha.criuctl("version")
-        self.result.facts["Kernel"] = f"{version['kernel']} {version['arch']}, Python {version['python']}"
+        self.result.facts["Kernel"] = (
+            f"{version['kernel']} {version['arch']}, Python {version['python']}"
+        )
         self.result.facts["CRIU"] = f"{version['criu']['version']} ({version['criu']['origin']})"
         self.result.facts["criuctl"] = version["criuctl"]
         if said[0] != said[1]:
@@ -189,21 +218,32 @@ class Checks:
         return str(tracking)
 
     def pre_copy_reads_what_was_written_to(self) -> str:
-        """Dump with --pre-copy and restore: the kernel's marks are believed, and nothing is lost by it."""
+        """Dump with --pre-copy and restore: the kernel's marks are believed, and nothing is lost by
+        it.
+        """
         with self.session("precopy") as name:
             told = self.alpha.criuctl("dump", name, "--pre-copy")
             rounds = told["precopy"]
             self.result.rounds.append((f"dump of {MIB} MiB, a twentieth rewritten", rounds))
-            if len(rounds) < 2 or rounds[0]["read"] < MIB << 20 or rounds[1]["read"] > rounds[0]["read"] / 3:
+            if (
+                len(rounds) < 2
+                or rounds[0]["read"] < MIB << 20
+                or rounds[1]["read"] > rounds[0]["read"] / 3
+            ):
                 raise VmError(f"the rounds are {rounds}")
             self.alpha.criuctl("restore", name)
             self.lives(self.alpha, name)
             self.memory(self.alpha)
         read = ", ".join(mib(made["read"]) for made in rounds)
-        return f"rounds read {read}; frozen {told['frozen_ms']:.0f} ms; restored, its memory is what it was"
+        return (
+            f"rounds read {read}; frozen {told['frozen_ms']:.0f} ms; restored, its memory is what "
+            "it was"
+        )
 
     def a_live_session_moves_there_and_back(self) -> str:
-        """Counter, TCP listener, terminal with half of a line: all of it goes to beta, and comes home."""
+        """Counter, TCP listener, terminal with half of a line: all of it goes to beta, and comes
+        home.
+        """
         with self.session("work") as name:
             there = self.migrate(self.alpha, self.beta, name)
             self.memory(self.beta)
@@ -220,12 +260,15 @@ class Checks:
         for where, told in (("migrate, to beta", there), ("migrate, back to alpha", back)):
             self.result.rounds.append((where, told["precopy"]))
         return "; ".join(
-            f"{way}: frozen {told['frozen_ms']:.0f} ms of {told['total_ms'] / 1000:.1f} s, {mib(told['bytes']['stored'])} sent"
+            f"{way}: frozen {told['frozen_ms']:.0f} ms of {told['total_ms'] / 1000:.1f} s, "
+            f"{mib(told['bytes']['stored'])} sent"
             for way, told in (("there", there), ("back", back))
         )
 
     def an_address_moves_along(self) -> str:
-        """A client on a third host talks over one connection, before, during and after two migrations."""
+        """A client on a third host talks over one connection, before, during and after two
+        migrations.
+        """
         self.lab.gamma()
         with self.session("address") as name:
             self.alpha.sh(f"ip address add {MOVING}/24 dev wire")
@@ -236,7 +279,9 @@ class Checks:
             keep = ("--keep-address", MOVING, "--connections", "keep")
             for here, there in (self.lab.both, self.lab.both[::-1]):
                 told = self.migrate(here, there, name, *keep)
-                outcomes = [c["outcome"] for c in told["connections"] if c["peer"].startswith(GAMMA)]
+                outcomes = [
+                    c["outcome"] for c in told["connections"] if c["peer"].startswith(GAMMA)
+                ]
                 if outcomes != ["kept"]:
                     raise VmError(f"its connections: {told['connections']}")
                 self._answered_more()
@@ -270,7 +315,9 @@ class Checks:
         return f"it moved, {seconds:.0f} s after the cut"
 
     def the_link_is_cut_for_half_a_minute(self) -> str:
-        """When the source is gone and the word to run is still to be said: criuctl tries again, and it moves."""
+        """When the source is gone and the word to run is still to be said: criuctl tries again, and
+        it moves.
+        """
         with self.session("cut30") as name:
             code, said, seconds = self.cut_at("go", name, 30)
             if code != 0:
@@ -279,7 +326,9 @@ class Checks:
         return f"it moved, {seconds:.0f} s after the cut"
 
     def the_link_is_cut_for_ever(self) -> str:
-        """Before the source is ended: it goes on where it was, and nothing is left on the other side."""
+        """Before the source is ended: it goes on where it was, and nothing is left on the other
+        side.
+        """
         with self.session("cut") as name:
             code, said, seconds = self.cut_at("hand-over", name, None)
             if code == 0:
@@ -289,10 +338,15 @@ class Checks:
                 raise VmError("it should stay")
             self.lives(self.alpha, name)
             self.migrate(self.alpha, self.beta, name)
-        return f"exit {code} after {seconds:.0f} s; it went on at alpha, and moved when the link was back"
+        return (
+            f"exit {code} after {seconds:.0f} s; it went on at alpha, and moved when the link was "
+            "back"
+        )
 
     def the_link_is_cut_for_ever_at_the_worst_moment(self) -> str:
-        """Ended here, not told to run there: it stands still, whole; that is told, and one word lets it run."""
+        """Ended here, not told to run there: it stands still, whole; that is told, and one word
+        lets it run.
+        """
         with self.session("worst") as name:
             code, said, seconds = self.cut_at("go", name, None)
             if code != 12 or "--resolve" not in said:
@@ -305,7 +359,9 @@ class Checks:
         return f"exit 12 after {seconds:.0f} s; `migrate --resolve` let it run at beta"
 
     def the_power_of_the_target_fails(self) -> str:
-        """While it restores: the session goes on where it was, and moves when the machine is there again."""
+        """While it restores: the session goes on where it was, and moves when the machine is there
+        again.
+        """
         with self.session("target") as name:
             code, said, seconds = self._plug_at("hand-over", name)
             if code in (0, 12):
@@ -313,10 +369,15 @@ class Checks:
             self.lives(self.alpha, name)
             booted = self.reboot(self.beta)
             self.migrate(self.alpha, self.beta, name)
-        return f"exit {code} after {seconds:.0f} s; it went on at alpha, and moved after beta's boot of {booted:.0f} s"
+        return (
+            f"exit {code} after {seconds:.0f} s; it went on at alpha, and moved after beta's boot "
+            f"of {booted:.0f} s"
+        )
 
     def the_power_of_the_target_fails_at_the_worst_moment(self) -> str:
-        """The source is ended, the target held the session: its checkpoint is on the target's disk, and runs after its boot."""
+        """The source is ended, the target held the session: its checkpoint is on the target's disk,
+        and runs after its boot.
+        """
         with self.session("durable") as name:
             code, said, _ = self._plug_at("go", name)
             if code != 12:
@@ -347,16 +408,24 @@ class Checks:
             command.wait()
 
     def the_power_of_the_source_fails_after_a_dump(self) -> str:
-        """A dump to S3 answers; at once the source is gone, with its disk: the session goes on at the other machine."""
+        """A dump to S3 answers; at once the source is gone, with its disk: the session goes on at
+        the other machine.
+        """
         with rclone() as server, self.session("lost") as name:
             bucket = server.endpoint.replace("127.0.0.1", GUESTS_CALL_US)
             variables = (
-                f"AWS_ENDPOINT_URL={bucket} AWS_ACCESS_KEY_ID={server.access_key} AWS_SECRET_ACCESS_KEY={server.secret_key}"
+                f"AWS_ENDPOINT_URL={bucket} AWS_ACCESS_KEY_ID={server.access_key} "
+                f"AWS_SECRET_ACCESS_KEY={server.secret_key}"
             )
-            environment = f"export {variables} AWS_DEFAULT_REGION=us-east-1 CRIUCTL_STORE=s3://sessions/vm; "
+            environment = (
+                f"export {variables} AWS_DEFAULT_REGION=us-east-1 CRIUCTL_STORE=s3://sessions/vm; "
+            )
             (server.data / "sessions").mkdir()
             self.alpha.sh(environment + "criuctl store init")
-            key = self.alpha.sh(environment + "criuctl store key --export /root/store.key >/dev/null && cat /root/store.key")
+            key = self.alpha.sh(
+                environment
+                + "criuctl store key --export /root/store.key >/dev/null && cat /root/store.key"
+            )
             self.beta.write("/root/store.key", key, "600")
             told = json.loads(self.alpha.sh(environment + f"criuctl dump {name} --json"))
             self.alpha.pull_plug()
@@ -365,10 +434,15 @@ class Checks:
             self.memory(self.beta)
             booted = self.reboot(self.alpha)
             self.lives(self.beta, name)
-        return f"{mib(told['bytes']['stored'])} in S3; it went on at beta; alpha came back after {booted:.0f} s and has no copy"
+        return (
+            f"{mib(told['bytes']['stored'])} in S3; it went on at beta; alpha came back after "
+            f"{booted:.0f} s and has no copy"
+        )
 
     def the_power_of_the_source_fails_and_its_own_disk_has_the_dump(self) -> str:
-        """A dump to a folder answers; at once the power goes: after the boot the checkpoint is whole."""
+        """A dump to a folder answers; at once the power goes: after the boot the checkpoint is
+        whole.
+        """
         with self.session("own") as name:
             self.alpha.criuctl("dump", name)
             self.alpha.pull_plug()

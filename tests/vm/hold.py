@@ -1,4 +1,6 @@
-"""criuctl on a machine, held at a named step until harm was done to somebody: `criuctl.pausepoints` over a FIFO there."""
+"""criuctl on a machine, held at a named step until harm was done to somebody: `criuctl.pausepoints`
+over a FIFO there.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Hold:
         self.fifo = "/run/hold"
         self.variables = f"CRIUCTL_PAUSE_AT={step} CRIUCTL_PAUSE_FIFO={self.fifo}"
         machine.sh(f"rm -f {self.fifo}")
-        self._process = machine.start(shlex.join(["python3", "-c", HOLD, self.fifo]), stdin=subprocess.PIPE)
+        self._process = machine.start(
+            shlex.join(["python3", "-c", HOLD, self.fifo]), stdin=subprocess.PIPE
+        )
         self._expect("listening")
 
     def reached(self, command: subprocess.Popen[str]) -> None:

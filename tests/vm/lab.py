@@ -1,4 +1,6 @@
-"""The two machines: their disks over one image, their wire, and criuctl, set up on each by the same scripts/setup (`base`)."""
+"""The two machines: their disks over one image, their wire, and criuctl, set up on each by the same
+scripts/setup (`base`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from pathlib import Path
 from .base import Base
 from .machine import Machine
 
-# The cable hangs on a bridge, for a third host can be put on it without a third machine: a network namespace with a client in it.
+# The cable hangs on a bridge, for a third host can be put on it without a third machine: a network
+# namespace with a client in it.
 NETWORK = {
     "10-bridge.netdev": "[NetDev]\nName=wire\nKind=bridge\n",
     "10-cable.network": "[Match]\nName=eth1\n[Network]\nBridge=wire\nIgnoreCarrierLoss=yes\n",
@@ -37,7 +40,9 @@ class Lab(Base):
         return self.both
 
     def boot(self) -> float:
-        """Both machines up, with names, addresses and a key to each other; the seconds until then."""
+        """Both machines up, with names, addresses and a key to each other; the seconds until
+        then.
+        """
         began = time.monotonic()
         for machine in self.both:
             self._overlay(self._folder / f"{machine.name}.qcow2", self._prepared)
@@ -63,13 +68,18 @@ class Lab(Base):
     def gamma(self) -> None:
         """A third host on the wire: a network namespace of beta's, behind its bridge."""
         self.beta.sh(
-            "ip netns add gamma && ip link add g0 type veth peer name eth0 netns gamma && ip link set g0 master wire up"
-            f" && ip -n gamma address add {GAMMA}/24 dev eth0 && ip -n gamma link set eth0 up && ip -n gamma link set lo up"
+            "ip netns add gamma && ip link add g0 type veth peer name eth0 netns gamma && ip link "
+            "set g0 master wire up"
+            f" && ip -n gamma address add {GAMMA}/24 dev eth0 && ip -n gamma link set eth0 up && "
+            "ip -n gamma link set lo up"
         )
 
     def _introduce(self, machine: Machine) -> None:
         """Its name, its address on the wire, and how it gets into the other one."""
-        files = {f"/etc/systemd/network/{name}": (text.format(address=machine.address), "644") for name, text in NETWORK.items()}
+        files = {
+            f"/etc/systemd/network/{name}": (text.format(address=machine.address), "644")
+            for name, text in NETWORK.items()
+        }
         hosts = "".join(f"{each.address} {each.name}\n" for each in self.both)
         files |= {
             "/etc/hosts": (f"127.0.0.1 localhost\n{hosts}", "644"),
@@ -79,5 +89,6 @@ class Lab(Base):
         for path, (text, mode) in files.items():
             machine.write(path, text, mode)
         machine.sh(
-            f"echo {machine.name} >/etc/hostname && hostname {machine.name} && networkctl reload && networkctl up eth1 wire"
+            f"echo {machine.name} >/etc/hostname && hostname {machine.name} && networkctl reload "
+            "&& networkctl up eth1 wire"
         )

@@ -1,7 +1,9 @@
-"""One virtual machine: QEMU with two network cards, one to this machine (ssh, and whatever it may reach), one to the other.
+"""One virtual machine: QEMU with two network cards, one to this machine (ssh, and whatever it may
+reach), one to the other.
 
-Without a word to the contrary the processor is emulated (TCG): that works everywhere, ``/dev/kvm`` or not.  The wire between two
-machines is a pair of datagram sockets, so either may vanish and come back at any time, as with a switch between them.
+Without a word to the contrary the processor is emulated (TCG): that works everywhere, ``/dev/kvm``
+or not.  The wire between two machines is a pair of datagram sockets, so either may vanish and come
+back at any time, as with a switch between them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _PAUSE = 0.2  # between two questions to somebody who has no way to call us
 
 
 class VmError(Exception):
-    """A machine, or a command on one, did not do what was asked; the message says all that is known."""
+    """A machine, or a command on one, did not do what was asked; the message says all that is
+    known.
+    """
 
 
 class Failed(VmError):
@@ -47,42 +51,82 @@ class Machine:
         self._qemu: subprocess.Popen[bytes] | None = None
         self._master: subprocess.Popen[bytes] | None = None
 
-    # -- power and cable -----------------------------------------------------------------------------------
+    # -- power and cable
+    # -----------------------------------------------------------------------------------
 
     def power_on(self, peer: str, *, memory: int = 1024, kvm: bool = False) -> None:
         """Start it; `wait_up` waits until it can be worked on."""
         self._path("wire").unlink(missing_ok=True)
-        wire = [f"local.type=unix,local.path={self._path('wire')}", f"remote.type=unix,remote.path={self._folder / peer}.wire"]
-        accelerator = ["-accel", "kvm", "-cpu", "host"] if kvm else ["-accel", "tcg,thread=multi", "-cpu", "Nehalem"]
-        argv = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-name", self.name, "-machine", "q35", *accelerator]
+        wire = [
+            f"local.type=unix,local.path={self._path('wire')}",
+            f"remote.type=unix,remote.path={self._folder / peer}.wire",
+        ]
+        accelerator = (
+            ["-accel", "kvm", "-cpu", "host"]
+            if kvm
+            else ["-accel", "tcg,thread=multi", "-cpu", "Nehalem"]
+        )
+        argv = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "qemu-system-x86_64",
+            "-name",
+            self.name,
+            "-machine",
+            "q35",
+            *accelerator,
+        ]
         argv += ["-smp", "1", "-m", str(memory), "-nodefaults", "-no-reboot", "-display", "none"]
-        argv += ["-drive", f"file={self._disk},if=virtio,cache=writeback"]  # what the guest has flushed outlives it
+        # what the guest has flushed outlives it
+        argv += ["-drive", f"file={self._disk},if=virtio,cache=writeback"]
         argv += ["-netdev", f"user,id=outside,hostfwd=tcp:127.0.0.1:{self._port}-:22"]
-        argv += ["-device", f"virtio-net-pci,netdev=outside,mac=52:54:00:77:01:0{self.number},romfile="]
+        argv += [
+            "-device",
+            f"virtio-net-pci,netdev=outside,mac=52:54:00:77:01:0{self.number},romfile=",
+        ]
         argv += ["-netdev", f"dgram,id=line,{','.join(wire)}"]
-        argv += ["-device", f"virtio-net-pci,id=cable,netdev=line,mac=52:54:00:77:02:0{self.number},romfile="]
+        argv += [
+            "-device",
+            f"virtio-net-pci,id=cable,netdev=line,mac=52:54:00:77:02:0{self.number},romfile=",
+        ]
         argv += ["-device", "virtio-rng-pci", "-serial", f"file:{self._path('console')}"]
         argv += ["-qmp", f"unix:{self._path('qmp')},server=on,wait=off"]
         with self._path("log").open("ab") as log:
-            self._qemu = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            self._qemu = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     def wait_up(self) -> float:
         """Wait until commands can be run; the seconds that it took."""
         began = time.monotonic()
         while not self._answers():
             if self._qemu is None or self._qemu.poll() is not None:
-                raise VmError(f"{self.name} did not start: {self._path('log').read_text(errors='replace')[-2000:]}")
+                raise VmError(
+                    f"{self.name} did not start: "
+                    f"{self._path('log').read_text(errors='replace')[-2000:]}"
+                )
             if time.monotonic() - began > BOOT:
-                raise VmError(f"{self.name} did not boot in {BOOT:.0f} s; its console: {self._console()}")
+                raise VmError(
+                    f"{self.name} did not boot in {BOOT:.0f} s; its console: {self._console()}"
+                )
             time.sleep(_PAUSE)
-        # One connection carries all commands: each one of its own would cost a second of an emulated processor.
+        # One connection carries all commands: each one of its own would cost a second of an
+        # emulated processor.
         with self._path("log").open("ab") as log:
             self._master = subprocess.Popen(
-                [*self._ssh(), "-N", "-M"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                [*self._ssh(), "-N", "-M"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         while not self._path("ssh").exists():
             if self._master.poll() is not None or time.monotonic() - began > BOOT:
-                raise VmError(f"{self.name} lets nobody in: {self._path('log').read_text(errors='replace')[-2000:]}")
+                raise VmError(
+                    f"{self.name} lets nobody in: "
+                    f"{self._path('log').read_text(errors='replace')[-2000:]}"
+                )
             time.sleep(_PAUSE)
         return time.monotonic() - began
 
@@ -102,14 +146,18 @@ class Machine:
         self._path("ssh").unlink(missing_ok=True)
 
     def reboot(self) -> float:
-        """As `systemctl reboot` does it, until the machine is off; `power_on` goes on from there.  The seconds that it took."""
+        """As `systemctl reboot` does it, until the machine is off; `power_on` goes on from there.
+        The seconds that it took.
+        """
         assert self._qemu is not None
         began = time.monotonic()
         self.start("systemctl reboot").communicate(timeout=COMMAND)
         try:
             self._qemu.wait(BOOT)
         except subprocess.TimeoutExpired:
-            raise VmError(f"{self.name} did not shut down in {BOOT:.0f} s; its console: {self._console()}") from None
+            raise VmError(
+                f"{self.name} did not shut down in {BOOT:.0f} s; its console: {self._console()}"
+            ) from None
         self.pull_plug()
         return time.monotonic() - began
 
@@ -121,12 +169,25 @@ class Machine:
         """Whether it runs at all."""
         return self._qemu is not None and self._qemu.poll() is None
 
-    # -- commands ------------------------------------------------------------------------------------------
+    # -- commands
+    # ------------------------------------------------------------------------------------------
 
-    def start(self, command: str, *, options: Sequence[str] = (), **pipes: Any) -> subprocess.Popen[str]:
+    def start(
+        self, command: str, *, options: Sequence[str] = (), **pipes: Any
+    ) -> subprocess.Popen[str]:
         """Begin a shell command on it; `options` of ssh come before the usual ones."""
-        wanted: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
-        return subprocess.Popen([*self._ssh(options), command], text=True, errors="replace", start_new_session=True, **wanted)
+        wanted: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        } | pipes
+        return subprocess.Popen(
+            [*self._ssh(options), command],
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            **wanted,
+        )
 
     def sh(self, command: str, *, timeout: float = COMMAND, check: bool = True) -> str:
         """What a shell command prints; `Failed` if it ends with another code than 0."""
@@ -136,7 +197,10 @@ class Machine:
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-            raise VmError(f"{self.name}: {command!r} did not end in {timeout:.0f} s: {out[-1000:]}{err[-2000:]}") from None
+            raise VmError(
+                f"{self.name}: {command!r} did not end in {timeout:.0f} s: "
+                f"{out[-1000:]}{err[-2000:]}"
+            ) from None
         if check and process.returncode != 0:
             raise Failed(f"{self.name}: {command}", process.returncode, out, err)
         return out
@@ -149,22 +213,43 @@ class Machine:
         return json.loads(out) if out.strip() else {}
 
     def login(self, command: str, *, terminal: bool = False) -> subprocess.Popen[str]:
-        """Begin a shell command in a login of its own, with a terminal or not; it is over when the command is."""
+        """Begin a shell command in a login of its own, with a terminal or not; it is over when the
+        command is.
+        """
         options = ["-o", "ControlPath=none", *(["-tt"] if terminal else [])]
         return self.start(command, options=options)
 
     def feed(self, command: str, data: bytes) -> None:
         """Run a shell command that reads this."""
-        done = subprocess.run([*self._ssh(), command], input=data, capture_output=True, timeout=COMMAND, check=False)
+        done = subprocess.run(
+            [*self._ssh(), command], input=data, capture_output=True, timeout=COMMAND, check=False
+        )
         if done.returncode != 0:
-            raise Failed(f"{self.name}: {command}", done.returncode, done.stdout.decode(), done.stderr.decode())
+            raise Failed(
+                f"{self.name}: {command}",
+                done.returncode,
+                done.stdout.decode(),
+                done.stderr.decode(),
+            )
 
     def write(self, path: str, text: str, mode: str = "644") -> None:
         """Put a file there."""
-        self.feed(f"umask 77; cat >{shlex.quote(path)} && chmod {mode} {shlex.quote(path)}", text.encode())
+        self.feed(
+            f"umask 77; cat >{shlex.quote(path)} && chmod {mode} {shlex.quote(path)}", text.encode()
+        )
 
     def _ssh(self, more: Sequence[str] = ()) -> list[str]:
-        return ["setpriv", "--pdeathsig", "KILL", "ssh", *more, *self._ssh_options(), "-p", str(self._port), "root@127.0.0.1"]
+        return [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "ssh",
+            *more,
+            *self._ssh_options(),
+            "-p",
+            str(self._port),
+            "root@127.0.0.1",
+        ]
 
     def _ssh_options(self) -> list[str]:
         options = {
@@ -178,11 +263,18 @@ class Machine:
             "ConnectTimeout": "60",
             "ServerAliveInterval": "30",
         }
-        return ["-F", os.devnull, *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
+        return [
+            "-F",
+            os.devnull,
+            *(word for key, value in options.items() for word in ("-o", f"{key}={value}")),
+        ]
 
     def _answers(self) -> bool:
         """Whether an ssh server says hello."""
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 2) as connection:
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", self._port), 2) as connection,
+        ):
             return connection.recv(4) == b"SSH-"
         return False
 
@@ -192,7 +284,10 @@ class Machine:
             monitor.connect(str(self._path("qmp")))
             with monitor.makefile("rw") as lines:
                 lines.readline()  # the greeting
-                for asked in ({"execute": "qmp_capabilities"}, {"execute": command, "arguments": arguments or {}}):
+                for asked in (
+                    {"execute": "qmp_capabilities"},
+                    {"execute": command, "arguments": arguments or {}},
+                ):
                     lines.write(json.dumps(asked) + "\n")
                     lines.flush()
                     while "return" not in (answer := json.loads(lines.readline())):

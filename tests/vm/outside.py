@@ -1,4 +1,6 @@
-"""What this machine hears of the tellers on the two others: the proof that a program never ran twice and was never lost."""
+"""What this machine hears of the tellers on the two others: the proof that a program never ran
+twice and was never lost.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,22 @@ class Observer:
     def wait_heard(self, name: str, host: str, count: int = 5) -> None:
         """Wait until `count` more numbers were told, and on that host."""
         before = len(self.told(name).numbers)
-        wait_for(lambda: self.told(name).hosts[before:].count(host) >= count, HEARD, f"{name} is heard on {host}")
+        wait_for(
+            lambda: self.told(name).hosts[before:].count(host) >= count,
+            HEARD,
+            f"{name} is heard on {host}",
+        )
 
     def journey(self, name: str) -> list[str]:
-        """The hosts that it has run on, in order; every number was told once, in order, or `VmError`."""
+        """The hosts that it has run on, in order; every number was told once, in order, or
+        `VmError`.
+        """
         told = self.told(name)
         for index, number in enumerate(told.numbers):
             if number != index + 1:
-                near = list(zip(told.numbers, told.hosts, strict=True))[max(0, index - 3) : index + 4]
+                near = list(zip(told.numbers, told.hosts, strict=True))[
+                    max(0, index - 3) : index + 4
+                ]
                 raise VmError(f"{name}: number {index + 1} should have come, but heard were {near}")
         return [host for host, _ in itertools.groupby(told.hosts)]
 

@@ -1,4 +1,6 @@
-"""The outcome of a run: a table for the terminal, and a file, RESULT.md or SYSTEMD.md, written by it and never by hand."""
+"""The outcome of a run: a table for the terminal, and a file, RESULT.md or SYSTEMD.md, written by
+it and never by hand.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Result:
 
     facts: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
-    rounds: list[tuple[str, list[dict[str, float]]]] = field(default_factory=list)  # of pre-copy: where, and what each came to
+    # of pre-copy: where, and what each came to
+    rounds: list[tuple[str, list[dict[str, float]]]] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
@@ -33,8 +36,13 @@ class Result:
     def table(self) -> str:
         """For people who wait for it."""
         width = max((len(row.name) for row in self.rows), default=0)
-        lines = [f"{'good' if r.good else 'BAD '}  {r.name:{width}}  {r.seconds:6.1f} s  {r.seen}" for r in self.rows]
-        return "\n".join([*lines, f"{sum(r.good for r in self.rows)} of {len(self.rows)} checks are good"])
+        lines = [
+            f"{'good' if r.good else 'BAD '}  {r.name:{width}}  {r.seconds:6.1f} s  {r.seen}"
+            for r in self.rows
+        ]
+        return "\n".join(
+            [*lines, f"{sum(r.good for r in self.rows)} of {len(self.rows)} checks are good"]
+        )
 
     def write(self, path: Path, command: str) -> None:
         """The file that tells of the last run of this command."""
@@ -44,15 +52,24 @@ class Result:
             "Written by the run itself; what is done and why stands in `tests/vm/`.",
             "",
         ]
-        lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in self.facts.items()), ""]
+        lines += [
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in self.facts.items()),
+            "",
+        ]
         lines += ["| check | | time | what was seen |", "|---|---|---|---|"]
         for row in self.rows:
             seen = " ".join(row.seen.split())[:600].replace("|", "\\|")
-            lines.append(f"| {row.name} | {'good' if row.good else '**BAD**'} | {row.seconds:.1f} s | {seen} |")
+            lines.append(
+                f"| {row.name} | {'good' if row.good else '**BAD**'} | {row.seconds:.1f} s | "
+                f"{seen} |"
+            )
         if self.rounds:
             lines += [
                 "",
-                "Pre-copy with dirty tracking: a round after the first reads only what was written to since the one before.",
+                "Pre-copy with dirty tracking: a round after the first reads only what was "
+                "written to since the one before.",
                 "",
             ]
             lines += ["| where | round | read | stored or sent | time |", "|---|---|---|---|---|"]

@@ -1,7 +1,9 @@
-"""What the demonstration moves: a program with a counter, a terminal and a listening socket, all of them in memory only.
+"""What the demonstration moves: a program with a counter, a terminal and a listening socket, all of
+them in memory only.
 
-`live.py PORT` counts twenty times a second, repeats each line that is typed, and answers every connection to PORT with one line
-that tells where it stands: the life it was born with, its count, how many lines it has read and the last of them.
+`live.py PORT` counts twenty times a second, repeats each line that is typed, and answers every
+connection to PORT with one line that tells where it stands: the life it was born with, its count,
+how many lines it has read and the last of them.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def answer(server: socket.socket) -> None:
         with client:
             last = lines[-1] if lines else ""
             try:
-                client.sendall(f"life={life} count={count} lines={len(lines)} last={last}\n".encode())
+                client.sendall(
+                    f"life={life} count={count} lines={len(lines)} last={last}\n".encode()
+                )
             except OSError:
                 pass  # who asked has gone
 

@@ -1,10 +1,13 @@
-"""Who sees all hosts at once, from a third one: does the program of the demonstration live once, and only once?
+"""Who sees all hosts at once, from a third one: does the program of the demonstration live once,
+and only once?
 
 observer.py ask ADDRESS PORT             one question; ends with 1 if nobody answers
-observer.py watch LOG PORT NAME=ADDRESS...   asks all of them ten times a second until it is ended, and writes down who answered
-observer.py judge LOG NAME...            whether the answers came from these hosts one after another, each time from one alone
+observer.py watch LOG PORT NAME=ADDRESS...   asks all of them ten times a second until it is ended,
+and writes down who answered observer.py judge LOG NAME...            whether the answers came from
+these hosts one after another, each time from one alone
 
-Two copies would answer in turns: there would be more changes than moves, or a count that goes back, or another life.
+Two copies would answer in turns: there would be more changes than moves, or a count that goes back,
+or another life.
 """
 
 from __future__ import annotations
@@ -71,8 +74,14 @@ def judge(log: str, expected: list[str]) -> int:
         last_time, last_count = float(when), count
     if [name for name, _ in stays] != expected:
         faults.append(f"it should have lived on {', '.join(expected)}, in this order")
-    print(f"{len(answers)} answers, in this order:", ", ".join(f"{number} of {name}" for name, number in stays))
-    print(f"silence between the last answer of a host and the first of the next: {', '.join(silences) or 'none'}")
+    print(
+        f"{len(answers)} answers, in this order:",
+        ", ".join(f"{number} of {name}" for name, number in stays),
+    )
+    print(
+        "silence between the last answer of a host and the first of the next: "
+        f"{', '.join(silences) or 'none'}"
+    )
     for fault in faults:
         print(f"WRONG: {fault}")
     return 1 if faults else 0

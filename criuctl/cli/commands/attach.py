@@ -28,30 +28,54 @@ if TYPE_CHECKING:
     exits=[3, 9, 10],
     see_also=["run", "ls", "send", "capture"],
 )
-@click.argument("name", shell_complete=complete.session, help="The session's name, or ssh://[USER@]HOST[:PORT]/NAME.")
-@click.option("--read-only", is_flag=True, help="Only look: nothing is typed, the window keeps its size.")
-@click.option("--take", is_flag=True, help="Take the write lease from whoever holds it.  [default: type once it is free]")
-@click.option("--stdio", is_flag=True, help="Carry the holder's protocol on standard input and output, for ssh://.")
+@click.argument(
+    "name",
+    shell_complete=complete.session,
+    help="The session's name, or ssh://[USER@]HOST[:PORT]/NAME.",
+)
+@click.option(
+    "--read-only", is_flag=True, help="Only look: nothing is typed, the window keeps its size."
+)
+@click.option(
+    "--take",
+    is_flag=True,
+    help="Take the write lease from whoever holds it.  [default: type once it is free]",
+)
+@click.option(
+    "--stdio",
+    is_flag=True,
+    help="Carry the holder's protocol on standard input and output, for ssh://.",
+)
 @command_argument(required=False, help="Start this as the session NAME if there is none.")
 @pass_app
-def attach(app: App, name: str, read_only: bool, take: bool, stdio: bool, command: tuple[str, ...]) -> int:
-    """Shows a session on this terminal and types into it; any number of terminals can do so at a time. One of them
-    writes: it holds the write lease, and the session's window has its size. The others see the same.
+def attach(
+    app: App, name: str, read_only: bool, take: bool, stdio: bool, command: tuple[str, ...]
+) -> int:
+    """Shows a session on this terminal and types into it; any number of terminals can do so at a
+    time. One of them
+    writes: it holds the write lease, and the session's window has its size. The others see the
+    same.
 
-    The screen is drawn as it is now, full-screen programs included, with what it scrolled by in this terminal's own
-    scrollback. The detach key (detach_key in the configuration, C-] by default) leaves the session running; in
-    pasted text it is text. When the session ends, the exit status is its own.
+    The screen is drawn as it is now, full-screen programs included, with what it scrolled by in
+    this terminal's own scrollback. The detach key (detach_key in the configuration, C-] by default)
+    leaves the session running; in pasted text it is text. When the session ends, the exit status is
+    its own.
 
-    A session that is checkpointed meanwhile says so and goes on here when it is restored on this host; one that moves to
-    another host is followed there, over ssh. A connection that is lost is made again, and continues where it broke.
+    A session that is checkpointed meanwhile says so and goes on here when it is restored on this
+    host; one that moves to another host is followed there, over ssh. A connection that is lost is
+    made again, and continues where it broke.
 
-    Who may look, write or take is what each client says of itself: all processes of the session's user, and root, may do
-    everything. Roles and the lease keep those apart who want to be; they protect from no process of the same user.
+    Who may look, write or take is what each client says of itself: all processes of the session's
+    user, and root, may do everything. Roles and the lease keep those apart who want to be; they
+    protect from no process of the same user.
     """
     from ..attaching import attach_to
 
     if app.json:
-        raise UsageError("attach has no JSON: standard output is the session's", hint="`criuctl capture NAME --json` has.")
+        raise UsageError(
+            "attach has no JSON: standard output is the session's",
+            hint="`criuctl capture NAME --json` has.",
+        )
     if read_only and take:
         raise UsageError("--read-only and --take contradict each other")
     role = "observe" if read_only else "admin" if take else "write"
@@ -59,11 +83,18 @@ def attach(app: App, name: str, read_only: bool, take: bool, stdio: bool, comman
         from ...session.client.remote import Remote
 
         if command or stdio:
-            raise UsageError("a session on another host is started there: `ssh HOST criuctl run ...`")
+            raise UsageError(
+                "a session on another host is started there: `ssh HOST criuctl run ...`"
+            )
         remote = Remote.parse(name, app.config)
         try:
             return attach_to(
-                app, remote.name, lambda resume: remote.connect(role, resume), read_only=read_only, take=take, patience=3600.0
+                app,
+                remote.name,
+                lambda resume: remote.connect(role, resume),
+                read_only=read_only,
+                take=take,
+                patience=3600.0,
             )
         finally:
             remote.close()
@@ -76,7 +107,9 @@ def attach(app: App, name: str, read_only: bool, take: bool, stdio: bool, comman
         relay(app.config, name)
         return 0
     if inside(app.config) == name:
-        raise UsageError(f"this terminal is inside of session {name!r}", hint="Attach from outside of it.")
+        raise UsageError(
+            f"this terminal is inside of session {name!r}", hint="Attach from outside of it."
+        )
 
     connect = partial(_connect, app.config, name, role)
     if command and ended(app.config, name):

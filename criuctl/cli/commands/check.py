@@ -18,10 +18,14 @@ LEVELS = ("error", "warning", "info")
 
 
 def findings_lines(findings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Findings for people: each cause once, as ``error  PID 12 fd 3: what``, and its remedy on a line of its own."""
+    """Findings for people: each cause once, as ``error  PID 12 fd 3: what``, and its remedy on a
+    line of its own.
+    """
     from ...report import Finding, summarised
 
-    told = summarised(Finding(**{key: f[key] for key in Finding.__struct_fields__ if key in f}) for f in findings)
+    told = summarised(
+        Finding(**{key: f[key] for key in Finding.__struct_fields__ if key in f}) for f in findings
+    )
     return [line for finding in told for line in _lines(finding.to_dict())]
 
 
@@ -44,16 +48,20 @@ def _lines(finding: Mapping[str, Any]) -> list[str]:
     exits=[3, 4, 7, 13],
     see_also=["dump", "doctor"],
 )
-@click.argument("target", shell_complete=complete.target, help="A PID, a session's name, unit:NAME or cgroup:PATH.")
+@click.argument(
+    "target",
+    shell_complete=complete.target,
+    help="A PID, a session's name, unit:NAME or cgroup:PATH.",
+)
 @pass_app
 def check(app: App, target: str) -> int:
-    """Looks at the process tree under TARGET, at its descriptors, mappings, namespaces and sockets, and
-    at this host's kernel, and tells everything that would keep a dump from succeeding, the
-    configuration's connection_rules included. Each finding names the process and the descriptor it is
-    about, and what to do; findings with one cause are one line with a count (under --json each stands
-    by itself). For programs that criuctl knows, the remedy is the program's own option. Nothing is
-    stopped or changed. With --store that store is asked, too: whether it is there, can be written and
-    its key opens it; the configured one is what `criuctl doctor` asks.
+    """Looks at the process tree under TARGET, at its descriptors, mappings, namespaces and sockets,
+    and at this host's kernel, and tells everything that would keep a dump from succeeding, the
+    configuration's connection_rules included. Each finding names the process and the descriptor it
+    is about, and what to do; findings with one cause are one line with a count (under --json each
+    stands by itself). For programs that criuctl knows, the remedy is the program's own option.
+    Nothing is stopped or changed. With --store that store is asked, too: whether it is there, can
+    be written and its key opens it; the configured one is what `criuctl doctor` asks.
 
     \b
     error    a dump would be refused or fail
@@ -75,7 +83,11 @@ def check(app: App, target: str) -> int:
         resolved = resolve_target(target, registry.lookup, registry.session_of)
     except PreflightRefused as error:  # no part of it need be looked at
         pid = int(target) if is_pid(target) else None
-        findings = [Finding("error", error.code, error.message.removeprefix(f"PID {pid}: "), error.hint, pid=pid)]
+        findings = [
+            Finding(
+                "error", error.code, error.message.removeprefix(f"PID {pid}: "), error.hint, pid=pid
+            )
+        ]
     else:
         findings = check_tree(resolved, app.config)
         with app.reporting() as reporter, suppress(NotFound, PlatformError):  # findings already

@@ -40,7 +40,16 @@ def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         others = len(c.get("holders", ())) - 1
         protocol = c["protocol"] or f"{c['family']} {c['type']}"
         fd = f"{c['fd']}" + (f" +{others}" if others > 0 else "")
-        cells = (str(c["pid"]), fd, protocol, c["state"], c["direction"], c["local"], f"{c['peer']}{behind}", policy)
+        cells = (
+            str(c["pid"]),
+            fd,
+            protocol,
+            c["state"],
+            c["direction"],
+            c["local"],
+            f"{c['peer']}{behind}",
+            policy,
+        )
         found.append(tuple(printable(cell) for cell in (*cells, c.get("reason", ""))))
     return found
 
@@ -49,12 +58,19 @@ def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     examples=[
         ("Which connections has process 4711 with its descendants?", "criuctl connections 4711"),
         ("Could they all be connected again?", "criuctl connections 4711 --connections reconnect"),
-        ("The peers outside, for a script:", "criuctl connections web --json | jq -r '.[] | select(.external) | .peer'"),
+        (
+            "The peers outside, for a script:",
+            "criuctl connections web --json | jq -r '.[] | select(.external) | .peer'",
+        ),
     ],
     exits=[3, 13],
     see_also=["check", "dump", "show"],
 )
-@click.argument("target", shell_complete=complete.target, help="A PID, a session's name, unit:NAME or cgroup:PATH.")
+@click.argument(
+    "target",
+    shell_complete=complete.target,
+    help="A PID, a session's name, unit:NAME or cgroup:PATH.",
+)
 @click.option(
     "--connections",
     "wish",
@@ -63,9 +79,9 @@ def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 )
 @pass_app
 def connections(app: App, target: str, wish: str | None) -> int:
-    """Lists the sockets of the process tree under TARGET that have, or wait for, another end: TCP and UDP, and unix
-    sockets whose other end is outside the tree; with what a dump now would decide for them by the rules of the
-    configuration (connection_rules, connections).
+    """Lists the sockets of the process tree under TARGET that have, or wait for, another end: TCP
+    and UDP, and unix sockets whose other end is outside the tree; with what a dump now would decide
+    for them by the rules of the configuration (connection_rules, connections).
 
     \b
     keep       comes back established, if its address is there
@@ -73,9 +89,9 @@ def connections(app: App, target: str, wish: str | None) -> int:
     hangup     the program sees the end of the connection
     refuse     there is no dump as long as it is open
 
-    A number behind the descriptor tells how many more descriptors share the socket. The tree is not stopped, nothing
-    is sent on its connections. Where a reconnect is asked for and the peer's protocol cannot be told from its port
-    or program, the peer is asked over a new connection.
+    A number behind the descriptor tells how many more descriptors share the socket. The tree is not
+    stopped, nothing is sent on its connections. Where a reconnect is asked for and the peer's
+    protocol cannot be told from its port or program, the peer is asked over a new connection.
     """
     from ...dump.connection_report import connections as look
     from ...host.registry import Registry
@@ -84,6 +100,8 @@ def connections(app: App, target: str, wish: str | None) -> int:
     registry = Registry(app.config)
     resolved = resolve_target(target, registry.lookup, registry.session_of)
     with app.reporting() as reporter:
-        found = [record.to_dict() for record in look(app.config, resolved, reporter=reporter, wish=wish)]
+        found = [
+            record.to_dict() for record in look(app.config, resolved, reporter=reporter, wish=wish)
+        ]
     app.emit_table(found, COLUMNS, rows(found), empty="no connections", brief=lambda: "")
     return 0

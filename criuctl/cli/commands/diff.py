@@ -33,7 +33,9 @@ def _name(side: Body) -> str:
 
 def _between(before: Body, after: Body) -> str:
     try:
-        seconds = (datetime.fromisoformat(after["created"]) - datetime.fromisoformat(before["created"])).total_seconds()
+        seconds = (
+            datetime.fromisoformat(after["created"]) - datetime.fromisoformat(before["created"])
+        ).total_seconds()
     except (TypeError, ValueError):
         return ""
     return f"{duration(abs(seconds) * 1000)} {'later' if seconds >= 0 else 'earlier'}"
@@ -47,7 +49,10 @@ def _header(body: Body) -> str:
     if before["session_id"] != after["session_id"]:
         facts.append("another session")
     lines = [f"{_name(before)} -> {_name(after)}: {', '.join(fact for fact in facts if fact)}"]
-    lines += [f"  {row['what']}: {_value(row['before'])} -> {_value(row['after'])}" for row in body["about"]]
+    lines += [
+        f"  {row['what']}: {_value(row['before'])} -> {_value(row['after'])}"
+        for row in body["about"]
+    ]
     return "\n".join(lines)
 
 
@@ -70,8 +75,12 @@ def _descriptor(d: Body) -> str:
 
 
 def _connection(c: Body) -> str:
-    way = f"{printable(c['local'])} -> {printable(c['peer'])}" if c["peer"] else printable(c["local"])
-    return f"{c['pid']}:{c['fd']} {printable(c['protocol'] or 'unix')} {way} {printable(c['state'])}"
+    way = (
+        f"{printable(c['local'])} -> {printable(c['peer'])}" if c["peer"] else printable(c["local"])
+    )
+    return (
+        f"{c['pid']}:{c['fd']} {printable(c['protocol'] or 'unix')} {way} {printable(c['state'])}"
+    )
 
 
 def _file(f: Body) -> str:
@@ -96,16 +105,26 @@ def _changes(change: Body) -> str:
         elif name == "mtime_ns":
             told.append("touched")
         elif name == "mode" and isinstance(change["before"][name], int):
-            told.append(f"mode {change['before'][name] & 0o7777:o} -> {change['after'][name] & 0o7777:o}")
+            told.append(
+                f"mode {change['before'][name] & 0o7777:o} -> {change['after'][name] & 0o7777:o}"
+            )
         else:
-            told.append(f"{name} {_value(change['before'][name])} -> {_value(change['after'][name])}")
+            told.append(
+                f"{name} {_value(change['before'][name])} -> {_value(change['after'][name])}"
+            )
     return ", ".join(told)
 
 
 def _part(title: str, part: Body, what: Callable[[Body], str]) -> str:
     counts = [f"{len(part[kind])} {kind}" for kind in ("added", "removed", "changed") if part[kind]]
     lines = [
-        ", ".join((f"{title}: {counts[0]}" if counts else f"{title}: none changed", *counts[1:], f"{part['same']} the same"))
+        ", ".join(
+            (
+                f"{title}: {counts[0]}" if counts else f"{title}: none changed",
+                *counts[1:],
+                f"{part['same']} the same",
+            )
+        )
     ]
     lines += [f"  + {what(one)}" for one in part["added"]]
     lines += [f"  - {what(one)}" for one in part["removed"]]
@@ -116,7 +135,9 @@ def _part(title: str, part: Body, what: Callable[[Body], str]) -> str:
 def _memory_rows(memory: Body) -> Iterable[tuple[str, ...]]:
     for space in memory["spaces"]:
         number = space["after_id"] if space["after_id"] is not None else space["before_id"]
-        whose = f"PID {number}" if space["kind"] == "task" else f"{printable(space['kind'])} {number}"
+        whose = (
+            f"PID {number}" if space["kind"] == "task" else f"{printable(space['kind'])} {number}"
+        )
         if None in (space["before_id"], space["after_id"]):
             yield (whose, "all of it", "", *_amounts(space))
             continue
@@ -125,15 +146,28 @@ def _memory_rows(memory: Body) -> Iterable[tuple[str, ...]]:
 
 
 def _amounts(of: Body) -> list[str]:
-    return [size(of[name]) if of[name] else "" for name in ("before", "after", "changed", "added", "removed")]
+    return [
+        size(of[name]) if of[name] else ""
+        for name in ("before", "after", "changed", "added", "removed")
+    ]
 
 
 def _memory(memory: Body) -> str:
-    amounts = [f"{size(memory[name])} {word}" for name, word in (("changed", "changed"), ("added", "new"), ("removed", "gone"))]
+    amounts = [
+        f"{size(memory[name])} {word}"
+        for name, word in (("changed", "changed"), ("added", "new"), ("removed", "gone"))
+    ]
     unit = "pages" if memory["exact"] else "windows of 256 KiB"
-    head = f"memory: {size(memory['before'])} -> {size(memory['after'])}; {', '.join(amounts)}, by {unit}"
+    head = (
+        f"memory: {size(memory['before'])} -> {size(memory['after'])}; {', '.join(amounts)}, by "
+        f"{unit}"
+    )
     rows = list(_memory_rows(memory))
-    return "\n".join([head, *(f"  {line}" for line in table(_MEMORY, rows).splitlines())]) if rows else head
+    return (
+        "\n".join([head, *(f"  {line}" for line in table(_MEMORY, rows).splitlines())])
+        if rows
+        else head
+    )
 
 
 def _told(body: Body) -> str:
@@ -149,25 +183,43 @@ def _told(body: Body) -> str:
         ("What has changed between the last two snapshots?", "criuctl diff web@-2 web"),
         ("How many pages exactly?", "criuctl diff web@1 web@2 --exact"),
         ("Has nothing changed? For a script:", "criuctl diff web@1 web@2 --json | jq -e .same"),
-        ("The files that changed:", "criuctl diff web@1 web --json | jq -r '.files.changed[].after.path'"),
+        (
+            "The files that changed:",
+            "criuctl diff web@1 web --json | jq -r '.files.changed[].after.path'",
+        ),
     ],
     exits=[3, 7, 8],
     see_also=["show", "list", "restore"],
 )
-@click.argument("before", metavar="REF", shell_complete=complete.checkpoint_ref, help="NAME, NAME@N, or the begin of an id.")
-@click.argument("after", metavar="REF", shell_complete=complete.checkpoint_ref, help="Likewise; compared with the first.")
+@click.argument(
+    "before",
+    metavar="REF",
+    shell_complete=complete.checkpoint_ref,
+    help="NAME, NAME@N, or the begin of an id.",
+)
+@click.argument(
+    "after",
+    metavar="REF",
+    shell_complete=complete.checkpoint_ref,
+    help="Likewise; compared with the first.",
+)
 @click.option(
-    "--exact", is_flag=True, help="Read the memory where it differs and count pages; without it every window that differs counts."
+    "--exact",
+    is_flag=True,
+    help=(
+        "Read the memory where it differs and count pages; without it every window that differs "
+        "counts."
+    ),
 )
 @pass_app
 def diff(app: App, before: str, after: str, exact: bool) -> int:
-    """Tells what differs between two checkpoints, of one session or of two: processes, descriptors and their offsets,
-    connections, files, and memory by region. Nothing is restored, and memory is compared by the names of its chunks
-    without being read. Ends with 0 whether they differ or not.
+    """Tells what differs between two checkpoints, of one session or of two: processes, descriptors
+    and their offsets, connections, files, and memory by region. Nothing is restored, and memory is
+    compared by the names of its chunks without being read. Ends with 0 whether they differ or not.
 
-    Processes are paired by PID and command line, then by their place in the tree; PIDs are those that the tree itself
-    sees. Numbers that every restore changes (inodes, start times) are no difference. Descriptors are told of processes
-    that both checkpoints have.
+    Processes are paired by PID and command line, then by their place in the tree; PIDs are those
+    that the tree itself sees. Numbers that every restore changes (inodes, start times) are no
+    difference. Descriptors are told of processes that both checkpoints have.
 
     \b
     In the JSON:
@@ -187,5 +239,9 @@ def diff(app: App, before: str, after: str, exact: bool) -> int:
 
     with app.reporting() as reporter:
         body = compare(app.config, before, after, exact=exact, reporter=reporter).to_dict()
-    app.emit(body, lambda: _told(body), brief=lambda: "" if body["same"] else f"{_name(body['before'])} {_name(body['after'])}")
+    app.emit(
+        body,
+        lambda: _told(body),
+        brief=lambda: "" if body["same"] else f"{_name(body['before'])} {_name(body['after'])}",
+    )
     return 0

@@ -45,19 +45,26 @@ def _exit_codes() -> dict[str, int]:
     is_flag=False,
     flag_value="-",
     type=click.Path(dir_okay=False),
-    help="Write a page for a bug report, to a new FILE or on standard output.  [default: only what was found]",
+    help=(
+        "Write a page for a bug report, to a new FILE or on standard output.  [default: only what "
+        "was found]"
+    ),
 )
 @pass_app
 def doctor(app: App, page_: str | None) -> int:
-    """Checks what does not depend on a process tree: the CRIU that is used and what it can do on this kernel, the
-    kernel's features, privileges, configuration, folders, and the store with its key. Each finding has a remedy.
+    """Checks what does not depend on a process tree: the CRIU that is used and what it can do on
+    this kernel, the kernel's features, privileges, configuration, folders, and the store with its
+    key. Each finding has a remedy.
 
-    Ends with 0 when nothing stands in the way; with 13 when CRIU or the kernel does, with 7 or 8 when the store does.
+    Ends with 0 when nothing stands in the way; with 13 when CRIU or the kernel does, with 7 or 8
+    when the store does.
 
-    --report makes a page of that and of versions, kernel, memory and disks, the store, what the configuration sets, sessions, the
-    newest events and the first errors in kept logs of CRIU. It holds no command lines, environments, labels or contents;
-    what a setting may have of a secret is not shown, and the values of variables that sound like secrets are struck out. Read it
-    before you send it: it has names of this host, of sessions, users' folders and buckets. It ends with 0 whatever is wrong.
+    --report makes a page of that and of versions, kernel, memory and disks, the store, what the
+    configuration sets, sessions, the newest events and the first errors in kept logs of CRIU. It
+    holds no command lines, environments, labels or contents; what a setting may have of a secret is
+    not shown, and the values of variables that sound like secrets are struck out. Read it before
+    you send it: it has names of this host, of sessions, users' folders and buckets. It ends with 0
+    whatever is wrong.
     """
     if page_ is not None:
         return _report(app, page_)
@@ -70,7 +77,12 @@ def doctor(app: App, page_: str | None) -> int:
     def human() -> str:
         verdict = "not ready" if errors else "ready"
         lines = findings_lines(found)
-        return "\n".join([*lines, f"{verdict}: {plural(len(errors), 'error')}, {plural(len(warnings), 'warning')}"])
+        return "\n".join(
+            [
+                *lines,
+                f"{verdict}: {plural(len(errors), 'error')}, {plural(len(warnings), 'warning')}",
+            ]
+        )
 
     def brief() -> str:
         return "\n".join(findings_lines(errors))
@@ -87,7 +99,8 @@ def _report(app: App, where: str) -> int:
         app.emit(body, lambda: _page(body))
         return 0
     try:
-        fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # first: the rest takes a while
+        # first: the rest takes a while
+        fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
                 body = report(app.config)
@@ -109,7 +122,14 @@ def _page(body: dict[str, Any]) -> str:
     for name, part in body.items():
         if name == "made":
             continue
-        lines += ["", f"## {_TITLES.get(name, name.capitalize())}", "", "```", *_block(name, part), "```"]
+        lines += [
+            "",
+            f"## {_TITLES.get(name, name.capitalize())}",
+            "",
+            "```",
+            *_block(name, part),
+            "```",
+        ]
     return "\n".join(lines)
 
 
@@ -126,14 +146,21 @@ def _block(name: str, part: Any) -> list[str]:
         return [f"{printable(log['log'])}: {printable(log['error'])}" for log in part] or ["none"]
     if name == "sessions":
         each = [
-            f"{printable(one['session'])}: {one['state']}, incarnation {one['incarnation']}, since {one['since'] or 'unknown'}"
+            f"{printable(one['session'])}: {one['state']}, incarnation {one['incarnation']}, "
+            f"since {one['since'] or 'unknown'}"
             for one in part["sessions"]
         ]
-        return [", ".join(f"{count} {state}" for state, count in part["states"].items()) or "none", *each]
+        return [
+            ", ".join(f"{count} {state}" for state, count in part["states"].items()) or "none",
+            *each,
+        ]
     rows: list[tuple[str, str]] = []
     for key, value in part.items():
         inner = value.items() if key in _SPREAD else [(key, value)]
-        rows += [(inner_key.replace("_", " "), _words(inner_key, inner_value)) for inner_key, inner_value in inner]
+        rows += [
+            (inner_key.replace("_", " "), _words(inner_key, inner_value))
+            for inner_key, inner_value in inner
+        ]
     return facts(rows).splitlines()
 
 
@@ -141,7 +168,11 @@ def _words(key: str, value: Any) -> str:
     """A value, or what is in it, on one line."""
     if isinstance(value, dict):
         return (
-            ", ".join(f"{inner_key.replace('_', ' ')} {_words(inner_key, inner)}" for inner_key, inner in value.items()) or "none"
+            ", ".join(
+                f"{inner_key.replace('_', ' ')} {_words(inner_key, inner)}"
+                for inner_key, inner in value.items()
+            )
+            or "none"
         )
     if isinstance(value, list):
         return " ".join(_words(key, inner) for inner in value) or "none"

@@ -20,12 +20,16 @@ MAX_FREEZE = click.option(
     "--max-freeze",
     metavar="SECONDS",
     type=Seconds(0, 2_000_000),
-    help="Undo the dump when the tree has been frozen for this long, 0: never; it runs on, and the exit code is 12."
-    "  [default: the configuration's max_freeze: 300 for a tree that goes on afterwards, 3600 for one that ends or moves]",
+    help="Undo the dump when the tree has been frozen for this long, 0: never; it runs on, and "
+    "the exit code is 12."
+    "  [default: the configuration's max_freeze: 300 for a tree that goes on afterwards, 3600 "
+    "for one that ends or moves]",
 )
 
 
-def parse_labels(_ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+def parse_labels(
+    _ctx: click.Context, param: click.Parameter, values: Sequence[str]
+) -> dict[str, str]:
     """``K=V`` words as a mapping; a usage error for a word without ``=`` or a key given twice."""
     labels: dict[str, str] = {}
     for word in values:
@@ -52,36 +56,71 @@ def outcome_line(result: Mapping[str, Any]) -> str:
 def _outcome(result: Mapping[str, Any]) -> str:
     """The same, and the connections of which something else will become than was wished."""
     rounds = result.get("precopy", ())
-    ahead = [f"  pre-copy: {plural(len(rounds), 'round')}, {size(sum(r['new'] for r in rounds))} ahead"] if rounds else []
+    ahead = (
+        [f"  pre-copy: {plural(len(rounds), 'round')}, {size(sum(r['new'] for r in rounds))} ahead"]
+        if rounds
+        else []
+    )
     denied = [c for c in result["connections"] if c["external"] and c["reason"]]
-    return "\n".join([outcome_line(result), *ahead, *(f"  {line}" for line in connection_lines(denied, "policy"))])
+    return "\n".join(
+        [
+            outcome_line(result),
+            *ahead,
+            *(f"  {line}" for line in connection_lines(denied, "policy")),
+        ]
+    )
 
 
 @page(
     examples=[
-        ("Store process 4711 and all its descendants under the name web, and end them:", "criuctl dump 4711 --name web"),
-        ("Take a backup of it and let it run on:", "criuctl dump 4711 --name web --leave-running --store s3://backups/trees"),
-        ("Freeze it for a moment only: store its memory while it runs, then what changed:", "criuctl dump 4711 --pre-copy"),
-        ("Take the database files along as they are at this moment:", "criuctl dump 4711 --name db --with-files /srv/db"),
-        ("It is worth nothing after the schema has changed:", "criuctl dump db --require 'output:pg_dump --schema-only app'"),
+        (
+            "Store process 4711 and all its descendants under the name web, and end them:",
+            "criuctl dump 4711 --name web",
+        ),
+        (
+            "Take a backup of it and let it run on:",
+            "criuctl dump 4711 --name web --leave-running --store s3://backups/trees",
+        ),
+        (
+            "Freeze it for a moment only: store its memory while it runs, then what changed:",
+            "criuctl dump 4711 --pre-copy",
+        ),
+        (
+            "Take the database files along as they are at this moment:",
+            "criuctl dump 4711 --name db --with-files /srv/db",
+        ),
+        (
+            "It is worth nothing after the schema has changed:",
+            "criuctl dump db --require 'output:pg_dump --schema-only app'",
+        ),
     ],
     exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
     see_also=["check", "connections", "restore", "snapshot", "show"],
 )
-@click.argument("target", shell_complete=complete.target, help="A PID, a session's name, unit:NAME or cgroup:PATH.")
+@click.argument(
+    "target",
+    shell_complete=complete.target,
+    help="A PID, a session's name, unit:NAME or cgroup:PATH.",
+)
 @click.option(
     "--name",
     metavar="NAME",
     shell_complete=complete.session_name,
-    help="Name of the session; its checkpoints are NAME@1, NAME@2, ...  [default: the session's own name,"
+    help="Name of the session; its checkpoints are NAME@1, NAME@2, ...  [default: the session's "
+    "own name,"
     " else made from the command and the PID]",
 )
-@click.option("--leave-running", is_flag=True, help="Let the tree run on when it is stored.  [default: end it]")
+@click.option(
+    "--leave-running",
+    is_flag=True,
+    help="Let the tree run on when it is stored.  [default: end it]",
+)
 @click.option(
     "--pre-copy",
     "precopy",
     is_flag=True,
-    help="Store the memory in rounds while the tree runs, and freeze it when little is left to store: the freeze is shorter,"
+    help="Store the memory in rounds while the tree runs, and freeze it when little is left to "
+    "store: the freeze is shorter,"
     " the whole takes longer and may store more.",
 )
 @click.option(
@@ -97,20 +136,24 @@ def _outcome(result: Mapping[str, Any]) -> str:
     metavar="PATH",
     multiple=True,
     type=click.Path(),
-    help="Take this file or folder along as it is while the tree is frozen, and what it leads to if it is a link; may be given"
+    help="Take this file or folder along as it is while the tree is frozen, and what it leads to "
+    "if it is a link; may be given"
     " several times. Of other files open for writing, size and hash are recorded.",
 )
 @click.option(
     "--carry-binaries",
     is_flag=True,
-    help="Take programs and libraries along, all that the tree has mapped: a host that lacks them, or has others,"
+    help="Take programs and libraries along, all that the tree has mapped: a host that lacks "
+    "them, or has others,"
     " can restore it.",
 )
 @click.option(
     "--connections",
     type=POLICIES,
-    help="What a restore does with connections to outside the tree, all of them: keep them alive, connect them again, let the"
-    " program see a hang-up; or refuse to dump.  [default: by the configuration's rules; else its policy, else hangup, and"
+    help="What a restore does with connections to outside the tree, all of them: keep them alive, "
+    "connect them again, let the"
+    " program see a hang-up; or refuse to dump.  [default: by the configuration's rules; else its "
+    "policy, else hangup, and"
     " datagram sockets are kept]",
 )
 @click.option(
@@ -118,8 +161,10 @@ def _outcome(result: Mapping[str, Any]) -> str:
     "require",
     metavar="KIND:WHAT",
     multiple=True,
-    help="What must be so where this checkpoint is restored, or it is stale and refused: file:PATH has the contents that it has"
-    " now, command:CMD ends with 0, output:CMD prints what it prints now, age:SPAN is not over; may be given several times."
+    help="What must be so where this checkpoint is restored, or it is stale and refused: "
+    "file:PATH has the contents that it has"
+    " now, command:CMD ends with 0, output:CMD prints what it prints now, age:SPAN is not over; "
+    "may be given several times."
     "  [default: the configuration's predicates]",
 )
 @click.option(
@@ -127,7 +172,10 @@ def _outcome(result: Mapping[str, Any]) -> str:
     metavar="SECONDS",
     type=Seconds(0, 86400),
     default=0.0,
-    help="Before the freeze, wait up to this long until connections to outside are idle.  [default: by the rules, else 0]",
+    help=(
+        "Before the freeze, wait up to this long until connections to outside are idle.  "
+        "[default: by the rules, else 0]"
+    ),
 )
 @MAX_FREEZE
 @pass_app
@@ -145,36 +193,42 @@ def dump(
     require: tuple[str, ...],
     max_freeze: float | None,
 ) -> int:
-    """Freezes the process tree under TARGET, writes a complete image of it into the store, and then ends the tree,
-    or lets it run on with --leave-running. The options that CRIU needs for this very tree are found by criuctl.
+    """Freezes the process tree under TARGET, writes a complete image of it into the store, and then
+    ends the tree, or lets it run on with --leave-running. The options that CRIU needs for this very
+    tree are found by criuctl.
 
-    Everything that can be checked is checked before the tree is frozen: the host, the tree (see `criuctl check`),
-    that the store can be written and that the key is the right one. The tree is ended only after the
-    checkpoint is complete and durable in the store. Whatever fails, the tree goes on running, or a complete
-    checkpoint exists. What stands in the way for a moment only, a process that is just ending, say, is tried up to five
-    times, and the tree runs in between.
+    Everything that can be checked is checked before the tree is frozen: the host, the tree (see
+    `criuctl check`), that the store can be written and that the key is the right one. The tree is
+    ended only after the checkpoint is complete and durable in the store. Whatever fails, the tree
+    goes on running, or a complete checkpoint exists. What stands in the way for a moment only, a
+    process that is just ending, say, is tried up to five times, and the tree runs in between.
 
-    With --connections reconnect, or a rule that says so, the peers of idle connections are asked, when the tree is
-    frozen, what they hold for the session; a connection whose session cannot be set up again is hung up at the
-    restore (or refused, by the rule), and the reason is in the checkpoint. See `criuctl connections`.
+    With --connections reconnect, or a rule that says so, the peers of idle connections are asked,
+    when the tree is frozen, what they hold for the session; a connection whose session cannot be
+    set up again is hung up at the restore (or refused, by the rule), and the reason is in the
+    checkpoint. See `criuctl connections`.
 
-    A tree that is to end stays frozen until its checkpoint is durable in the store: --pre-copy makes that short. Each
-    of its rounds stores what changed since the one before; they end when what changed is stored in 0.3 seconds, when
-    rounds do not get smaller (the tree writes faster than the store takes), or after the fifth.
+    A tree that is to end stays frozen until its checkpoint is durable in the store: --pre-copy
+    makes that short. Each of its rounds stores what changed since the one before; they end when
+    what changed is stored in 0.3 seconds, when rounds do not get smaller (the tree writes faster
+    than the store takes), or after the fifth.
 
-    With --carry-binaries a restore that finds one of the tree's programs and libraries missing, or another one in its place,
-    gives the tree its own, in a mount namespace of its own: the host's files stay as they are, and nothing is left when the
-    tree ends. Programs that the tree starts later see them, too. What is not mapped, scripts and modules, needs --with-files.
-    In a tree that is not root's alone, set-uid programs then run without their owners' rights; and a file that is not root's
-    comes to no folder of root's, nor to where a link of a user leads.
+    With --carry-binaries a restore that finds one of the tree's programs and libraries missing, or
+    another one in its place, gives the tree its own, in a mount namespace of its own: the host's
+    files stay as they are, and nothing is left when the tree ends. Programs that the tree starts
+    later see them, too. What is not mapped, scripts and modules, needs --with-files.  In a tree
+    that is not root's alone, set-uid programs then run without their owners' rights; and a file
+    that is not root's comes to no folder of root's, nor to where a link of a user leads.
 
-    A --require is looked at just before the freeze, and is in the checkpoint; what is not so then is refused. Commands are run by
-    sh, as criuctl's user, for hook_timeout seconds at most. At a restore they are run on the host that took the checkpoint, and
-    on hosts whose configuration has the same command under `predicates`; elsewhere the checkpoint counts as stale.
+    A --require is looked at just before the freeze, and is in the checkpoint; what is not so then
+    is refused. Commands are run by sh, as criuctl's user, for hook_timeout seconds at most. At a
+    restore they are run on the host that took the checkpoint, and on hosts whose configuration has
+    the same command under `predicates`; elsewhere the checkpoint counts as stale.
 
-    A store that does not answer, a hook or a holder that hangs do not keep the tree frozen for ever: see --max-freeze. The time
-    begins when CRIU stops the first process. A tree that is to end waits for its checkpoint, however large and however slow the
-    store, so that bound is wide; for one that goes on, being frozen is the harm itself.
+    A store that does not answer, a hook or a holder that hangs do not keep the tree frozen for
+    ever: see --max-freeze. The time begins when CRIU stops the first process. A tree that is to end
+    waits for its checkpoint, however large and however slow the store, so that bound is wide; for
+    one that goes on, being frozen is the harm itself.
 
     What the store holds already, from an earlier dump of the same tree say, is not stored again.
     """
@@ -196,5 +250,7 @@ def dump(
         )
         result = dump_tree(app.config, target, wishes=wishes, reporter=reporter)
     body = result.to_dict()
-    lost = unheard(lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"])))
+    lost = unheard(
+        lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"]))
+    )
     return DEGRADED if result.degraded or lost else 0

@@ -13,7 +13,14 @@ from ..pages import page
 from ..streams import reader_gone, write_result
 from ..text import Column, duration, printable, size
 
-_COLUMNS = (Column("seq", right=True), Column("time"), Column("operation"), Column("session"), Column("outcome"), Column("facts"))
+_COLUMNS = (
+    Column("seq", right=True),
+    Column("time"),
+    Column("operation"),
+    Column("session"),
+    Column("outcome"),
+    Column("facts"),
+)
 
 
 def _facts(event: Mapping[str, Any]) -> str:
@@ -41,7 +48,14 @@ def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
         outcome += f" {event.get('exit_code')} ({event.get('error', '')})"
     session = str(event.get("session") or event.get("schedule") or event.get("pid") or "-")
     session += f"@{event['number']}" if event.get("number") else ""
-    columns = (event["seq"], event.get("time", ""), event.get("operation", ""), session, outcome, _facts(event))
+    columns = (
+        event["seq"],
+        event.get("time", ""),
+        event.get("operation", ""),
+        session,
+        outcome,
+        _facts(event),
+    )
     return tuple(printable(str(value)) for value in columns)
 
 
@@ -51,7 +65,9 @@ def line(event: Mapping[str, Any]) -> str:
 
 
 def _of(event: Mapping[str, Any], session: str | None) -> bool:
-    return session is None or session == event.get("session") or session in event.get("sessions", ())
+    return (
+        session is None or session == event.get("session") or session in event.get("sessions", ())
+    )
 
 
 @page(
@@ -72,23 +88,30 @@ def _of(event: Mapping[str, Any], session: str | None) -> bool:
 )
 @click.option("--follow", is_flag=True, help="Go on printing what comes.")
 @click.option(
-    "--session", metavar="NAME", shell_complete=complete.session, help="Only events of this session.  [default: of all]"
+    "--session",
+    metavar="NAME",
+    shell_complete=complete.session,
+    help="Only events of this session.  [default: of all]",
 )
 @pass_app
 def events(app: App, since: int | None, follow: bool, session: str | None) -> int:
-    """Prints the event log of this host: an event for each operation that changed something, or failed to: run, dump,
-    snapshot, restore, migrate, receive, resolve, pause, halt, resume, kill, forget, fence, rm, prune, pin, unpin, gc, import,
-    store-init, key-add and the like, whoever called for it: a person, a schedule, a supervisor. What these did as a whole is
-    one more event when it has ended: schedule-run, maintenance-begin, maintenance-end, recover, supervise (which fails with 6
-    when it gives up); self-fence and self-fence-end are of a supervised session that stands still and goes on. What only
-    looks is not in it, nor what programs in a session do, their end included.
+    """Prints the event log of this host: an event for each operation that changed something, or
+    failed to: run, dump, snapshot, restore, migrate, receive, resolve, pause, halt, resume, kill,
+    forget, fence, rm, prune, pin, unpin, gc, import, store-init, key-add and the like, whoever
+    called for it: a person, a schedule, a supervisor. What these did as a whole is one more event
+    when it has ended: schedule-run, maintenance-begin, maintenance-end, recover, supervise (which
+    fails with 6 when it gives up); self-fence and self-fence-end are of a supervised session that
+    stands still and goes on. What only looks is not in it, nor what programs in a session do, their
+    end included.
 
-    Events are numbered without gap, over reboots too, and are in events.jsonl in state_dir, a JSON object a line, for root
-    alone; of full files the newest eight are kept, at 4 MiB each. They hold names, numbers and codes, and no message, command
-    line, label or secret. `events: journald` or `events: syslog` in the configuration sends them there, too.
+    Events are numbered without gap, over reboots too, and are in events.jsonl in state_dir, a JSON
+    object a line, for root alone; of full files the newest eight are kept, at 4 MiB each. They hold
+    names, numbers and codes, and no message, command line, label or secret. `events: journald` or
+    `events: syslog` in the configuration sends them there, too.
 
-    An event that cannot be written (disk full) is left out, which is told as a warning; the operation is not concerned. Of a
-    criuctl that was killed (kill -9, power cut) the next operation tells: interrupted, exit code 137, and when it began.
+    An event that cannot be written (disk full) is left out, which is told as a warning; the
+    operation is not concerned. Of a criuctl that was killed (kill -9, power cut) the next operation
+    tells: interrupted, exit code 137, and when it began.
 
     --json prints an array, and with --follow an object a line.
     """
@@ -103,9 +126,18 @@ def events(app: App, since: int | None, follow: bool, session: str | None) -> in
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        raise PlatformError(f"the event log {log.path} cannot be read: {error.strerror}", hint="Run criuctl as root.") from error
+        raise PlatformError(
+            f"the event log {log.path} cannot be read: {error.strerror}",
+            hint="Run criuctl as root.",
+        ) from error
     rows = [_row(event) for event in found]
-    app.emit_table(found, _COLUMNS, rows, empty="no events", brief=lambda: "\n".join(str(event["seq"]) for event in found))
+    app.emit_table(
+        found,
+        _COLUMNS,
+        rows,
+        empty="no events",
+        brief=lambda: "\n".join(str(event["seq"]) for event in found),
+    )
     return 0
 
 

@@ -20,21 +20,45 @@ from ..streams import write_bytes
     see_also=["send", "wait", "run"],
 )
 @name_argument
-@click.option("--force", is_flag=True, help="Type it even if no shell is seen at its prompt: a shell behind ssh, say.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Type it even if no shell is seen at its prompt: a shell behind ssh, say.",
+)
 @take_option
-@timeout_option("Seconds until the command has to be done; ends with 12, and the command runs on.  [default: none]", None)
-@command_argument(required=True, help="A command and its arguments; a single word is a line of shell.")
+@timeout_option(
+    (
+        "Seconds until the command has to be done; ends with 12, and the command runs on.  "
+        "[default: "
+        "none]"
+    ),
+    None,
+)
+@command_argument(
+    required=True, help="A command and its arguments; a single word is a line of shell."
+)
 @pass_app
-def exec_(app: App, name: str, force: bool, take: bool, timeout: float | None, command: tuple[str, ...]) -> int:
-    """Runs a command in the live shell of a session (bash, zsh, sh), as if typed at its prompt, prints what it prints, and
-    ends with its exit code. The shell evaluates it itself, so cd and variables last. A half-typed line is dropped.
+def exec_(
+    app: App, name: str, force: bool, take: bool, timeout: float | None, command: tuple[str, ...]
+) -> int:
+    """Runs a command in the live shell of a session (bash, zsh, sh), as if typed at its prompt,
+    prints what it prints, and ends with its exit code. The shell evaluates it itself, so cd and
+    variables last. A half-typed line is dropped.
 
-    Where no shell is at a prompt this says what is in the foreground, and ends with 9. Output is what the terminal shows,
-    standard error included.
+    Where no shell is at a prompt this says what is in the foreground, and ends with 9. Output is
+    what the terminal shows, standard error included.
     """
     from ...ops.typing import run_in_shell
 
-    body = run_in_shell(app.config, name, command, None if app.json else write_bytes, take=take, timeout=timeout, force=force)
+    body = run_in_shell(
+        app.config,
+        name,
+        command,
+        None if app.json else write_bytes,
+        take=take,
+        timeout=timeout,
+        force=force,
+    )
     if app.json:
         app.emit(body, lambda: "")
     return int(body["exit_code"])

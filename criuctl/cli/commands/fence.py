@@ -36,26 +36,40 @@ def _line(body: Mapping[str, Any]) -> str:
     examples=[
         ("When the network is back, or at boot:", "criuctl fence --all"),
         ("From cron; only what was stopped is told:", "* * * * * criuctl fence --all -q"),
-        ("Have a look at the stale copy before it is ended:", "criuctl fence web --freeze-only\ncriuctl capture web"),
+        (
+            "Have a look at the stale copy before it is ended:",
+            "criuctl fence web --freeze-only\ncriuctl capture web",
+        ),
     ],
     exits=[3, 7, 8, 9, 10, 12],
     see_also=["restore", "snapshot", "status", "kill"],
 )
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete.session, help="Sessions of this host.")
+@click.argument(
+    "names",
+    nargs=-1,
+    metavar="[NAME]...",
+    shell_complete=complete.session,
+    help="Sessions of this host.",
+)
 @click.option("--all", "all_", is_flag=True, help="Every session that runs on this host.")
-@click.option("--freeze-only", is_flag=True, help="Freeze the stale copy and leave it so.  [default: end it]")
+@click.option(
+    "--freeze-only", is_flag=True, help="Freeze the stale copy and leave it so.  [default: end it]"
+)
 @pass_app
 def fence(app: App, names: tuple[str, ...], all_: bool, freeze_only: bool) -> int:
-    """Looks whether another host has taken over (criuctl restore --take-over) a session that runs here, and if so
-    stops what runs here: a session has one home. Every process is frozen, those who are attached are told, then
-    every process is killed, without being asked; the session is lost here, and criuctl status tells why. A dump or
-    a snapshot that finds its session taken over does the same.
+    """Looks whether another host has taken over (criuctl restore --take-over) a session that runs
+    here, and if so stops what runs here: a session has one home. Every process is frozen, those who
+    are attached are told, then every process is killed, without being asked; the session is lost
+    here, and criuctl status tells why. A dump or a snapshot that finds its session taken over does
+    the same.
 
-    A session has a lease, in the store, from its first snapshot or restore on; each take-over raises the lease's epoch.
-    Only a higher epoch than that of this host's own claim stops anything: a store that does not answer (exit 7), or
-    that has no lease to show, stops nothing. Stores without conditional writes give no leases.
+    A session has a lease, in the store, from its first snapshot or restore on; each take-over
+    raises the lease's epoch.  Only a higher epoch than that of this host's own claim stops
+    anything: a store that does not answer (exit 7), or that has no lease to show, stops nothing.
+    Stores without conditional writes give no leases.
 
-    Ends with 0 when all leases could be read, whether or not something was stopped; --json tells what.
+    Ends with 0 when all leases could be read, whether or not something was stopped; --json tells
+    what.
     """
     if bool(names) == all_:
         raise click.UsageError("give either NAMEs or --all")
@@ -67,13 +81,19 @@ def fence(app: App, names: tuple[str, ...], all_: bool, freeze_only: bool) -> in
                 write_result(_line(found.to_dict()))
             return 0
         if not app.json:
-            tell(f"criuctl: {printable(found.session)}: {printable(found.error.message)}; nothing was ended")
+            tell(
+                f"criuctl: {printable(found.session)}: {printable(found.error.message)}; "
+                "nothing "
+                "was ended"
+            )
             if found.error.hint:
                 tell(f"  hint: {printable(found.error.hint)}")
         return found.error.exit_code
 
     with app.reporting() as reporter:
-        looked = stand_down(app.config, names, every=all_, freeze_only=freeze_only, reporter=reporter)
+        looked = stand_down(
+            app.config, names, every=all_, freeze_only=freeze_only, reporter=reporter
+        )
         codes = tell_each(app, looked, told, lambda found: found.to_dict(), to_the_end=True)
     if not codes and not app.json and not app.quiet:
         tell("no session runs on this host")

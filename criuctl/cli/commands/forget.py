@@ -16,7 +16,10 @@ from ..text import plural, printable, size
 @page(
     examples=[
         ("Remove output and audit log of a session that has ended:", "criuctl forget build"),
-        ("In a cron job: of all that ended more than a week ago:", "criuctl forget --ended-before 7d"),
+        (
+            "In a cron job: of all that ended more than a week ago:",
+            "criuctl forget --ended-before 7d",
+        ),
     ],
     exits=[2, 3, 9],
     see_also=["ls", "kill", "rm", "prune"],
@@ -29,29 +32,44 @@ from ..text import plural, printable, size
     help="Sessions that have ended. None: all that --ended-before says.",
 )
 @click.option(
-    "--ended-before", metavar="SPAN", help="Only those that ended longer ago than this: 36h, 7d, 4w.  [default: no limit]"
+    "--ended-before",
+    metavar="SPAN",
+    help="Only those that ended longer ago than this: 36h, 7d, 4w.  [default: no limit]",
 )
 @click.option("--dry-run", is_flag=True, help="Tell what would go, and remove nothing.")
 @pass_app
 def forget(app: App, names: tuple[str, ...], ended_before: str | None, dry_run: bool) -> int:
-    """Removes what this host keeps of sessions that have ended: their output, their audit log and their line in
-    `criuctl ls`. Until then `criuctl capture` and `criuctl log` show them. Checkpoints stay in their stores.
+    """Removes what this host keeps of sessions that have ended: their output, their audit log and
+    their line in `criuctl ls`. Until then `criuctl capture` and `criuctl log` show them.
+    Checkpoints stay in their stores.
 
-    A session that runs is refused, and so is one that can be restored (checkpointed); `criuctl kill` gives that up. Without
-    a NAME a lost session that has a checkpoint to come back from stays, too.
+    A session that runs is refused, and so is one that can be restored (checkpointed); `criuctl
+    kill` gives that up. Without a NAME a lost session that has a checkpoint to come back from
+    stays, too.
     """
     from ...host.retention import seconds
     from ...ops.forget import forget as remove
 
-    done = remove(app.config, names, older=seconds(ended_before) if ended_before is not None else None, dry_run=dry_run)
+    done = remove(
+        app.config,
+        names,
+        older=seconds(ended_before) if ended_before is not None else None,
+        dry_run=dry_run,
+    )
     gone = [one for one in done if one.error is None]
     total = sum(one.bytes for one in gone)
     word = "would be forgotten" if dry_run else "forgotten"
     body = {"dry_run": dry_run, "bytes": total, "sessions": [one.to_dict() for one in done]}
 
     def human() -> str:
-        lines = [f"{printable(one.session)}: {word} ({one.state}, {size(one.bytes)})" for one in gone]
-        return "\n".join([*lines, f"{plural(len(gone), 'session')} {word}, {size(total)}"] if not names else lines)
+        lines = [
+            f"{printable(one.session)}: {word} ({one.state}, {size(one.bytes)})" for one in gone
+        ]
+        return "\n".join(
+            [*lines, f"{plural(len(gone), 'session')} {word}, {size(total)}"]
+            if not names
+            else lines
+        )
 
     app.emit(body, human, brief=lambda: "\n".join(one.session for one in gone))
     for one in done:
@@ -59,7 +77,8 @@ def forget(app: App, names: tuple[str, ...], ended_before: str | None, dry_run: 
             tell_failure(one.session, one.error)
         for url in one.leases_kept:
             tell(
-                f"criuctl: {printable(one.session)}: its lease in {printable(url)} could not be given back;"
+                f"criuctl: {printable(one.session)}: its lease in {printable(url)} could not be "
+                "given back;"
                 " another host restores it with --take-over"
             )
     return worst(one.error.exit_code for one in done if one.error is not None)

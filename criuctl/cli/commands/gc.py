@@ -20,24 +20,33 @@ from ..text import facts, plural, size
     exits=[7, 8, 9, 11],
     see_also=["prune", "rm", "store"],
 )
-@click.option("--grace", metavar="SPAN", help="Leave what nothing needs for this long: 36h, 2d.  [default: gc_grace, 1d]")
-@click.option("--dry-run", is_flag=True, help="Tell what would be freed; the store is left as it is.")
+@click.option(
+    "--grace",
+    metavar="SPAN",
+    help="Leave what nothing needs for this long: 36h, 2d.  [default: gc_grace, 1d]",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Tell what would be freed; the store is left as it is."
+)
 @pass_app
 def gc(app: App, grace: str | None, dry_run: bool) -> int:
-    """Frees what no checkpoint needs any more: what was removed, and what dumps that failed have left.
+    """Frees what no checkpoint needs any more: what was removed, and what dumps that failed have
+    left.
 
-    It works in two runs: the first marks what nothing needs, and one that comes after the grace time deletes it. Packs
-    that are needed for less than half are copied to smaller ones; small packs, and small objects of the index, are put
-    together once there are many. Any number of hosts may dump, restore and collect meanwhile, and it may be killed at any
+    It works in two runs: the first marks what nothing needs, and one that comes after the grace
+    time deletes it. Packs that are needed for less than half are copied to smaller ones; small
+    packs, and small objects of the index, are put together once there are many. Any number of hosts
+    may dump, restore and collect meanwhile, and it may be killed at any
     time: the next run goes on.
 
-    What is younger than the grace time is not marked yet, for a dump may be about to need it. So the grace time should be
-    longer than any dump or restore takes: a dump that relies on what is deleted under it fails, and
-    its tree runs on. Where the store refuses to delete (object lock), that is told, the exit status is 11, and the next run
-    tries again. In a bucket that keeps versions, its own lifecycle rules decide when the room is free.
+    What is younger than the grace time is not marked yet, for a dump may be about to need it. So
+    the grace time should be longer than any dump or restore takes: a dump that relies on what is
+    deleted under it fails, and its tree runs on. Where the store refuses to delete (object lock),
+    that is told, the exit status is 11, and the next run tries again. In a bucket that keeps
+    versions, its own lifecycle rules decide when the room is free.
 
-    A checkpoint that cannot be read ends it with 8 before anything is deleted, for nobody knows what it needs. A
-    write-only host, which cannot read others', is refused with 9.
+    A checkpoint that cannot be read ends it with 8 before anything is deleted, for nobody knows
+    what it needs. A write-only host, which cannot read others', is refused with 9.
     """
     from ...ops.prune import collect
 
@@ -54,18 +63,35 @@ def _human(body: dict[str, Any]) -> str:
         ("packs", f"{body['packs']}, {size(body['bytes'])}"),
         (
             "not needed",
-            f"{plural(body['unneeded'], 'pack')}, {size(body['unneeded_bytes'])}; {body['waiting']} in their grace time",
+            f"{plural(body['unneeded'], 'pack')}, {size(body['unneeded_bytes'])}; "
+            f"{body['waiting']} in their grace time",
         ),
     ]
     if body["young"]:
-        young = f"{plural(body['young'], 'pack')}, {size(body['young_bytes'])}: not needed, but younger than the grace time"
+        young = (
+            f"{plural(body['young'], 'pack')}, {size(body['young_bytes'])}: not needed, but "
+            "younger than the grace time"
+        )
         rows.append(("too new", young))
     if body["dry_run"]:
-        return facts([*rows, ("to copy", f"{plural(body['repacked'], 'pack')}, half empty or small")])
-    rows.append(("copied", f"the rest of {plural(body['repacked'], 'pack')}, {size(body['copied_bytes'])}"))
+        return facts(
+            [*rows, ("to copy", f"{plural(body['repacked'], 'pack')}, half empty or small")]
+        )
+    rows.append(
+        ("copied", f"the rest of {plural(body['repacked'], 'pack')}, {size(body['copied_bytes'])}")
+    )
     rows.append(("deleted", f"{plural(body['deleted'], 'pack')}, {size(body['freed_bytes'])}"))
     if body["segments"]:
         rows.append(("index", f"{plural(body['segments'], 'object')} replaced"))
     if body["spared"] or body["refused"]:
-        rows.append(("left", f"{body['spared']} for the next run, {body['refused']} that the store refuses to delete"))
+        rows.append(
+            (
+                "left",
+                (
+                    f"{body['spared']} for the next run, {body['refused']} that the store refuses "
+                    "to "
+                    "delete"
+                ),
+            )
+        )
     return facts(rows)

@@ -9,16 +9,22 @@ from ..text import plural, printable
 
 
 @page(
-    examples=[("An agent does what it should not:", "criuctl halt agent\ncriuctl attach agent\ncriuctl resume agent")],
+    examples=[
+        (
+            "An agent does what it should not:",
+            "criuctl halt agent\ncriuctl attach agent\ncriuctl resume agent",
+        )
+    ],
     exits=[3, 9, 10],
     see_also=["pause", "resume", "kill", "log"],
 )
 @name_argument
 @pass_app
 def halt(app: App, name: str) -> int:
-    """Stops a session at once, without the help of its programs: every process is frozen, input that agents and services
-    have queued is dropped, and the write lease is taken from them. What a person typed stays. Whoever writes is not
-    asked. criuctl resume lets it go on; before that, attach to see what it was about to do.
+    """Stops a session at once, without the help of its programs: every process is frozen, input
+    that agents and services have queued is dropped, and the write lease is taken from them. What a
+    person typed stays. Whoever writes is not asked. criuctl resume lets it go on; before that,
+    attach to see what it was about to do.
     """
     from ...ops.pause import halt as stop
 

@@ -1,4 +1,6 @@
-"""``criuctl help``: the same pages as ``--help``, under the name that people try first; runbooks; pages for `man`."""
+"""``criuctl help``: the same pages as ``--help``, under the name that people try first; runbooks;
+pages for `man`.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,14 @@ def _complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
 
     root = ctx.find_root().command
     entries = root.entries if isinstance(root, LazyGroup) else {}
-    known = {name: entry.summary for name, entry in entries.items()} | {name: topics.summary(name) for name in topics.names()}
-    return [CompletionItem(name, help=text) for name, text in known.items() if name.startswith(incomplete)]
+    known = {name: entry.summary for name, entry in entries.items()} | {
+        name: topics.summary(name) for name in topics.names()
+    }
+    return [
+        CompletionItem(name, help=text)
+        for name, text in known.items()
+        if name.startswith(incomplete)
+    ]
 
 
 @page(
@@ -28,26 +36,37 @@ def _complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
         ("Pages for man:", "criuctl help --man-pages /usr/local/share/man"),
     ]
 )
-@click.argument("command", nargs=-1, shell_complete=_complete, help="The command's words, for example: store init; or a runbook.")
+@click.argument(
+    "command",
+    nargs=-1,
+    shell_complete=_complete,
+    help="The command's words, for example: store init; or a runbook.",
+)
 @click.option(
     "--man-pages",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write manual pages of all commands and runbooks to DIR/man1 and DIR/man7.  [default: show one page]",
+    help=(
+        "Write manual pages of all commands and runbooks to DIR/man1 and DIR/man7.  [default: "
+        "show one page]"
+    ),
 )
 @click.pass_context
 @pass_app
 def help_(app: App, ctx: click.Context, command: tuple[str, ...], man_pages: Path | None) -> int:
-    """Shows the manual page of COMMAND, or the list of all commands. The same as criuctl COMMAND --help.
+    """Shows the manual page of COMMAND, or the list of all commands. The same as criuctl COMMAND
+    --help.
 
-    It also shows runbooks, what to do step by step when something has gone wrong: store-lost, key-lost, fenced-host,
-    restore-refused, disk-full.
+    It also shows runbooks, what to do step by step when something has gone wrong: store-lost,
+    key-lost, fenced-host, restore-refused, disk-full.
     """
     shown = ctx.find_root()
     if man_pages is not None:
         return _write(app, shown, man_pages, command)
     for word in command:
-        found = shown.command.get_command(shown, word) if isinstance(shown.command, LazyGroup) else None
+        found = (
+            shown.command.get_command(shown, word) if isinstance(shown.command, LazyGroup) else None
+        )
         if found is None:
             return _runbook(app, ctx, " ".join(command))
         shown = PageContext(found, info_name=word, parent=shown)
@@ -72,8 +91,14 @@ def _write(app: App, root: click.Context, folder: Path, command: tuple[str, ...]
     if command:
         raise click.UsageError("--man-pages writes all pages; it takes no COMMAND")
     try:
-        made = [str(path) for path in manual.write_pages(root.command, root.info_name or "criuctl", folder)]
+        made = [
+            str(path)
+            for path in manual.write_pages(root.command, root.info_name or "criuctl", folder)
+        ]
     except OSError as error:
-        raise UsageError(f"{error.filename or folder}: {error.strerror}", hint="Name a folder that can be written.") from error
+        raise UsageError(
+            f"{error.filename or folder}: {error.strerror}",
+            hint="Name a folder that can be written.",
+        ) from error
     app.emit({"pages": made}, lambda: f"{len(made)} pages below {folder}", brief=lambda: "")
     return 0

@@ -25,12 +25,17 @@ from ..text import printable, size
     exits=[7, 8, 9],
     see_also=["export", "list", "restore", "store init"],
 )
-@click.argument("file", type=click.Path(), help="A file that criuctl export wrote; - is standard input.")
+@click.argument(
+    "file", type=click.Path(), help="A file that criuctl export wrote; - is standard input."
+)
 @click.option(
     "--as",
     "name",
     metavar="NAME",
-    help="Let it be of another session, called NAME, as `restore --as` does.  [default: the session that it was taken of]",
+    help=(
+        "Let it be of another session, called NAME, as `restore --as` does.  [default: the "
+        "session that it was taken of]"
+    ),
 )
 @click.option(
     "--key-file",
@@ -38,7 +43,11 @@ from ..text import printable, size
     type=click.Path(dir_okay=False, path_type=Path),
     help="Open FILE with this key file.  [default: the key of this host that fits]",
 )
-@click.option("--passphrase", is_flag=True, help="Open FILE with a passphrase that is asked for on the terminal.")
+@click.option(
+    "--passphrase",
+    is_flag=True,
+    help="Open FILE with a passphrase that is asked for on the terminal.",
+)
 @click.option(
     "--passphrase-file",
     metavar="PATH",
@@ -46,21 +55,30 @@ from ..text import printable, size
     help="Open FILE with the passphrase in this file, mode 0600.  [default: the configuration's]",
 )
 @pass_app
-def import_(app: App, file: str, name: str | None, key_file: Path | None, passphrase: bool, passphrase_file: Path | None) -> int:
-    """Reads a checkpoint that criuctl export wrote into the store. The whole file is read and checked first, every chunk
-    once more before it is stored, the manifest last: a file that is damaged, cut off, or none of criuctl's (exit 8)
-    leaves the store as it was.
+def import_(
+    app: App,
+    file: str,
+    name: str | None,
+    key_file: Path | None,
+    passphrase: bool,
+    passphrase_file: Path | None,
+) -> int:
+    """Reads a checkpoint that criuctl export wrote into the store. The whole file is read and
+    checked first, every chunk once more before it is stored, the manifest last: a file that is
+    damaged, cut off, or none of criuctl's (exit 8) leaves the store as it was.
 
-    The checkpoint keeps its id and labels and gets the next number of its session, so it is the newest one from then on.
-    One that the store has already is left as it is (imported is false in the JSON). What the store has of its memory
-    and files is not stored again. Whether it is encrypted there is the store's matter, not the file's.
+    The checkpoint keeps its id and labels and gets the next number of its session, so it is the
+    newest one from then on.  One that the store has already is left as it is (imported is false in
+    the JSON). What the store has of its memory and files is not stored again. Whether it is
+    encrypted there is the store's matter, not the file's.
 
-    An encrypted file wants its key: the key file, or the passphrase, of the store that it was exported from, or what
-    was chosen at the export. Key files are looked for as those of stores are (key_file, and all of key_dir), then the
-    passphrase of the configuration is tried; on a terminal it is asked for.
+    An encrypted file wants its key: the key file, or the passphrase, of the store that it was
+    exported from, or what was chosen at the export. Key files are looked for as those of stores are
+    (key_file, and all of key_dir), then the passphrase of the configuration is tried; on a terminal
+    it is asked for.
 
-    To restore a checkpoint is to run a program with its rights. Import only files that you trust, above all those that
-    are not encrypted: anybody can make one.
+    To restore a checkpoint is to run a program with its rights. Import only files that you trust,
+    above all those that are not encrypted: anybody can make one.
 
     What comes from a pipe is held in memory until it is imported.
     """
@@ -76,16 +94,26 @@ def import_(app: App, file: str, name: str | None, key_file: Path | None, passph
     elif passphrase:
         key = Key(passphrase=ask("Passphrase of the file"))
     else:
-        key = Key(file=key_file, ask=(lambda: ask("Passphrase of the file")) if file != "-" and sys.stdin.isatty() else None)
+        key = Key(
+            file=key_file,
+            ask=(lambda: ask("Passphrase of the file"))
+            if file != "-" and sys.stdin.isatty()
+            else None,
+        )
     with app.reporting() as reporter:
-        done = import_checkpoint(app.config, 0 if file == "-" else Path(file), reporter=reporter, key=key, name=name)
+        done = import_checkpoint(
+            app.config, 0 if file == "-" else Path(file), reporter=reporter, key=key, name=name
+        )
     body = done.to_dict()
 
     def human() -> str:
         there = f"{printable(body['session'])}@{body['number']} ({body['checkpoint'][:12]})"
         if not body["imported"]:
             return f"{there}: is in {printable(body['store'])} already; nothing was changed"
-        return f"{there}: imported into {printable(body['store'])}, {size(body['bytes'].get('stored', 0))} stored"
+        return (
+            f"{there}: imported into {printable(body['store'])}, "
+            f"{size(body['bytes'].get('stored', 0))} stored"
+        )
 
     app.emit(body, human, brief=lambda: str(body["checkpoint"]))
     return 0

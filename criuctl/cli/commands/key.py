@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from ...ops.store_keys import KeyChange, NewKey
 
 _SELF = "criuctl.cli.commands.key"
-_COLUMNS = (Column("fingerprint"), Column("kind"), Column("label"), Column("created", right=True), Column(""))
+_COLUMNS = (
+    Column("fingerprint"),
+    Column("kind"),
+    Column("label"),
+    Column("created", right=True),
+    Column(""),
+)
 _EXITS = [7, 8, 9, 11]
 
 key = LazyGroup(
@@ -27,26 +33,36 @@ key = LazyGroup(
         "list": Entry(f"{_SELF}:list_", "List the keys that open the store."),
         "add": Entry(f"{_SELF}:add", "Let one more key open the store."),
         "remove": Entry(f"{_SELF}:remove", "Let a key open the store no more."),
-        "rotate": Entry(f"{_SELF}:rotate", "Replace the key that opens the store here by a new one."),
+        "rotate": Entry(
+            f"{_SELF}:rotate", "Replace the key that opens the store here by a new one."
+        ),
         "recovery": Entry(f"{_SELF}:recovery", "Make a recovery key, to be written down."),
         "tidy": Entry(f"{_SELF}:tidy", "Finish a change of keys that was interrupted."),
     },
     summary="Say who may open an encrypted store.",
     help="""\
-    An encrypted store has one master key, and any number of keys that open it: key files, passphrases, recovery keys. They
-    come and go at once and at any time, beside dumps and restores on any host, and nothing that is stored is written
-    again. An interrupted change leaves a store that opens as before, or as wanted.
+    An encrypted store has one master key, and any number of keys that open it: key files,
+    passphrases, recovery keys. They come and go at once and at any time, beside dumps and
+    restores on any host, and nothing that is stored is written again. An interrupted change
+    leaves a store that opens as before, or as wanted.
 
-    The master key stays what it is. So whoever has opened the store once, or keeps a removed key together with an old
-    copy of the store's config (a backup, an older version in a bucket that keeps them), can go on reading what
-    is in the store. To shut somebody out for good, make a new store and export the checkpoints into it.
+    The master key stays what it is. So whoever has opened the store once, or keeps a removed key
+    together with an old copy of the store's config (a backup, an older version in a bucket that
+    keeps them), can go on reading what is in the store. To shut somebody out for good, make a new
+    store and export the checkpoints into it.
 
-    A write-only host (criuctl key add --write-only) can add checkpoints, and restore those of its own, with no key to
-    anything else: whoever breaks into it can read no other host's.""",
+    A write-only host (criuctl key add --write-only) can add checkpoints, and restore those of its
+    own, with no key to anything else: whoever breaks into it can read no other host's.""",
     examples=[
         ("A key on paper, in case all others are lost:", "criuctl key recovery"),
-        ("A key for another host:", "criuctl key add --key-file /media/stick/beta.key --label beta"),
-        ("For one that shall not read what others store:", "criuctl key add --write-only /media/stick/web1.key --label web1"),
+        (
+            "A key for another host:",
+            "criuctl key add --key-file /media/stick/beta.key --label beta",
+        ),
+        (
+            "For one that shall not read what others store:",
+            "criuctl key add --write-only /media/stick/web1.key --label web1",
+        ),
         ("This host's key file may have been read by somebody:", "criuctl key rotate"),
     ],
     exits=[7, 8, 9],
@@ -55,22 +71,34 @@ key = LazyGroup(
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _LABEL = click.option(
-    "--label", default="", metavar="TEXT", help="What people call it; everybody may read that.  [default: none]"
+    "--label",
+    default="",
+    metavar="TEXT",
+    help="What people call it; everybody may read that.  [default: none]",
 )
-_PASSPHRASE = click.option("--passphrase", is_flag=True, help="A passphrase, asked for on the terminal.")
+_PASSPHRASE = click.option(
+    "--passphrase", is_flag=True, help="A passphrase, asked for on the terminal."
+)
 _PASSPHRASE_FILE = click.option(
-    "--passphrase-file", metavar="PATH", type=_FILE, help="The passphrase in this file, mode 0600.  [default: a key file]"
+    "--passphrase-file",
+    metavar="PATH",
+    type=_FILE,
+    help="The passphrase in this file, mode 0600.  [default: a key file]",
 )
 
 
-def _new(key_file: Path | None, passphrase: bool, passphrase_file: Path | None, label: str) -> NewKey:
+def _new(
+    key_file: Path | None, passphrase: bool, passphrase_file: Path | None, label: str
+) -> NewKey:
     from ...ops.store_keys import NewKey
     from ...ops.transfer import read_passphrase
 
     if sum((key_file is not None, passphrase, passphrase_file is not None)) > 1:
         raise click.UsageError("--key-file, --passphrase and --passphrase-file exclude each other")
     phrase = read_passphrase(passphrase_file) if passphrase_file is not None else None
-    return NewKey(key_file, ask("New passphrase of the store", twice=True) if passphrase else phrase, label)
+    return NewKey(
+        key_file, ask("New passphrase of the store", twice=True) if passphrase else phrase, label
+    )
 
 
 def _emit(app: App, done: KeyChange, lines: list[str]) -> int:
@@ -91,16 +119,22 @@ def _emit(app: App, done: KeyChange, lines: list[str]) -> int:
 
 
 _HONEST = (
-    "Whoever kept it and an old copy of the store's config, or has opened the store before, can still read what is in the store."
+    "Whoever kept it and an old copy of the store's config, or has opened the store before, can "
+    "still read what is in the store."
 )
 
 
-@page(examples=[("Who can open the default store?", "criuctl key list")], exits=[7, 8, 9], see_also=["key add", "store key"])
+@page(
+    examples=[("Who can open the default store?", "criuctl key list")],
+    exits=[7, 8, 9],
+    see_also=["key add", "store key"],
+)
 @pass_app
 def list_(app: App) -> int:
-    """Lists the keys that open the store: fingerprint, kind (file, passphrase, recovery), label, when it was added, and which one
-    was used just now. The fingerprint of a passphrase is that of its place in the store, and tells nothing about it.
-    Write-only hosts are listed, too; in JSON their kind is writer.
+    """Lists the keys that open the store: fingerprint, kind (file, passphrase, recovery), label,
+    when it was added, and which one was used just now. The fingerprint of a passphrase is that of
+    its place in the store, and tells nothing about it.  Write-only hosts are listed, too; in JSON
+    their kind is writer.
     """
     from ...ops.store_keys import key_list
 
@@ -130,10 +164,19 @@ def list_(app: App) -> int:
 
 @page(
     examples=[
-        ("A key for another host, which gets the file:", "criuctl key add --key-file /media/stick/beta.key --label beta"),
+        (
+            "A key for another host, which gets the file:",
+            "criuctl key add --key-file /media/stick/beta.key --label beta",
+        ),
         ("A passphrase:", "criuctl key add --passphrase"),
-        ("For a host that shall only add checkpoints:", "criuctl key add --write-only /media/stick/web1.key --label web1"),
-        ("A key file for this host, after the recovery key has opened the store:", "CRIUCTL_KEY_FILE=- criuctl key add"),
+        (
+            "For a host that shall only add checkpoints:",
+            "criuctl key add --write-only /media/stick/web1.key --label web1",
+        ),
+        (
+            "A key file for this host, after the recovery key has opened the store:",
+            "CRIUCTL_KEY_FILE=- criuctl key add",
+        ),
     ],
     exits=_EXITS,
     see_also=["key list", "key rotate", "key recovery"],
@@ -142,13 +185,19 @@ def list_(app: App) -> int:
     "--key-file",
     metavar="PATH",
     type=_FILE,
-    help="The key in this file, which is made if it does not exist.  [default: this host's, in the configured key_dir]",
+    help=(
+        "The key in this file, which is made if it does not exist.  [default: this host's, in the "
+        "configured key_dir]"
+    ),
 )
 @click.option(
     "--write-only",
     metavar="PATH",
     type=_FILE,
-    help="Make the key of a write-only host in this file; it opens nothing of the others.  [default: a key that opens the store]",
+    help=(
+        "Make the key of a write-only host in this file; it opens nothing of the others.  "
+        "[default: a key that opens the store]"
+    ),
 )
 @_PASSPHRASE
 @_PASSPHRASE_FILE
@@ -165,25 +214,36 @@ def add(
 ) -> int:
     """Lets one more key open the store. It is seen to do so before the store is changed.
 
-    A new key file is written first, mode 0600; bring it to the key_dir of the host that shall use it, under the name
-    STORE-ID.key.
+    A new key file is written first, mode 0600; bring it to the key_dir of the host that shall use
+    it, under the name STORE-ID.key.
 
-    The file of --write-only goes there, too, on the host that it is for, and nowhere else: each such host has one of its own.
-    That host dumps, snapshots and restores as any other; but it can read only what it has stored itself, while it has the
-    file STORE-ID.WRITER.domain that it makes beside the key at its first dump. list tells how many checkpoints are
-    others'; what needs those says so (exit 8). gc and the key commands are refused there (exit 9). It sees the names of
-    sessions only as far as it can guess them. A session that another host has taken over it does not get back
-    (exit 9), since it cannot read the lease. key remove ends its right to write as far as criuctl there is concerned: if the
-    host was broken into, withdraw its credentials for the store as well, and restore nothing that it has stored since.
+    The file of --write-only goes there, too, on the host that it is for, and nowhere else: each
+    such host has one of its own.  That host dumps, snapshots and restores as any other; but it can
+    read only what it has stored itself, while it has the file STORE-ID.WRITER.domain that it makes
+    beside the key at its first dump. list tells how many checkpoints are others'; what needs those
+    says so (exit 8). gc and the key commands are refused there (exit 9). It sees the names of
+    sessions only as far as it can guess them. A session that another host has taken over it does
+    not get back (exit 9), since it cannot read the lease. key remove ends its right to write as far
+    as criuctl there is concerned: if the host was broken into, withdraw its credentials for the
+    store as well, and restore nothing that it has stored since.
     """
     from ...ops.store_keys import NewKey, key_add
 
     if write_only is not None:
         if key_file is not None or passphrase or passphrase_file is not None:
-            raise click.UsageError("--write-only excludes --key-file, --passphrase and --passphrase-file")
+            raise click.UsageError(
+                "--write-only excludes --key-file, --passphrase and --passphrase-file"
+            )
         done = key_add(app.config, NewKey(write_only, label=label, write_only=True))
-        what = f"The key in {printable(done.file)} ({done.added[0]}) lets a host add to {printable(done.store)}"
-        return _emit(app, done, [f"{what} and read its own.", f"Bring it to that host's key_dir as {done.id}.key."])
+        what = (
+            f"The key in {printable(done.file)} ({done.added[0]}) lets a host add to "
+            f"{printable(done.store)}"
+        )
+        return _emit(
+            app,
+            done,
+            [f"{what} and read its own.", f"Bring it to that host's key_dir as {done.id}.key."],
+        )
     done = key_add(app.config, _new(key_file, passphrase, passphrase_file, label))
     what = f"The key in {printable(done.file)}" if done.file else "The passphrase"
     return _emit(app, done, [f"{what} ({done.added[0]}) opens {printable(done.store)}."])
@@ -201,24 +261,35 @@ def add(
     see_also=["key list", "key rotate"],
 )
 @click.argument(
-    "ref", shell_complete=complete.store_key, help="The key's label, or the begin of its fingerprint (4 digits or more)."
+    "ref",
+    shell_complete=complete.store_key,
+    help="The key's label, or the begin of its fingerprint (4 digits or more).",
 )
 @click.option(
     "--other-key-file",
     metavar="PATH",
     type=_FILE,
-    help="Show that this key opens the store, if the one in use is to go; - asks for a recovery key.  [default: none]",
+    help=(
+        "Show that this key opens the store, if the one in use is to go; - asks for a recovery "
+        "key.  [default: none]"
+    ),
 )
 @click.option(
-    "--other-passphrase-file", metavar="PATH", type=_FILE, help="The same with the passphrase in this file.  [default: none]"
+    "--other-passphrase-file",
+    metavar="PATH",
+    type=_FILE,
+    help="The same with the passphrase in this file.  [default: none]",
 )
 @pass_app
-def remove(app: App, /, ref: str, other_key_file: Path | None, other_passphrase_file: Path | None) -> int:
+def remove(
+    app: App, /, ref: str, other_key_file: Path | None, other_passphrase_file: Path | None
+) -> int:
     """Lets a key open the store no more, or a write-only host add to it. No file is removed.
 
-    The last key is never removed, and the one that opened the store only if another one is shown (exit 9). What has the
-    store open goes on until it opens it again. A removed key that was kept goes on opening copies of the store from
-    before, backups say; see criuctl key --help for what a removal cannot undo.
+    The last key is never removed, and the one that opened the store only if another one is shown
+    (exit 9). What has the store open goes on until it opens it again. A removed key that was kept
+    goes on opening copies of the store from before, backups say; see criuctl key --help for what a
+    removal cannot undo.
     """
     if other_key_file is not None and other_passphrase_file is not None:
         raise click.UsageError("--other-key-file and --other-passphrase-file exclude each other")
@@ -230,8 +301,10 @@ def remove(app: App, /, ref: str, other_key_file: Path | None, other_passphrase_
     lines = [f"The key {done.removed[0]} does not open {printable(done.store)} any more.", _HONEST]
     if done.removed_writer:
         lines = [
-            f"The write-only host {done.removed[0]} adds nothing to {printable(done.store)} any more, if its criuctl obeys.",
-            "If it was broken into, withdraw its credentials for the store, and restore nothing that it has stored since.",
+            f"The write-only host {done.removed[0]} adds nothing to {printable(done.store)} any "
+            "more, if its criuctl obeys.",
+            "If it was broken into, withdraw its credentials for the store, and restore nothing "
+            "that it has stored since.",
         ]
     return _emit(app, done, lines)
 
@@ -248,30 +321,43 @@ def remove(app: App, /, ref: str, other_key_file: Path | None, other_passphrase_
     "--key-file",
     metavar="PATH",
     type=_FILE,
-    help="By the key in this file, which is made if it does not exist.  [default: a new one in place of this host's]",
+    help=(
+        "By the key in this file, which is made if it does not exist.  [default: a new one in "
+        "place of this host's]"
+    ),
 )
 @_PASSPHRASE
 @_PASSPHRASE_FILE
 @_LABEL
 @pass_app
-def rotate(app: App, /, key_file: Path | None, passphrase: bool, passphrase_file: Path | None, label: str) -> int:
+def rotate(
+    app: App, /, key_file: Path | None, passphrase: bool, passphrase_file: Path | None, label: str
+) -> int:
     """Replaces the key that opens the store here by a new one; the other keys stay.
 
-    Without options it replaces this host's key file in the configured key_dir. What lies there opens the store at every
-    instant, and the old file stays beside it as STORE-ID.FINGERPRINT.key, for checkpoints that were exported with it.
-    Another host that has a copy of the old file needs the new one: to change both in turn, use criuctl key add, bring the
-    file there, and criuctl key remove.
+    Without options it replaces this host's key file in the configured key_dir. What lies there
+    opens the store at every instant, and the old file stays beside it as STORE-ID.FINGERPRINT.key,
+    for checkpoints that were exported with it.  Another host that has a copy of the old file needs
+    the new one: to change both in turn, use criuctl key add, bring the file there, and criuctl key
+    remove.
 
-    What opens the store in another way (key_file, a passphrase) is replaced by what the options say; the
-    configuration must name that from then on.
+    What opens the store in another way (key_file, a passphrase) is replaced by what the options
+    say; the configuration must name that from then on.
     """
     from ...ops.store_keys import key_rotate
 
     done = key_rotate(app.config, _new(key_file, passphrase, passphrase_file, label))
     what = f"the key in {printable(done.file)}" if done.file else "the new passphrase"
-    lines = [f"{what[0].upper()}{what[1:]} ({done.added[0]}) opens {printable(done.store)}, {done.removed[0]} does not any more."]
+    lines = [
+        (
+            f"{what[0].upper()}{what[1:]} ({done.added[0]}) opens {printable(done.store)}, "
+            f"{done.removed[0]} does not any more."
+        )
+    ]
     if done.previous:
-        lines.append(f"The old key is in {printable(done.previous)}: exported checkpoints may need it.")
+        lines.append(
+            f"The old key is in {printable(done.previous)}: exported checkpoints may need it."
+        )
     else:
         lines.append("Let the configuration name the new one from now on.")
     return _emit(app, done, [*lines, _HONEST])
@@ -290,11 +376,12 @@ def rotate(app: App, /, key_file: Path | None, passphrase: bool, passphrase_file
 @_LABEL
 @pass_app
 def recovery(app: App, /, replace: bool, label: str) -> int:
-    """Makes a key that is printed now, once, and never stored: eight groups of six letters, to be written down and kept where
-    the host's disks are not. Each group has a check letter, so an error in typing it is told with its group.
+    """Makes a key that is printed now, once, and never stored: eight groups of six letters, to be
+    written down and kept where the host's disks are not. Each group has a check letter, so an error
+    in typing it is told with its group.
 
-    It opens the store by CRIUCTL_KEY_FILE=-, which asks for it (or reads a line of standard input), by the variable
-    CRIUCTL_RECOVERY_KEY, or from a file, mode 0600, that key_file names.
+    It opens the store by CRIUCTL_KEY_FILE=-, which asks for it (or reads a line of standard input),
+    by the variable CRIUCTL_RECOVERY_KEY, or from a file, mode 0600, that key_file names.
     """
     from ...ops.store_keys import key_recovery
 
@@ -302,22 +389,35 @@ def recovery(app: App, /, replace: bool, label: str) -> int:
     count = len(done.removed)
     app.emit(done.to_dict(), lambda: str(done.recovery_key), brief=lambda: str(done.recovery_key))
     if not app.json and not app.quiet:
-        tell(f"Write it down: it opens {printable(done.store)} and is shown only now ({done.added[0]}).")
+        tell(
+            f"Write it down: it opens {printable(done.store)} and is shown only now "
+            f"({done.added[0]})."
+        )
         if count:
-            tell(f"{plural(count, 'older recovery key')} open{'s' if count == 1 else ''} the store no more.")
+            tell(
+                f"{plural(count, 'older recovery key')} open{'s' if count == 1 else ''} the "
+                "store "
+                "no more."
+            )
     for warning in [] if app.json else done.warnings:
         tell(f"criuctl: warning: {printable(warning)}")
     return DEGRADED if done.degraded else 0
 
 
-@page(examples=[("After a key command was cut off:", "criuctl key tidy")], exits=_EXITS, see_also=["key list"])
+@page(
+    examples=[("After a key command was cut off:", "criuctl key tidy")],
+    exits=_EXITS,
+    see_also=["key list"],
+)
 @pass_app
 def tidy(app: App) -> int:
-    """Finishes a change of keys that was interrupted: what is removed or superseded goes from the store itself. Which keys open
-    the store is not changed. Any other change of keys does the same.
+    """Finishes a change of keys that was interrupted: what is removed or superseded goes from the
+    store itself. Which keys open the store is not changed. Any other change of keys does the same.
     """
     from ...ops.store_keys import key_tidy
 
     done = key_tidy(app.config)
-    facts: list[Any] = [f"{printable(done.store)}: nothing of older keys is left."] if not done.warnings else []
+    facts: list[Any] = (
+        [f"{printable(done.store)}: nothing of older keys is left."] if not done.warnings else []
+    )
     return _emit(app, done, facts)

@@ -19,15 +19,20 @@ from ..text import plural, printable
     see_also=["signal", "halt", "forget", "ls"],
 )
 @name_argument
-@timeout_option("Seconds between SIGTERM and SIGKILL; 0: SIGKILL at once. An hour at most.", 5.0, protocol.MAX_GRACE)
+@timeout_option(
+    "Seconds between SIGTERM and SIGKILL; 0: SIGKILL at once. An hour at most.",
+    5.0,
+    protocol.MAX_GRACE,
+)
 @pass_app
 def kill(app: App, name: str, timeout: float) -> int:
-    """Ends every process of a session, daemons included: SIGTERM, after the time-out SIGKILL, until nobody is left. When
-    this command ends with 0, that was looked up, not assumed.
+    """Ends every process of a session, daemons included: SIGTERM, after the time-out SIGKILL, until
+    nobody is left. When this command ends with 0, that was looked up, not assumed.
 
-    A paused session is resumed to hear the signal. For a session that is checkpointed nobody waits any more; its
-    checkpoints stay in the store until `prune` takes them, and any host that shares it may restore them: the session's
-    lease is given back. What has no holder, a dumped PID say, is forgotten then: no exit code is known of it.
+    A paused session is resumed to hear the signal. For a session that is checkpointed nobody waits
+    any more; its checkpoints stay in the store until `prune` takes them, and any host that shares
+    it may restore them: the session's lease is given back. What has no holder, a dumped PID say, is
+    forgotten then: no exit code is known of it.
     """
     from ...ops.kill import kill as end
 
@@ -38,5 +43,11 @@ def kill(app: App, name: str, timeout: float) -> int:
             f"criuctl: {printable(name)}: its lease in {printable(url)} could not be given back;"
             " another host restores it with --take-over"
         )
-    app.emit(body, lambda: f"{printable(name)}: {plural(count, 'process', 'processes')} ended, nothing is left", brief=lambda: "")
+    app.emit(
+        body,
+        lambda: (
+            f"{printable(name)}: {plural(count, 'process', 'processes')} ended, nothing is left"
+        ),
+        brief=lambda: "",
+    )
     return 0

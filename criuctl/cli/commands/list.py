@@ -24,22 +24,35 @@ _COLUMNS = (
 @page(
     examples=[
         ("Everything in the default store:", "criuctl list"),
-        ("The ids of web's checkpoints in a bucket:", "criuctl list web -q --store s3://backups/trees"),
-        ("Sizes, for a script:", "criuctl list --json | jq '.[] | [.session, .number, .bytes.stored]'"),
+        (
+            "The ids of web's checkpoints in a bucket:",
+            "criuctl list web -q --store s3://backups/trees",
+        ),
+        (
+            "Sizes, for a script:",
+            "criuctl list --json | jq '.[] | [.session, .number, .bytes.stored]'",
+        ),
     ],
     exits=[3, 7, 8, 11],
     see_also=["show", "rm", "verify"],
 )
-@click.argument("name", required=False, shell_complete=complete.session_name, help="List this session's checkpoints only.")
+@click.argument(
+    "name",
+    required=False,
+    shell_complete=complete.session_name,
+    help="List this session's checkpoints only.",
+)
 @pass_app
 def list_(app: App, name: str | None) -> int:
-    """Lists the checkpoints of the store, by session and number. What is listed is complete and can be restored.
+    """Lists the checkpoints of the store, by session and number. What is listed is complete and can
+    be restored.
 
-    MEMORY is the memory of the tree at the dump, STORED what this dump added to the store after deduplication and
-    compression.
+    MEMORY is the memory of the tree at the dump, STORED what this dump added to the store after
+    deduplication and compression.
 
-    A checkpoint whose manifest cannot be read is told on standard error, and the exit status is 11. A write-only host lists
-    its own checkpoints, and tells on standard error how many there are of others, which it may not read.
+    A checkpoint whose manifest cannot be read is told on standard error, and the exit status is 11.
+    A write-only host lists its own checkpoints, and tells on standard error how many there are of
+    others, which it may not read.
     """
     from ...ops.inspect import list_checkpoints
 
@@ -57,9 +70,18 @@ def list_(app: App, name: str | None) -> int:
         )
         for s in found
     ]
-    app.emit_table(found, _COLUMNS, rows, empty="no checkpoints", brief=lambda: "\n".join(s["id"] for s in found))
+    app.emit_table(
+        found,
+        _COLUMNS,
+        rows,
+        empty="no checkpoints",
+        brief=lambda: "\n".join(s["id"] for s in found),
+    )
     for error in listing.unreadable:
         tell(f"criuctl: warning: {printable(error.message)}")
     if listing.hidden:
-        tell(f"criuctl: {plural(listing.hidden, 'checkpoint')} of other hosts, which this write-only host may not read")
+        tell(
+            f"criuctl: {plural(listing.hidden, 'checkpoint')} of other hosts, which this "
+            "write-only host may not read"
+        )
     return DEGRADED if listing.unreadable else 0

@@ -14,46 +14,76 @@ from ..sessions import name_argument
 from ..streams import write_bytes
 from ..text import Column, printable, table
 
-_COLUMNS = (Column("sequence", right=True), Column("time"), Column("who"), Column("what"), Column("facts"))
+_COLUMNS = (
+    Column("sequence", right=True),
+    Column("time"),
+    Column("who"),
+    Column("what"),
+    Column("facts"),
+)
 _HEAD = frozenset(("sequence", "time", "incarnation", "operator", "kind", "name", "pid", "what"))
 
 
 def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     from ...report import utc_text
 
-    who = f"{entry.get('name', '')} ({entry.get('kind', '')}, {entry.get('operator', '')})" if entry.get("operator") else ""
+    who = (
+        f"{entry.get('name', '')} ({entry.get('kind', '')}, {entry.get('operator', '')})"
+        if entry.get("operator")
+        else ""
+    )
     told = " ".join(f"{key}={value!r}" for key, value in entry.items() if key not in _HEAD)
-    return str(entry["sequence"]), utc_text(entry["time"]) or "", printable(who), printable(entry["what"]), printable(told)
+    return (
+        str(entry["sequence"]),
+        utc_text(entry["time"]) or "",
+        printable(who),
+        printable(entry["what"]),
+        printable(told),
+    )
 
 
 @page(
     examples=[
         ("Who did what:", "criuctl log work"),
-        ("What an agent typed, for a program:", """criuctl log agent --json | jq '.[] | select(.what == "input")'"""),
-        ("A recording, to be played by asciinema:", "criuctl log build --export cast > build.cast\nasciinema play build.cast"),
+        (
+            "What an agent typed, for a program:",
+            """criuctl log agent --json | jq '.[] | select(.what == "input")'""",
+        ),
+        (
+            "A recording, to be played by asciinema:",
+            "criuctl log build --export cast > build.cast\nasciinema play build.cast",
+        ),
     ],
     exits=[3, 9, 10],
     see_also=["capture", "status"],
 )
 @name_argument
 @click.option(
-    "--since", type=click.IntRange(min=0), default=0, metavar="SEQUENCE", show_default=True, help="Only entries after this one."
+    "--since",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="SEQUENCE",
+    show_default=True,
+    help="Only entries after this one.",
 )
 @click.option(
     "--export",
     type=click.Choice(["cast"]),
-    help="Print the session's output as a recording instead: cast is asciicast version 3, for asciinema."
+    help="Print the session's output as a recording instead: cast is asciicast version 3, for "
+    "asciinema."
     "  [default: the audit log]",
 )
 @pass_app
 def log(app: App, name: str, since: int, export: str | None) -> int:
-    """Prints the audit log of a session: who came and went, typed, signalled, resized, took the write lease, made
-    checkpoints. What is typed while the terminal does not echo (passwords, but also line editors and full-screen
-    programs, which echo by themselves) is not recorded, only how much it was and where its effect is in the output.
+    """Prints the audit log of a session: who came and went, typed, signalled, resized, took the
+    write lease, made checkpoints. What is typed while the terminal does not echo (passwords, but
+    also line editors and full-screen programs, which echo by themselves) is not recorded, only how
+    much it was and where its effect is in the output.
 
-    --export cast prints all that is kept of the output, with its times, the sizes of the window, and markers where the session
-    was checkpointed and restored; with --json its lines are the elements of an array. Both work for sessions that have
-    ended, as long as this host keeps what they printed.
+    --export cast prints all that is kept of the output, with its times, the sizes of the window,
+    and markers where the session was checkpointed and restored; with --json its lines are the
+    elements of an array. Both work for sessions that have ended, as long as this host keeps what
+    they printed.
     """
     from ...ops.logs import audit, recording
 
@@ -63,7 +93,8 @@ def log(app: App, name: str, since: int, export: str | None) -> int:
             app.emit([json.loads(line) for line in lines], lambda: "")
             return 0
         for line in lines:
-            write_bytes(line.encode(errors="replace") + b"\n")  # a checkpoint may say anything of the host that it comes from
+            # a checkpoint may say anything of the host that it comes from
+            write_bytes(line.encode(errors="replace") + b"\n")
         return 0
     entries = audit(app.config, name, since)
     app.emit(entries, lambda: table(_COLUMNS, map(_row, entries)) if entries else "")

@@ -35,12 +35,15 @@ _COLUMNS = (
 )
 @pass_app
 def ls(app: App, state: tuple[str, ...]) -> int:
-    """Lists the sessions of this host: those that criuctl run started, and trees that were dumped or restored by name.
+    """Lists the sessions of this host: those that criuctl run started, and trees that were dumped
+    or restored by name.
 
-    running and paused have processes here. checkpointed: in a store, criuctl restore brings it back. exited: ended, with
-    its exit code. lost: the processes or their holder ended in a way that nobody saw. Both are listed until criuctl forget.
+    running and paused have processes here. checkpointed: in a store, criuctl restore brings it
+    back. exited: ended, with its exit code. lost: the processes or their holder ended in a way that
+    nobody saw. Both are listed until criuctl forget.
 
-    Nobody is asked, so nothing can hang; criuctl status asks the session's holder. Checkpoints are listed by criuctl list.
+    Nobody is asked, so nothing can hang; criuctl status asks the session's holder. Checkpoints are
+    listed by criuctl list.
     """
     from ...ops.sessions import sessions
 
@@ -57,5 +60,11 @@ def ls(app: App, state: tuple[str, ...]) -> int:
         )
         for body in found
     ]
-    app.emit_table(found, _COLUMNS, rows, empty="no sessions", brief=lambda: "\n".join(body["session"] for body in found))
+    app.emit_table(
+        found,
+        _COLUMNS,
+        rows,
+        empty="no sessions",
+        brief=lambda: "\n".join(body["session"] for body in found),
+    )
     return 0

@@ -29,18 +29,22 @@ maintenance = LazyGroup(
     },
     summary="Store all before a reboot, and bring it back.",
     help="""\
-    Before a host is rebooted, begin dumps every session and every configured tree that runs, refuses new sessions and
-    writes down what to bring back; end, or recover at the boot, brings it back.
+    Before a host is rebooted, begin dumps every session and every configured tree that runs,
+    refuses new sessions and writes down what to bring back; end, or recover at the boot, brings
+    it back.
 
-    What depends on what is told by an order, as with init scripts: the label order=N of a session, the key order of a
-    configured tree, 50 by default. Begin ends the highest first; end brings back the lowest first. What has the same
-    number is worked on at the same time.""",
+    What depends on what is told by an order, as with init scripts: the label order=N of a
+    session, the key order of a configured tree, 50 by default. Begin ends the highest first; end
+    brings back the lowest first. What has the same number is worked on at the same time.""",
     examples=[
         (
             "A reboot, after criuctl recover --install once:",
             "criuctl maintenance begin --reason 'new kernel'\nreboot",
         ),
-        ("A database, and what needs it:", "criuctl run -d --label order=10 -- redis-server\ncriuctl run -d -- ./worker"),
+        (
+            "A database, and what needs it:",
+            "criuctl run -d --label order=10 -- redis-server\ncriuctl run -d -- ./worker",
+        ),
     ],
     exits=[3, 4, 5, 6, 7, 8, 9, 11, 12, 13],
     see_also=["recover", "snapshot", "dump", "restore"],
@@ -56,20 +60,33 @@ maintenance = LazyGroup(
     see_also=["maintenance end", "recover"],
 )
 @click.option("--dump", is_flag=True, help="Dump everything and end it, as without this option.")
-@click.option("--snapshot", is_flag=True, help="Leave everything running: what it does from then on is lost with the host.")
-@click.option("--reason", metavar="TEXT", default="", help="Told to those who are refused.  [default: none]")
+@click.option(
+    "--snapshot",
+    is_flag=True,
+    help="Leave everything running: what it does from then on is lost with the host.",
+)
+@click.option(
+    "--reason", metavar="TEXT", default="", help="Told to those who are refused.  [default: none]"
+)
 @JOBS
-@click.option("--deadline", metavar="SPAN", help="Interrupt what takes longer; it runs on.  [default: none]")
+@click.option(
+    "--deadline", metavar="SPAN", help="Interrupt what takes longer; it runs on.  [default: none]"
+)
 @pass_app
-def begin(app: App, dump: bool, snapshot: bool, reason: str, jobs: int, deadline: str | None) -> int:
-    """Dumps every session and every configured tree that runs on this host, the highest order first, one line or one JSON
-    object each. From the first moment on, run, restore and receive end with 9, until maintenance is ended.
+def begin(
+    app: App, dump: bool, snapshot: bool, reason: str, jobs: int, deadline: str | None
+) -> int:
+    """Dumps every session and every configured tree that runs on this host, the highest order
+    first, one line or one JSON object each. From the first moment on, run, restore and receive end
+    with 9, until maintenance is ended.
 
-    What could not be stored runs on; begin again tries those. Killed in the middle, it goes on where it was when it is called
-    again. With --snapshot what was stored before the interruption is not stored again.
+    What could not be stored runs on; begin again tries those. Killed in the middle, it goes on
+    where it was when it is called again. With --snapshot what was stored before the interruption is
+    not stored again.
 
-    A configured tree that something else keeps alive (a systemd unit with Restart=) is better stopped there: it would be
-    started anew. Ends with 0 if all was stored, else with the worst exit code of all, as criuctl snapshot.
+    A configured tree that something else keeps alive (a systemd unit with Restart=) is better
+    stopped there: it would be started anew. Ends with 0 if all was stored, else with the worst exit
+    code of all, as criuctl snapshot.
     """
     if dump and snapshot:
         raise click.UsageError("--dump and --snapshot contradict each other")
@@ -79,17 +96,36 @@ def begin(app: App, dump: bool, snapshot: bool, reason: str, jobs: int, deadline
 
     with app.reporting(bars=False) as reporter:
         until = batch.ends_at(patience(deadline))
-        items = start(app.config, "snapshot" if snapshot else "dump", reason, jobs=jobs, until=until, reporter=reporter)
-        codes = tell_each(app, items, teller(app, "stored"), lambda item: item.to_dict(), to_the_end=True)
+        items = start(
+            app.config,
+            "snapshot" if snapshot else "dump",
+            reason,
+            jobs=jobs,
+            until=until,
+            reporter=reporter,
+        )
+        codes = tell_each(
+            app, items, teller(app, "stored"), lambda item: item.to_dict(), to_the_end=True
+        )
     if not app.json and not app.quiet:
-        tell(f"{plural(len(codes), 'session')}; no session begins here until `criuctl maintenance end`")
+        tell(
+            f"{plural(len(codes), 'session')}; no session begins here until `criuctl "
+            "maintenance "
+            "end`"
+        )
     return worst(codes)
 
 
 RETRY = click.option(
-    "--retry-after", metavar="SPAN", default="5s", show_default=True, help="Before what did not come back is tried again."
+    "--retry-after",
+    metavar="SPAN",
+    default="5s",
+    show_default=True,
+    help="Before what did not come back is tried again.",
 )
-AGAIN = click.option("--again", is_flag=True, help="Also what was tried three times, from the first time on.")
+AGAIN = click.option(
+    "--again", is_flag=True, help="Also what was tried three times, from the first time on."
+)
 
 
 @page(
@@ -104,15 +140,20 @@ AGAIN = click.option("--again", is_flag=True, help="Also what was tried three ti
 @JOBS
 @RETRY
 @AGAIN
-@click.option("--abandon", is_flag=True, help="Bring nothing back: forget what was stored, and let new sessions begin.")
+@click.option(
+    "--abandon",
+    is_flag=True,
+    help="Bring nothing back: forget what was stored, and let new sessions begin.",
+)
 @pass_app
 def end(app: App, jobs: int, retry_after: str, again: bool, abandon: bool) -> int:
-    """Restores what maintenance has ended, the lowest order first, one line or one JSON object each, and lets new sessions
-    begin. What runs already is left alone.
+    """Restores what maintenance has ended, the lowest order first, one line or one JSON object
+    each, and lets new sessions begin. What runs already is left alone.
 
-    Each is tried three times, over all calls: a try is counted before it is made, so that a restore that takes the host
-    down is not tried for ever. What was tried so often is told, with the reason, and stays in criuctl maintenance
-    status until --again brings it back, or --abandon forgets it; its checkpoint stays in the store in any case.
+    Each is tried three times, over all calls: a try is counted before it is made, so that a restore
+    that takes the host down is not tried for ever. What was tried so often is told, with the
+    reason, and stays in criuctl maintenance status until --again brings it back, or --abandon
+    forgets it; its checkpoint stays in the store in any case.
 
     Ends with 0 if all came back, else with the worst exit code of all, as criuctl snapshot.
     """
@@ -122,27 +163,45 @@ def end(app: App, jobs: int, retry_after: str, again: bool, abandon: bool) -> in
     if again and abandon:
         raise click.UsageError("--again and --abandon contradict each other")
     with app.reporting(bars=False) as reporter:
-        items = finish(app.config, jobs=jobs, pause=patience(retry_after), again=again, abandon=abandon, reporter=reporter)
+        items = finish(
+            app.config,
+            jobs=jobs,
+            pause=patience(retry_after),
+            again=again,
+            abandon=abandon,
+            reporter=reporter,
+        )
         told = teller(app, "back") if not abandon else _forgotten(app)
         codes = tell_each(app, items, told, lambda item: item.to_dict(), to_the_end=True)
     return worst(codes)
 
 
 @page(
-    examples=[("How far is it?", "criuctl maintenance status"), ("For a script:", "criuctl maintenance status --json")],
+    examples=[
+        ("How far is it?", "criuctl maintenance status"),
+        ("For a script:", "criuctl maintenance status --json"),
+    ],
     exits=[8],
     see_also=["maintenance begin", "maintenance end"],
 )
 @pass_app
 def status(app: App) -> int:
-    """Tells whether this host is in maintenance, since when and why, and of each session whether it is stored, has come
-    back, or has been given up. In JSON: maintenance, phase, how, reason, since, sessions.
+    """Tells whether this host is in maintenance, since when and why, and of each session whether it
+    is stored, has come back, or has been given up. In JSON: maintenance, phase, how, reason, since,
+    sessions.
     """
     from ...host.maintenance import read
 
     record = read(app.config)
     if record is None:
-        nothing: dict[str, Any] = {"maintenance": False, "phase": None, "how": None, "reason": "", "since": None, "sessions": []}
+        nothing: dict[str, Any] = {
+            "maintenance": False,
+            "phase": None,
+            "how": None,
+            "reason": "",
+            "since": None,
+            "sessions": [],
+        }
         app.emit(nothing, lambda: "this host is not in maintenance", brief=lambda: "")
         return 0
     body = record.to_dict()
@@ -156,10 +215,30 @@ def status(app: App) -> int:
     rows = []
     for item in record.items:
         error = printable(item.error["message"]) if item.error else ""
-        rows.append([printable(item.session), str(item.order), item.state, item.checkpoint[:12], str(item.tries), error])
-    columns = [Column("session"), Column("order", right=True), Column("state"), Column("checkpoint")]
+        rows.append(
+            [
+                printable(item.session),
+                str(item.order),
+                item.state,
+                item.checkpoint[:12],
+                str(item.tries),
+                error,
+            ]
+        )
+    columns = [
+        Column("session"),
+        Column("order", right=True),
+        Column("state"),
+        Column("checkpoint"),
+    ]
     columns += [Column("tries", right=True), Column("why")]
-    app.emit_table(body, columns, rows, empty="nothing ran here", brief=lambda: "\n".join(row[0] for row in rows))
+    app.emit_table(
+        body,
+        columns,
+        rows,
+        empty="nothing ran here",
+        brief=lambda: "\n".join(row[0] for row in rows),
+    )
     return 0
 
 
@@ -179,7 +258,9 @@ def teller(app: App, wanted: str) -> Callable[[Item], int]:
         if not app.json and not app.quiet:
             checkpoint = f", checkpoint {item.checkpoint[:12]}" if item.checkpoint else ""
             pid = f" as PID {item.pid}" if item.pid and wanted == "back" else ""
-            said = "has ended of itself" if item.state == "gone" else f"{item.state}{pid}{checkpoint}"
+            said = (
+                "has ended of itself" if item.state == "gone" else f"{item.state}{pid}{checkpoint}"
+            )
             write_result(f"{printable(item.session)}: {said}")
         return DEGRADED if item.degraded and item.state == wanted else 0
 
@@ -189,7 +270,10 @@ def teller(app: App, wanted: str) -> Callable[[Item], int]:
 def _forgotten(app: App) -> Callable[[Item], int]:
     def told(item: Item) -> int:
         if not app.json and not app.quiet:
-            write_result(f"{printable(item.session)}: forgotten; it was {item.state}, checkpoint {item.checkpoint[:12] or '-'}")
+            write_result(
+                f"{printable(item.session)}: forgotten; it was {item.state}, checkpoint "
+                f"{item.checkpoint[:12] or '-'}"
+            )
         return 0
 
     return told

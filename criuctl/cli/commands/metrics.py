@@ -15,7 +15,9 @@ from ..streams import tell
 _LOOPBACK = "127.0.0.1"
 
 
-def _address(_ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int] | None:
+def _address(
+    _ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[str, int] | None:
     """``ADDR:PORT``, or ``PORT`` of the loopback."""
     if value is None:
         return None
@@ -47,19 +49,23 @@ def _address(_ctx: click.Context, param: click.Parameter, value: str | None) -> 
     "--listen",
     metavar="ADDR:PORT",
     callback=_address,
-    help="Serve /metrics over HTTP until a signal comes; without ADDR on 127.0.0.1, with port 0 on any.  [default: print]",
+    help=(
+        "Serve /metrics over HTTP until a signal comes; without ADDR on 127.0.0.1, with port 0 on "
+        "any.  [default: print]"
+    ),
 )
 @pass_app
 def metrics(app: App, textfile: Path | None, listen: tuple[str, int] | None) -> int:
-    """Prints metrics in the text format of Prometheus: sessions by state, each session's checkpoints, bytes, newest checkpoint
-    and its age, how long its last dump froze it; operations by exit code, connections by outcome, when gc last ran; whether
-    the store answers.
+    """Prints metrics in the text format of Prometheus: sessions by state, each session's
+    checkpoints, bytes, newest checkpoint and its age, how long its last dump froze it; operations
+    by exit code, connections by outcome, when gc last ran; whether the store answers.
 
-    Counters come from the event log of this host (criuctl events). The store is listed once; if it does not answer within
-    eight seconds, criuctl_store_up is 0 and the rest is printed all the same, with exit status 0. At most 500 sessions have
-    figures of their own.
+    Counters come from the event log of this host (criuctl events). The store is listed once; if it
+    does not answer within eight seconds, criuctl_store_up is 0 and the rest is printed all the
+    same, with exit status 0. At most 500 sessions have figures of their own.
 
-    Who can reach the port can read the names of sessions; there is no password. --json prints an array of metrics.
+    Who can reach the port can read the names of sessions; there is no password. --json prints an
+    array of metrics.
     """
     if textfile is not None and listen is not None:
         raise click.UsageError("--textfile and --listen exclude each other")
@@ -77,7 +83,9 @@ def metrics(app: App, textfile: Path | None, listen: tuple[str, int] | None) -> 
             "name": metric.name,
             "type": metric.type,
             "help": metric.documentation,
-            "samples": [{"name": s.name, "labels": s.labels, "value": s.value} for s in metric.samples],
+            "samples": [
+                {"name": s.name, "labels": s.labels, "value": s.value} for s in metric.samples
+            ],
         }
         for metric in found
     ]

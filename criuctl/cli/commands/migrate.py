@@ -25,12 +25,17 @@ EXIT_IN_DOUBT = 12
 def _outcome(result: Mapping[str, Any]) -> str:
     amounts = result["bytes"]
     lines = [
-        f"{printable(result['session'])}: runs on {printable(result['host'])} as PID {result['pid']},"
-        f" incarnation {result['incarnation']}; frozen {duration(result['frozen_ms'])}, total {duration(result['total_ms'])},"
+        f"{printable(result['session'])}: runs on {printable(result['host'])} as PID "
+        f"{result['pid']},"
+        f" incarnation {result['incarnation']}; frozen {duration(result['frozen_ms'])}, total "
+        f"{duration(result['total_ms'])},"
         f" {size(amounts['memory'])} memory, {size(amounts['stored'])} sent"
     ]
     lines += [f"  {line}" for line in connection_lines(result["connections"], "outcome")]
-    lines += [f"  {printable(f['path'])} was put there, the newer copy is {printable(f['newer_copy'])}" for f in result["files"]]
+    lines += [
+        f"  {printable(f['path'])} was put there, the newer copy is {printable(f['newer_copy'])}"
+        for f in result["files"]
+    ]
     return "\n".join(lines)
 
 
@@ -49,48 +54,72 @@ def _resolved(answer: Mapping[str, Any]) -> str:
     examples=[
         ("Move a session to another host:", "criuctl migrate work ssh://root@gamma"),
         ("See first whether it could go there:", "criuctl migrate work ssh://root@gamma --dry-run"),
-        ("With the folder that it works in:", "criuctl migrate build ssh://root@gamma --with-files /srv/build"),
-        ("To a host with other versions of Python and libc:", "criuctl migrate work ssh://root@gamma --carry-binaries"),
+        (
+            "With the folder that it works in:",
+            "criuctl migrate build ssh://root@gamma --with-files /srv/build",
+        ),
+        (
+            "To a host with other versions of Python and libc:",
+            "criuctl migrate work ssh://root@gamma --carry-binaries",
+        ),
         ("After a link broke at the worst moment:", "criuctl migrate --resolve work"),
     ],
     exits=[3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
     see_also=["dump", "restore", "attach", "connections"],
 )
 @click.argument(
-    "target", required=False, shell_complete=complete.target, help="A PID, a session's name, unit:NAME or cgroup:PATH."
+    "target",
+    required=False,
+    shell_complete=complete.target,
+    help="A PID, a session's name, unit:NAME or cgroup:PATH.",
 )
-@click.argument("host", required=False, help="ssh://[USER@]HOST[:PORT], or a name from `hosts` in the configuration.")
-@click.option("--name", metavar="NAME", help="Name of the session.  [default: its own, else made from the command and the PID]")
+@click.argument(
+    "host",
+    required=False,
+    help="ssh://[USER@]HOST[:PORT], or a name from `hosts` in the configuration.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="Name of the session.  [default: its own, else made from the command and the PID]",
+)
 @click.option(
     "--with-files",
     metavar="PATH",
     multiple=True,
     type=click.Path(),
-    help="Take this file or folder along; may be given several times. Files that the tree has open for writing travel anyway.",
+    help=(
+        "Take this file or folder along; may be given several times. Files that the tree has open "
+        "for writing travel anyway."
+    ),
 )
 @click.option(
     "--carry-binaries",
     is_flag=True,
-    help="Take programs and libraries along, all that the tree has mapped; where that host lacks them, or has others, the tree"
+    help="Take programs and libraries along, all that the tree has mapped; where that host lacks "
+    "them, or has others, the tree"
     " alone sees its own.",
 )
 @click.option(
     "--files",
     type=click.Choice(["refuse", "restore", "keep"]),
-    help="When a file that travels is there already and differs: refuse; restore: put it there and keep the newer copy beside"
+    help="When a file that travels is there already and differs: refuse; restore: put it there "
+    "and keep the newer copy beside"
     " it; keep: leave the one that is there.  [default: the configuration's there, else restore]",
 )
 @click.option(
     "--connections",
     type=POLICIES,
-    help="What becomes of connections to outside the tree, as of dump and restore.  [default: the configuration's rules, else"
+    help="What becomes of connections to outside the tree, as of dump and restore.  [default: the "
+    "configuration's rules, else"
     " hangup]",
 )
 @click.option(
     "--keep-address",
     metavar="IP",
     multiple=True,
-    help="Move this address along, with its established connections; may be given several times. IP@DEVICE names the"
+    help="Move this address along, with its established connections; may be given several times. "
+    "IP@DEVICE names the"
     " interface there.",
 )
 @click.option(
@@ -102,17 +131,30 @@ def _resolved(answer: Mapping[str, Any]) -> str:
     "--pre-copy/--no-pre-copy",
     default=True,
     show_default=True,
-    help="Send memory ahead while the tree runs, so that only what changed is sent while it is frozen.",
+    help=(
+        "Send memory ahead while the tree runs, so that only what changed is sent while it is "
+        "frozen."
+    ),
 )
 @click.option(
     "--lazy/--no-lazy",
     default=None,
-    help="Let it run there at once; memory is fetched, from that host's disk, as it is touched. If criuctl there is killed before"
-    " all of it is, the session begins there again with what was sent.  [default: for trees of 256 MiB and more]",
+    help="Let it run there at once; memory is fetched, from that host's disk, as it is touched. "
+    "If criuctl there is killed before"
+    " all of it is, the session begins there again with what was sent.  [default: for trees of "
+    "256 MiB and more]",
 )
 @MAX_FREEZE
-@click.option("--dry-run", is_flag=True, help="Only examine the other host and tell all that stands in the way.")
-@click.option("--resolve", is_flag=True, help="Finish what an interrupted migration left open: of TARGET, or of all sessions.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only examine the other host and tell all that stands in the way.",
+)
+@click.option(
+    "--resolve",
+    is_flag=True,
+    help="Finish what an interrupted migration left open: of TARGET, or of all sessions.",
+)
 @pass_app
 def migrate(
     app: App,
@@ -131,15 +173,18 @@ def migrate(
     dry_run: bool,
     resolve: bool,
 ) -> int:
-    """Moves a running tree to another host: its processes, memory, terminal, the files that it has open for writing, and
-    its connections by policy. criuctl must be installed there; it is started over ssh, and nothing listens on a port.
+    """Moves a running tree to another host: its processes, memory, terminal, the files that it has
+    open for writing, and its connections by policy. criuctl must be installed there; it is started
+    over ssh, and nothing listens on a port.
 
-    The other host is examined first, and everything that stands in the way is told at once. The tree is frozen, restored
-    there and held; only when all is in place there, it is ended here, and then runs there. Whatever fails before
-    that lets it go on here, and leaves nothing there. It never runs on both.
+    The other host is examined first, and everything that stands in the way is told at once. The
+    tree is frozen, restored there and held; only when all is in place there, it is ended here, and
+    then runs there. Whatever fails before that lets it go on here, and leaves nothing there. It
+    never runs on both.
 
-    When the link breaks in the very moment between the two, the session is in doubt: ended here, complete
-    there, and not told to run. That is told with exit code 12, tried again for a minute, and finished by --resolve.
+    When the link breaks in the very moment between the two, the session is in doubt: ended here,
+    complete there, and not told to run. That is told with exit code 12, tried again for a minute,
+    and finished by --resolve.
     """
     from ...ops.moving.delivery import Wishes
 
@@ -180,10 +225,15 @@ def _examine(app: App, target: str, host: str, wishes: Wishes) -> int:
     from ...ops.migrate import examine
 
     with app.reporting() as reporter:
-        findings = [finding.to_dict() for finding in examine(app.config, target, host, wishes, reporter=reporter)]
+        findings = [
+            finding.to_dict()
+            for finding in examine(app.config, target, host, wishes, reporter=reporter)
+        ]
     ok = not any(f["level"] == "error" for f in findings)
     lines = findings_lines(findings)
-    lines.append(f"{printable(host)} can take it" if ok else f"{printable(host)} cannot take it as it is")
+    lines.append(
+        f"{printable(host)} can take it" if ok else f"{printable(host)} cannot take it as it is"
+    )
     app.emit({"ok": ok, "findings": findings}, lambda: "\n".join(lines), brief=lambda: "")
     return 0 if ok else EXIT_REFUSED
 
@@ -193,5 +243,9 @@ def _resolve(app: App, session: str | None) -> int:
 
     with app.reporting() as reporter:
         answers = resolve(app.config, session, reporter=reporter)
-    app.emit(answers, lambda: "\n".join(map(_resolved, answers)) or "no migration was interrupted here", brief=lambda: "")
+    app.emit(
+        answers,
+        lambda: "\n".join(map(_resolved, answers)) or "no migration was interrupted here",
+        brief=lambda: "",
+    )
     return EXIT_IN_DOUBT if any(answer["error"] for answer in answers) else 0

@@ -11,14 +11,23 @@ from ..pages import page
 from ..streams import tell
 from ..text import Column, age, plural, printable
 
-_COLUMNS = (Column("checkpoint"), Column("id"), Column("created", right=True), Column("fate"), Column("rules"))
+_COLUMNS = (
+    Column("checkpoint"),
+    Column("id"),
+    Column("created", right=True),
+    Column("fate"),
+    Column("rules"),
+)
 _COUNT = click.IntRange(min=1)
 
 
 @page(
     examples=[
         ("What would go?", "criuctl prune --keep-last 3 --keep-daily 7 --keep-weekly 4 --dry-run"),
-        ("Once a night, from cron:", "criuctl prune -q --keep-within 2d --keep-daily 14 && criuctl gc -q"),
+        (
+            "Once a night, from cron:",
+            "criuctl prune -q --keep-within 2d --keep-daily 14 && criuctl gc -q",
+        ),
         ("By the policies of the configuration:", "criuctl prune"),
     ],
     exits=[3, 7, 8, 9, 11],
@@ -31,19 +40,47 @@ _COUNT = click.IntRange(min=1)
     shell_complete=complete.session_name,
     help="Only these sessions; all if none is given.",
 )
-@click.option("--keep-last", type=_COUNT, default=None, metavar="N", help="Keep the N newest.  [default: no rule]")
+@click.option(
+    "--keep-last",
+    type=_COUNT,
+    default=None,
+    metavar="N",
+    help="Keep the N newest.  [default: no rule]",
+)
 @click.option(
     "--keep-hourly",
     type=_COUNT,
     metavar="N",
     help="Keep the newest of each of the last N hours that have one.  [default: no rule]",
 )
-@click.option("--keep-daily", type=_COUNT, metavar="N", help="The same by days (of UTC).  [default: no rule]")
-@click.option("--keep-weekly", type=_COUNT, metavar="N", help="The same by weeks, which begin on Monday.  [default: no rule]")
-@click.option("--keep-monthly", type=_COUNT, metavar="N", help="The same by months.  [default: no rule]")
-@click.option("--keep-within", metavar="SPAN", help="Keep all that are younger: 36h, 7d, 4w.  [default: no rule]")
-@click.option("--keep-label", multiple=True, metavar="K=V", help="Keep all that bear the label; may be repeated.")
-@click.option("--newest-too", is_flag=True, help="Remove even the newest checkpoint of a living session, if no rule keeps it.")
+@click.option(
+    "--keep-daily", type=_COUNT, metavar="N", help="The same by days (of UTC).  [default: no rule]"
+)
+@click.option(
+    "--keep-weekly",
+    type=_COUNT,
+    metavar="N",
+    help="The same by weeks, which begin on Monday.  [default: no rule]",
+)
+@click.option(
+    "--keep-monthly", type=_COUNT, metavar="N", help="The same by months.  [default: no rule]"
+)
+@click.option(
+    "--keep-within",
+    metavar="SPAN",
+    help="Keep all that are younger: 36h, 7d, 4w.  [default: no rule]",
+)
+@click.option(
+    "--keep-label",
+    multiple=True,
+    metavar="K=V",
+    help="Keep all that bear the label; may be repeated.",
+)
+@click.option(
+    "--newest-too",
+    is_flag=True,
+    help="Remove even the newest checkpoint of a living session, if no rule keeps it.",
+)
 @click.option("--dry-run", is_flag=True, help="Tell what would go, and remove nothing.")
 @pass_app
 def prune(
@@ -56,15 +93,16 @@ def prune(
     dry_run: bool,
     **counts: int | None,
 ) -> int:
-    """Removes the checkpoints that no rule keeps. Each session is looked at by itself; a checkpoint stays if any rule keeps
-    it, and is told with the rules that do.
+    """Removes the checkpoints that no rule keeps. Each session is looked at by itself; a checkpoint
+    stays if any rule keeps it, and is told with the rules that do.
 
-    Pinned checkpoints always stay, and so does the newest one of a session that lives, or that would be brought back
-    from it. Without any --keep option the policies under `retention` in the configuration count, by the first pattern that
-    fits the session's name; sessions without a policy are left alone.
+    Pinned checkpoints always stay, and so does the newest one of a session that lives, or that
+    would be brought back from it. Without any --keep option the policies under `retention` in the
+    configuration count, by the first pattern that fits the session's name; sessions without a
+    policy are left alone.
 
-    Removing is quick; what the checkpoints held is freed by `criuctl gc`. If the store fails in between, the error names
-    those that were removed (removed in its JSON, by id).
+    Removing is quick; what the checkpoints held is freed by `criuctl gc`. If the store fails in
+    between, the error names those that were removed (removed in its JSON, by id).
     """
     from ...host.retention import Rules, label, seconds
     from ...ops.prune import prune as prune_checkpoints
@@ -72,25 +110,36 @@ def prune(
     within = seconds(keep_within) if keep_within is not None else 0.0
     if keep_within is not None and not within:
         raise UsageError("--keep-within 0 keeps nothing", hint="Write a span such as 7d.")
-    kept = {name.removeprefix("keep_"): count for name, count in counts.items() if count is not None}
+    kept = {
+        name.removeprefix("keep_"): count for name, count in counts.items() if count is not None
+    }
     rules = Rules(**kept, within=within, labels=tuple(label(text) for text in keep_label))
     with app.reporting() as reporter:
-        done = prune_checkpoints(app.config, names, rules, newest_too=newest_too, dry_run=dry_run, reporter=reporter)
+        done = prune_checkpoints(
+            app.config, names, rules, newest_too=newest_too, dry_run=dry_run, reporter=reporter
+        )
     body = done.to_dict()
     rows = []
     for one in body["checkpoints"]:
         gone = "would be removed" if dry_run else "removed"
         fate = "kept" if one["keep"] else "failed" if one["error"] else gone
-        why = ", ".join(one["rules"]) or (one["error"]["message"] if one["error"] else "no rule keeps it")
+        why = ", ".join(one["rules"]) or (
+            one["error"]["message"] if one["error"] else "no rule keeps it"
+        )
         name = f"{printable(one['session'])}@{one['number']}"
         rows.append((name, one["id"][:12], age(one["created"]), fate, printable(why)))
     gone_ids = [one["id"] for one in body["checkpoints"] if not one["keep"] and not one["error"]]
     if app.json:
         app.emit(body, lambda: "")
     else:
-        app.emit_table(body, _COLUMNS, rows, empty="no checkpoints", brief=lambda: "\n".join(gone_ids))
+        app.emit_table(
+            body, _COLUMNS, rows, empty="no checkpoints", brief=lambda: "\n".join(gone_ids)
+        )
         if not app.quiet:
-            tell(f"{plural(body['kept'], 'checkpoint')} kept, {body['removed']} {'would be ' if dry_run else ''}removed")
+            tell(
+                f"{plural(body['kept'], 'checkpoint')} kept, {body['removed']} "
+                f"{'would be ' if dry_run else ''}removed"
+            )
         if done.passed and not app.quiet:
             tell(f"no policy for {', '.join(printable(name) for name in done.passed)}: left alone")
         for error in [*done.unreadable, *done.errors.values()]:

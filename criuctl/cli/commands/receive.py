@@ -12,7 +12,8 @@ from ..pages import page
 @page(
     examples=[
         (
-            "Whether a host can be reached for a migration (it waits for the other criuctl; ^C ends it):",
+            "Whether a host can be reached for a migration (it waits for the other criuctl; ^C "
+            "ends it):",
             "ssh root@gamma criuctl receive",
         )
     ],
@@ -21,17 +22,22 @@ from ..pages import page
 )
 @pass_app
 def receive(app: App) -> int:
-    """Receives sessions from another host, which speaks over standard input and output. It is started by criuctl migrate
-    over ssh; by hand there is nothing to do with it.
+    """Receives sessions from another host, which speaks over standard input and output. It is
+    started by criuctl migrate over ssh; by hand there is nothing to do with it.
 
-    When the link breaks while a restored session is held, it waits five minutes for the other host to come again.
+    When the link breaks while a restored session is held, it waits five minutes for the other host
+    to come again.
     """
     from ...errors import UsageError
     from ...ops.receive import receive as serve
 
     if os.isatty(0):
-        raise UsageError("there is nobody to receive from on a terminal", hint="`criuctl migrate` on the other host starts it.")
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the login ends with the link; what is held does not
+        raise UsageError(
+            "there is nobody to receive from on a terminal",
+            hint="`criuctl migrate` on the other host starts it.",
+        )
+    # the login ends with the link; what is held does not
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reading, writing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):  # nothing else may write into the protocol, or hold the login open

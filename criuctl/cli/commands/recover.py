@@ -22,7 +22,10 @@ _BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
 @page(
     examples=[
         ("Have each boot bring back what maintenance has ended:", "criuctl recover --install"),
-        ("And what was lost with the host, from its newest checkpoints:", "criuctl recover --install --all"),
+        (
+            "And what was lost with the host, from its newest checkpoints:",
+            "criuctl recover --install --all",
+        ),
         ("No more of that:", "criuctl recover --remove"),
     ],
     exits=[3, 4, 5, 6, 7, 8, 9, 10, 11, 13],
@@ -32,25 +35,37 @@ _BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
     "--all",
     "all_",
     is_flag=True,
-    help="Also every session that ran here when the host went down, and whose end nobody saw: from its newest checkpoint.",
+    help=(
+        "Also every session that ran here when the host went down, and whose end nobody saw: from "
+        "its newest checkpoint."
+    ),
 )
 @JOBS
 @RETRY
 @AGAIN
-@click.option("--install", "installs", is_flag=True, help="Restore nothing now: write the unit, or the crontab, for each boot.")
+@click.option(
+    "--install",
+    "installs",
+    is_flag=True,
+    help="Restore nothing now: write the unit, or the crontab, for each boot.",
+)
 @click.option("--remove", "removes", is_flag=True, help="Restore nothing now: take that away.")
 @pass_app
-def recover(app: App, all_: bool, jobs: int, retry_after: str, again: bool, installs: bool, removes: bool) -> int:
-    """Brings back what criuctl maintenance has written down, the lowest order first, as criuctl maintenance end does, with the
-    same three tries; where there is nothing written down, it does nothing.
+def recover(
+    app: App, all_: bool, jobs: int, retry_after: str, again: bool, installs: bool, removes: bool
+) -> int:
+    """Brings back what criuctl maintenance has written down, the lowest order first, as criuctl
+    maintenance end does, with the same three tries; where there is nothing written down, it does
+    nothing.
 
-    With --all also the sessions whose state is lost: they ran here in an earlier boot, have a checkpoint, and did not
-    end of themselves while a holder could see it. A tree that never had a terminal of criuctl's has no holder. A session
-    that another host has taken over meanwhile is not restored (9).
+    With --all also the sessions whose state is lost: they ran here in an earlier boot, have a
+    checkpoint, and did not end of themselves while a holder could see it. A tree that never had a
+    terminal of criuctl's has no holder. A session that another host has taken over meanwhile is not
+    restored (9).
 
     With --install it writes criuctl-recover.service into /etc/systemd/system and enables it, or
-    /etc/cron.d/criuctl-recover where systemd does not run; --all, --store and --config are kept in it. Variables of this
-    shell are not, CRIUCTL_STATE_DIR excepted.
+    /etc/cron.d/criuctl-recover where systemd does not run; --all, --store and --config are kept in
+    it. Variables of this shell are not, CRIUCTL_STATE_DIR excepted.
 
     Ends with 0 if all came back, else with the worst exit code of all, as criuctl snapshot.
     """
@@ -62,8 +77,17 @@ def recover(app: App, all_: bool, jobs: int, retry_after: str, again: bool, inst
     from ...ops.recovery import recover as bring_back
 
     with app.reporting(bars=False) as reporter:
-        items = bring_back(app.config, every=all_, jobs=jobs, pause=patience(retry_after), again=again, reporter=reporter)
-        codes = tell_each(app, items, teller(app, "back"), lambda item: item.to_dict(), to_the_end=True)
+        items = bring_back(
+            app.config,
+            every=all_,
+            jobs=jobs,
+            pause=patience(retry_after),
+            again=again,
+            reporter=reporter,
+        )
+        codes = tell_each(
+            app, items, teller(app, "back"), lambda item: item.to_dict(), to_the_end=True
+        )
     if not codes and not app.quiet and not app.json:
         tell("there is nothing to bring back")
     return worst(codes)
@@ -75,15 +99,34 @@ def _boot(app: App, all_: bool, installs: bool) -> int:
 
     if not installs:
         removed = [str(path) for path in boot_unit.remove()]
-        app.emit({"installed": False, "removed": removed}, lambda: f"{', '.join(removed)} removed", brief=lambda: "")
+        app.emit(
+            {"installed": False, "removed": removed},
+            lambda: f"{', '.join(removed)} removed",
+            brief=lambda: "",
+        )
         return 0
     store = from_anywhere(app.store) if app.store else None
     argv = [
         *timers.own_program(sys.argv[0], sys.executable),
         *(["--config", os.path.abspath(app.config_file)] if app.config_file else []),
     ]
-    argv += [*(["--store", store] if store else []), "recover", "--retry-after", _BOOT_PAUSE, *(["--all"] if all_ else [])]
+    argv += [
+        *(["--store", store] if store else []),
+        "recover",
+        "--retry-after",
+        _BOOT_PAUSE,
+        *(["--all"] if all_ else []),
+    ]
     state = os.environ.get("CRIUCTL_STATE_DIR")
-    written = [str(p) for p in boot_unit.install(argv, {"CRIUCTL_STATE_DIR": os.path.abspath(state)} if state else {})]
-    app.emit({"installed": True, "files": written}, lambda: f"{printable(', '.join(written))} written", brief=lambda: "")
+    written = [
+        str(p)
+        for p in boot_unit.install(
+            argv, {"CRIUCTL_STATE_DIR": os.path.abspath(state)} if state else {}
+        )
+    ]
+    app.emit(
+        {"installed": True, "files": written},
+        lambda: f"{printable(', '.join(written))} written",
+        brief=lambda: "",
+    )
     return 0

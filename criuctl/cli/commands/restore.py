@@ -31,7 +31,10 @@ def _outcome(result: Mapping[str, Any]) -> str:
     ]
     lines.append(f"  from {_source(result)}")
     if newer := result["newer"]:
-        lines.append(f"  a newer one is {newer['number']} ({newer['id'][:12]}) in {printable(newer['store'])}")
+        lines.append(
+            f"  a newer one is {newer['number']} ({newer['id'][:12]}) in "
+            f"{printable(newer['store'])}"
+        )
     lines += [f"  {line}" for line in connection_lines(result["connections"], "outcome")]
     lines += [f"  {_file(f)}" for f in result["files"]]
     return "\n".join(lines)
@@ -40,17 +43,27 @@ def _outcome(result: Mapping[str, Any]) -> str:
 def _source(result: Mapping[str, Any]) -> str:
     """Which checkpoint it was, how old, and where."""
     old = f", {span(result['age_s'])} old" if result["age_s"] is not None else ""
-    return f"checkpoint {result['number']} ({result['checkpoint'][:12]}{old}) in {printable(result['store'])}"
+    return (
+        f"checkpoint {result['number']} ({result['checkpoint'][:12]}{old}) in "
+        f"{printable(result['store'])}"
+    )
 
 
 def _file(told: Mapping[str, str]) -> str:
     if "own_copy" in told:
-        return f"{printable(told['path'])} was left to who has it, the tree's own is {printable(told['own_copy'])}"
-    return f"{printable(told['path'])} was put back, the newer copy is {printable(told['newer_copy'])}"
+        return (
+            f"{printable(told['path'])} was left to who has it, the tree's own is "
+            f"{printable(told['own_copy'])}"
+        )
+    return (
+        f"{printable(told['path'])} was put back, the newer copy is {printable(told['newer_copy'])}"
+    )
 
 
 def _stay(pid: int) -> None:
-    """Wait until the process has ended; a signal interrupts the wait and leaves the process alone."""
+    """Wait until the process has ended; a signal interrupts the wait and leaves the process
+    alone.
+    """
     import select
 
     from ...errors import NoSuchProcess
@@ -65,7 +78,9 @@ def _stay(pid: int) -> None:
 
 
 def _stay_with(app: App, name: str, pid: int) -> int | None:
-    """Stay until the session has ended, attached if it has a terminal and we have one; its exit code, None if nobody knows it."""
+    """Stay until the session has ended, attached if it has a terminal and we have one; its exit
+    code, None if nobody knows it.
+    """
     from ...errors import SessionGone
     from ...ops.sessions import connect
 
@@ -77,7 +92,9 @@ def _stay_with(app: App, name: str, pid: int) -> int | None:
     if os.isatty(0) and os.isatty(1) and not app.json:
         from ..attaching import attach_to
 
-        return attach_to(app, name, lambda resume: connect(app.config, name, resume=resume), session=session)
+        return attach_to(
+            app, name, lambda resume: connect(app.config, name, resume=resume), session=session
+        )
     with session:
         code: int | None = session.wait_exit()["exit_code"]
         return code
@@ -85,10 +102,20 @@ def _stay_with(app: App, name: str, pid: int) -> int | None:
 
 def _plan(plan: Mapping[str, Any]) -> str:
     """A restore's plan for people: what will be done, then what stands in the way."""
-    rows = [("PIDs", {"same": "the old ones", "private": "a PID namespace of its own"}.get(plan["pids"], plan["pids"]))]
+    rows = [
+        (
+            "PIDs",
+            {"same": "the old ones", "private": "a PID namespace of its own"}.get(
+                plan["pids"], plan["pids"]
+            ),
+        )
+    ]
     rows.append(("network", printable(plan["net"])))
     rows += [("connection", line) for line in connection_lines(plan["connections"], "policy")]
-    rows += [("file", f"{printable(f['path'])}: {printable(f['verdict'])}; {printable(f['why'])}") for f in plan["files"]]
+    rows += [
+        ("file", f"{printable(f['path'])}: {printable(f['verdict'])}; {printable(f['why'])}")
+        for f in plan["files"]
+    ]
     lines = [facts(rows), *findings_lines(plan["findings"])]
     return "\n".join([*lines, "can be restored" if plan["ok"] else "cannot be restored here now"])
 
@@ -106,34 +133,52 @@ def _plan(plan: Mapping[str, Any]) -> str:
 @click.argument(
     "ref",
     shell_complete=complete.checkpoint_ref,
-    help="NAME (its newest checkpoint), NAME@N (its N-th; negative counts from the end), or the begin of an id.",
+    help=(
+        "NAME (its newest checkpoint), NAME@N (its N-th; negative counts from the end), or the "
+        "begin of an id."
+    ),
 )
 @click.option(
     "--detach/--attach",
     default=True,
     show_default=True,
-    help="Leave at once, or stay until the restored tree has ended: attached to its terminal if criuctl holds that, and then"
+    help="Leave at once, or stay until the restored tree has ended: attached to its terminal if "
+    "criuctl holds that, and then"
     " with its exit status. Leaving, by ^C or the detach key, never ends the tree.",
 )
 @click.option(
     "--older",
     is_flag=True,
-    help="With a NAME alone: restore the newest checkpoint found, although this host knows of a newer one, which is gone or in"
+    help="With a NAME alone: restore the newest checkpoint found, although this host knows of a "
+    "newer one, which is gone or in"
     " another store.  [default: refuse, and name both]",
 )
-@click.option("--as", "new_name", metavar="NAME", help="Restore a copy, as a session of this new name.  [default: its own name]")
-@click.option("--lazy", is_flag=True, help="Run at once; memory is fetched as it is touched.  [default: memory first]")
+@click.option(
+    "--as",
+    "new_name",
+    metavar="NAME",
+    help="Restore a copy, as a session of this new name.  [default: its own name]",
+)
+@click.option(
+    "--lazy",
+    is_flag=True,
+    help="Run at once; memory is fetched as it is touched.  [default: memory first]",
+)
 @click.option(
     "--pids",
     type=click.Choice(["auto", "same", "private"]),
     default="auto",
     show_default=True,
-    help="same: the old PIDs or none; private: a PID namespace of its own; auto: the old PIDs if they are free, else private.",
+    help=(
+        "same: the old PIDs or none; private: a PID namespace of its own; auto: the old PIDs if "
+        "they are free, else private."
+    ),
 )
 @click.option(
     "--connections",
     type=POLICIES,
-    help="What becomes of connections to outside the tree.  [default: the configuration's rules, else as recorded in the"
+    help="What becomes of connections to outside the tree.  [default: the configuration's rules, "
+    "else as recorded in the"
     " checkpoint]",
 )
 @click.option(
@@ -145,25 +190,35 @@ def _plan(plan: Mapping[str, Any]) -> str:
 @click.option(
     "--files",
     type=click.Choice(["refuse", "restore", "keep"]),
-    help="When a file that the tree has open for writing is not as it was: refuse to restore; restore: put it back as"
-    " it was and keep the newer copy beside it; keep: leave it as it is now.  Of a script or mapped data that the tree only"
-    " reads, restore gives the tree the old contents and leaves the file.  [default: the configuration's, else restore]",
+    help="When a file that the tree has open for writing is not as it was: refuse to restore; "
+    "restore: put it back as"
+    " it was and keep the newer copy beside it; keep: leave it as it is now.  Of a script or "
+    "mapped data that the tree only"
+    " reads, restore gives the tree the old contents and leaves the file.  [default: the "
+    "configuration's, else restore]",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check everything and print the plan; restore nothing. Ends with 4 if a restore would be refused.",
+    help=(
+        "Check everything and print the plan; restore nothing. Ends with 4 if a restore would be "
+        "refused."
+    ),
 )
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Restore the session here although another host holds its lease, or it has left for one and no lease can tell. Only"
+    help="Restore the session here although another host holds its lease, or it has left for one "
+    "and no lease can tell. Only"
     " when it has ended there, or that host is lost for good: else the session runs twice.",
 )
 @click.option(
     "--force",
     is_flag=True,
-    help="Restore a checkpoint that is stale: what it requires (dump --require) is not so any more. It is told as warnings.",
+    help=(
+        "Restore a checkpoint that is stale: what it requires (dump --require) is not so any "
+        "more. It is told as warnings."
+    ),
 )
 @pass_app
 def restore(
@@ -181,20 +236,23 @@ def restore(
     take_over: bool,
     force: bool,
 ) -> int:
-    """Restores the process tree of a checkpoint on this host: memory, descriptors and their offsets, pipes and what is
-    queued in them, sockets, process groups, locks. Every byte is checked before it is used.
+    """Restores the process tree of a checkpoint on this host: memory, descriptors and their
+    offsets, pipes and what is queued in them, sockets, process groups, locks. Every byte is checked
+    before it is used.
 
-    Before anything is started the checkpoint and this host are compared: kernel, CPU, files, users, ports, PIDs.
-    Changed files are never overwritten silently: a newer copy is kept aside and told. What the original of a
-    copy (--as) writes to or has locked stays where it is, and the copy gets its own beside it. A
-    restore that fails leaves nothing behind, no process and no file.
+    Before anything is started the checkpoint and this host are compared: kernel, CPU, files, users,
+    ports, PIDs.  Changed files are never overwritten silently: a newer copy is kept aside and told.
+    What the original of a copy (--as) writes to or has locked stays where it is, and the copy gets
+    its own beside it. A restore that fails leaves nothing behind, no process and no file.
 
-    A NAME alone means the last state of that session. So it is refused (9) where the newest checkpoint found is of another
-    session than the one that this host knows by the name, or is older than the last that this host stored or restored: one
-    was removed, or lies in another store. --older goes on, and so does an explicit NAME@N or id; the result tells which
-    checkpoint it was, how old it is, from which store, and whether there is a newer one.
+    A NAME alone means the last state of that session. So it is refused (9) where the newest
+    checkpoint found is of another session than the one that this host knows by the name, or is
+    older than the last that this host stored or restored: one was removed, or lies in another
+    store. --older goes on, and so does an explicit NAME@N or id; the result tells which checkpoint
+    it was, how old it is, from which store, and whether there is a newer one.
 
-    The tree runs on by itself when criuctl ends. The result tells, per connection to the outside, what became of it.
+    The tree runs on by itself when criuctl ends. The result tells, per connection to the outside,
+    what became of it.
     """
     with app.store_coming(), app.reporting() as reporter:
         from ...restore.plan import RestorePlan

@@ -16,8 +16,12 @@ from ..text import printable
 @name_argument
 @pass_app
 def resume(app: App, name: str) -> int:
-    """Lets a session that was paused or halted go on where it was. Processes that were stopped before that stay stopped."""
+    """Lets a session that was paused or halted go on where it was. Processes that were stopped
+    before that stay stopped.
+    """
     from ...ops.pause import resume as go_on
 
-    app.emit(go_on(app.config, name).to_dict(), lambda: f"{printable(name)}: goes on", brief=lambda: "")
+    app.emit(
+        go_on(app.config, name).to_dict(), lambda: f"{printable(name)}: goes on", brief=lambda: ""
+    )
     return 0

@@ -26,18 +26,23 @@ from ..text import printable
     required=True,
     metavar="REF...",
     shell_complete=complete.checkpoint_ref,
-    help="NAME (its newest checkpoint only), NAME@N, or the begin of a checkpoint's id; several may be given.",
+    help=(
+        "NAME (its newest checkpoint only), NAME@N, or the begin of a checkpoint's id; several "
+        "may be given."
+    ),
 )
 @pass_app
 def rm(app: App, refs: tuple[str, ...]) -> int:
-    """Removes checkpoints from the store, without asking. All REFs are looked up first, so numbers that count from the
-    end mean what `criuctl list` showed; one that does not exist does not keep the others from being removed.
-    With a single REF its error is the command's. Pinned checkpoints are refused; one that is damaged, so that nobody
-    can tell what it is, is removed, too.
-    If the store fails in between, the error names those that were removed (removed in its JSON, by id).
+    """Removes checkpoints from the store, without asking. All REFs are looked up first, so numbers
+    that count from the end mean what `criuctl list` showed; one that does not exist does not keep
+    the others from being removed.  With a single REF its error is the command's. Pinned checkpoints
+    are refused; one that is damaged, so that nobody can tell what it is, is removed, too.
+    If the store fails in between, the error names those that were removed (removed in its JSON, by
+    id).
 
-    A removed checkpoint cannot be restored any more at once. Its space is freed by `criuctl gc`, as other checkpoints
-    may share it. With its last checkpoint a tree that does not run any more is forgotten: `criuctl ls` lists it no longer.
+    A removed checkpoint cannot be restored any more at once. Its space is freed by `criuctl gc`, as
+    other checkpoints may share it. With its last checkpoint a tree that does not run any more is
+    forgotten: `criuctl ls` lists it no longer.
     """
     from ...ops.inspect import remove
 
@@ -49,7 +54,8 @@ def rm(app: App, refs: tuple[str, ...]) -> int:
 
     def human() -> str:
         return "\n".join(
-            f"{printable(b['ref'])}: removed {printable(b['session'] or 'a damaged one')}@{b['number']} ({b['id'][:12]})"
+            f"{printable(b['ref'])}: removed "
+            f"{printable(b['session'] or 'a damaged one')}@{b['number']} ({b['id'][:12]})"
             for b in bodies
             if b["ok"]
         )

@@ -15,7 +15,9 @@ from ..text import printable
 from .dump import parse_labels
 
 
-def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+def _size(
+    _ctx: click.Context, _param: click.Parameter, value: str | None
+) -> tuple[int, int] | None:
     """``COLSxROWS`` as rows and columns."""
     if value is None:
         return None
@@ -34,22 +36,40 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tu
     exits=[3, 9, 12],
     see_also=["attach", "ls", "dump", "kill"],
 )
-@click.option("--name", metavar="NAME", help="The session's name.  [default: after the command: bash, bash-2, ...]")
-@click.option("-d", "--detach", is_flag=True, help="Leave at once; the name is printed.  [default: stay attached]")
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="The session's name.  [default: after the command: bash, bash-2, ...]",
+)
+@click.option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Leave at once; the name is printed.  [default: stay attached]",
+)
 @click.option(
     "--host-pids",
     is_flag=True,
-    help="Share the host's PIDs, System V and POSIX IPC.  [default: PID and IPC namespaces of its own]",
+    help=(
+        "Share the host's PIDs, System V and POSIX IPC.  [default: PID and IPC namespaces of its "
+        "own]"
+    ),
 )
 @click.option(
     "--no-io-uring",
     is_flag=True,
-    help="Refuse it io_uring, which cannot be dumped; programs do without, as in most containers.  [default: it may be had]",
+    help=(
+        "Refuse it io_uring, which cannot be dumped; programs do without, as in most containers.  "
+        "[default: it may be had]"
+    ),
 )
 @click.option(
     "--mptcp",
     is_flag=True,
-    help="Let it have Multipath TCP, whose sockets cannot be dumped.  [default: refused; programs take TCP instead]",
+    help=(
+        "Let it have Multipath TCP, whose sockets cannot be dumped.  [default: refused; programs "
+        "take TCP instead]"
+    ),
 )
 @click.option(
     "--label",
@@ -63,11 +83,15 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tu
     "--workspace",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="Start in this folder, which is the session's own: it travels along when the session is migrated.  [default: the"
+    help="Start in this folder, which is the session's own: it travels along when the session is "
+    "migrated.  [default: the"
     " current folder, which does not]",
 )
 @click.option(
-    "--size", metavar="COLSxROWS", callback=_size, help="The terminal's size at first.  [default: this terminal's, else 80x24]"
+    "--size",
+    metavar="COLSxROWS",
+    callback=_size,
+    help="The terminal's size at first.  [default: this terminal's, else 80x24]",
 )
 @command_argument(required=True, help="The command and its arguments.")
 @pass_app
@@ -83,18 +107,21 @@ def run(
     size: tuple[int, int] | None,
     command: tuple[str, ...],
 ) -> int:
-    """Starts CMD as a session: with a terminal of its own, under a small process that belongs to no login and no client.
-    The session goes on whatever becomes of this command, its terminal or its connection.
+    """Starts CMD as a session: with a terminal of its own, under a small process that belongs to no
+    login and no client.  The session goes on whatever becomes of this command, its terminal or its
+    connection.
 
-    By default this terminal is attached, and the exit status is the session's own (3 as well when there is no such
-    command). The detach key (detach_key in the configuration, C-] by default) leaves the session running; criuctl attach
-    comes back.
+    By default this terminal is attached, and the exit status is the session's own (3 as well when
+    there is no such command). The detach key (detach_key in the configuration, C-] by default)
+    leaves the session running; criuctl attach comes back.
 
-    Inside, CRIUCTL_SESSION is the name, and session.json in the folder CRIUCTL_SESSION_DIR tells the incarnation.
+    Inside, CRIUCTL_SESSION is the name, and session.json in the folder CRIUCTL_SESSION_DIR tells
+    the incarnation.
 
-    The session inherits the environment, which is then part of its checkpoints, but of the variables CRIUCTL_* only plain
-    settings (folders, store, numbers): no passphrase, key, command or rule. AWS_* is inherited, as its program may use S3
-    itself; where criuctl's own store is on S3, a warning names the secret ones.
+    The session inherits the environment, which is then part of its checkpoints, but of the
+    variables CRIUCTL_* only plain settings (folders, store, numbers): no passphrase, key, command
+    or rule. AWS_* is inherited, as its program may use S3 itself; where criuctl's own store is on
+    S3, a warning names the secret ones.
     """
     from ...errors import UsageError
     from ...ops.sessions import connect
@@ -124,4 +151,10 @@ def run(
         return 0
     from ..attaching import attach_to
 
-    return attach_to(app, session.name, lambda resume: connect(app.config, session.name, resume=resume), start=0, quiet=True)
+    return attach_to(
+        app,
+        session.name,
+        lambda resume: connect(app.config, session.name, resume=resume),
+        start=0,
+        quiet=True,
+    )

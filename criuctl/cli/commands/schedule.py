@@ -32,18 +32,24 @@ schedule = LazyGroup(
     "schedule",
     entries={
         "add": Entry(f"{_SELF}:add", "Take snapshots regularly."),
-        "list": Entry(f"{_SELF}:list_", "List the schedules, their next runs, and how the last ones ended."),
+        "list": Entry(
+            f"{_SELF}:list_", "List the schedules, their next runs, and how the last ones ended."
+        ),
         "remove": Entry(f"{_SELF}:remove", "Remove a schedule and all that starts it."),
         "run": Entry(f"{_SELF}:run", "Do now what a schedule says: what its timer calls."),
     },
     summary="Take snapshots regularly, by systemd or cron.",
     help="""\
-    A schedule says of which sessions snapshots are taken and when, and which checkpoints are kept afterwards. It is started
-    by a systemd timer where systemd runs, else by an entry in /etc/cron.d, and outlives a reboot.
+    A schedule says of which sessions snapshots are taken and when, and which checkpoints are kept
+    afterwards. It is started by a systemd timer where systemd runs, else by an entry in
+    /etc/cron.d, and outlives a reboot.
 
     A failed snapshot runs the hooks of the phase snapshot-failed.""",
     examples=[
-        ("Every session, every hour; the last day's are kept:", "criuctl schedule add hourly --all --every 1h --keep-hourly 24"),
+        (
+            "Every session, every hour; the last day's are kept:",
+            "criuctl schedule add hourly --all --every 1h --keep-hourly 24",
+        ),
         ("How did it go?", "criuctl schedule list"),
     ],
     exits=[3, 9],
@@ -51,7 +57,9 @@ schedule = LazyGroup(
 )
 
 
-def complete_schedule(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_schedule(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """The schedules there are."""
     from ...ops.schedules import names
 
@@ -64,8 +72,14 @@ def complete_schedule(ctx: click.Context, _param: click.Parameter, incomplete: s
 
 @page(
     examples=[
-        ("Every session, every hour:", "criuctl schedule add hourly --all --every 1h --keep-hourly 24"),
-        ("Two of them on working days:", "criuctl schedule add work web db --at 'Mon..Fri 08..18:00'"),
+        (
+            "Every session, every hour:",
+            "criuctl schedule add hourly --all --every 1h --keep-hourly 24",
+        ),
+        (
+            "Two of them on working days:",
+            "criuctl schedule add work web db --at 'Mon..Fri 08..18:00'",
+        ),
         (
             "By label, spread over five minutes, with an end:",
             "criuctl schedule add p --label t=prod --at daily --jitter 5m --deadline 1h",
@@ -75,30 +89,71 @@ def complete_schedule(ctx: click.Context, _param: click.Parameter, incomplete: s
     see_also=["schedule list", "snapshot", "prune"],
 )
 @click.argument("name", help="What the schedule is called: letters, digits, '_' and '-'.")
-@click.argument("sessions", nargs=-1, metavar="[SESSION]...", shell_complete=complete.session_name, help="The sessions, by name.")
-@click.option("--all", "all_", is_flag=True, help="Every session and configured tree that runs on this host at that time.")
+@click.argument(
+    "sessions",
+    nargs=-1,
+    metavar="[SESSION]...",
+    shell_complete=complete.session_name,
+    help="The sessions, by name.",
+)
+@click.option(
+    "--all",
+    "all_",
+    is_flag=True,
+    help="Every session and configured tree that runs on this host at that time.",
+)
 @click.option(
     "--label",
     "labels",
     multiple=True,
     metavar="K=V",
     callback=parse_labels,
-    help="The sessions and configured trees that bear this label; all of them, if it is given several times.",
+    help=(
+        "The sessions and configured trees that bear this label; all of them, if it is given "
+        "several times."
+    ),
 )
-@click.option("--every", metavar="SPAN", help="The time from one run to the next: 15m, 1h, 1d.  [default: use --at]")
 @click.option(
-    "--at", metavar="CALENDAR", help="When, as `man systemd.time` has it: daily, 'Mon..Fri 08:30'.  [default: use --every]"
+    "--every",
+    metavar="SPAN",
+    help="The time from one run to the next: 15m, 1h, 1d.  [default: use --at]",
 )
-@click.option("--jitter", metavar="SPAN", help="Begin up to this much later, by chance.  [default: 0]")
-@click.option("--deadline", metavar="SPAN", help="Interrupt a run that takes longer.  [default: none]")
+@click.option(
+    "--at",
+    metavar="CALENDAR",
+    help="When, as `man systemd.time` has it: daily, 'Mon..Fri 08:30'.  [default: use --every]",
+)
+@click.option(
+    "--jitter", metavar="SPAN", help="Begin up to this much later, by chance.  [default: 0]"
+)
+@click.option(
+    "--deadline", metavar="SPAN", help="Interrupt a run that takes longer.  [default: none]"
+)
 @JOBS
-@click.option("--keep-last", type=_COUNT, metavar="N", help="Prune afterwards, and keep the N newest.  [default: no rule]")
-@click.option("--keep-hourly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]")
-@click.option("--keep-daily", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]")
-@click.option("--keep-weekly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]")
-@click.option("--keep-monthly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]")
-@click.option("--keep-within", metavar="SPAN", help="As of `criuctl prune`: 36h, 7d.  [default: no rule]")
-@click.option("--keep-label", multiple=True, metavar="K=V", help="As of `criuctl prune`; may be repeated.")
+@click.option(
+    "--keep-last",
+    type=_COUNT,
+    metavar="N",
+    help="Prune afterwards, and keep the N newest.  [default: no rule]",
+)
+@click.option(
+    "--keep-hourly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+)
+@click.option(
+    "--keep-daily", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+)
+@click.option(
+    "--keep-weekly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+)
+@click.option(
+    "--keep-monthly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+)
+@click.option(
+    "--keep-within", metavar="SPAN", help="As of `criuctl prune`: 36h, 7d.  [default: no rule]"
+)
+@click.option(
+    "--keep-label", multiple=True, metavar="K=V", help="As of `criuctl prune`; may be repeated."
+)
 @pass_app
 def add(
     app: App,
@@ -114,16 +169,17 @@ def add(
     jobs: int,
     **keep: Any,
 ) -> int:
-    """Makes a schedule and starts its timer: criuctl-schedule-NAME.timer and .service in /etc/systemd/system, or
-    /etc/cron.d/criuctl-schedule-NAME where systemd does not run. A run that was missed by --at while the host was off is
-    made up for by systemd, not by cron.
+    """Makes a schedule and starts its timer: criuctl-schedule-NAME.timer and .service in
+    /etc/systemd/system, or /etc/cron.d/criuctl-schedule-NAME where systemd does not run. A run that
+    was missed by --at while the host was off is made up for by systemd, not by cron.
 
-    Without systemd, a period must divide an hour or a day, or be 1d or 1w, and of calendars what cron can say is taken; it
-    counts in local time.
+    Without systemd, a period must divide an hour or a day, or be 1d or 1w, and of calendars what
+    cron can say is taken; it counts in local time.
 
-    With --store or --config the runs use these, too. Variables of this shell they do not see: credentials of a
-    store belong into root's ~/.aws, other settings into the configuration. With a --keep option each run ends with a
-    criuctl prune of the sessions that it has dumped; criuctl gc is not run.
+    With --store or --config the runs use these, too. Variables of this shell they do not see:
+    credentials of a store belong into root's ~/.aws, other settings into the configuration. With a
+    --keep option each run ends with a criuctl prune of the sessions that it has dumped; criuctl gc
+    is not run.
     """
     from ...host.retention import patience
     from ...ops import schedules
@@ -144,31 +200,50 @@ def add(
         jobs=jobs,
         store=from_anywhere(app.store) if app.store else None,
         config=os.path.abspath(app.config_file) if app.config_file else None,
-        keep={key: list(value) if isinstance(value, tuple) else value for key, value in keep.items() if value},
+        keep={
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in keep.items()
+            if value
+        },
     )
     variables = {_STATE: os.path.abspath(app.config.state_dir)} if os.environ.get(_STATE) else {}
-    made = schedules.add(app.config, wanted, timers.own_program(sys.argv[0], sys.executable), variables)
-    (body,) = schedules.listed(app.config, [made.name])  # no other one's damage makes this one a failure
+    made = schedules.add(
+        app.config, wanted, timers.own_program(sys.argv[0], sys.executable), variables
+    )
+    # no other one's damage makes this one a failure
+    (body,) = schedules.listed(app.config, [made.name])
     unseen = sorted(v for v in os.environ if v.startswith(("CRIUCTL_", "AWS_")) and v != _STATE)
     if unseen and not app.quiet:
-        tell(f"criuctl: warning: the schedule's runs will not see what is set here: {', '.join(unseen)}")
-    app.emit(body, lambda: f"{printable(name)}: {_what(body)}, {_when(body)}; next {_moment(body['next'])}", brief=lambda: name)
+        tell(
+            "criuctl: warning: the schedule's runs will not see what is set here: "
+            f"{', '.join(unseen)}"
+        )
+    app.emit(
+        body,
+        lambda: f"{printable(name)}: {_what(body)}, {_when(body)}; next {_moment(body['next'])}",
+        brief=lambda: name,
+    )
     return 0
 
 
 @page(
-    examples=[("All of them:", "criuctl schedule list"), ("For a script:", "criuctl schedule list --json")],
+    examples=[
+        ("All of them:", "criuctl schedule list"),
+        ("For a script:", "criuctl schedule list --json"),
+    ],
     exits=[11],
     see_also=["schedule add", "list"],
 )
 @pass_app
 def list_(app: App) -> int:
-    """Lists this host's schedules: of what, when, the next run, how long ago the last one was and how it ended, and where
-    it is written. A schedule whose unit or crontab has been removed by hand is told. One whose definition is damaged is told on
-    standard error, and the exit status is 11; criuctl schedule remove removes it.
+    """Lists this host's schedules: of what, when, the next run, how long ago the last one was and
+    how it ended, and where it is written. A schedule whose unit or crontab has been removed by hand
+    is told. One whose definition is damaged is told on standard error, and the exit status is 11;
+    criuctl schedule remove removes it.
 
-    In JSON, last has began, ended, result (ok, warnings, failed, interrupted, running, killed), exit_code, stored, pruned and
-    failed. A run that was killed could not tell when it ended, and may have stored more.
+    In JSON, last has began, ended, result (ok, warnings, failed, interrupted, running, killed),
+    exit_code, stored, pruned and failed. A run that was killed could not tell when it ended, and
+    may have stored more.
     """
     from ...ops.schedules import listed
 
@@ -178,10 +253,30 @@ def list_(app: App) -> int:
     for body in found:
         where = f"MISSING: {', '.join(body['missing'])}" if body["missing"] else body["files"][-1]
         rows.append(
-            [printable(body["name"]), _what(body), _when(body), _moment(body["next"]), _ended(body["last"]), printable(where)]
+            [
+                printable(body["name"]),
+                _what(body),
+                _when(body),
+                _moment(body["next"]),
+                _ended(body["last"]),
+                printable(where),
+            ]
         )
-    columns = [Column("name"), Column("what"), Column("when"), Column("next"), Column("last"), Column("where")]
-    app.emit_table(found, columns, rows, empty="there are no schedules", brief=lambda: "\n".join(b["name"] for b in found))
+    columns = [
+        Column("name"),
+        Column("what"),
+        Column("when"),
+        Column("next"),
+        Column("last"),
+        Column("where"),
+    ]
+    app.emit_table(
+        found,
+        columns,
+        rows,
+        empty="there are no schedules",
+        brief=lambda: "\n".join(b["name"] for b in found),
+    )
     for error in unreadable:
         tell(f"criuctl: warning: {printable(error.message)}")
     return DEGRADED if unreadable else 0
@@ -198,7 +293,9 @@ def _ended(last: dict[str, Any] | None) -> str:
 def _what(body: dict[str, Any]) -> str:
     if body["all"]:
         return "all sessions"
-    return printable(", ".join(body["sessions"]) or ", ".join(f"{k}={v}" for k, v in body["labels"].items()))
+    return printable(
+        ", ".join(body["sessions"]) or ", ".join(f"{k}={v}" for k, v in body["labels"].items())
+    )
 
 
 def _when(body: dict[str, Any]) -> str:
@@ -226,31 +323,41 @@ def _moment(text: str | None) -> str:
 @click.argument("name", shell_complete=complete_schedule, help="The schedule.")
 @pass_app
 def remove(app: App, name: str) -> int:
-    """Stops the timer and removes the units or the crontab, the definition, and what is known of the last run. The
-    checkpoints stay. A run that is under way goes on to its end.
+    """Stops the timer and removes the units or the crontab, the definition, and what is known of
+    the last run. The checkpoints stay. A run that is under way goes on to its end.
     """
     from ...ops import schedules
 
     schedules.remove(app.config, name)
-    app.emit({"schedule": name, "removed": True}, lambda: f"{printable(name)} removed", brief=lambda: "")
+    app.emit(
+        {"schedule": name, "removed": True}, lambda: f"{printable(name)} removed", brief=lambda: ""
+    )
     return 0
 
 
 @page(
-    examples=[("Try it now:", "criuctl schedule run hourly"), ("What did it do?", "criuctl schedule run hourly --json")],
+    examples=[
+        ("Try it now:", "criuctl schedule run hourly"),
+        ("What did it do?", "criuctl schedule run hourly --json"),
+    ],
     exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
     see_also=["schedule add", "snapshot"],
 )
 @click.argument("name", shell_complete=complete_schedule, help="The schedule.")
-@click.option("--delay", is_flag=True, help="First wait for a random part of the schedule's jitter, as the crontab does.")
+@click.option(
+    "--delay",
+    is_flag=True,
+    help="First wait for a random part of the schedule's jitter, as the crontab does.",
+)
 @pass_app
 def run(app: App, name: str, delay: bool) -> int:
-    """Takes the schedule's snapshots, some at a time, and tells each on a line; then prunes, if the schedule has keep
-    rules. A failure of one does not keep the others from being taken.
+    """Takes the schedule's snapshots, some at a time, and tells each on a line; then prunes, if the
+    schedule has keep rules. A failure of one does not keep the others from being taken.
 
-    Ends with 0 if all was done, else with the worst exit code of all, as criuctl snapshot. While a run of the same schedule
-    is under way another one ends with 9 at once. At the deadline what is under way is interrupted and cleaned up, the
-    sessions run on, and the exit code is 12. With -q only failures are told.
+    Ends with 0 if all was done, else with the worst exit code of all, as criuctl snapshot. While a
+    run of the same schedule is under way another one ends with 9 at once. At the deadline what is
+    under way is interrupted and cleaned up, the sessions run on, and the exit code is 12. With -q
+    only failures are told.
     """
     from ... import config as configuration
     from ...ops import schedules
@@ -261,9 +368,12 @@ def run(app: App, name: str, delay: bool) -> int:
         config = configuration.load(wanted.config).with_options(state_dir=config.state_dir)
     config = config.with_options(store=app.store or wanted.store)
     unheard: list[int] = []
-    told = insistent(teller(app), unheard)  # a schedule's snapshots are taken, whatever becomes of cron's pipe
+    # a schedule's snapshots are taken, whatever becomes of cron's pipe
+    told = insistent(teller(app), unheard)
     with app.reporting(bars=False) as reporter:
-        ran, code = schedules.run(config, wanted, delay=delay, reporter=reporter, told=told, judge=_judge)
+        ran, code = schedules.run(
+            config, wanted, delay=delay, reporter=reporter, told=told, judge=_judge
+        )
     if app.json:
         app.emit(ran.to_dict() | {"exit_code": code}, lambda: "")
         return code
@@ -279,6 +389,8 @@ def run(app: App, name: str, delay: bool) -> int:
 
 
 def _judge(ran: Ran) -> int:
-    codes: Sequence[int] = [o.error.exit_code if o.error else DEGRADED if o.degraded else 0 for o in ran.outcomes]
+    codes: Sequence[int] = [
+        o.error.exit_code if o.error else DEGRADED if o.degraded else 0 for o in ran.outcomes
+    ]
     more = [ran.error.exit_code] if ran.error else [DEGRADED] if ran.warnings else []
     return worst([*codes, *more])

@@ -27,10 +27,16 @@ class InOrder(Page):
 @click.command(
     cls=InOrder,
     examples=[
-        ("Run a command line in a shell and see what it prints:", 'criuctl send work --text "make test" --enter'),
+        (
+            "Run a command line in a shell and see what it prints:",
+            'criuctl send work --text "make test" --enter',
+        ),
         ("Interrupt, then the line before once more:", 'criuctl send work --keys "C-c Up Enter"'),
         ("A whole file, as pasted:", "criuctl send work --paste notes.txt"),
-        ("Wait for the answer to what was sent:", "criuctl send work --text ls --enter\ncriuctl wait work --match '\\$ $'"),
+        (
+            "Wait for the answer to what was sent:",
+            "criuctl send work --text ls --enter\ncriuctl wait work --match '\\$ $'",
+        ),
     ],
     exits=[3, 9, 10, 12],
     see_also=["capture", "wait", "exec"],
@@ -40,7 +46,10 @@ class InOrder(Page):
 @click.option("--text", metavar="TEXT", multiple=True, help="Type this text as it is.")
 @click.option("--enter", count=True, expose_value=False, help="Press Enter.  [default: not]")
 @click.option(
-    "--keys", metavar="KEYS", multiple=True, help='Press these keys: "C-c Up M-x Escape F5 PageDown", or single characters.'
+    "--keys",
+    metavar="KEYS",
+    multiple=True,
+    help='Press these keys: "C-c Up M-x Escape F5 PageDown", or single characters.',
 )
 @click.option(
     "--paste",
@@ -63,13 +72,14 @@ def send(
     take: bool,
     timeout: float,
 ) -> int:
-    """Types into a session, as an agent: what the options say, in the order in which they are given. Ends when the
-    session's terminal has taken all of it, and prints the offset in the output at which the first byte was typed: what
-    the program says in answer is at or after it (see criuctl capture --since and criuctl wait --since). What the terminal has not
-    taken after --timeout, because the program does not read, is not typed any more.
+    """Types into a session, as an agent: what the options say, in the order in which they are
+    given. Ends when the session's terminal has taken all of it, and prints the offset in the output
+    at which the first byte was typed: what the program says in answer is at or after it (see
+    criuctl capture --since and criuctl wait --since). What the terminal has not taken after
+    --timeout, because the program does not read, is not typed any more.
 
-    Needs the write lease for the moment: it is taken if nobody has it. While somebody else writes, an attached person
-    say, this ends with 9, unless --take takes it away.
+    Needs the write lease for the moment: it is taken if nobody has it. While somebody else writes,
+    an attached person say, this ends with 9, unless --take takes it away.
     """
     from ...ops.typing import type_into
 

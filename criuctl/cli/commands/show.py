@@ -10,7 +10,18 @@ import click
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
-from ..text import Column, age, duration, facts, labels, plural, printable, process_tree, size, table
+from ..text import (
+    Column,
+    age,
+    duration,
+    facts,
+    labels,
+    plural,
+    printable,
+    process_tree,
+    size,
+    table,
+)
 
 Body = Mapping[str, Any]
 
@@ -20,7 +31,9 @@ def _indent(text: str) -> str:
 
 
 def _name(body: Body) -> str:
-    return f"{printable(body['session'])}@{body['number']}" if body["id"] else printable(body["store"])
+    return (
+        f"{printable(body['session'])}@{body['number']}" if body["id"] else printable(body["store"])
+    )
 
 
 def _origin(origin: Any) -> Iterator[tuple[str, str]]:
@@ -32,9 +45,17 @@ def _origin(origin: Any) -> Iterator[tuple[str, str]]:
 
 def _gpu(told: Any) -> Iterator[tuple[str, str]]:
     if told:
-        names = ", ".join(f"{printable(d['name'])} ({printable(d['uuid'])})" for d in told["devices"])
+        names = ", ".join(
+            f"{printable(d['name'])} ({printable(d['uuid'])})" for d in told["devices"]
+        )
         amount = size(sum(p["memory"] for p in told["processes"]))
-        yield "gpu", f"{amount} of {plural(len(told['processes']), 'process', 'processes')} on {names or 'a device'}"
+        yield (
+            "gpu",
+            (
+                f"{amount} of {plural(len(told['processes']), 'process', 'processes')} on "
+                f"{names or 'a device'}"
+            ),
+        )
         yield "gpu driver", f"NVIDIA {printable(told['driver'])}"
 
 
@@ -56,21 +77,46 @@ def _header(body: Body) -> str:
         ("labels", labels(body["labels"]) or "none"),
         (
             "host",
-            f"{printable(body['host'])}, Linux {printable(machine.get('kernel', '?'))}, {printable(machine.get('arch', '?'))}",
+            f"{printable(body['host'])}, Linux {printable(machine.get('kernel', '?'))}, "
+            f"{printable(machine.get('arch', '?'))}",
         ),
         *_writer(body["writer"]),
         ("cpu", printable(machine.get("cpu_model", "?"))),
-        ("dumped by", f"criuctl {printable(body['criuctl'])}, CRIU {printable(body['criu'].get('version', '?'))}"),
+        (
+            "dumped by",
+            (
+                f"criuctl {printable(body['criuctl'])}, CRIU "
+                f"{printable(body['criu'].get('version', '?'))}"
+            ),
+        ),
         *_gpu(body.get("gpu")),
-        ("memory", f"{size(amounts.get('memory', 0))} in {plural(len(body['memory']), 'address space')} and shared segments"),
+        (
+            "memory",
+            (
+                f"{size(amounts.get('memory', 0))} in "
+                f"{plural(len(body['memory']), 'address space')} "
+                "and shared segments"
+            ),
+        ),
         ("files", f"{size(amounts.get('files', 0))} taken along"),
-        ("stored", f"{size(amounts.get('stored', 0))} for {size(amounts.get('new', 0))} that the store did not have"),
-        ("frozen", f"{duration(timings.get('frozen_ms'))} of {duration(timings.get('total_ms'))} in all"),
+        (
+            "stored",
+            (
+                f"{size(amounts.get('stored', 0))} for {size(amounts.get('new', 0))} that the "
+                "store "
+                "did not have"
+            ),
+        ),
+        (
+            "frozen",
+            f"{duration(timings.get('frozen_ms'))} of {duration(timings.get('total_ms'))} in all",
+        ),
     ]
     return facts(row for row in rows if row[0] in _OF_IMAGES or body["id"])
 
 
-_OF_IMAGES = ("checkpoint", "created", "labels", "memory")  # what can be told of CRIU's images that are in no store
+# what can be told of CRIU's images that are in no store
+_OF_IMAGES = ("checkpoint", "created", "labels", "memory")
 
 
 def _tree(body: Body) -> str:
@@ -79,7 +125,8 @@ def _tree(body: Body) -> str:
 
 def _namespaces(body: Body) -> str:
     return facts(
-        (kind, f"{printable(n.get('mode', '?'))}  {printable(n.get('name') or '')}") for kind, n in body["namespaces"].items()
+        (kind, f"{printable(n.get('mode', '?'))}  {printable(n.get('name') or '')}")
+        for kind, n in body["namespaces"].items()
     )
 
 
@@ -91,45 +138,90 @@ def _connections(body: Body, *, all_: bool = True) -> str:
 
 
 def _files(body: Body, *, all_: bool = True) -> str:
-    columns = (Column("path"), Column("size", right=True), Column("held by"), Column("how"), Column("kept"))
+    columns = (
+        Column("path"),
+        Column("size", right=True),
+        Column("held by"),
+        Column("how"),
+        Column("kept"),
+    )
     rows = []
     for f in body["files"]:
         if all_ or f["carried"] or f["kind"] == "written":
             holders = ", ".join(f"{pid}:{fd}" for pid, fd in f["holders"])
             kept = "contents" if f["carried"] else "size and hash" if f["digest"] else "size"
-            rows.append((printable(f["path"]), size(f["size"]), holders, printable(f["kind"]), kept))
+            rows.append(
+                (printable(f["path"]), size(f["size"]), holders, printable(f["kind"]), kept)
+            )
     more = len(body["files"]) - len(rows)
     shown = table(columns, rows) if rows else "none that are written"
     return f"{shown}\nand {more} that are only read or mapped (see --files)" if more else shown
 
 
 def _maps(body: Body) -> str:
-    columns = (Column("of"), Column("address", right=True), Column("size", right=True), Column("pages"))
+    columns = (
+        Column("of"),
+        Column("address", right=True),
+        Column("size", right=True),
+        Column("pages"),
+    )
     rows = []
     for space in body["memory"]:
-        whose = f"PID {space['id']}" if space["kind"] == "task" else f"{printable(space['kind'])} {space['id']}"
+        whose = (
+            f"PID {space['id']}"
+            if space["kind"] == "task"
+            else f"{printable(space['kind'])} {space['id']}"
+        )
         rows += [
-            (whose, f"{entry['address']:x}", size(entry["bytes"]), printable(" ".join(entry["flags"])))
+            (
+                whose,
+                f"{entry['address']:x}",
+                size(entry["bytes"]),
+                printable(" ".join(entry["flags"])),
+            )
             for entry in space.get("maps", ())
         ]
     return table(columns, rows) if rows else "no memory"
 
 
 def _predicates(body: Body) -> str:
-    return facts((f"{p['kind']}:{printable(p['argument'])}", f"{p['state']}  {printable(p['why'])}") for p in body["predicates"])
+    return facts(
+        (f"{p['kind']}:{printable(p['argument'])}", f"{p['state']}  {printable(p['why'])}")
+        for p in body["predicates"]
+    )
 
 
 def _env(body: Body) -> str:
-    commands = {p["pid"]: " ".join(printable(word) for word in p["argv"] or [p["command"]]) for p in body["processes"]}
+    commands = {
+        p["pid"]: " ".join(printable(word) for word in p["argv"] or [p["command"]])
+        for p in body["processes"]
+    }
     parts = []
     for one in body["environments"]:
-        lines = [f"{printable(v['name'])}={'***' if v['value'] is None else printable(v['value'])}" for v in one["variables"]]
-        parts.append("\n".join([f"{one['pid']} {commands[one['pid']]}", *(f"  {line}" for line in lines or ["nothing"])]))
+        lines = [
+            f"{printable(v['name'])}={'***' if v['value'] is None else printable(v['value'])}"
+            for v in one["variables"]
+        ]
+        parts.append(
+            "\n".join(
+                [
+                    f"{one['pid']} {commands[one['pid']]}",
+                    *(f"  {line}" for line in lines or ["nothing"]),
+                ]
+            )
+        )
     return "\n".join(parts) or "none"
 
 
 def _terminals(body: Body) -> str:
-    columns = (Column("terminal"), Column("size"), Column("held by"), Column("leader"), Column("master"), Column("state"))
+    columns = (
+        Column("terminal"),
+        Column("size"),
+        Column("held by"),
+        Column("leader"),
+        Column("master"),
+        Column("state"),
+    )
     rows = []
     for t in body["terminals"]:
         words = [
@@ -142,7 +234,16 @@ def _terminals(body: Body) -> str:
         holders = ", ".join(f"{pid}:{fd}" for pid, fd in t["holders"])
         leader = str(t["leader"] or ("outside" if t["led_outside"] else "none"))
         room = f"{t['columns']}x{t['rows']}"
-        rows.append((printable(t["path"] or "?"), room, holders, leader, printable(t["master"]), ", ".join(filter(None, words))))
+        rows.append(
+            (
+                printable(t["path"] or "?"),
+                room,
+                holders,
+                leader,
+                printable(t["master"]),
+                ", ".join(filter(None, words)),
+            )
+        )
     return table(columns, rows) if rows else "none"
 
 
@@ -181,7 +282,10 @@ def _only(body: Body, sections: Sequence[str]) -> str:
     examples=[
         ("All about the newest checkpoint of web:", "criuctl show web"),
         ("Its processes only, of the third checkpoint:", "criuctl show web@3 --tree"),
-        ("Was it started with a proxy, and which?", "criuctl show web --env --values | grep -i proxy"),
+        (
+            "Was it started with a proxy, and which?",
+            "criuctl show web --env --values | grep -i proxy",
+        ),
         ("What is in an exported file, or a podman archive?", "criuctl show ./web.criuctl"),
         ("For a script:", "criuctl show web --json | jq .processes[].argv"),
     ],
@@ -194,30 +298,52 @@ def _only(body: Body, sections: Sequence[str]) -> str:
     help="NAME, NAME@N, the begin of a checkpoint's id, or, with a slash in it, a file or folder.",
 )
 @click.option("--tree", is_flag=True, help="Show the process tree only.")
-@click.option("--files", is_flag=True, help="Show all files only: those the tree has open or mapped, and those taken along.")
-@click.option("--connections", is_flag=True, help="Show all connections only, those inside the tree too.")
+@click.option(
+    "--files",
+    is_flag=True,
+    help="Show all files only: those the tree has open or mapped, and those taken along.",
+)
+@click.option(
+    "--connections", is_flag=True, help="Show all connections only, those inside the tree too."
+)
 @click.option("--maps", is_flag=True, help="Show which memory is stored, address by address.")
-@click.option("--env", is_flag=True, help="Show the variables that each process was started with, without their values.")
-@click.option("--values", is_flag=True, help="With --env: their values, too. There may be passwords among them.")
-@click.option("--terminals", is_flag=True, help="Show the terminals only: who holds them, their modes, what was typed ahead.")
+@click.option(
+    "--env",
+    is_flag=True,
+    help="Show the variables that each process was started with, without their values.",
+)
+@click.option(
+    "--values",
+    is_flag=True,
+    help="With --env: their values, too. There may be passwords among them.",
+)
+@click.option(
+    "--terminals",
+    is_flag=True,
+    help="Show the terminals only: who holds them, their modes, what was typed ahead.",
+)
 @pass_app
 def show(app: App, /, ref: str, **only: bool) -> int:
-    """Shows what a checkpoint holds: where and when it was taken, its processes, sizes, namespaces, connections and
-    files. Reads the manifest, not the memory (but for --env); `criuctl verify` reads all.
+    """Shows what a checkpoint holds: where and when it was taken, its processes, sizes, namespaces,
+    connections and files. Reads the manifest, not the memory (but for --env); `criuctl verify`
+    reads all.
 
-    A REF with a slash names what is in no store: a file of criuctl export (its key is looked for as by import), a folder of
-    CRIU's images, or a podman checkpoint archive. Of the latter two is told what their images tell; criuctl cannot
-    restore them.
+    A REF with a slash names what is in no store: a file of criuctl export (its key is looked for as
+    by import), a folder of CRIU's images, or a podman checkpoint archive. Of the latter two is told
+    what their images tell; criuctl cannot restore them.
 
-    With --json everything is printed, whatever sections are asked for; memory maps are in it under --maps, environments
-    (`environments`: `pid`, `variables` with `name` and `value`) under --env, where a value is null unless --values is given.
-    The environment of a process is read out of its memory: as it was started, not what it has set since.
+    With --json everything is printed, whatever sections are asked for; memory maps are in it under
+    --maps, environments (`environments`: `pid`, `variables` with `name` and `value`) under --env,
+    where a value is null unless --values is given.  The environment of a process is read out of its
+    memory: as it was started, not what it has set since.
     """
     from ...ops.inspect import show as show_checkpoint
 
     sections = [name for name in _SECTIONS if only[name]]
     if only["values"] and not only["env"]:
         raise click.UsageError("--values goes with --env")
-    body = show_checkpoint(app.config, ref, maps=only["maps"], env=only["env"], values=only["values"]).to_dict()
+    body = show_checkpoint(
+        app.config, ref, maps=only["maps"], env=only["env"], values=only["values"]
+    ).to_dict()
     app.emit(body, lambda: _only(body, sections), brief=lambda: str(body["id"]))
     return 0

@@ -32,11 +32,17 @@ from ..text import plural, printable
 @take_option
 @pass_app
 def signal_(app: App, name: str, signal: str, to: str, take: bool) -> int:
-    """Sends a signal to processes of a session. Needs the write lease for the moment, as typing does."""
+    """Sends a signal to processes of a session. Needs the write lease for the moment, as typing
+    does.
+    """
     from ...ops.typing import writer
 
     with writer(app.config, name, take=take) as session:
         count = session.signal(int(signal) if re.fullmatch("[0-9]{1,9}", signal) else signal, to)
     body = {"session": name, "signal": signal, "to": to, "signalled": count}
-    app.emit(body, lambda: f"{printable(name)}: {plural(count, 'process', 'processes')} signalled", brief=lambda: "")
+    app.emit(
+        body,
+        lambda: f"{printable(name)}: {plural(count, 'process', 'processes')} signalled",
+        brief=lambda: "",
+    )
     return 0

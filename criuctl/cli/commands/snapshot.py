@@ -20,14 +20,25 @@ if TYPE_CHECKING:
     from ...ops.snapshot import SnapshotOutcome
 
 JOBS = click.option(
-    "--jobs", type=click.IntRange(1, 64), metavar="N", default=2, show_default=True, help="So many at the same time."
+    "--jobs",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    default=2,
+    show_default=True,
+    help="So many at the same time.",
 )
 
 
 @page(
     examples=[
-        ("Every quarter of an hour, from cron:", "*/15 * * * * criuctl snapshot web db -q --store s3://backups/trees"),
-        ("Everything on this host, with an end:", "criuctl snapshot --all --jitter 2m --deadline 20m"),
+        (
+            "Every quarter of an hour, from cron:",
+            "*/15 * * * * criuctl snapshot web db -q --store s3://backups/trees",
+        ),
+        (
+            "Everything on this host, with an end:",
+            "criuctl snapshot --all --jitter 2m --deadline 20m",
+        ),
         ("What was started with run --label tier=prod:", "criuctl snapshot --label tier=prod"),
     ],
     exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
@@ -40,7 +51,12 @@ JOBS = click.option(
     shell_complete=complete.target,
     help="Sessions' and configured trees' names, PIDs, unit:NAME or cgroup:PATH.",
 )
-@click.option("--all", "all_", is_flag=True, help="Every session and every configured tree that runs on this host.")
+@click.option(
+    "--all",
+    "all_",
+    is_flag=True,
+    help="Every session and every configured tree that runs on this host.",
+)
 @click.option(
     "--label",
     "labels",
@@ -50,8 +66,14 @@ JOBS = click.option(
     help="Those of them that bear this label; all of them, if it is given several times.",
 )
 @JOBS
-@click.option("--wait", metavar="SPAN", help="Wait so long for the same snapshots that are being taken.  [default: 0]")
-@click.option("--jitter", metavar="SPAN", help="Begin up to this much later, by chance.  [default: 0]")
+@click.option(
+    "--wait",
+    metavar="SPAN",
+    help="Wait so long for the same snapshots that are being taken.  [default: 0]",
+)
+@click.option(
+    "--jitter", metavar="SPAN", help="Begin up to this much later, by chance.  [default: 0]"
+)
 @click.option("--deadline", metavar="SPAN", help="Interrupt what takes longer.  [default: none]")
 @MAX_FREEZE
 @pass_app
@@ -66,16 +88,18 @@ def snapshot(
     deadline: str | None,
     max_freeze: float | None,
 ) -> int:
-    """Dumps several trees, some at a time, and leaves them running: criuctl dump --leave-running of each, and one line, or
-    one JSON object, for each as soon as it is known. A failure of one does not keep the others from being dumped. A
-    configured tree that does not run is left out of --all and --label.
+    """Dumps several trees, some at a time, and leaves them running: criuctl dump --leave-running of
+    each, and one line, or one JSON object, for each as soon as it is known. A failure of one does
+    not keep the others from being dumped. A configured tree that does not run is left out of --all
+    and --label.
 
-    Ends with 0 if all were dumped, else with the worst exit code of all, in this order: 1, 128+N, 8, 6, 5, 7, 13, 12,
-    10, 9, 4, 3, 2, 11. With -q only failures are told.
+    Ends with 0 if all were dumped, else with the worst exit code of all, in this order: 1, 128+N,
+    8, 6, 5, 7, 13, 12, 10, 9, 4, 3, 2, 11. With -q only failures are told.
 
-    While the same snapshots (the same TARGETs or labels, into the same store) are being taken, a second run ends with 9,
-    or waits with --wait. At the deadline what is under way is interrupted and cleaned up, and runs on; it and what was not
-    begun have timed out (12). Failures run the hooks of the phase snapshot-failed.
+    While the same snapshots (the same TARGETs or labels, into the same store) are being taken, a
+    second run ends with 9, or waits with --wait. At the deadline what is under way is interrupted
+    and cleaned up, and runs on; it and what was not begun have timed out (12). Failures run the
+    hooks of the phase snapshot-failed.
     """
     if (bool(targets), all_, bool(labels)).count(True) != 1:
         raise click.UsageError("give either TARGETs, or --all, or --label")
@@ -97,11 +121,21 @@ def snapshot(
             until = batch.ends_at(spans[2])
             late = f"the deadline of {spans[2]:g} s has passed"
             subjects = chosen(app.config, targets, every=all_, labels=labels)
-            yield from take(app.config, subjects, reporter=reporter, jobs=jobs, until=until, late=late, max_freeze=max_freeze)
+            yield from take(
+                app.config,
+                subjects,
+                reporter=reporter,
+                jobs=jobs,
+                until=until,
+                late=late,
+                max_freeze=max_freeze,
+            )
 
     codes = tell_each(app, taken(), teller(app), lambda outcome: outcome.to_dict())
     if not codes and not app.quiet and not app.json:
-        which = "".join(f" with the label {printable(key)}={printable(value)}" for key, value in labels.items())
+        which = "".join(
+            f" with the label {printable(key)}={printable(value)}" for key, value in labels.items()
+        )
         tell(f"no session{which} runs on this host")
     return worst(codes)
 

@@ -35,12 +35,19 @@ def _text(body: Mapping[str, Any]) -> str:
         where = f" in {printable(stored['store'])}" if stored["store"] else ""
         rows.append(("checkpoint", f"{number}({stored['id'][:12]}{old}){where}"))
     if body.get("rows"):
-        rows.append(("terminal", f"{body['cols']}x{body['rows']}, output up to offset {body['offset']}"))
+        rows.append(
+            ("terminal", f"{body['cols']}x{body['rows']}, output up to offset {body['offset']}")
+        )
     lease = body.get("lease")
     if lease:
-        rows.append(("writes", f"{printable(lease['name'])} ({lease['kind']}, {lease['operator']})"))
+        rows.append(
+            ("writes", f"{printable(lease['name'])} ({lease['kind']}, {lease['operator']})")
+        )
     for operator in body["operators"]:
-        words = f"{printable(operator['name'])} ({operator['kind']}, {operator['operator']}): {operator['role']}"
+        words = (
+            f"{printable(operator['name'])} ({operator['kind']}, {operator['operator']}): "
+            f"{operator['role']}"
+        )
         rows.append(("operator", words + (", attached" if operator["attached"] else "")))
     return facts(rows)
 
@@ -57,11 +64,13 @@ def _text(body: Mapping[str, Any]) -> str:
 @name_argument
 @pass_app
 def status(app: App, name: str) -> int:
-    """Tells all about one session: its state, process, incarnation, exit code, terminal, and who is connected.
+    """Tells all about one session: its state, process, incarnation, exit code, terminal, and who is
+    connected.
 
-    The session's holder answers, so the answer is true now. Without a holder (a tree that was dumped or restored by PID,
-    a session that ended) it is what this host remembers and the kernel says. The checkpoint is the last that this host
-    stored or restored: its id, number, age, and the store that it is in.
+    The session's holder answers, so the answer is true now. Without a holder (a tree that was
+    dumped or restored by PID, a session that ended) it is what this host remembers and the kernel
+    says. The checkpoint is the last that this host stored or restored: its id, number, age, and the
+    store that it is in.
     """
     from ...ops.sessions import status as status_of
 

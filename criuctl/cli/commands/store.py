@@ -21,19 +21,25 @@ store = LazyGroup(
     "store",
     entries={
         "init": Entry(f"{_SELF}:init", "Make a store."),
-        "info": Entry(f"{_SELF}:info", "Describe a store: format, encryption, contents, what it can do."),
-        "trust": Entry(f"{_SELF}:trust", "Expect the store that is there now, after it was replaced on purpose."),
+        "info": Entry(
+            f"{_SELF}:info", "Describe a store: format, encryption, contents, what it can do."
+        ),
+        "trust": Entry(
+            f"{_SELF}:trust",
+            "Expect the store that is there now, after it was replaced on purpose.",
+        ),
         "key": Entry(f"{_SELF}:key", "Show where a store's key is, or export it."),
     },
     summary="Make and describe stores and their keys.",
     help="""\
-    A store keeps checkpoints: a folder, or a bucket (with a prefix, if you like) of any S3-compatible service. Endpoint,
-    region and credentials of S3 are found as boto3 finds them (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ~/.aws, ...), or in
-    the configuration. A store is made once, with criuctl store init; any number of hosts may use it.
+    A store keeps checkpoints: a folder, or a bucket (with a prefix, if you like) of any
+    S3-compatible service. Endpoint, region and credentials of S3 are found as boto3 finds them
+    (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ~/.aws, ...), or in the configuration. A store is made
+    once, with criuctl store init; any number of hosts may use it.
 
-    Each host remembers, by the store's URL, which store it made or met there first: its id, its key, and whether it is
-    encrypted. Another one in its place is refused (exit 9) before anything is read or stored; criuctl store trust says
-    that it was replaced on purpose.""",
+    Each host remembers, by the store's URL, which store it made or met there first: its id, its
+    key, and whether it is encrypted. Another one in its place is refused (exit 9) before anything
+    is read or stored; criuctl store trust says that it was replaced on purpose.""",
     examples=[("A store in a bucket, encrypted:", "criuctl store init --store s3://backups/trees")],
     exits=[7, 8, 9],
     see_also=["doctor"],
@@ -41,13 +47,17 @@ store = LazyGroup(
 
 
 def _ask_passphrase() -> bytes:
-    """The new passphrase, typed twice on the terminal; it is never an argument, which others could read."""
+    """The new passphrase, typed twice on the terminal; it is never an argument, which others could
+    read.
+    """
     if not sys.stdin.isatty():
         raise UsageError(
             "--passphrase asks on a terminal, and there is none",
             hint="Set passphrase_file or passphrase_command in the configuration instead.",
         )
-    typed = click.prompt("Passphrase of the new store", hide_input=True, confirmation_prompt="Once more", err=True)
+    typed = click.prompt(
+        "Passphrase of the new store", hide_input=True, confirmation_prompt="Once more", err=True
+    )
     return str(typed).encode()
 
 
@@ -61,14 +71,23 @@ def _sealed(body: dict[str, Any]) -> str:
         return f"encrypted, opened by the recovery key from {printable(key['source'])}"
     if key["kind"] == "writer":
         return f"encrypted, this host is write-only: key in {printable(key['file'])}"
-    return f"encrypted, {'exported ' if key['kind'] == 'master' else ''}key in {printable(key['file'])}"
+    return (
+        f"encrypted, {'exported ' if key['kind'] == 'master' else ''}key in "
+        f"{printable(key['file'])}"
+    )
 
 
 @page(
     examples=[
         ("The default store:", "criuctl store init"),
-        ("A bucket; encrypted, as S3 stores are by default:", "criuctl store init --store s3://backups/trees"),
-        ("A folder on a shared disk, encrypted too:", "criuctl store init --store /mnt/nas/trees --encrypt"),
+        (
+            "A bucket; encrypted, as S3 stores are by default:",
+            "criuctl store init --store s3://backups/trees",
+        ),
+        (
+            "A folder on a shared disk, encrypted too:",
+            "criuctl store init --store /mnt/nas/trees --encrypt",
+        ),
         ("With a key on paper:", "criuctl store init --store s3://backups/trees --recovery-key"),
     ],
     exits=[7, 8, 9],
@@ -77,7 +96,10 @@ def _sealed(body: dict[str, Any]) -> str:
 @click.option(
     "--encrypt/--no-encrypt",
     default=None,
-    help="Encrypt what is stored.  [default: yes on S3 and in place of an encrypted one, no in a folder]",
+    help=(
+        "Encrypt what is stored.  [default: yes on S3 and in place of an encrypted one, no in a "
+        "folder]"
+    ),
 )
 @click.option(
     "--key-file",
@@ -87,23 +109,32 @@ def _sealed(body: dict[str, Any]) -> str:
     "  [default: a file of the store's id in the configured key_dir]",
 )
 @click.option(
-    "--passphrase", is_flag=True, help="Seal the key with a passphrase, asked for on the terminal or given by the configuration."
+    "--passphrase",
+    is_flag=True,
+    help="Seal the key with a passphrase, asked for on the terminal or given by the configuration.",
 )
 @click.option(
     "--recovery-key",
     is_flag=True,
-    help="Make a recovery key too, which opens the store as well: it is printed now, once, to be written down.",
+    help=(
+        "Make a recovery key too, which opens the store as well: it is printed now, once, to be "
+        "written down."
+    ),
 )
 @pass_app
-def init(app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool, recovery_key: bool) -> int:
-    """Makes a store, asks it what it can do, and makes its key if it is to be encrypted. An existing store is never
-    changed (exit 9).
+def init(
+    app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool, recovery_key: bool
+) -> int:
+    """Makes a store, asks it what it can do, and makes its key if it is to be encrypted. An
+    existing store is never changed (exit 9).
 
-    Without its key nothing in an encrypted store can be read, by nobody: keep a copy elsewhere (criuctl store key
-    --export). A store that lacks conditional writes works, for one writer at a time.
+    Without its key nothing in an encrypted store can be read, by nobody: keep a copy elsewhere
+    (criuctl store key --export). A store that lacks conditional writes works, for one writer at a
+    time.
 
-    This host pins the store: another one in its place is refused from then on. Where a pinned store is gone, the new one
-    is pinned instead, and is encrypted if that one was, unless --no-encrypt says otherwise.
+    This host pins the store: another one in its place is refused from then on. Where a pinned store
+    is gone, the new one is pinned instead, and is encrypted if that one was, unless --no-encrypt
+    says otherwise.
     """
     if encrypt is False and (key_file is not None or passphrase or recovery_key):
         raise click.UsageError("--no-encrypt excludes --key-file, --passphrase and --recovery-key")
@@ -112,35 +143,65 @@ def init(app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool
     from ...ops.stores import store_init
 
     ask = _ask_passphrase if passphrase else None
-    body = store_init(app.config, encryption=encrypt, key_file=key_file, ask_passphrase=ask, recovery_key=recovery_key).to_dict()
+    body = store_init(
+        app.config,
+        encryption=encrypt,
+        key_file=key_file,
+        ask_passphrase=ask,
+        recovery_key=recovery_key,
+    ).to_dict()
 
     def human() -> str:
         sealed = "encrypted with a passphrase" if passphrase else _sealed(body)
         lines = [f"{printable(body['store'])}: store {body['id'][:12]} is ready, {sealed}"]
         if passphrase:
-            lines.append("Give the passphrase by passphrase_file, passphrase_command or CRIUCTL_PASSPHRASE from now on.")
+            lines.append(
+                "Give the passphrase by passphrase_file, passphrase_command or "
+                "CRIUCTL_PASSPHRASE "
+                "from now on."
+            )
         elif key_file is not None:
-            lines.append("Name the key file by key_file in the configuration or by CRIUCTL_KEY_FILE from now on.")
+            lines.append(
+                "Name the key file by key_file in the configuration or by CRIUCTL_KEY_FILE "
+                "from "
+                "now on."
+            )
         if body["encrypted"]:
-            lines.append("Keep a copy of the key elsewhere (criuctl store key --export): without it nothing can be read.")
+            lines.append(
+                "Keep a copy of the key elsewhere (criuctl store key --export): without it "
+                "nothing can be read."
+            )
         if recovery_key:
-            lines.append(f"Recovery key, shown only now, to be written down: {body['recovery_key']}")
+            lines.append(
+                f"Recovery key, shown only now, to be written down: {body['recovery_key']}"
+            )
         return "\n".join(lines)
 
-    app.emit(body, human, brief=lambda: "\n".join([str(body["id"]), *([body["recovery_key"]] if recovery_key else [])]))
+    app.emit(
+        body,
+        human,
+        brief=lambda: "\n".join(
+            [str(body["id"]), *([body["recovery_key"]] if recovery_key else [])]
+        ),
+    )
     return 0
 
 
-@page(examples=[("What is in the default store?", "criuctl store info")], exits=[7, 8], see_also=["list", "doctor"])
+@page(
+    examples=[("What is in the default store?", "criuctl store info")],
+    exits=[7, 8],
+    see_also=["list", "doctor"],
+)
 @pass_app
 def info(app: App) -> int:
-    """Describes the store: its id and format, whether it is encrypted, how many sessions, checkpoints and objects it
-    holds and how much room they take, and what the store can do.
+    """Describes the store: its id and format, whether it is encrypted, how many sessions,
+    checkpoints and objects it holds and how much room they take, and what the store can do.
 
-    Deduplication is what all checkpoints would take if each were kept whole, by what is different in them; compression
-    is that by what the packs take. Growth is what each session's last ten checkpoints have added to the store, all of
-    it in the JSON, on a terminal the ten sessions that grow most. What a bucket with versions still keeps of what was deleted
-    is told too: its own lifecycle rules decide when that goes.
+    Deduplication is what all checkpoints would take if each were kept whole, by what is different
+    in them; compression is that by what the packs take. Growth is what each session's last ten
+    checkpoints have added to the store, all of it in the JSON, on a terminal the ten sessions that
+    grow most. What a bucket with versions still keeps of what was deleted is told too: its own
+    lifecycle rules decide when that goes.
     """
     from ...ops.stores import store_info
 
@@ -152,7 +213,11 @@ def info(app: App) -> int:
 def _described(body: dict[str, Any]) -> str:
     can, taken, ratios = body["capabilities"], body["bytes"], body["ratios"]
     unreadable = f", and {body['unreadable']} that cannot be read" if body["unreadable"] else ""
-    unreadable += f", and {body['hidden']} of other hosts, which this one may not read" if body["hidden"] else ""
+    unreadable += (
+        f", and {body['hidden']} of other hosts, which this one may not read"
+        if body["hidden"]
+        else ""
+    )
     conditional = "conditional: several hosts may write at a time"
     rows = [
         ("store", printable(body["store"])),
@@ -160,15 +225,36 @@ def _described(body: dict[str, Any]) -> str:
         ("created", f"{printable(body['created'])}, format {body['format']}"),
         ("contents", _sealed(body)),
         ("pin", _pinned(body["pin"])),
-        *([("keys", f"{plural(len(body['key']['slots']), 'key')} (criuctl key list)")] if body["encrypted"] else []),
+        *(
+            [("keys", f"{plural(len(body['key']['slots']), 'key')} (criuctl key list)")]
+            if body["encrypted"]
+            else []
+        ),
         ("sessions", str(body["sessions"])),
         ("checkpoints", f"{body['checkpoints']}{unreadable}"),
         ("objects", f"{plural(body['objects'], 'object')}, {size(taken['stored'])}"),
-        ("writes", conditional if can["conditional_create"] else "not conditional: let one host write at a time"),
+        (
+            "writes",
+            conditional
+            if can["conditional_create"]
+            else "not conditional: let one host write at a time",
+        ),
     ]
     if ratios["total"]:
-        parts = f"deduplication {_times(ratios['deduplication'])}, compression {_times(ratios['compression'])}"
-        rows.append(("saved", f"{size(taken['whole'])} in {size(taken['stored'])}, {_times(ratios['total'])}: {parts}"))
+        parts = (
+            f"deduplication {_times(ratios['deduplication'])}, compression "
+            f"{_times(ratios['compression'])}"
+        )
+        rows.append(
+            (
+                "saved",
+                (
+                    f"{size(taken['whole'])} in {size(taken['stored'])}, "
+                    f"{_times(ratios['total'])}: "
+                    f"{parts}"
+                ),
+            )
+        )
     for one in body["growth"][:_GROWING]:
         pace = f"{size(one['per_day'])} a day, " if one["per_day"] is not None else ""
         told = f"{plural(one['checkpoints'], 'checkpoint')}, {size(one['stored'])}"
@@ -188,8 +274,12 @@ def _described(body: dict[str, Any]) -> str:
 def _pinned(pin: Mapping[str, Any]) -> str:
     if pin["problem"]:
         return f"not pinned on this host: {printable(pin['problem'])}"
-    how = {"init": "made by this host", "first-use": "met first", "trusted": "trusted"}.get(pin["how"] or "", "")
-    return f"{how} {printable(pin['since'])}; another store here is refused" if how else "not pinned"
+    how = {"init": "made by this host", "first-use": "met first", "trusted": "trusted"}.get(
+        pin["how"] or "", ""
+    )
+    return (
+        f"{how} {printable(pin['since'])}; another store here is refused" if how else "not pinned"
+    )
 
 
 def _times(ratio: float | None) -> str:
@@ -198,9 +288,18 @@ def _times(ratio: float | None) -> str:
 
 @page(
     examples=[
-        ("The bucket was made again, and it is certain by whom:", "criuctl store trust --store s3://backups/trees"),
-        ("When a host is set up, with the id that criuctl store info -q printed on another:", "criuctl store trust 3f9ac27d"),
-        ("A bucket that is meant to be without encryption:", "criuctl store trust --no-encrypt --store s3://lab/scratch"),
+        (
+            "The bucket was made again, and it is certain by whom:",
+            "criuctl store trust --store s3://backups/trees",
+        ),
+        (
+            "When a host is set up, with the id that criuctl store info -q printed on another:",
+            "criuctl store trust 3f9ac27d",
+        ),
+        (
+            "A bucket that is meant to be without encryption:",
+            "criuctl store trust --no-encrypt --store s3://lab/scratch",
+        ),
     ],
     exits=[7, 8, 9, 13],
     see_also=["store init", "store info"],
@@ -212,15 +311,20 @@ def _times(ratio: float | None) -> str:
     default="",
     help="The begin of the id that the store must have.  [default: any id]",
 )
-@click.option("--no-encrypt", is_flag=True, help="The store may be one without encryption.  [default: such a store is refused]")
+@click.option(
+    "--no-encrypt",
+    is_flag=True,
+    help="The store may be one without encryption.  [default: such a store is refused]",
+)
 @pass_app
 def trust(app: App, store_id: str, no_encrypt: bool) -> int:
-    """Pins the store that is at the URL now, in place of the one that this host expected there, and tells both. Its key
-    must be here, as for any other command.
+    """Pins the store that is at the URL now, in place of the one that this host expected there, and
+    tells both. Its key must be here, as for any other command.
 
-    A host pins a store when it makes it or meets it first; then nothing need be said. This is for a store that was
-    replaced on purpose, for one in S3 without encryption that another host has made, and for setting up hosts by an id
-    that is known. Whoever can write to a store can replace it: find out who has, before it is trusted.
+    A host pins a store when it makes it or meets it first; then nothing need be said. This is for a
+    store that was replaced on purpose, for one in S3 without encryption that another host has made,
+    and for setting up hosts by an id that is known. Whoever can write to a store can replace it:
+    find out who has, before it is trusted.
     """
     from ...ops.stores import store_trust
 
@@ -228,10 +332,18 @@ def trust(app: App, store_id: str, no_encrypt: bool) -> int:
 
     def human() -> str:
         sealed = "encrypted" if body["encrypted"] else "not encrypted"
-        lines = [f"{printable(body['store'])}: store {body['id'][:12]}, {sealed}, is expected here from now on"]
+        lines = [
+            (
+                f"{printable(body['store'])}: store {body['id'][:12]}, {sealed}, is expected here "
+                "from now on"
+            )
+        ]
         if (before := body["before"]) and before["id"] != body["id"]:
             was = "encrypted" if before["encrypted"] else "not encrypted"
-            lines.append(f"Before: store {printable(before['id'][:12])}, {was}, since {printable(before['since'])}.")
+            lines.append(
+                f"Before: store {printable(before['id'][:12])}, {was}, since "
+                f"{printable(before['since'])}."
+            )
         return "\n".join(lines)
 
     app.emit(body, human, brief=lambda: str(body["id"]))
@@ -250,12 +362,15 @@ def trust(app: App, store_id: str, no_encrypt: bool) -> int:
     "--export",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the key to this new file, mode 0600. Whoever has it can read the store.  [default: write nothing]",
+    help=(
+        "Write the key to this new file, mode 0600. Whoever has it can read the store.  [default: "
+        "write nothing]"
+    ),
 )
 @pass_app
 def key(app: App, export: Path | None) -> int:
-    """Tells where the key of the store was found and whether it is the right one. The key itself is never printed;
-    --export writes a copy of it to a file that does not exist yet.
+    """Tells where the key of the store was found and whether it is the right one. The key itself is
+    never printed; --export writes a copy of it to a file that does not exist yet.
     """
     from ...ops.stores import store_key
 
@@ -268,7 +383,11 @@ def key(app: App, export: Path | None) -> int:
         if body["key"]["fingerprint"]:
             lines[0] += f", fingerprint {body['key']['fingerprint']}"
         if body["exported"]:
-            lines.append(f"The key was written to {printable(body['exported'])}; whoever has it can read the store.")
+            lines.append(
+                f"The key was written to {printable(body['exported'])}; whoever has it can "
+                "read "
+                "the store."
+            )
         return "\n".join(lines)
 
     app.emit(body, human, brief=lambda: str(body["key"]["file"] or ""))

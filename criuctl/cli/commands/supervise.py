@@ -18,49 +18,69 @@ _COUNT = click.IntRange(min=1)
 
 def _snapshot(event: Mapping[str, Any]) -> str:
     stored = size(event["bytes"]["stored"])
-    return f"{event['session']}@{event['number']} stored ({event['reason']}): frozen {event['frozen_ms']:.0f} ms, {stored} new"
+    return (
+        f"{event['session']}@{event['number']} stored ({event['reason']}): frozen "
+        f"{event['frozen_ms']:.0f} ms, {stored} new"
+    )
 
 
 def _recovered(event: Mapping[str, Any]) -> str:
     newer = f"; @{event['newer']['number']} was newer" if event.get("newer") else ""
     lost = f", {event['lost_s']:.1f} s lost" if "lost_s" in event else ""
     place = f" from host {event['from_host']}" if "from_host" in event else ""
-    return f"recovered{place} from {event['session']}@{event['number']} after {event['recovered_ms'] / 1000:.1f} s{lost}{newer}"
+    return (
+        f"recovered{place} from {event['session']}@{event['number']} after "
+        f"{event['recovered_ms'] / 1000:.1f} s{lost}{newer}"
+    )
 
 
 def _left(event: Mapping[str, Any]) -> str:
     if not event["runs"]:
         return ""
-    return "; the session stands still until its lease can be renewed" if event.get("still") else "; the session runs on"
+    return (
+        "; the session stands still until its lease can be renewed"
+        if event.get("still")
+        else "; the session runs on"
+    )
 
 
 _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "started": lambda e: f"supervised from now on, as {'home' if e['role'] == 'recover' else e['role']}",
+    "started": lambda e: (
+        f"supervised from now on, as {'home' if e['role'] == 'recover' else e['role']}"
+    ),
     "unleased": lambda e: e["text"],
     "home": lambda e: f"lives here as PID {e['pid']}, incarnation {e['incarnation']}",
     "standby": lambda e: "stands by",
     "snapshot": _snapshot,
-    "snapshot-failed": lambda e: f"no snapshot ({e['reason']}), again in {e['again_s']:g} s: {e['error']['message']}",
+    "snapshot-failed": lambda e: (
+        f"no snapshot ({e['reason']}), again in {e['again_s']:g} s: {e['error']['message']}"
+    ),
     "prune-failed": lambda e: f"not pruned: {e['error']['message']}",
     "at-risk": lambda e: f"{e['loss_s']:g} s would be lost by now, more than {e['max_loss_s']:g} s",
     "safe": lambda e: f"no more than {e['loss_s']:g} s would be lost again",
     "died": lambda e: e["text"],
     "ended": lambda e: f"is over: {e['text']}",
-    "waiting": lambda e: f"waits for {e['seconds']:g} s, after {e['failures']} in a row that came to nothing",
-    "passed-over": lambda e: f"{(e.get('checkpoint') or 'a checkpoint')[:12]} is passed over: {e['error']['message']}",
+    "waiting": lambda e: (
+        f"waits for {e['seconds']:g} s, after {e['failures']} in a row that came to nothing"
+    ),
+    "passed-over": lambda e: (
+        f"{(e.get('checkpoint') or 'a checkpoint')[:12]} is passed over: {e['error']['message']}"
+    ),
     "restore-failed": lambda e: f"not restored: {e['error']['message']}",
     "recovered": _recovered,
     "gave-up": lambda e: e["error"]["message"],
     "lease-expired": lambda e: f"nothing was heard of host {e['host']} for {e['silent_s']:g} s",
     "overtaken": lambda e: f"not restored here: {e['error']['message']}",
     "self-fenced": lambda e: (
-        f"the lease of {e['lease_s']:g} s cannot be renewed; the session stands still, lest another host has it"
+        f"the lease of {e['lease_s']:g} s cannot be renewed; the session stands still, lest "
+        "another host has it"
     ),
     "goes-on": lambda _e: "the lease is renewed, the session goes on",
     "fenced": lambda e: f"{e.get('text') or 'taken over'}; the copy here: {e['done']}",
     "store-failed": lambda e: f"the store cannot be asked: {e['error']['message']}",
     "lease-runs-out": lambda e: (
-        f"the store cannot be told that the lease of {e['lease_s']:g} s is to stay: a standby may take over what runs here"
+        f"the store cannot be told that the lease of {e['lease_s']:g} s is to stay: a standby may "
+        "take over what runs here"
     ),
     "stopped": lambda e: f"supervised no more{_left(e)}",
 }
@@ -68,13 +88,22 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 def event_line(event: Mapping[str, Any]) -> str:
     """An event for people: when, which session, what."""
-    return f"{event['time']}  {printable(event['session'])}  {event['event']}: {printable(_LINES[event['event']](event))}"
+    return (
+        f"{event['time']}  {printable(event['session'])}  {event['event']}: "
+        f"{printable(_LINES[event['event']](event))}"
+    )
 
 
 @page(
     examples=[
-        ("Lose a minute at most:", "criuctl supervise web --every 1min --max-loss 3min --keep-last 20"),
-        ("A shell: whenever it is at its prompt again, or idle:", "criuctl supervise work --on-step --on-idle 30s"),
+        (
+            "Lose a minute at most:",
+            "criuctl supervise web --every 1min --max-loss 3min --keep-last 20",
+        ),
+        (
+            "A shell: whenever it is at its prompt again, or idle:",
+            "criuctl supervise work --on-step --on-idle 30s",
+        ),
         (
             "On a second host, with the same store:",
             "criuctl supervise web --every 1min --standby --store s3://backups/trees",
@@ -87,31 +116,56 @@ def event_line(event: Mapping[str, Any]) -> str:
 @click.option(
     "--every",
     metavar="SPAN",
-    help="A snapshot each SPAN: 30s, 5min.  [default: 60s, or half of --max-loss; none with --on-idle or --on-step alone]",
+    help=(
+        "A snapshot each SPAN: 30s, 5min.  [default: 60s, or half of --max-loss; none with "
+        "--on-idle or --on-step alone]"
+    ),
 )
 @click.option(
     "--on-idle",
     metavar="SPAN",
-    help="A snapshot once its terminal has printed something, and then nothing for SPAN.  [default: no]",
+    help=(
+        "A snapshot once its terminal has printed something, and then nothing for SPAN.  "
+        "[default: no]"
+    ),
 )
-@click.option("--on-step", is_flag=True, help="A snapshot once a shell in it has done something and is at its prompt again.")
-@click.option("--max-loss", metavar="SPAN", help="Say so when more than SPAN would be lost, as snapshots fail.  [default: no]")
 @click.option(
-    "--keep-last", type=click.IntRange(min=2), metavar="N", help="After each snapshot keep the N newest only.  [default: all]"
+    "--on-step",
+    is_flag=True,
+    help="A snapshot once a shell in it has done something and is at its prompt again.",
+)
+@click.option(
+    "--max-loss",
+    metavar="SPAN",
+    help="Say so when more than SPAN would be lost, as snapshots fail.  [default: no]",
+)
+@click.option(
+    "--keep-last",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="After each snapshot keep the N newest only.  [default: all]",
 )
 @click.option(
     "--with-files",
     multiple=True,
     metavar="PATH",
-    help="Take along what is in this file, or in all files of this folder; may be repeated.  [default: by configuration]",
+    help=(
+        "Take along what is in this file, or in all files of this folder; may be repeated.  "
+        "[default: by configuration]"
+    ),
 )
-@click.option("--standby", is_flag=True, help="Only watch the host where it lives; begin nothing by itself.")
+@click.option(
+    "--standby", is_flag=True, help="Only watch the host where it lives; begin nothing by itself."
+)
 @click.option(
     "--restart",
     type=click.Choice(["on-failure", "always", "never"]),
     default="on-failure",
     show_default=True,
-    help="Whether it comes back after it has ended by itself, with an exit code. What was killed always does.",
+    help=(
+        "Whether it comes back after it has ended by itself, with an exit code. What was killed "
+        "always does."
+    ),
 )
 @click.option(
     "--max-restores",
@@ -122,12 +176,26 @@ def event_line(event: Mapping[str, Any]) -> str:
     help="Give up after N in a row that came to nothing.",
 )
 @click.option(
-    "--stable-after", default="60s", show_default=True, metavar="SPAN", help="A restore came to something if it lives so long."
+    "--stable-after",
+    default="60s",
+    show_default=True,
+    metavar="SPAN",
+    help="A restore came to something if it lives so long.",
 )
 @click.option(
-    "--backoff", default="1s", show_default=True, metavar="SPAN", help="Wait before the second try; then twice as long."
+    "--backoff",
+    default="1s",
+    show_default=True,
+    metavar="SPAN",
+    help="Wait before the second try; then twice as long.",
 )
-@click.option("--max-backoff", default="5min", show_default=True, metavar="SPAN", help="The longest such wait.")
+@click.option(
+    "--max-backoff",
+    default="5min",
+    show_default=True,
+    metavar="SPAN",
+    help="The longest such wait.",
+)
 @click.option(
     "--lease",
     default="30s",
@@ -138,7 +206,10 @@ def event_line(event: Mapping[str, Any]) -> str:
 @click.option(
     "--self-fence",
     is_flag=True,
-    help="Stop the session while this host cannot renew its lease, before others may take it over.  [default: it runs on]",
+    help=(
+        "Stop the session while this host cannot renew its lease, before others may take it over. "
+        " [default: it runs on]"
+    ),
 )
 @pass_app
 def supervise(
@@ -159,27 +230,32 @@ def supervise(
     lease: str,
     self_fence: bool,
 ) -> int:
-    """Keeps a session alive, in the foreground, for a service manager: takes snapshots of it while it runs, and restores
-    it from the newest good one when it was killed, when its host has been started again, or when it ended as
-    --restart says. A checkpoint that is damaged or cannot be restored is passed over for the one before. After
-    --max-restores in a row that fail, or die again, it stops and ends with 6.
+    """Keeps a session alive, in the foreground, for a service manager: takes snapshots of it while
+    it runs, and restores it from the newest good one when it was killed, when its host has been
+    started again, or when it ended as --restart says. A checkpoint that is damaged or cannot be
+    restored is passed over for the one before. After --max-restores in a row that fail, or die
+    again, it stops and ends with 6.
 
-    The same command on other hosts, with the same store, is a standby there: the home renews its lease in the store, and
-    when a standby has seen no change of it for --lease, by its own clock, it takes the session over and restores it;
-    of several one does. The old home, when it is back, ends its copy and stands by. This needs a store with conditional
-    writes (local folders and most S3 servers have them), and files and addresses that the other host has, too. A
-    home that is only cut off goes on running until it reaches the store again, unless --self-fence is given: then it
-    stands still, as by criuctl pause, once three quarters of --lease have passed without a renewal, also when this
-    command was killed, and goes on when the lease is renewed. So it never runs at two places; but each outage of the store
-    that is longer stops it, and no host at all may run it then. criuctl resume lets it go on all the same. A host
-    that was suspended or frozen itself stops it as soon as it runs again.
+    The same command on other hosts, with the same store, is a standby there: the home renews its
+    lease in the store, and when a standby has seen no change of it for --lease, by its own clock,
+    it takes the session over and restores it; of several one does. The old home, when it is back,
+    ends its copy and stands by. This needs a store with conditional writes (local folders and most
+    S3 servers have them), and files and addresses that the other host has, too. A home that is only
+    cut off goes on running until it reaches the store again, unless --self-fence is given: then it
+    stands still, as by criuctl pause, once three quarters of --lease have passed without a renewal,
+    also when this command was killed, and goes on when the lease is renewed. So it never runs at
+    two places; but each outage of the store that is longer stops it, and no host at all may run it
+    then. criuctl resume lets it go on all the same. A host that was suspended or frozen itself
+    stops it as soon as it runs again.
 
-    A session that was dumped, killed or migrated by a command is over for its supervisor (exit 0), and so is one that
-    ended as --restart does not bring back. SIGTERM ends the supervisor and leaves the session running, with a lease
-    that does not run out. Hooks: loss-exceeded, recovered, gave-up.
+    A session that was dumped, killed or migrated by a command is over for its supervisor (exit 0),
+    and so is one that ended as --restart does not bring back. SIGTERM ends the supervisor and
+    leaves the session running, with a lease that does not run out. Hooks: loss-exceeded, recovered,
+    gave-up.
 
-    Each thing done is told by a line, with --json by a JSON object a line: event, sequence, time, session, and facts, such as
-    recovered_ms and lost_s of the event recovered. Ends with 11 if it was stopped when more than --max-loss would be lost.
+    Each thing done is told by a line, with --json by a JSON object a line: event, sequence, time,
+    session, and facts, such as recovered_ms and lost_s of the event recovered. Ends with 11 if it
+    was stopped when more than --max-loss would be lost.
     """
     from ...host.retention import patience
     from ...ops.supervise import supervise as look_after
@@ -197,7 +273,8 @@ def supervise(
                 write_result(json.dumps(event, default=str))
             elif not app.quiet or event["event"] not in ("snapshot", "started", "home", "standby"):
                 write_result(event_line(event))
-        except (BrokenPipeError, ResultLost):  # a session is not left alone because nobody reads what is told of it
+        # a session is not left alone because nobody reads what is told of it
+        except (BrokenPipeError, ResultLost):
             discard(1)
 
     wishes = Wishes(

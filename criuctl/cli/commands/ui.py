@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @page(
     examples=[
-        ("The page for this machine's browser; the address that is printed holds the token:", "criuctl ui"),
+        (
+            "The page for this machine's browser; the address that is printed holds the token:",
+            "criuctl ui",
+        ),
         (
             "From your desk or phone, through ssh (then open the printed address there):",
             "ssh -L 8765:127.0.0.1:8765 root@gamma criuctl ui",
@@ -40,31 +43,42 @@ if TYPE_CHECKING:
 @click.option(
     "--remote",
     is_flag=True,
-    help="Allow --listen an address that other machines reach. There is no TLS: whoever is on the way reads the token"
-    " and all that terminals show. Better is `ssh -L`, or a proxy with TLS.  [default: loopback only]",
+    help="Allow --listen an address that other machines reach. There is no TLS: whoever is on the "
+    "way reads the token"
+    " and all that terminals show. Better is `ssh -L`, or a proxy with TLS.  [default: loopback "
+    "only]",
 )
 @click.option(
     "--name",
     "names",
     multiple=True,
     metavar="NAME",
-    help="A name, of a proxy say, under which browsers reach the page; may be repeated.  [default: localhost, this"
+    help="A name, of a proxy say, under which browsers reach the page; may be repeated.  "
+    "[default: localhost, this"
     " host's name, and any address]",
 )
-@click.option("--read-only", is_flag=True, help="Look at everything and change nothing: no typing, no actions.")
+@click.option(
+    "--read-only",
+    is_flag=True,
+    help="Look at everything and change nothing: no typing, no actions.",
+)
 @click.option("--open", "open_", is_flag=True, help="Open the page in the browser of this desktop.")
 @pass_app
-def ui(app: App, listen: str, remote: bool, names: tuple[str, ...], read_only: bool, open_: bool) -> int:
-    """Serves a page for the browser: the sessions of this host, live; of each its processes, connections, checkpoints with
-    charts of their size and of how long the tree stood still, and its terminal, in which one can type. It is usable on
-    a phone.
+def ui(
+    app: App, listen: str, remote: bool, names: tuple[str, ...], read_only: bool, open_: bool
+) -> int:
+    """Serves a page for the browser: the sessions of this host, live; of each its processes,
+    connections, checkpoints with charts of their size and of how long the tree stood still, and its
+    terminal, in which one can type. It is usable on a phone.
 
-    Prints the address, which holds a token that is made anew each time; without the token nothing is told. Whoever has it
-    may do what you may do with the sessions of this host, unless --read-only. In the terminal the rules of criuctl attach
+    Prints the address, which holds a token that is made anew each time; without the token nothing
+    is told. Whoever has it may do what you may do with the sessions of this host, unless
+    --read-only. In the terminal the rules of criuctl attach
     hold: one at a time writes, who only looks disturbs nobody, and Take over is --take.
 
-    What the page has done (pause, resume, snapshot, dump, restore) is done by a criuctl of its own; when the server is
-    stopped meanwhile, that one is interrupted and cleans up first. ^C ends the server, with 0.
+    What the page has done (pause, resume, snapshot, dump, restore) is done by a criuctl of its own;
+    when the server is stopped meanwhile, that one is interrupted and cleans up first. ^C ends the
+    server, with 0.
     """
     from ...errors import UsageError
     from ...ops.scheduling.timers import own_program
@@ -77,16 +91,28 @@ def ui(app: App, listen: str, remote: bool, names: tuple[str, ...], read_only: b
         if not remote:
             raise UsageError(
                 f"{address.host} is reached from other machines, and this page has no TLS",
-                hint=f"From another machine: ssh -L {address.port}:127.0.0.1:{address.port}; or say --remote if you mean it.",
+                hint=(
+                    f"From another machine: ssh -L {address.port}:127.0.0.1:{address.port}; or "
+                    "say --remote if you mean it."
+                ),
             )
-        tell("criuctl: warning: no TLS: whoever is on the way reads the token and what terminals show")
+        tell(
+            "criuctl: warning: no TLS: whoever is on the way reads the token and what "
+            "terminals "
+            "show"
+        )
     program = [*own_program(sys.argv[0], sys.executable)]
     program += ["--store", app.store] if app.store else []
     program += ["--config", os.path.abspath(app.config_file)] if app.config_file else []
     with app.reporting() as reporter, contextlib.ExitStack() as stack:
 
         def opened(server: Opened) -> None:
-            body = {"url": server.url, "address": server.address.host, "port": server.address.port, "read_only": server.read_only}
+            body = {
+                "url": server.url,
+                "address": server.address.host,
+                "port": server.address.port,
+                "read_only": server.read_only,
+            }
             if app.json:
                 app.emit(body, lambda: "")
             else:
@@ -96,20 +122,34 @@ def ui(app: App, listen: str, remote: bool, names: tuple[str, ...], read_only: b
             if open_:
                 stack.enter_context(_shown_in_browser(server.url))
 
-        serve(app.config, address, program=program, reporter=reporter, read_only=read_only, names=names, opened=opened)
+        serve(
+            app.config,
+            address,
+            program=program,
+            reporter=reporter,
+            read_only=read_only,
+            names=names,
+            opened=opened,
+        )
     return 0
 
 
 @contextlib.contextmanager
 def _shown_in_browser(url: str) -> Iterator[None]:
-    """Have the desktop's browser open `url`, by way of a file that only we can read: an argument list shows it to everybody."""
+    """Have the desktop's browser open `url`, by way of a file that only we can read: an argument
+    list shows it to everybody.
+    """
     import html
     import tempfile
     import threading
     import webbrowser
 
-    with tempfile.NamedTemporaryFile("w", prefix="criuctl-ui-", suffix=".html") as file:  # mode 0600
-        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(url)}"><title>criuctl</title>\n')
+    # mode 0600
+    with tempfile.NamedTemporaryFile("w", prefix="criuctl-ui-", suffix=".html") as file:
+        file.write(
+            '<!doctype html><meta http-equiv="refresh" content="0; '
+            f'url={html.escape(url)}"><title>criuctl</title>\n'
+        )
         file.flush()
         # In a thread: a browser that runs in the terminal comes back only when it is left.
         threading.Thread(target=webbrowser.open, args=(f"file://{file.name}",), daemon=True).start()

@@ -19,7 +19,12 @@ _PROBE_FAILED = 10
 def _tried(trial: Mapping[str, Any]) -> str:
     """What came of a trial restore, for people."""
     probe = trial["probe"]
-    lines = [f"{printable(trial['session'])}@{trial['number']}: restored in {duration(trial['restore_ms'])}, and gone again"]
+    lines = [
+        (
+            f"{printable(trial['session'])}@{trial['number']}: restored in "
+            f"{duration(trial['restore_ms'])}, and gone again"
+        )
+    ]
     if not trial["alive"]:
         lines.append("  its root had ended by then")
     if probe is not None:
@@ -46,10 +51,15 @@ def _percent(_ctx: click.Context, param: click.Parameter, value: str | None) -> 
 def _sampled(sample: Mapping[str, Any]) -> str:
     """What a sample found, for people."""
     packs, amount = sample["packs"], sample["bytes"]
-    part = f"{packs['read']} of {plural(packs['of'], 'pack')} read, {size(amount['read'])} of {size(amount['of'])}"
+    part = (
+        f"{packs['read']} of {plural(packs['of'], 'pack')} read, {size(amount['read'])} of "
+        f"{size(amount['of'])}"
+    )
     lines = [f"{part}, chosen by seed {sample['seed']}; every manifest read", *_damage(sample)]
     bad = [c for c in sample["checkpoints"] if not c["ok"]]
-    return "\n".join([*lines, f"{plural(len(sample['checkpoints']), 'checkpoint')}, {len(bad)} not sound"])
+    return "\n".join(
+        [*lines, f"{plural(len(sample['checkpoints']), 'checkpoint')}, {len(bad)} not sound"]
+    )
 
 
 def _damage(sample: Mapping[str, Any]) -> list[str]:
@@ -60,7 +70,11 @@ def _damage(sample: Mapping[str, Any]) -> list[str]:
     told = {pack["object"] for pack in sample["damaged"]}
     for one in sample["checkpoints"]:
         if not one["ok"] and one["error"].get("object") not in told:
-            name = "unreadable" if one["id"] is None else f"{printable(one['session'])}@{one['number']}"
+            name = (
+                "unreadable"
+                if one["id"] is None
+                else f"{printable(one['session'])}@{one['number']}"
+            )
             lines.append(f"{name}: {printable(one['error']['message'])}")
     return lines
 
@@ -88,28 +102,55 @@ def _try(app: App, ref: str, probe: str | None, timeout: float) -> int:
     examples=[
         ("Is the newest checkpoint of web sound?", "criuctl verify web"),
         ("Check the whole store once a week, from cron:", "criuctl verify --all -q"),
-        ("A part of a large store each night, another one each time:", "criuctl verify --all --sample 5% -q"),
-        ("Does it come back, and does it answer then?", "criuctl verify web --restore --probe 'curl -fsS localhost:8080'"),
+        (
+            "A part of a large store each night, another one each time:",
+            "criuctl verify --all --sample 5% -q",
+        ),
+        (
+            "Does it come back, and does it answer then?",
+            "criuctl verify web --restore --probe 'curl -fsS localhost:8080'",
+        ),
     ],
     exits=[3, 4, 6, 7, 8, 10, 12, 13],
     see_also=["list", "show", "restore"],
 )
 @click.argument(
-    "ref", required=False, shell_complete=complete.checkpoint_ref, help="NAME, NAME@N, or the begin of a checkpoint's id."
+    "ref",
+    required=False,
+    shell_complete=complete.checkpoint_ref,
+    help="NAME, NAME@N, or the begin of a checkpoint's id.",
 )
-@click.option("--all", "all_", is_flag=True, help="Check every checkpoint of the store, the sound after the damaged ones too.")
+@click.option(
+    "--all",
+    "all_",
+    is_flag=True,
+    help="Check every checkpoint of the store, the sound after the damaged ones too.",
+)
 @click.option(
     "--sample",
     metavar="N%",
     callback=_percent,
-    help="With --all: read every manifest, but of the packs only this part, chosen at random.  [default: all]",
+    help=(
+        "With --all: read every manifest, but of the packs only this part, chosen at random.  "
+        "[default: all]"
+    ),
 )
-@click.option("--seed", type=click.IntRange(min=0), help="With --sample: choose as the run did that told it.  [default: chance]")
-@click.option("--restore", "restore_", is_flag=True, help="Restore the checkpoint for a trial, and take everything away again.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="With --sample: choose as the run did that told it.  [default: chance]",
+)
+@click.option(
+    "--restore",
+    "restore_",
+    is_flag=True,
+    help="Restore the checkpoint for a trial, and take everything away again.",
+)
 @click.option(
     "--probe",
     metavar="COMMAND",
-    help="With --restore: a command for sh, run inside the namespaces of the restored tree; it has to end with 0."
+    help="With --restore: a command for sh, run inside the namespaces of the restored tree; it "
+    "has to end with 0."
     "  [default: the configuration's `probes`]",
 )
 @click.option(
@@ -131,27 +172,30 @@ def verify(
     probe: str | None,
     timeout: float,
 ) -> int:
-    """Reads everything that a restore of the checkpoint would need (manifest, images, memory, files), decrypts it and
-    checks it against its checksums. Changes nothing.
+    """Reads everything that a restore of the checkpoint would need (manifest, images, memory,
+    files), decrypts it and checks it against its checksums. Changes nothing.
 
-    Ends with 8 when something is damaged, and names the object; with 7 when an object is missing or the store
-    does not answer.
+    Ends with 8 when something is damaged, and names the object; with 7 when an object is missing or
+    the store does not answer.
 
-    With --sample, each pack that a checkpoint needs has the same chance; those chosen are read once, whole, and checked (100% is
-    the fast way to check all of a store whose checkpoints have much in common). All
-    packs must be there, and all manifests are read. What is damaged is told with the checkpoints that need it; with --json:
-    `ok`, `seed`, `packs` and `bytes` (`read`, `of`), `damaged` (`object`, `error`, `needed_by`), `checkpoints`.
+    With --sample, each pack that a checkpoint needs has the same chance; those chosen are read
+    once, whole, and checked (100% is the fast way to check all of a store whose checkpoints have
+    much in common). All packs must be there, and all manifests are read. What is damaged is told
+    with the checkpoints that need it; with --json: `ok`, `seed`, `packs` and `bytes` (`read`,
+    `of`), `damaged` (`object`, `error`, `needed_by`), `checkpoints`.
 
-    With --restore it is restored for a trial, beside the living session: in PID, mount, network, IPC and UTS namespaces of its
-    own, on a copy-on-write view of this host's files. The session, its lease, its files, its name and its connections are not
-    touched; connections to outside are hung up, hooks are not run, and what the checkpoint requires (dump --require) is
-    not looked at. Devices and the kernel's own settings are this host's: do not try what you would not run here. The trial needs
-    memory for the tree and for copies of the files that it writes to.
+    With --restore it is restored for a trial, beside the living session: in PID, mount, network,
+    IPC and UTS namespaces of its own, on a copy-on-write view of this host's files. The session,
+    its lease, its files, its name and its connections are not touched; connections to outside are
+    hung up, hooks are not run, and what the checkpoint requires (dump --require) is not looked at.
+    Devices and the kernel's own settings are this host's: do not try what you would not run here.
+    The trial needs memory for the tree and for copies of the files that it writes to.
 
-    The probe sees the files, processes and network (loopback) of the tree, and CRIUCTL_SESSION, CRIUCTL_CHECKPOINT and
-    CRIUCTL_PID. Then all of it is gone, also if criuctl is killed. Ends with 0 if it came back and the probe ended with 0, with
-    6 if it cannot be restored, with 10 if the probe failed or was not done, with 12 if it took longer than --timeout, with 4 if
-    there is too little memory to try.
+    The probe sees the files, processes and network (loopback) of the tree, and CRIUCTL_SESSION,
+    CRIUCTL_CHECKPOINT and CRIUCTL_PID. Then all of it is gone, also if criuctl is killed. Ends with
+    0 if it came back and the probe ended with 0, with 6 if it cannot be restored, with 10 if the
+    probe failed or was not done, with 12 if it took longer than --timeout, with 4 if there is too
+    little memory to try.
     """
     if (ref is None) == (not all_):
         raise click.UsageError("give either a REF or --all")
@@ -178,7 +222,11 @@ def verify(
     def human() -> str:
         lines = []
         for body in bodies:
-            name = "unreadable" if body["id"] is None else f"{printable(body['session'])}@{body['number']}"
+            name = (
+                "unreadable"
+                if body["id"] is None
+                else f"{printable(body['session'])}@{body['number']}"
+            )
             if body["ok"]:
                 lines.append(f"{name}: sound, {size(body['bytes'])} checked")
             else:
@@ -189,7 +237,11 @@ def verify(
         return "\n".join(lines)
 
     def brief() -> str:
-        return "\n".join(f"{b['id'] or 'unreadable'}  {printable(b['error']['message'])}" for b in bodies if not b["ok"])
+        return "\n".join(
+            f"{b['id'] or 'unreadable'}  {printable(b['error']['message'])}"
+            for b in bodies
+            if not b["ok"]
+        )
 
     app.emit(bodies if all_ else bodies[0], human, brief)
     return worst(v.error.exit_code for v in verdicts if v.error is not None)

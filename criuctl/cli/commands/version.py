@@ -10,8 +10,8 @@ from ..text import facts, printable
 @page(examples=[("For a bug report:", "criuctl version --json")], see_also=["doctor"])
 @pass_app
 def version(app: App) -> int:
-    """Prints the versions of criuctl, of the CRIU it uses (and where that is), of the kernel, of Python, and the
-    checkpoint formats that this criuctl reads and writes.
+    """Prints the versions of criuctl, of the CRIU it uses (and where that is), of the kernel, of
+    Python, and the checkpoint formats that this criuctl reads and writes.
     """
     from ...ops.doctor import versions
 
@@ -23,11 +23,17 @@ def version(app: App) -> int:
         return facts(
             [
                 ("criuctl", body["criuctl"]),
-                ("criu", f"{criu['version']} ({printable(criu['argv'][-1])})" if criu else "none found"),
+                (
+                    "criu",
+                    f"{criu['version']} ({printable(criu['argv'][-1])})" if criu else "none found",
+                ),
                 ("kernel", printable(body["kernel"])),
                 ("arch", printable(body["arch"])),
                 ("python", body["python"]),
-                ("formats", f"reads {', '.join(map(str, formats['reads']))}; writes {formats['writes']}"),
+                (
+                    "formats",
+                    f"reads {', '.join(map(str, formats['reads']))}; writes {formats['writes']}",
+                ),
             ]
         )
 

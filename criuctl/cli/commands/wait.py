@@ -24,7 +24,10 @@ def _text(body: dict[str, Any]) -> str:
 @page(
     examples=[
         ("Until a build is done; prints its exit code:", "criuctl wait build --exit"),
-        ("Until a server listens:", "criuctl wait web --match 'listening on port (\\d+)' --timeout 60"),
+        (
+            "Until a server listens:",
+            "criuctl wait web --match 'listening on port (\\d+)' --timeout 60",
+        ),
         ("Until a shell has done all that was typed:", "criuctl wait work --prompt"),
         ("Until nothing has been printed for two seconds:", "criuctl wait agent --idle 2"),
     ],
@@ -32,7 +35,9 @@ def _text(body: dict[str, Any]) -> str:
     see_also=["send", "capture", "exec"],
 )
 @name_argument
-@click.option("--exit", "exit_", is_flag=True, help="Until the session has ended; prints its exit code.")
+@click.option(
+    "--exit", "exit_", is_flag=True, help="Until the session has ended; prints its exit code."
+)
 @click.option(
     "--idle",
     type=Seconds(min=0, max=86400),
@@ -42,14 +47,22 @@ def _text(body: dict[str, Any]) -> str:
 @click.option(
     "--match",
     metavar="REGEX",
-    help="Until this is in its output, escape sequences left out; prints what matched.  [default: none]",
+    help=(
+        "Until this is in its output, escape sequences left out; prints what matched.  [default: "
+        "none]"
+    ),
 )
-@click.option("--prompt", is_flag=True, help="Until a shell is in the foreground and at its prompt.")
+@click.option(
+    "--prompt", is_flag=True, help="Until a shell is in the foreground and at its prompt."
+)
 @click.option(
     "--since",
     type=click.IntRange(min=0),
     metavar="OFFSET",
-    help="With --match: look from this offset on [default: from the last input on]; with --prompt: only after output behind it.",
+    help=(
+        "With --match: look from this offset on [default: from the last input on]; with --prompt: "
+        "only after output behind it."
+    ),
 )
 @timeout_option("Give up after so long, with exit status 12.  [default: never]", None)
 @pass_app
@@ -65,10 +78,12 @@ def wait(
 ) -> int:
     """Waits until a session has ended, is silent, has printed something, or is at a shell's prompt.
 
-    Ends with 0 when what was waited for has come, also for --exit (the session's own code is printed, and in the
-    JSON as exit_code); with 12 when the time is over; with 3 when the session ended before. --exit collects the exit
-    status: afterwards the session's holder is not needed any more and ends. What was dumped by its PID has no holder:
-    --exit waits for it, too, but nobody sees its exit code (null), and the others end with 9.
+    Ends with 0 when what was waited for has come, also for --exit (the session's own code is
+    printed, and in the JSON as exit_code); with 12 when the time is over; with 3 when the session
+    ended before. --exit collects the exit
+    status: afterwards the session's holder is not needed any more and ends. What was dumped by its
+    PID has no holder: --exit waits for it, too, but nobody sees its exit code (null), and the
+    others end with 9.
     """
     from ...ops import output
 

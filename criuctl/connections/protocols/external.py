@@ -1,4 +1,5 @@
-"""An application protocol that is an executable of the operator's: a hook of phase ``reconnect`` (see `criuctl.hooks`).
+"""An application protocol that is an executable of the operator's: a hook of phase ``reconnect``
+(see `criuctl.hooks`).
 
 It is given the socket unconnected and connects it itself.
 """
@@ -20,20 +21,29 @@ class External:
     """The hook `name` as an `ApplicationProtocol`."""
 
     connects = True  # by itself
-    any_time = True  # what was under way is in the record (rqueue, wqueue): the hook knows whether its protocol can go on
+    # what was under way is in the record (rqueue, wqueue): the hook knows whether its protocol can
+    # go on
+    any_time = True
 
     def __init__(self, config: Config, name: str, facts: Mapping[str, Any]) -> None:
         self.config = config
         self.name = name
         self.facts = facts  # about the restore, as hooks of every phase are told them
 
-    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
-        """See `base.ApplicationProtocol`; what a hook wants to know it finds out in its phase ``frozen``."""
+    def inspect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
+        """See `base.ApplicationProtocol`; what a hook wants to know it finds out in its phase
+        ``frozen``.
+        """
         return {}
 
-    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def reconnect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         """See `base.ApplicationProtocol`."""
-        from ...hooks.reconnect import run_reconnect  # a restore without such a rule does not need it
+        # a restore without such a rule does not need it
+        from ...hooks.reconnect import run_reconnect
 
         try:
             secret = secrets.resolve(settings.secret, timeout=max(0.1, deadline - time.monotonic()))

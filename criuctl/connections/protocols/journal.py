@@ -1,12 +1,16 @@
-"""systemd's journal: what a service prints goes over a unix stream, on whose other end journald was told once whose it is.
+"""systemd's journal: what a service prints goes over a unix stream, on whose other end journald was
+told once whose it is.
 
-Seven lines at the beginning say it: identifier, unit, priority, whether lines begin with a level, and whether to pass them
-on to syslog, the kernel's log and the console (systemd's ``connect_logger_as`` and ``journald-stream.c``).  journald never
-answers, and the reading side is shut.  So nothing of the connection is lost with it: it is connected again, told the same,
-and what the program prints is found under the same unit.  The process that each line is of, journald learns from the kernel.
+Seven lines at the beginning say it: identifier, unit, priority, whether lines begin with a level,
+and whether to pass them on to syslog, the kernel's log and the console (systemd's
+``connect_logger_as`` and ``journald-stream.c``).  journald never answers, and the reading side is
+shut.  So nothing of the connection is lost with it: it is connected again, told the same, and what
+the program prints is found under the same unit.  The process that each line is of, journald learns
+from the kernel.
 
-What systemd said of the identifier and the priority cannot be asked for.  They are taken to be its defaults: the command of
-the process that holds the connection, and 30 (daemon.info).  The options `identifier` and `priority` of a rule say otherwise.
+What systemd said of the identifier and the priority cannot be asked for.  They are taken to be its
+defaults: the command of the process that holds the connection, and 30 (daemon.info).  The options
+`identifier` and `priority` of a rule say otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ class Journal:
     name = "journal"
     any_time = True  # what was printed and not read yet, journald reads when the program is gone
 
-    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def inspect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         """See `base.ApplicationProtocol`; all that is asked is /proc."""
         _options(settings.options)
         try:
@@ -39,12 +45,16 @@ class Journal:
         except NoSuchProcess as error:
             raise CannotRebuild(error.message) from error
 
-    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def reconnect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         """See `base.ApplicationProtocol`."""
         identifier, priority = _options(settings.options)
         session = record.session
         told = {
-            "identifier": identifier or str(session.get("identifier", "")) or _text(settings.process, "comm"),
+            "identifier": identifier
+            or str(session.get("identifier", ""))
+            or _text(settings.process, "comm"),
             "unit": str(session.get("unit", "")),
         }
         lines = [told["identifier"], told["unit"], str(priority), "1", "0", "0", "0"]
@@ -71,10 +81,15 @@ def _text(pid: int, name: str) -> str:
 def _options(options: Mapping[str, Any]) -> tuple[str, int]:
     for key in options:
         if key not in _KNOWN:
-            raise CannotRebuild(f"journal knows no option {key}, which the rule has", hint="It knows identifier and priority.")
+            raise CannotRebuild(
+                f"journal knows no option {key}, which the rule has",
+                hint="It knows identifier and priority.",
+            )
     identifier, priority = options.get("identifier", ""), options.get("priority", _PRIORITY)
     if not isinstance(identifier, str):
         raise CannotRebuild("the rule's option identifier must be text")
     if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= _MOST:
-        raise CannotRebuild(f"the rule's option priority must be a number from 0 to {_MOST}: facility * 8 + level")
+        raise CannotRebuild(
+            f"the rule's option priority must be a number from 0 to {_MOST}: facility * 8 + level"
+        )
     return identifier, priority

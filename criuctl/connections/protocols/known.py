@@ -12,9 +12,13 @@ from .base import ApplicationProtocol
 
 
 def find(config: Config, name: str, facts: Mapping[str, Any] | None = None) -> ApplicationProtocol:
-    """The protocol `name`; whether a hook of that name exists is found out when it is run, which is then told `facts`."""
+    """The protocol `name`; whether a hook of that name exists is found out when it is run, which is
+    then told `facts`.
+    """
     if name in BUILT_IN:
-        return cast("ApplicationProtocol", importlib.import_module(f"{__package__}.{name}").PROTOCOL)
+        return cast(
+            "ApplicationProtocol", importlib.import_module(f"{__package__}.{name}").PROTOCOL
+        )
     from .external import External
 
     return External(config, name, facts or {})

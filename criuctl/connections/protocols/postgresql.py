@@ -1,10 +1,12 @@
-"""PostgreSQL: a program's idle session is looked at over its own connection, and set up again on a new one.
+"""PostgreSQL: a program's idle session is looked at over its own connection, and set up again on a
+new one.
 
-Options of a rule: ``user`` and ``database`` (for the second login that `postgresql_rest` may need; the restore takes them
-from the session), ``tls: false`` (vouches that the session is not encrypted), ``settings: [app.user]`` (settings of the
-application's own making, which a server does not list).  `postgresql_state` tells what is
-rebuilt and what makes it impossible.  After a hand-back the client's copy of the cancel key is stale: a cancel request of the
-program is ignored by the server.  Notifications sent between dump and restore are lost, as they are for a client that
+Options of a rule: ``user`` and ``database`` (for the second login that `postgresql_rest` may need;
+the restore takes them from the session), ``tls: false`` (vouches that the session is not
+encrypted), ``settings: [app.user]`` (settings of the application's own making, which a server does
+not list).  `postgresql_state` tells what is rebuilt and what makes it impossible.  After a
+hand-back the client's copy of the cancel key is stale: a cancel request of the program is ignored
+by the server.  Notifications sent between dump and restore are lost, as they are for a client that
 was away.
 """
 
@@ -32,7 +34,8 @@ from .wire import Wire
 
 _READY = b"Z\0\0\0\5"
 _TOGETHER = 0.5  # seconds that the tree may be held for two answers to come together
-_GRACE = 1.0  # more seconds for the answer to a question once asked: leaving it unread would be worse
+# more seconds for the answer to a question once asked: leaving it unread would be worse
+_GRACE = 1.0
 _KEY_NOTE = "the cancel key is a new one: the program's cancel requests have no effect"
 
 
@@ -41,7 +44,9 @@ class PostgreSQL:
 
     name = "postgresql"
 
-    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def inspect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         """What the session holds; `CannotRebuild` with the reason if it cannot be set up again."""
         wire = Wire(sock, deadline, _name(sock, record))
         try:
@@ -60,11 +65,16 @@ class PostgreSQL:
         try:
             state = read_state(talk, _names(settings))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CannotRebuild(f"the server's answer does not fit the question ({type(error).__name__})") from error
+            raise CannotRebuild(
+                f"the server's answer does not fit the question ({type(error).__name__})"
+            ) from error
         except ServerError as error:
-            raise CannotRebuild(f"the server does not tell what the session holds: {error}") from None
+            raise CannotRebuild(
+                f"the server does not tell what the session holds: {error}"
+            ) from None
         except PeerAway as error:
-            # An answer that comes later would be taken for that to the program's next query: better none at all.
+            # An answer that comes later would be taken for that to the program's next query: better
+            # none at all.
             _shut(sock)
             raise CannotRebuild(f"the connection had to be ended: {error.message}") from error
         except CannotRebuild:
@@ -77,27 +87,46 @@ class PostgreSQL:
         state["notifications"] = [[n.channel, n.payload, n.pid] for n in talk.notifications]
         if talk.notifications:
             texts = "; ".join(f"{n.channel}: {n.payload}" for n in talk.notifications)
-            state["warnings"] = [f"notifications came while the session was looked at, and do not reach the program: {texts}"]
+            state["warnings"] = [
+                (
+                    "notifications came while the session was looked at, and do not reach the "
+                    f"program: {texts}"
+                )
+            ]
         return state
 
-    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
-        """Log in and set the session up; facts for the report.  `PeerAway` if that may work later."""
+    def reconnect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
+        """Log in and set the session up; facts for the report.  `PeerAway` if that may work
+        later.
+        """
         state = record.session
         if not state.get("user"):
             raise CannotRebuild("the checkpoint does not say what the session held")
         wire = Wire(sock, deadline, _name(sock, record))
         talk = Conversation(wire)
         warnings: list[str] = []
-        uid = state["uid"] if isinstance(state.get("uid"), int) else None  # older checkpoints do not tell
+        # older checkpoints do not tell
+        uid = state["uid"] if isinstance(state.get("uid"), int) else None
         try:
             encoding = codec(state["encoding"])
             login = Login(
                 user=state["user"].encode(encoding),
                 database=state["database"].encode(encoding),
                 password=lambda: _password(
-                    wire, record, settings, (state.get("password_file", ""), uid), state["database"], state["user"], warnings
+                    wire,
+                    record,
+                    settings,
+                    (state.get("password_file", ""), uid),
+                    state["database"],
+                    state["user"],
+                    warnings,
                 ),
-                parameters=[(name.encode(encoding), value.encode(encoding)) for name, value in state["startup"].items()],
+                parameters=[
+                    (name.encode(encoding), value.encode(encoding))
+                    for name, value in state["startup"].items()
+                ],
                 warnings=warnings,
             )
             log_in(talk, login)
@@ -105,12 +134,20 @@ class PostgreSQL:
         except ServerError as error:
             raise error.mapped(f"setting up the session at {wire.peer}") from None
         except (KeyError, TypeError, ValueError) as error:
-            raise CannotRebuild(f"the record of the session is not one of this version ({type(error).__name__})") from error
+            raise CannotRebuild(
+                f"the record of the session is not one of this version ({type(error).__name__})"
+            ) from error
         if wire.unread() and wire.peek(1) not in (b"A", b"N", b"S"):
             raise CannotRebuild(f"{wire.peer} sends what nobody asked for")
         if not state.get("direct", True):
-            warnings.append("an address translation or a pooler is in between; of a pooler's, one session was looked at")
-        lost = [f"{channel}: {payload}" for channel, payload, _pid in state.get("notifications", [])]
+            warnings.append(
+                "an address translation or a pooler is in between; of a pooler's, one session "
+                "was "
+                "looked at"
+            )
+        lost = [
+            f"{channel}: {payload}" for channel, payload, _pid in state.get("notifications", [])
+        ]
         lost += [f"{n.channel}: {n.payload}" for n in talk.notifications]
         if lost:
             warnings.append(f"notifications that the program did not get: {'; '.join(lost)}")
@@ -150,10 +187,12 @@ def _require_ready(wire: Wire) -> None:
 
 
 def _await_ours(wire: Wire) -> None:
-    """The answer to the program's own query has come first: see that the one to our Sync is right behind it.
+    """The answer to the program's own query has come first: see that the one to our Sync is right
+    behind it.
 
-    libpq passes over a ReadyForQuery that it reads together with the one it waits for; one that comes later would end its
-    next query too early.  What takes longer than a moment, or is too large for the queue, is left to that chance.
+    libpq passes over a ReadyForQuery that it reads together with the one it waits for; one that
+    comes later would end its next query too early.  What takes longer than a moment, or is too
+    large for the queue, is left to that chance.
     """
     until = min(wire.deadline, time.monotonic() + _TOGETHER)
     while time.monotonic() < until and not wire.closed():
@@ -167,15 +206,24 @@ def _await_ours(wire: Wire) -> None:
 
 
 def _second_login(
-    wire: Wire, record: ConnectionRecord, settings: Settings, title: Title | None, environment: Mapping[str, str]
+    wire: Wire,
+    record: ConnectionRecord,
+    settings: Settings,
+    title: Title | None,
+    environment: Mapping[str, str],
 ) -> Login | None:
     """How to log in beside the session, if we can guess as whom."""
-    user = settings.options.get("user") or (title.user if title else None) or environment.get("PGUSER")
+    user = (
+        settings.options.get("user") or (title.user if title else None) or environment.get("PGUSER")
+    )
     user = user or user_name(_uid(record.pid))
     if not user:
         return None
     database = str(
-        settings.options.get("database") or (title.database if title else None) or environment.get("PGDATABASE") or user
+        settings.options.get("database")
+        or (title.database if title else None)
+        or environment.get("PGDATABASE")
+        or user
     )
     file = _password_file_path(record.pid), _uid(record.pid)
     settings = replace(settings, process=record.pid)
@@ -212,7 +260,10 @@ def _password(
     address = wire.sock.getpeername()
     if wire.sock.family == socket.AF_UNIX:
         folder, _, name = os.fsdecode(address).rpartition("/")
-        hosts, port = ["localhost", folder], int(name.rpartition(".")[2]) if name.rpartition(".")[2].isdigit() else 0
+        hosts, port = (
+            ["localhost", folder],
+            int(name.rpartition(".")[2]) if name.rpartition(".")[2].isdigit() else 0,
+        )
     else:
         plain = address[0].removeprefix("::ffff:") if "." in address[0] else address[0]
         hosts, port = [record.host, plain], address[1]
@@ -250,7 +301,11 @@ def _name(sock: socket.socket, record: ConnectionRecord) -> str:
         address = sock.getpeername()
     except OSError as error:
         raise PeerAway(f"{record.peer} is not connected: {error.strerror}") from error
-    where = os.fsdecode(address) if sock.family == socket.AF_UNIX else record.peer or f"{address[0]}:{address[1]}"
+    where = (
+        os.fsdecode(address)
+        if sock.family == socket.AF_UNIX
+        else record.peer or f"{address[0]}:{address[1]}"
+    )
     return f"the PostgreSQL server at {where}"
 
 

@@ -1,9 +1,11 @@
-"""Logging in at a PostgreSQL server: trust, password, md5 and SCRAM-SHA-256; and where the password comes from.
+"""Logging in at a PostgreSQL server: trust, password, md5 and SCRAM-SHA-256; and where the password
+comes from.
 
-A password is, in this order: the rule's secret reference; what libpq in the program would take, which is PGPASSWORD in
-its environment, then the line of its ``~/.pgpass`` (or PGPASSFILE) that matches, under libpq's rules, the file's mode
-included.  It is asked for only when the server wants one.  The program says which file that is, and perhaps which server: so
-nothing is read that is not its user's, or root would give away for it what it cannot read itself.
+A password is, in this order: the rule's secret reference; what libpq in the program would take,
+which is PGPASSWORD in its environment, then the line of its ``~/.pgpass`` (or PGPASSFILE) that
+matches, under libpq's rules, the file's mode included.  It is asked for only when the server wants
+one.  The program says which file that is, and perhaps which server: so nothing is read that is not
+its user's, or root would give away for it what it cannot read itself.
 """
 
 from __future__ import annotations
@@ -52,9 +54,13 @@ class Login(Struct):
 
 
 def log_in(talk: Conversation, login: Login) -> None:
-    """From StartupMessage to ReadyForQuery.  `CannotRebuild` if the server does not let us in, `PeerAway` if not now."""
+    """From StartupMessage to ReadyForQuery.  `CannotRebuild` if the server does not let us in,
+    `PeerAway` if not now.
+    """
     doing = f"login at {talk.wire.peer} as {login.user.decode(errors='replace')}"
-    talk.wire.send(startup([(b"user", login.user), (b"database", login.database), *login.parameters]))
+    talk.wire.send(
+        startup([(b"user", login.user), (b"database", login.database), *login.parameters])
+    )
     if talk.wire.peek(1) == b"E" and talk.wire.peek(5)[1:2] not in (b"\0", b""):
         # A postmaster that cannot fork answers in the protocol's version 2: E, then plain text.
         raise PeerAway(f"{doing}: the server cannot start another process")
@@ -96,7 +102,9 @@ def _authenticate(talk: Conversation, login: Login, doing: str) -> None:
         elif method == 10:
             offered = [name for name in data.split(b"\0") if name]
             if b"SCRAM-SHA-256" not in offered:
-                raise CannotRebuild(f"{doing}: the server offers no SASL mechanism that criuctl knows")
+                raise CannotRebuild(
+                    f"{doing}: the server offers no SASL mechanism that criuctl knows"
+                )
             scram, proved = _Scram(_password(login, doing)), False
             first = scram.first()
             answer = b"SCRAM-SHA-256\0" + struct.pack("!I", len(first)) + first
@@ -107,7 +115,10 @@ def _authenticate(talk: Conversation, login: Login, doing: str) -> None:
             proved = True
             continue
         else:
-            raise CannotRebuild(f"{doing}: authentication by {_METHODS.get(method, f'method {method}')} is not supported")
+            raise CannotRebuild(
+                f"{doing}: authentication by {_METHODS.get(method, f'method {method}')} is not "
+                "supported"
+            )
         talk.wire.send(frame(b"p", answer))
 
 
@@ -128,7 +139,9 @@ def _md5(password: bytes, user: bytes, salt: bytes) -> bytes:
 
 
 class _Scram:
-    """The client's side of RFC 5802 with SHA-256, without channel binding (there is no TLS here)."""
+    """The client's side of RFC 5802 with SHA-256, without channel binding (there is no TLS
+    here).
+    """
 
     def __init__(self, password: str) -> None:
         self._secret = _saslprep(password).encode()
@@ -143,10 +156,18 @@ class _Scram:
         """The proof for the server's challenge."""
         try:
             parts = dict(item.split(b"=", 1) for item in challenge.split(b","))
-            nonce, salt, rounds = parts[b"r"], base64.b64decode(parts[b"s"], validate=True), int(parts[b"i"])
+            nonce, salt, rounds = (
+                parts[b"r"],
+                base64.b64decode(parts[b"s"], validate=True),
+                int(parts[b"i"]),
+            )
         except (KeyError, ValueError):
             raise CannotRebuild(f"{doing}: the server's SCRAM challenge makes no sense") from None
-        if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce) or not 1 <= rounds <= _MOST_ITERATIONS:
+        if (
+            not nonce.startswith(self._nonce)
+            or len(nonce) == len(self._nonce)
+            or not 1 <= rounds <= _MOST_ITERATIONS
+        ):
             raise CannotRebuild(f"{doing}: the server's SCRAM challenge makes no sense")
         salted = hashlib.pbkdf2_hmac("sha256", self._secret, salt, rounds)
         client = _hmac(salted, b"Client Key")
@@ -170,7 +191,9 @@ def _hmac(key: bytes, data: bytes) -> bytes:
 
 def _saslprep(text: str) -> str:
     """RFC 4013; what it forbids is used as it is, as PostgreSQL does."""
-    mapped = "".join(" " if stringprep.in_table_c12(c) else c for c in text if not stringprep.in_table_b1(c))
+    mapped = "".join(
+        " " if stringprep.in_table_c12(c) else c for c in text if not stringprep.in_table_b1(c)
+    )
     prepared = unicodedata.normalize("NFKC", mapped)
     forbidden = (
         stringprep.in_table_a1, stringprep.in_table_c12, stringprep.in_table_c21_c22, stringprep.in_table_c3,
@@ -187,10 +210,15 @@ def _saslprep(text: str) -> str:
     return prepared
 
 
-def from_password_file(file: PasswordFile, database: str, user: str, warnings: list[str]) -> str | None:
-    """The password of the first line that matches; a file that others may read is not used, as with libpq."""
+def from_password_file(
+    file: PasswordFile, database: str, user: str, warnings: list[str]
+) -> str | None:
+    """The password of the first line that matches; a file that others may read is not used, as with
+    libpq.
+    """
     try:
-        # The program named the path: no link that another user has made is followed, and no device or FIFO is opened.
+        # The program named the path: no link that another user has made is followed, and no device
+        # or FIFO is opened.
         with opened(os.path.abspath(file.path), trusted={0, file.uid or 0}) as place:
             if not stat.S_ISREG(place.status.st_mode):
                 warnings.append(f"{file.path} is not a regular file and was not used")
@@ -199,10 +227,17 @@ def from_password_file(file: PasswordFile, database: str, user: str, warnings: l
                 warnings.append(f"{file.path} may be read by others and was not used (chmod 0600)")
                 return None
             if file.uid not in (None, 0, place.status.st_uid):
-                warnings.append(f"{file.path} belongs to another user than the program and was not used")
+                warnings.append(
+                    f"{file.path} belongs to another user than the program and was not used"
+                )
                 return None
-            with place.reopened() as fd, open(fd, encoding="utf-8", errors="surrogateescape", closefd=False) as stream:
-                return _match(stream.read(_LARGEST).split("\n"), [*file.hosts], str(file.port), database, user)
+            with (
+                place.reopened() as fd,
+                open(fd, encoding="utf-8", errors="surrogateescape", closefd=False) as stream,
+            ):
+                return _match(
+                    stream.read(_LARGEST).split("\n"), [*file.hosts], str(file.port), database, user
+                )
     except UntrustedPath as error:
         warnings.append(f"{error.message}; it was not used")
         return None
@@ -210,7 +245,9 @@ def from_password_file(file: PasswordFile, database: str, user: str, warnings: l
         return None  # no such file is the usual case
 
 
-def _match(lines: Iterable[str], hosts: list[str], port: str, database: str, user: str) -> str | None:
+def _match(
+    lines: Iterable[str], hosts: list[str], port: str, database: str, user: str
+) -> str | None:
     for line in lines:
         text = line.rstrip("\r\n")
         if not text or text.startswith("#"):

@@ -1,11 +1,14 @@
 """What a PostgreSQL session holds, and how it is set up in another one.
 
-Everything is asked in one question (`QUESTION`), answered as one JSON text, so that a freeze costs few round trips.
-`read_state` turns it into the record or says what cannot be rebuilt; `rebuild` plays it into a fresh session.
+Everything is asked in one question (`QUESTION`), answered as one JSON text, so that a freeze costs
+few round trips.  `read_state` turns it into the record or says what cannot be rebuilt; `rebuild`
+plays it into a fresh session.
 
-What a server does not tell, nobody can rebuild: settings that no extension defined (``app.user``; the rule's option
-``settings: [app.user]`` names those to be taken along), the unnamed prepared statement, `currval` and `lastval`, the random
-seed, how often an advisory lock is held, and what extensions keep (PL/pgSQL has nothing, PL/Python's GD does).
+What a server does not tell, nobody can rebuild: settings that no extension defined (``app.user``;
+the rule's option
+``settings: [app.user]`` names those to be taken along), the unnamed prepared statement, `currval`
+and `lastval`, the random seed, how often an advisory lock is held, and what extensions keep
+(PL/pgSQL has nothing, PL/Python's GD does).
 """
 
 from __future__ import annotations
@@ -17,14 +20,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from .base import CannotRebuild
-from .postgresql_wire import SYNC, Conversation, Row, ServerError, bind, close_statement, execute, parse, rows
+from .postgresql_wire import (
+    SYNC,
+    Conversation,
+    Row,
+    ServerError,
+    bind,
+    close_statement,
+    execute,
+    parse,
+    rows,
+)
 
 REPORTED = (  # what clients are told of and rely on
     "server_encoding", "client_encoding", "application_name", "default_transaction_read_only", "in_hot_standby", "is_superuser",
     "DateStyle", "IntervalStyle", "TimeZone", "integer_datetimes", "standard_conforming_strings", "server_version",
 )  # fmt: skip
-_RESTORABLE = ("client_encoding", "DateStyle", "IntervalStyle", "TimeZone", "standard_conforming_strings")
-# Client encodings in which a byte of a character may look like ASCII; the others pass through latin-1 byte by byte.
+_RESTORABLE = (
+    "client_encoding",
+    "DateStyle",
+    "IntervalStyle",
+    "TimeZone",
+    "standard_conforming_strings",
+)
+# Client encodings in which a byte of a character may look like ASCII; the others pass through
+# latin-1 byte by byte.
 _CODECS = {
     "UTF8": "utf-8", "BIG5": "big5", "GBK": "gbk", "GB18030": "gb18030", "SJIS": "cp932", "UHC": "cp949", "JOHAB": "johab",
     "SHIFT_JIS_2004": "shift_jis_2004",
@@ -33,7 +53,8 @@ _NOT_UNDERSTOOD = ("42", "3F")  # syntax, undefined or forbidden objects; undefi
 _LOCK_SECONDS = 2.0  # the server may need a moment to notice that the old session's client is gone
 _CUSTOM = re.compile(r"[a-z_][a-z0-9_$]*(\.[a-z_][a-z0-9_$]*)+", re.IGNORECASE)
 _PREPARE = re.compile(r"prepare\b", re.IGNORECASE)
-_BEFORE = re.compile(r"\s+|--[^\n]*|/\*")  # what may stand before a command, of a comment its beginning
+# what may stand before a command, of a comment its beginning
+_BEFORE = re.compile(r"\s+|--[^\n]*|/\*")
 _COMMENT = re.compile(r"/\*|\*/")
 
 QUESTION = """
@@ -73,13 +94,17 @@ def codec(encoding: str) -> str:
 
 
 def read_state(talk: Conversation, custom: Sequence[str] = ()) -> dict[str, Any]:
-    """What the session holds, for the record; `CannotRebuild` if that cannot be set up again.  `ServerError`.
+    """What the session holds, for the record; `CannotRebuild` if that cannot be set up again.
+    `ServerError`.
 
     `custom` are names of settings that the server does not list.
     """
     for name in custom:
         if not _CUSTOM.fullmatch(name):
-            raise CannotRebuild(f"the rule's option settings: {name!r} is not the name of a setting such as app.user")
+            raise CannotRebuild(
+                f"the rule's option settings: {name!r} is not the name of a setting such as "
+                "app.user"
+            )
     extra = [f"SELECT pg_catalog.current_setting('{name}', true)".encode() for name in custom]
     answers = talk.ask([b"SHOW client_encoding", QUESTION.encode(), *extra])
     encoding = (_one(answers[0]) or b"").decode("ascii", "replace")
@@ -88,7 +113,9 @@ def read_state(talk: Conversation, custom: Sequence[str] = ()) -> dict[str, Any]
         values = {name: _one(found) for name, found in zip(custom, answers[2:], strict=True)}
         taken = {name: value.decode(codec(encoding)) for name, value in values.items() if value}
     except ValueError:
-        raise CannotRebuild(f"the session's state cannot be read in its client encoding {encoding}") from None
+        raise CannotRebuild(
+            f"the session's state cannot be read in its client encoding {encoding}"
+        ) from None
     if told["temporary"]:
         raise CannotRebuild(f"the session has temporary objects: {_some(told['temporary'])}")
     if told["cursors"]:
@@ -114,7 +141,10 @@ def read_state(talk: Conversation, custom: Sequence[str] = ()) -> dict[str, Any]
         "reported": told["reported"],
         "prepared": prepared,
         "channels": sorted(told["channels"] or []),
-        "locks": [[lock["classid"], lock["objid"], lock["objsubid"], lock["mode"]] for lock in told["locks"] or []],
+        "locks": [
+            [lock["classid"], lock["objid"], lock["objsubid"], lock["mode"]]
+            for lock in told["locks"] or []
+        ],
     }
 
 
@@ -129,7 +159,11 @@ def _settings(found: list[dict[str, Any]]) -> tuple[dict[str, str], dict[str, st
     startup = {s["name"]: s["setting"] for s in found if s["source"] == "client"}
     session = {s["name"]: s["setting"] for s in found if s["source"] == "session"}
     for s in found:
-        if s["source"] == "session" and s["reset_val"] not in (None, s["boot_val"], "") and s["name"] in _RESTORABLE:
+        if (
+            s["source"] == "session"
+            and s["reset_val"] not in (None, s["boot_val"], "")
+            and s["name"] in _RESTORABLE
+        ):
             startup[s["name"]] = s["reset_val"]
     return startup, session
 
@@ -146,23 +180,31 @@ def _prepared(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_prepared(talk: Conversation, items: list[dict[str, Any]], encoding: str) -> None:
-    """A PREPARE of SQL is to be run again: its recorded text must be that one command and nothing else.
+    """A PREPARE of SQL is to be run again: its recorded text must be that one command and nothing
+    else.
 
-    The server records all that was sent together with it; its own parser tells, without executing anything.
+    The server records all that was sent together with it; its own parser tells, without executing
+    anything.
     """
     for item in items:
         name = b"_criuctl_check"
         alone = _begins_with_prepare(item["statement"])
         if alone:
-            talk.begin(parse(name, item["statement"].encode(encoding)) + close_statement(name) + SYNC)
+            talk.begin(
+                parse(name, item["statement"].encode(encoding)) + close_statement(name) + SYNC
+            )
             _messages, failed = talk.until_ready()
             alone = failed is None
         if not alone:
-            raise CannotRebuild(f"the prepared statement {item['name']} was made by several commands sent together")
+            raise CannotRebuild(
+                f"the prepared statement {item['name']} was made by several commands sent together"
+            )
 
 
 def _begins_with_prepare(statement: str) -> bool:
-    """Piece by piece: one expression for all of it would try every way to divide what stands before the command."""
+    """Piece by piece: one expression for all of it would try every way to divide what stands before
+    the command.
+    """
     at = 0
     while (piece := _BEFORE.match(statement, at)) is not None:
         at = piece.end()
@@ -183,10 +225,13 @@ def _some(names: list[str]) -> str:
 
 
 def rebuild(talk: Conversation, state: dict[str, Any], warnings: list[str]) -> None:
-    """Set up in the fresh session what `state` says; `CannotRebuild` or `PeerAway`, naming what failed."""
+    """Set up in the fresh session what `state` says; `CannotRebuild` or `PeerAway`, naming what
+    failed.
+    """
     encoding = codec(state["encoding"])
     settings = dict(state["settings"])
-    for name in _RESTORABLE:  # a default that was changed meanwhile: the client goes by what it was told
+    # a default that was changed meanwhile: the client goes by what it was told
+    for name in _RESTORABLE:
         was = state["reported"].get(name)
         if name not in settings and was is not None and talk.parameters.get(name, was) != was:
             settings[name] = was
@@ -213,22 +258,33 @@ def _once(statement: bytes, *values: bytes) -> bytes:
 
 
 def _set(talk: Conversation, name: str, value: str, encoding: str) -> None:
-    batch = _once(b"SELECT pg_catalog.set_config($1, $2, false)", name.encode(encoding), value.encode(encoding))
+    batch = _once(
+        b"SELECT pg_catalog.set_config($1, $2, false)",
+        name.encode(encoding),
+        value.encode(encoding),
+    )
     if len(rows(talk.carry_out(batch, f"SET {name}"))) != 1:
         raise CannotRebuild(f"SET {name}: the server's answer does not fit the question")
 
 
-def _prepare(talk: Conversation, items: list[dict[str, Any]], encoding: str, warnings: list[str]) -> None:
+def _prepare(
+    talk: Conversation, items: list[dict[str, Any]], encoding: str, warnings: list[str]
+) -> None:
     """All that belong to the protocol in one round trip; one by one if that fails, to know which.
 
-    A statement that the server does not understand any more (its table was dropped) was of no use in the old session
+    A statement that the server does not understand any more (its table was dropped) was of no use
+    in the old session
     either: that is a warning.
     """
     plain = [item for item in items if not item["from_sql"]]
-    parsing = {id(i): parse(i["name"].encode(encoding), i["statement"].encode(encoding), i["oids"]) for i in plain}
+    parsing = {
+        id(i): parse(i["name"].encode(encoding), i["statement"].encode(encoding), i["oids"])
+        for i in plain
+    }
     if plain and _done(talk, b"".join(parsing.values())) is not None:
         for item in plain:
-            fresh = close_statement(item["name"].encode(encoding))  # it may be one of those that did work
+            # it may be one of those that did work
+            fresh = close_statement(item["name"].encode(encoding))
             _tell(item["name"], _done(talk, fresh + parsing[id(item)]), warnings)
     for item in items:
         if item["from_sql"]:
@@ -249,14 +305,18 @@ def _tell(name: str, failed: ServerError | None, warnings: list[str]) -> None:
 
 
 def _types(talk: Conversation, items: list[dict[str, Any]]) -> None:
-    """Types that users made have numbers of their own in each database: they must still be the same ones."""
+    """Types that users made have numbers of their own in each database: they must still be the same
+    ones.
+    """
     for item in items:
         if not item["from_sql"] and any(oid >= 16384 for oid in item["oids"]):
             array = "{" + ",".join(map(str, item["oids"])) + "}"
             question = b"SELECT $1::oid[]::regtype[]::text"
             now = rows(talk.carry_out(_once(question, array.encode()), f"types of {item['name']}"))
             if not now or (now[0][0] or b"").decode(errors="replace") != item["types"]:
-                raise CannotRebuild(f"the parameter types of the prepared statement {item['name']} are others now")
+                raise CannotRebuild(
+                    f"the parameter types of the prepared statement {item['name']} are others now"
+                )
 
 
 def _locks(talk: Conversation, locks: list[list[Any]]) -> None:
@@ -266,7 +326,9 @@ def _locks(talk: Conversation, locks: list[list[Any]]) -> None:
             key = high << 32 | low
             arguments = f"{key - (1 << 64) if key >> 63 else key}::bigint"
         else:
-            arguments = ", ".join(f"{part - (1 << 32) if part >> 31 else part}::integer" for part in (high, low))
+            arguments = ", ".join(
+                f"{part - (1 << 32) if part >> 31 else part}::integer" for part in (high, low)
+            )
         _lock(talk, f"pg_catalog.pg_try_advisory_lock{shared}({arguments})", arguments)
 
 
@@ -279,6 +341,9 @@ def _lock(talk: Conversation, call: str, arguments: str) -> None:
         if time.monotonic() > until:
             raise CannotRebuild(
                 f"the advisory lock ({arguments}) is held by another session",
-                hint="It may be the old session, as long as the server has not noticed that its client is gone.",
+                hint=(
+                    "It may be the old session, as long as the server has not noticed that its "
+                    "client is gone."
+                ),
             )
         time.sleep(0.05)

@@ -1,10 +1,12 @@
-"""PostgreSQL's frontend/backend protocol, version 3: messages, and questions asked without leaving a trace.
+"""PostgreSQL's frontend/backend protocol, version 3: messages, and questions asked without leaving
+a trace.
 
-Written here because it has to run on a given descriptor, which libpq cannot.  Messages are read one by one, exactly
-(`Wire` keeps no buffer), so that what comes behind our answer stays in the queue for the program.
+Written here because it has to run on a given descriptor, which libpq cannot.  Messages are read one
+by one, exactly (`Wire` keeps no buffer), so that what comes behind our answer stays in the queue
+for the program.
 
-`Conversation.ask` uses the extended protocol with a named statement that it closes again: a simple query would
-destroy the session's unnamed statement, which the program may still mean to execute.
+`Conversation.ask` uses the extended protocol with a named statement that it closes again: a simple
+query would destroy the session's unnamed statement, which the program may still mean to execute.
 """
 
 from __future__ import annotations
@@ -65,7 +67,11 @@ TERMINATE = frame(b"X")
 
 def startup(parameters: Iterable[tuple[bytes, bytes]]) -> bytes:
     """The StartupMessage."""
-    body = struct.pack("!I", PROTOCOL_3) + b"".join(name + b"\0" + value + b"\0" for name, value in parameters) + b"\0"
+    body = (
+        struct.pack("!I", PROTOCOL_3)
+        + b"".join(name + b"\0" + value + b"\0" for name, value in parameters)
+        + b"\0"
+    )
     return struct.pack("!I", len(body) + 4) + body
 
 
@@ -78,7 +84,16 @@ def parse(name: bytes, statement: bytes, types: Sequence[int] = ()) -> bytes:
 def bind(portal: bytes, statement: bytes, values: Sequence[bytes] = ()) -> bytes:
     """The Bind message; everything is text, in and out."""
     parts = b"".join(struct.pack("!I", len(value)) + value for value in values)
-    return frame(b"B", portal + b"\0" + statement + b"\0" + struct.pack("!HH", 0, len(values)) + parts + struct.pack("!H", 0))
+    return frame(
+        b"B",
+        portal
+        + b"\0"
+        + statement
+        + b"\0"
+        + struct.pack("!HH", 0, len(values))
+        + parts
+        + struct.pack("!H", 0),
+    )
 
 
 def execute(portal: bytes) -> bytes:
@@ -107,14 +122,18 @@ class Conversation:
         while True:
             kind, length = _HEADER.unpack(self.wire.receive(_HEADER.size))
             if kind[0] not in _KINDS or not 4 <= length <= LARGEST:
-                raise CannotRebuild(f"{self.wire.peer} does not speak PostgreSQL's protocol (version 3)")
+                raise CannotRebuild(
+                    f"{self.wire.peer} does not speak PostgreSQL's protocol (version 3)"
+                )
             body = self.wire.receive(length - 4)
             if kind == b"S":
                 name, value = _texts(body, 2)
                 self.parameters[name] = value
             elif kind == b"A":
                 channel, payload = _texts(body[4:], 2)
-                self.notifications.append(Notification(channel, payload, int.from_bytes(body[:4], "big")))
+                self.notifications.append(
+                    Notification(channel, payload, int.from_bytes(body[:4], "big"))
+                )
             elif kind == b"N":
                 self.notices.append(str(ServerError(body)))
             elif kind == b"E":
@@ -128,7 +147,9 @@ class Conversation:
         self.wire.send(batch)
 
     def until_ready(self) -> tuple[list[tuple[bytes, bytes]], ServerError | None]:
-        """All messages up to ReadyForQuery, which must say that no transaction is open, and the error among them."""
+        """All messages up to ReadyForQuery, which must say that no transaction is open, and the
+        error among them.
+        """
         messages: list[tuple[bytes, bytes]] = []
         failed: ServerError | None = None
         while True:
@@ -142,14 +163,18 @@ class Conversation:
             if kind == b"Z":
                 self.owed = False
                 if body != b"I" and failed is None:
-                    raise CannotRebuild(f"{self.wire.peer}: a transaction is open where none should be")
+                    raise CannotRebuild(
+                        f"{self.wire.peer}: a transaction is open where none should be"
+                    )
                 return messages, failed
             if kind in b"GHW":
                 raise CannotRebuild(f"{self.wire.peer}: the session is in a COPY")
             messages.append((kind, body))
 
     def ask(self, statements: Sequence[bytes]) -> list[list[Row]]:
-        """The rows of each statement, in one round trip; leaves nothing behind in the session.  `ServerError`."""
+        """The rows of each statement, in one round trip; leaves nothing behind in the session.
+        `ServerError`.
+        """
         names = [f"_criuctl_{secrets.token_hex(8)}".encode() for _ in statements]
         out = b""
         for name, statement in zip(names, statements, strict=True):
@@ -176,7 +201,9 @@ class Conversation:
         return results
 
     def carry_out(self, batch: bytes, what: str) -> list[tuple[bytes, bytes]]:
-        """Send messages and a Sync; what they answered, or `CannotRebuild` / `PeerAway` saying `what` failed."""
+        """Send messages and a Sync; what they answered, or `CannotRebuild` / `PeerAway` saying
+        `what` failed.
+        """
         self.begin(batch + SYNC)
         messages, failed = self.until_ready()
         if failed is not None:

@@ -1,20 +1,25 @@
-"""Redis (and servers that speak like it): the session is learned beside the connection, and set up again on a new one.
+"""Redis (and servers that speak like it): the session is learned beside the connection, and set up
+again on a new one.
 
 What a session holds at the server, and what becomes of it:
 
     database, client name, RESP version, user    set up again (the password from the rule's secret)
-    library name and version, NO-EVICT,          set up again; where the server no longer has or allows it, told in
-    NO-TOUCH                                     the facts, nothing depends on it
+    library name and version, NO-EVICT,          set up again; where the server no longer has or
+    allows it, told in NO-TOUCH                                     the facts, nothing depends on it
     READONLY of a cluster's replica              set up again
-    CLIENT TRACKING                              only with ``stale_cache: true``: invalidations of the time between are
-                                                 lost, and nobody can tell the program's cache so; never with REDIRECT
-    MULTI, WATCH, subscriptions, MONITOR, a      cannot be rebuilt: other clients have gone on, or would have to be
-    command that blocks or is half sent,         answered for a time when nobody listened
-    replies turned off, TLS
+    CLIENT TRACKING                              only with ``stale_cache: true``: invalidations of
+    the time between are
+                                                 lost, and nobody can tell the program's cache so;
+                                                 never with REDIRECT
+    MULTI, WATCH, subscriptions, MONITOR, a      cannot be rebuilt: other clients have gone on, or
+    would have to be command that blocks or is half sent,         answered for a time when nobody
+    listened replies turned off, TLS
 
-`redis_look` says how that is learned without harm, and what ``ask: own`` means.  Options of a rule: ``user``, and
-``ask`` (``beside`` or ``own``), ``ask_user``, ``ask_secret`` for looking, ``watch: never`` for servers before 7.0 (which do
-not let us know of WATCH; the user vouches that the program does not use it), and ``stale_cache``.
+`redis_look` says how that is learned without harm, and what ``ask: own`` means.  Options of a rule:
+``user``, and
+``ask`` (``beside`` or ``own``), ``ask_user``, ``ask_secret`` for looking, ``watch: never`` for
+servers before 7.0 (which do not let us know of WATCH; the user vouches that the program does not
+use it), and ``stale_cache``.
 """
 
 from __future__ import annotations
@@ -60,7 +65,9 @@ class Redis:
 
     name = "redis"
 
-    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def inspect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         """See `base.ApplicationProtocol`."""
         _check_options(settings.options)
         try:
@@ -68,11 +75,16 @@ class Redis:
         except PeerAway as error:
             raise CannotRebuild(error.message, hint=error.hint) from error
 
-    def _inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def _inspect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         wire = Wire(sock, deadline, f"the server {record.peer}".rstrip())
         _at_rest(wire)
         options = settings.options
-        asking = options.get("ask_secret", settings.secret), options.get("ask_user", options.get("user", ""))
+        asking = (
+            options.get("ask_secret", settings.secret),
+            options.get("ask_user", options.get("user", "")),
+        )
         password = _secret(asking[0], deadline)
         place = look.place_of(sock, wire.peer)
         with look.beside(place, deadline) as second:
@@ -106,7 +118,8 @@ class Redis:
             "watch": watch,
             "last_command": row.text("cmd"),
         }
-        if not row.has("resp"):  # before 7.0; what we know by now allows a question on the program's connection
+        # before 7.0; what we know by now allows a question on the program's connection
+        if not row.has("resp"):
             with look.speaking(wire) as own:
                 session["resp"] = _resp_of(own)
         if "t" in row.text("flags"):
@@ -114,7 +127,9 @@ class Redis:
                 session |= _tracking(own)
         return session
 
-    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def reconnect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         """See `base.ApplicationProtocol`."""
         _check_options(settings.options)
         session = record.session
@@ -137,7 +152,9 @@ class Redis:
             _must(resp, "READONLY")
         if tracking:
             _must(resp, *_tracking_words(tracking))
-            facts["stale_cache"] = "invalidations between the dump and now are lost; the program's cache may be stale"
+            facts["stale_cache"] = (
+                "invalidations between the dump and now are lost; the program's cache may be stale"
+            )
         alive = resp.ask("PING")
         if isinstance(alive, ErrorReply) and alive.code != "NOPERM":
             raise _refusal(alive, "PING")
@@ -147,13 +164,16 @@ class Redis:
             facts["role_changed"] = f"the server was {was} and is {now} now"
         return {**facts, "db": db, "resp": protocol}
 
-    def _log_in(self, resp: Resp, user: str, protocol: int, settings: Settings, deadline: float) -> dict[str, Any]:
+    def _log_in(
+        self, resp: Resp, user: str, protocol: int, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         """As the session's user, or as the rule's if that is another."""
         known = str(settings.options.get("user", user))
         password = _secret(settings.secret, deadline)
         server: dict[str, Any] | None = None
         if user == "default" and known != "default":
-            # The rule knows another user's password; a session that had no need of it shall not gain that user's rights.
+            # The rule knows another user's password; a session that had no need of it shall not
+            # gain that user's rights.
             server = _as_default(resp, protocol)
             known = "default" if server is not None else known
         if server is None:
@@ -171,18 +191,26 @@ PROTOCOL = Redis()
 
 
 def _at_rest(wire: Wire) -> None:
-    """`CannotRebuild` unless nothing is on its way in either direction, as far as this side can see."""
+    """`CannotRebuild` unless nothing is on its way in either direction, as far as this side can
+    see.
+    """
     if unread := wire.unread():
         raise CannotRebuild(f"{unread} bytes from the server have not been read by the program")
     if wire.closed():
         raise CannotRebuild("the server has closed the connection")
     if wire.unsent() or wire.unanswered():
-        raise CannotRebuild("a command has not been answered: it is on its way, or it blocks, or replies are turned off")
+        raise CannotRebuild(
+            "a command has not been answered: it is on its way, or it blocks, or replies are "
+            "turned off"
+        )
 
 
 def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
-    """`CannotRebuild` if the session holds what cannot be set up again; else how WATCH was judged."""
-    row, flags = sight.row, sight.row.text("flags")  # `multi` means different things to different servers, the flag x does not
+    """`CannotRebuild` if the session holds what cannot be set up again; else how WATCH was
+    judged.
+    """
+    # `multi` means different things to different servers, the flag x does not
+    row, flags = sight.row, sight.row.text("flags")
     if not flags or not row.has("db"):
         raise CannotRebuild("the server does not tell what state the connection is in")
     if "b" in flags or "u" in flags:
@@ -192,7 +220,8 @@ def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
             raise CannotRebuild(state)
     if channels := sum(row.number(name) for name in ("sub", "psub", "ssub")):
         raise CannotRebuild(f"it has {channels} subscriptions")
-    if options.get("ask") != "own" and (row.number("qbuf") or row.number("argv-mem")):  # else it is our own question
+    # else it is our own question
+    if options.get("ask") != "own" and (row.number("qbuf") or row.number("argv-mem")):
         raise CannotRebuild("a command is half sent")
     if row.number("oll") or row.number("omem"):
         raise CannotRebuild("answers wait at the server")
@@ -201,7 +230,9 @@ def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
     if "t" in flags and not options.get("stale_cache"):
         raise _stale()
     if row.number("redir", -1) > 0:
-        raise CannotRebuild("its invalidations are redirected to another connection (CLIENT TRACKING REDIRECT)")
+        raise CannotRebuild(
+            "its invalidations are redirected to another connection (CLIENT TRACKING REDIRECT)"
+        )
     watching = look.watching(sight)
     if watching:
         raise CannotRebuild("WATCH is in force")
@@ -209,7 +240,8 @@ def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
         if options.get("watch") != "never":
             version = sight.server.get("version", "before 6")
             raise CannotRebuild(
-                f"this server (Redis {version}) does not let us know whether WATCH is in force (option watch)",
+                f"this server (Redis {version}) does not let us know whether WATCH is in force "
+                "(option watch)",
                 hint="If the program does not use WATCH, say `watch: never` in the rule.",
             )
         return "none, by the rule"
@@ -218,13 +250,16 @@ def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
 
 def _stale() -> CannotRebuild:
     return CannotRebuild(
-        "it has CLIENT TRACKING on, and what is invalidated meanwhile would stay in the program's cache (option stale_cache)",
+        "it has CLIENT TRACKING on, and what is invalidated meanwhile would stay in the "
+        "program's cache (option stale_cache)",
         hint="If the program can live with that, say `stale_cache: true` in the rule.",
     )
 
 
 def _resp_of(own: Resp) -> int:
-    """The RESP version, which servers before 7.0 tell only those who speak it, asked on the program's connection."""
+    """The RESP version, which servers before 7.0 tell only those who speak it, asked on the
+    program's connection.
+    """
     answer = own.ask("HELLO")
     if not isinstance(answer, ErrorReply):
         told = as_map(answer).get("proto")
@@ -232,7 +267,9 @@ def _resp_of(own: Resp) -> int:
             return int(told)
     elif answer.text.startswith(_NO_SUCH_COMMAND):
         return 2  # Redis 5
-    else:  # Redis 6.0 wants to be told a version; but what is text to people has a type of its own in RESP3
+    # Redis 6.0 wants to be told a version; but what is text to people has a type of its own in
+    # RESP3
+    else:
         own.ask("CLIENT", "LIST")
         if own.kind in "$=":
             return 3 if own.kind == "=" else 2
@@ -243,10 +280,18 @@ def _tracking(own: Resp) -> dict[str, Any]:
     """The options of CLIENT TRACKING, asked on the program's connection: only it is told them."""
     told = as_map(own.ask("CLIENT", "TRACKINGINFO"))
     flags, prefixes = told.get("flags"), told.get("prefixes")
-    if not isinstance(flags, list) or not isinstance(prefixes, list) or not all(isinstance(p, str) for p in prefixes):
+    if (
+        not isinstance(flags, list)
+        or not isinstance(prefixes, list)
+        or not all(isinstance(p, str) for p in prefixes)
+    ):
         raise CannotRebuild("the options of CLIENT TRACKING cannot be learned from this server")
     if {"caching-yes", "caching-no", "broken_redirect"} & {str(flag) for flag in flags}:
-        raise CannotRebuild("CLIENT CACHING is set for the next command, or the redirection of CLIENT TRACKING is broken")
+        raise CannotRebuild(
+            "CLIENT CACHING is set for the next command, or the redirection of CLIENT "
+            "TRACKING is "
+            "broken"
+        )
     chosen = {name: name in flags for name in ("bcast", "optin", "optout", "noloop")}
     found: dict[str, Any] = {"tracking": {**chosen, "prefixes": sorted(prefixes)}}
     if own.pushes:
@@ -261,18 +306,24 @@ def _enter(resp: Resp, user: str, password: str | None, protocol: int) -> dict[s
     """Log in and agree on the protocol; what the server says of itself."""
     if password is not None:
         answer = resp.ask("AUTH", user, password) if user else resp.ask("AUTH", password)
-        if isinstance(answer, ErrorReply) and not any(words in answer.text for words in _NO_PASSWORD_SET):
+        if isinstance(answer, ErrorReply) and not any(
+            words in answer.text for words in _NO_PASSWORD_SET
+        ):
             raise _refusal(answer, "AUTH")
     server, error = look.about_server(resp, protocol)
     # Redis 5 has no HELLO, and Redis 6.0 asks for the right to it; who speaks RESP2 can do without.
-    if error is not None and not (protocol == 2 and (error.text.startswith(_NO_SUCH_COMMAND) or error.code == "NOPERM")):
+    if error is not None and not (
+        protocol == 2 and (error.text.startswith(_NO_SUCH_COMMAND) or error.code == "NOPERM")
+    ):
         raise _refusal(error, f"HELLO {protocol}")
     return server
 
 
 def _adorn(resp: Resp, session: Mapping[str, Any]) -> dict[str, Any]:
     """What no program depends on: told, where the server does not have or allow it."""
-    name, lib_name, lib_ver = (_field(session, key, str, "") for key in ("name", "lib_name", "lib_ver"))
+    name, lib_name, lib_ver = (
+        _field(session, key, str, "") for key in ("name", "lib_name", "lib_ver")
+    )
     wishes: list[tuple[bool, tuple[str, ...]]] = [
         (bool(name), ("CLIENT", "SETNAME", name)),
         (bool(lib_name), ("CLIENT", "SETINFO", "LIB-NAME", lib_name)),
@@ -281,12 +332,18 @@ def _adorn(resp: Resp, session: Mapping[str, Any]) -> dict[str, Any]:
         (session.get("no_touch") is True, ("CLIENT", "NO-TOUCH", "ON")),
     ]
     answers = [(words, resp.ask(*words)) for wanted, words in wishes if wanted]
-    refused = [f"{' '.join(words[:2])}: {answer.text}" for words, answer in answers if isinstance(answer, ErrorReply)]
+    refused = [
+        f"{' '.join(words[:2])}: {answer.text}"
+        for words, answer in answers
+        if isinstance(answer, ErrorReply)
+    ]
     return {"left_out": refused} if refused else {}
 
 
 def _as_default(resp: Resp, protocol: int) -> dict[str, Any] | None:
-    """What the server says of itself to whoever comes without a password; None if it wants one, or cannot tell (Redis 5)."""
+    """What the server says of itself to whoever comes without a password; None if it wants one, or
+    cannot tell (Redis 5).
+    """
     server, error = look.about_server(resp, protocol)
     if error is None:
         return server
@@ -302,7 +359,9 @@ def _must(resp: Resp, *words: str | int) -> None:
 
 
 def _refusal(error: ErrorReply, command: str) -> CriuctlError:
-    """What an error means: worth another try, or not.  No password is ever part of a server's error."""
+    """What an error means: worth another try, or not.  No password is ever part of a server's
+    error.
+    """
     if error.code in _AWAY or "max number of clients" in error.text:
         return PeerAway(f"the server answers {error.text[:200]}")
     hint = ""
@@ -322,7 +381,11 @@ def _tracking_words(tracking: Any) -> list[str]:
     if not isinstance(tracking, dict):
         raise CannotRebuild("the record of the session makes no sense")
     words = ["CLIENT", "TRACKING", "ON"]
-    words += [name.upper() for name in ("bcast", "optin", "optout", "noloop") if tracking.get(name) is True]
+    words += [
+        name.upper()
+        for name in ("bcast", "optin", "optout", "noloop")
+        if tracking.get(name) is True
+    ]
     for prefix in tracking.get("prefixes") or ():
         words += ["PREFIX", str(prefix)]
     return words
@@ -341,7 +404,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
         allowed = _OPTIONS.get(name)
         if allowed is None:
             raise CannotRebuild(
-                f"the rule has an option that redis does not know: {name}", hint=f"It knows {', '.join(_OPTIONS)}."
+                f"the rule has an option that redis does not know: {name}",
+                hint=f"It knows {', '.join(_OPTIONS)}.",
             )
         if not (value in allowed if isinstance(allowed, tuple) else isinstance(value, allowed)):
             what = " or ".join(allowed) if isinstance(allowed, tuple) else "of another type"

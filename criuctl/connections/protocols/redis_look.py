@@ -1,18 +1,20 @@
 """Finding out what a Redis server holds for a connection without saying a word on it.
 
-A word on the program's own connection may do harm that cannot be undone.  In a transaction it is queued and
-becomes part of the program's own EXEC; while a command blocks (BLPOP, XREAD) it is answered when nobody of us
-listens any more, and the program takes that answer for its own; a subscriber's messages mix with the answer.  And
-which of these states holds is just what is not known yet.  So a second connection to the same server, made by us in
-the net namespace of the program's socket, asks CLIENT LIST and takes the line of the program's connection: by
-``addr=``, which is the program's local address, or for a unix socket by ``fd=``, which is the server's descriptor of
-the other end (the kernel tells which).  Logging in comes first, and by the time that has been answered, the server
-has run whatever had reached its kernel before.
+A word on the program's own connection may do harm that cannot be undone.  In a transaction it is
+queued and becomes part of the program's own EXEC; while a command blocks (BLPOP, XREAD) it is
+answered when nobody of us listens any more, and the program takes that answer for its own; a
+subscriber's messages mix with the answer.  And which of these states holds is just what is not
+known yet.  So a second connection to the same server, made by us in the net namespace of the
+program's socket, asks CLIENT LIST and takes the line of the program's connection: by ``addr=``,
+which is the program's local address, or for a unix socket by ``fd=``, which is the server's
+descriptor of the other end (the kernel tells which).  Logging in comes first, and by the time that
+has been answered, the server has run whatever had reached its kernel before.
 
-``ask: own`` in the rule is for where that is forbidden (ACL) or blind (an address translation or a proxy between):
-the user vouches that the program never leaves a transaction, a blocking command or a subscription open, and
-CLIENT INFO goes over the program's connection.  That the peer speaks plain Redis is still found out beside it, and a
-request of the program's that is not answered yet keeps us from asking.
+``ask: own`` in the rule is for where that is forbidden (ACL) or blind (an address translation or a
+proxy between): the user vouches that the program never leaves a transaction, a blocking command or
+a subscription open, and CLIENT INFO goes over the program's connection.  That the peer speaks plain
+Redis is still found out beside it, and a request of the program's that is not answered yet keeps us
+from asking.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ from .base import CannotRebuild, PeerAway
 from .redis_wire import ErrorReply, NotRedis, Resp, as_map
 from .wire import Wire
 
-#: Bytes that the headers of strings and their rounding may make a client's memory differ by; a watched key takes 56 or more.
+#: Bytes that the headers of strings and their rounding may make a client's memory differ by; a
+# watched key takes 56 or more.
 _NOISE = 24
 
 
 class Row(Struct, frozen=True):
-    """One client as CLIENT LIST and CLIENT INFO tell it; versions differ in which fields there are."""
+    """One client as CLIENT LIST and CLIENT INFO tell it; versions differ in which fields there
+    are.
+    """
 
     fields: Mapping[str, str]
 
@@ -52,7 +57,9 @@ class Row(Struct, frozen=True):
         if not value:
             return default
         if not re.fullmatch(r"-?\d{1,18}", value):
-            raise CannotRebuild(f"the server tells {name}={value[:40]!r} of the connection, which is no number")
+            raise CannotRebuild(
+                f"the server tells {name}={value[:40]!r} of the connection, which is no number"
+            )
         return int(value)
 
     def has(self, name: str) -> bool:
@@ -80,7 +87,8 @@ class Place(Struct, frozen=True):
     sock: socket.socket
     name: str  # for messages
     peer: Any  # what connect(2) takes; a path is the server's
-    end: tuple[int, int] | None = None  # of a unix socket: the server's PID and descriptor, None if nobody has it
+    # of a unix socket: the server's PID and descriptor, None if nobody has it
+    end: tuple[int, int] | None = None
 
     @property
     def unix(self) -> bool:
@@ -96,7 +104,9 @@ def place_of(sock: socket.socket, name: str) -> Place:
             return Place(sock, name, peer)
         inode = sockdiag.unix_peer(sock)
     except OSError as error:
-        raise CannotRebuild(f"the other end of the connection cannot be told: {error.strerror}") from error
+        raise CannotRebuild(
+            f"the other end of the connection cannot be told: {error.strerror}"
+        ) from error
     return Place(sock, name, peer, outside_holders([inode]).get(inode) if inode else None)
 
 
@@ -112,7 +122,9 @@ def beside(place: Place, deadline: float) -> Iterator[Resp]:
             second.connect(address)
         except OSError as error:
             reason = error.strerror or "no answer in time"
-            raise PeerAway(f"a second connection to {place.name} cannot be made: {reason}") from error
+            raise PeerAway(
+                f"a second connection to {place.name} cannot be made: {reason}"
+            ) from error
         yield Resp(Wire(second, deadline, place.name))
 
 
@@ -122,9 +134,14 @@ def _address(place: Place) -> Iterator[Any]:
         yield place.peer
         return
     if place.end is None:
-        raise CannotRebuild("the server has not accepted the connection yet, or its process cannot be seen from here")
+        raise CannotRebuild(
+            "the server has not accepted the connection yet, or its process cannot be seen "
+            "from "
+            "here"
+        )
     try:
-        path = connecting.inside_root(place.end[0], place.peer)  # as the server knows it: it has made it
+        # as the server knows it: it has made it
+        path = connecting.inside_root(place.end[0], place.peer)
     except OSError as error:
         raise PeerAway(f"the socket {place.peer} cannot be found: {error.strerror}") from error
     try:
@@ -137,7 +154,9 @@ def _same_namespace(sock: socket.socket) -> socket.socket:
     try:
         return sockdiag.socket_beside(sock)
     except OSError as error:
-        raise CannotRebuild(f"the net namespace of the connection cannot be entered: {error.strerror}") from error
+        raise CannotRebuild(
+            f"the net namespace of the connection cannot be entered: {error.strerror}"
+        ) from error
 
 
 # -- which line is ours ---------------------------------------------------------------------------
@@ -152,32 +171,40 @@ def _marks(place: Place) -> list[str]:
     plain = sockdiag.plain_host(host)
     names = {f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in (host, plain)}
     if ":" not in plain:
-        names.add(f"[::ffff:{plain}]:{port}")  # a server that listens on both families with one socket
+        # a server that listens on both families with one socket
+        names.add(f"[::ffff:{plain}]:{port}")
     return [f" addr={name} " for name in sorted(names)]
 
 
 def _only_line(listing: Any, marks: list[str], unix: bool) -> str:
     if isinstance(listing, ErrorReply):
         raise CannotRebuild(
-            f"the server does not let us look at its clients (options ask_user, ask): {listing.text}",
-            hint="Name a user who may run CLIENT LIST (ask_user and ask_secret in the rule), or, if the program never leaves "
+            "the server does not let us look at its clients (options ask_user, ask): "
+            f"{listing.text}",
+            hint="Name a user who may run CLIENT LIST (ask_user and ask_secret in the rule), or, "
+            "if the program never leaves "
             "a transaction, a blocking command or a subscription open, `ask: own`.",
         )
     if not isinstance(listing, str):
         raise CannotRebuild("the server answers CLIENT LIST with something else than text")
-    lines = [line for line in _lines(listing, marks) if not unix or "U" in parse(line).text("flags")]
+    lines = [
+        line for line in _lines(listing, marks) if not unix or "U" in parse(line).text("flags")
+    ]
     if len(lines) == 1:
         return lines[0]
     seen, mark = "several clients" if lines else "no client", marks[0].strip() if marks else "?"
     raise CannotRebuild(
         f"the server lists {seen} with the address of the connection, {mark} (option ask)",
-        hint="Is there a proxy or an address translation between? If the program never leaves a transaction, a blocking "
+        hint="Is there a proxy or an address translation between? If the program never leaves a "
+        "transaction, a blocking "
         "command or a subscription open, say `ask: own` in the rule.",
     )
 
 
 def _lines(listing: str, marks: list[str]) -> Iterator[str]:
-    """The lines that contain one of `marks`; listings are long and most of their lines are somebody else's."""
+    """The lines that contain one of `marks`; listings are long and most of their lines are somebody
+    else's.
+    """
     for mark in marks:
         at = listing.find(mark)
         while at >= 0:
@@ -190,11 +217,17 @@ def _lines(listing: str, marks: list[str]) -> Iterator[str]:
 
 
 def look_beside(place: Place, second: Resp, idle: Resp | None, server: dict[str, Any]) -> Sight:
-    """The program's line of CLIENT LIST, asked over `second`; `idle` is one more connection of ours, to compare with."""
+    """The program's line of CLIENT LIST, asked over `second`; `idle` is one more connection of
+    ours, to compare with.
+    """
     number = idle.ask("CLIENT", "ID") if idle is not None else None
     listing = second.ask("CLIENT", "LIST")
     row = parse(_only_line(listing, _marks(place), place.unix))
-    ours = parse(next(_lines(f"\n{listing}", [f"\nid={number} "]), "").strip()) if isinstance(number, int) else None
+    ours = (
+        parse(next(_lines(f"\n{listing}", [f"\nid={number} "]), "").strip())
+        if isinstance(number, int)
+        else None
+    )
     targets = frozenset(int(found) for found in re.findall(r" redir=(\d{1,18})\b", listing))
     return Sight(row, server, ours, targets)
 
@@ -204,12 +237,15 @@ def must_be_plain(second: Resp) -> None:
     try:
         second.ask("PING")
     except PeerAway as error:
-        raise CannotRebuild(f"a question in plain text, beside the session, got no answer (TLS?): {error.message}") from error
+        raise CannotRebuild(
+            f"a question in plain text, beside the session, got no answer (TLS?): {error.message}"
+        ) from error
 
 
 @contextmanager
 def speaking(wire: Wire) -> Iterator[Resp]:
-    """Questions on the program's own connection.  One that is not answered in time costs the connection:
+    """Questions on the program's own connection.  One that is not answered in time costs the
+    connection:
 
     whatever came later would be taken for the answer to the program's next question.
     """
@@ -218,16 +254,25 @@ def speaking(wire: Wire) -> Iterator[Resp]:
     except (PeerAway, NotRedis) as error:
         with suppress(OSError):
             wire.sock.shutdown(socket.SHUT_RDWR)
-        raise CannotRebuild(f"asked on its own connection, {error.message}; the connection was closed") from error
+        raise CannotRebuild(
+            f"asked on its own connection, {error.message}; the connection was closed"
+        ) from error
 
 
 def look_own(own: Resp, server: dict[str, Any]) -> Sight:
-    """CLIENT INFO over the program's connection; only where the user vouches for it (see the module's text)."""
+    """CLIENT INFO over the program's connection; only where the user vouches for it (see the
+    module's text).
+    """
     answer = own.ask("CLIENT", "INFO")
     if answer == "QUEUED":
-        raise CannotRebuild("a transaction is open, and CLIENT INFO is part of it now, as `ask: own` allowed")
+        raise CannotRebuild(
+            "a transaction is open, and CLIENT INFO is part of it now, as `ask: own` allowed"
+        )
     if isinstance(answer, ErrorReply) or not isinstance(answer, str):
-        raise CannotRebuild(f"CLIENT INFO was refused: {answer.text if isinstance(answer, ErrorReply) else 'no text'}")
+        raise CannotRebuild(
+            "CLIENT INFO was refused: "
+            f"{answer.text if isinstance(answer, ErrorReply) else 'no text'}"
+        )
     row = parse(answer)
     if not row.has("resp"):
         row = Row({**row.fields, "resp": "3" if own.kind == "=" else "2"})
@@ -237,8 +282,8 @@ def look_own(own: Resp, server: dict[str, Any]) -> Sight:
 def watching(sight: Sight) -> bool | None:
     """Whether WATCH is in force; None if this server does not let us know.
 
-    Redis 7.4 tells it.  7.0 and 7.2 do not, but count the watched keys in ``tot-mem``; an idle connection of ours,
-    which watches nothing, is what it is compared with.
+    Redis 7.4 tells it.  7.0 and 7.2 do not, but count the watched keys in ``tot-mem``; an idle
+    connection of ours, which watches nothing, is what it is compared with.
     """
     row, ours = sight.row, sight.ours
     if row.has("watch"):
@@ -251,7 +296,8 @@ def watching(sight: Sight) -> bool | None:
         return None
     if abs(_own_memory(row) - _own_memory(ours)) <= _NOISE:
         return False
-    return None if "B" in row.text("flags") else True  # prefixes of CLIENT TRACKING are counted there too
+    # prefixes of CLIENT TRACKING are counted there too
+    return None if "B" in row.text("flags") else True
 
 
 def _own_memory(row: Row) -> int:
@@ -266,4 +312,8 @@ def about_server(resp: Resp, protocol: int = 2) -> tuple[dict[str, Any], ErrorRe
     if isinstance(answer, ErrorReply):
         return {}, answer
     told = as_map(answer)
-    return {key: told[key] for key in ("server", "version", "mode", "role") if isinstance(told.get(key), str)}, None
+    return {
+        key: told[key]
+        for key in ("server", "version", "mode", "role")
+        if isinstance(told.get(key), str)
+    }, None

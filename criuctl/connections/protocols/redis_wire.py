@@ -1,9 +1,10 @@
 """RESP2 and RESP3, Redis's wire format, as far as asking questions and reading answers needs it.
 
-`Resp.ask` sends one command and reads exactly its answer.  What the server pushes without being asked (RESP3
-type ``>``) and attributes (``|``) are passed over and counted: on the program's own connection they are lost to the
-program, so whoever asks there must look at `pushes`.  Answers of servers are data from outside: sizes, depth and
-numbers of elements are bounded, and whatever is no RESP is `NotRedis`, which tells TLS apart by its first byte.
+`Resp.ask` sends one command and reads exactly its answer.  What the server pushes without being
+asked (RESP3 type ``>``) and attributes (``|``) are passed over and counted: on the program's own
+connection they are lost to the program, so whoever asks there must look at `pushes`.  Answers of
+servers are data from outside: sizes, depth and numbers of elements are bounded, and whatever is no
+RESP is `NotRedis`, which tells TLS apart by its first byte.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Resp:
     def _value(self, depth: int) -> tuple[str, Any]:
         self._elements += 1
         if depth > _DEEPEST or self._elements > _MOST:
-            raise NotRedis(f"{self.wire.peer} sent an answer that no Redis sends: too deep or too long")
+            raise NotRedis(
+                f"{self.wire.peer} sent an answer that no Redis sends: too deep or too long"
+            )
         first = self.wire.peek(1)
         if first and first[0] not in b"+-:$*_#,(=%~>!|":
             how = "TLS" if first[0] in _TLS_RECORDS else "something else"
@@ -88,7 +91,8 @@ class Resp:
             body = self.wire.receive(size + 2)
             if body[-2:] != b"\r\n":
                 raise NotRedis(f"{self.wire.peer} sent an answer of another length than announced")
-            text = _text(body[4:-2] if kind == "=" else body[:-2])  # verbatim strings begin with "txt:"
+            # verbatim strings begin with "txt:"
+            text = _text(body[4:-2] if kind == "=" else body[:-2])
             return kind, ErrorReply(text) if kind == "!" else text
         if kind in "%|":
             return kind, self._map(size, depth)
@@ -112,7 +116,9 @@ def _text(data: bytes) -> str:
 def command(*words: str | int) -> bytes:
     """One command as RESP: an array of bulk strings, so no word can end another."""
     parts = [str(word).encode("utf-8", "surrogateescape") for word in words]
-    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+    return b"*%d\r\n" % len(parts) + b"".join(
+        b"$%d\r\n%s\r\n" % (len(part), part) for part in parts
+    )
 
 
 def as_map(answer: Any) -> dict[str, Any]:

@@ -1,16 +1,18 @@
-"""Connecting only: for protocols that keep nothing for a session, such as HTTP keep-alive or memcached.
+"""Connecting only: for protocols that keep nothing for a session, such as HTTP keep-alive or
+memcached.
 
 Options of a rule:
 
 - ``preamble``: text, or ``{base64: ...}``, sent on the new connection before the program goes on;
-- ``expect``: a regular expression (bytes, matched from the beginning) or ``{base64: ...}`` (exactly these bytes), which
-  the peer must answer; whatever the peer says that is not part of it would be read by the program, so it is a failure;
+- ``expect``: a regular expression (bytes, matched from the beginning) or ``{base64: ...}`` (exactly
+  these bytes), which the peer must answer; whatever the peer says that is not part of it would be
+  read by the program, so it is a failure;
 - ``within``: seconds for the answer (5);
 - ``one_way``: the program does not wait for answers to what it sends.
 
-There is no session, so there is nothing to ask; that the program can go on without one is the rule's claim.  But a program
-that waits for an answer would wait for ever on a new connection, so one that has sent last is not connected again
-unless it is ``one_way``.
+There is no session, so there is nothing to ask; that the program can go on without one is the
+rule's claim.  But a program that waits for an answer would wait for ever on a new connection, so
+one that has sent last is not connected again unless it is ``one_way``.
 """
 
 from __future__ import annotations
@@ -37,18 +39,31 @@ class Tcp:
 
     name = "tcp"
 
-    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
-        """See `base.ApplicationProtocol`; all there is to learn is whether the program waits for an answer."""
+    def inspect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
+        """See `base.ApplicationProtocol`; all there is to learn is whether the program waits for an
+        answer.
+        """
         _options(settings.options)
         stream = sock.type == socket.SOCK_STREAM
-        if stream and not settings.options.get("one_way") and Wire(sock, deadline, record.peer).unanswered():
+        if (
+            stream
+            and not settings.options.get("one_way")
+            and Wire(sock, deadline, record.peer).unanswered()
+        ):
             raise CannotRebuild(
                 "the program has sent something that was not answered yet",
-                hint="If it does not wait for answers, say `one_way: true` in the options of the rule.",
+                hint=(
+                    "If it does not wait for answers, say `one_way: true` in the options of the "
+                    "rule."
+                ),
             )
         return {}
 
-    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def reconnect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         """See `base.ApplicationProtocol`."""
         preamble, expect, within = _options(settings.options)
         wire = Wire(sock, min(deadline, time.monotonic() + within), record.peer)
@@ -82,7 +97,8 @@ def _await(wire: Wire, expect: re.Pattern[bytes] | bytes) -> int:
             if size == 1:
                 raise
             raise PeerAway(
-                f"{wire.peer} did not answer what the rule expects: {wire.unread()} bytes came, which are not it"
+                f"{wire.peer} did not answer what the rule expects: {wire.unread()} bytes came, "
+                "which are not it"
             ) from error
         found = expect.match(seen)
         if found is not None and (found.end() < len(seen) or wire.unread() <= len(seen)):
@@ -98,7 +114,10 @@ def _await(wire: Wire, expect: re.Pattern[bytes] | bytes) -> int:
 def _options(options: Mapping[str, Any]) -> tuple[bytes, re.Pattern[bytes] | bytes | None, float]:
     for key in options:
         if key not in _KNOWN:
-            raise CannotRebuild(f"the rule has an option that tcp does not know: {key}", hint=f"It knows {', '.join(_KNOWN)}.")
+            raise CannotRebuild(
+                f"the rule has an option that tcp does not know: {key}",
+                hint=f"It knows {', '.join(_KNOWN)}.",
+            )
     within = options.get("within", _WITHIN)
     if isinstance(within, bool) or not isinstance(within, int | float) or within <= 0:
         raise CannotRebuild("the rule's option within must be a number of seconds")
@@ -107,9 +126,15 @@ def _options(options: Mapping[str, Any]) -> tuple[bytes, re.Pattern[bytes] | byt
     expect = options.get("expect")
     if isinstance(expect, str):
         try:
-            return _bytes(options.get("preamble", ""), "preamble"), re.compile(expect.encode(), re.DOTALL), float(within)
+            return (
+                _bytes(options.get("preamble", ""), "preamble"),
+                re.compile(expect.encode(), re.DOTALL),
+                float(within),
+            )
         except re.error as error:
-            raise CannotRebuild(f"the rule's option expect is not a regular expression: {error}") from error
+            raise CannotRebuild(
+                f"the rule's option expect is not a regular expression: {error}"
+            ) from error
     exactly = None if expect is None else _bytes(expect, "expect")
     return _bytes(options.get("preamble", ""), "preamble"), exactly, float(within)
 

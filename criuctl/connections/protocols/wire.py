@@ -1,9 +1,10 @@
 """Bytes on a borrowed socket: what every protocol here reads and writes with.
 
-The socket is a duplicate of the program's own, so `Wire` leaves its file status flags alone (O_NONBLOCK belongs
-to the open file, which the program shares): each call passes MSG_DONTWAIT and waits with poll, until a deadline.
-It keeps no buffer: a byte that nobody asked for stays in the socket's queue, where the program finds it.  Lines
-are found by peeking.  All trouble is `PeerAway`: trying again on a new connection may help; who knows better says so.
+The socket is a duplicate of the program's own, so `Wire` leaves its file status flags alone
+(O_NONBLOCK belongs to the open file, which the program shares): each call passes MSG_DONTWAIT and
+waits with poll, until a deadline.  It keeps no buffer: a byte that nobody asked for stays in the
+socket's queue, where the program finds it.  Lines are found by peeking.  All trouble is `PeerAway`:
+trying again on a new connection may help; who knows better says so.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ _PEEK = 1 << 16
 _TCP_INFO = 160  # bytes of struct tcp_info that are looked at
 #: No answer that a protocol here asks for is larger; a peer that claims so is broken or hostile.
 LARGEST = 64 << 20
-#: No conversation takes more, all answers together: a peer that never stops talking is one, too, and its words are kept.
+#: No conversation takes more, all answers together: a peer that never stops talking is one, too,
+# and its words are kept.
 MOST = 4 * LARGEST
 
 
 class Wire:
-    """One conversation on a borrowed, connected stream socket; `deadline` is of `time.monotonic`."""
+    """One conversation on a borrowed, connected stream socket; `deadline` is of
+    `time.monotonic`.
+    """
 
     def __init__(self, sock: socket.socket, deadline: float, peer: str = "the peer") -> None:
         self.sock = sock
@@ -63,7 +67,9 @@ class Wire:
         return bytes(found)
 
     def line(self, end: bytes = b"\n", limit: int = 1 << 16) -> bytes:
-        """The bytes up to and with `end`; what follows stays in the queue.  At most `limit` bytes."""
+        """The bytes up to and with `end`; what follows stays in the queue.  At most `limit`
+        bytes.
+        """
         found = bytearray()
         while len(found) < limit:
             seen = self._receive(min(_PEEK, limit - len(found)), socket.MSG_PEEK)
@@ -78,12 +84,15 @@ class Wire:
         raise PeerAway(f"{self.peer} sent a line of more than {limit} bytes")
 
     def peek(self, size: int) -> bytes:
-        """The next `size` bytes, left in the queue; fewer if the peer has closed.  Waits until they are there."""
+        """The next `size` bytes, left in the queue; fewer if the peer has closed.  Waits until they
+        are there.
+        """
         while True:
             seen = self._receive(size, socket.MSG_PEEK)
             if len(seen) >= size or not seen or self.closed():
                 return seen
-            # Level-triggered poll would return at once for the bytes that are there: wait for more by time.
+            # Level-triggered poll would return at once for the bytes that are there: wait for more
+            # by time.
             if time.monotonic() >= self.deadline:
                 raise PeerAway(f"{self.peer} did not answer in time")
             time.sleep(0.002)
@@ -100,18 +109,27 @@ class Wire:
         """Whether the peer has closed its side, or the connection is broken."""
         poller = select.poll()
         poller.register(self.sock, select.POLLRDHUP)
-        return any(flags & (select.POLLRDHUP | select.POLLHUP | select.POLLERR) for _, flags in poller.poll(0))
+        return any(
+            flags & (select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+            for _, flags in poller.poll(0)
+        )
 
     def unanswered(self) -> bool:
-        """Whether the last that happened on a TCP connection is that this side sent, a clock tick (1 to 10 ms) or more ago.
+        """Whether the last that happened on a TCP connection is that this side sent, a clock tick
+        (1 to 10 ms) or more ago.
 
-        True for a request in flight.  Of what happened within one tick, and of unix sockets, nothing is known: False.
+        True for a request in flight.  Of what happened within one tick, and of unix sockets,
+        nothing is known: False.
         """
         if self.sock.family == socket.AF_UNIX:
             return False
-        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO).ljust(_TCP_INFO, b"\0")
-        sent, _, received = struct.unpack_from("=III", info, 44)  # tcpi_last_data_sent, last_ack_sent, last_data_recv: ms ago
-        (segments,) = struct.unpack_from("=I", info, 156)  # tcpi_data_segs_out; none: no time of sending means anything
+        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO).ljust(
+            _TCP_INFO, b"\0"
+        )
+        # tcpi_last_data_sent, last_ack_sent, last_data_recv: ms ago
+        sent, _, received = struct.unpack_from("=III", info, 44)
+        # tcpi_data_segs_out; none: no time of sending means anything
+        (segments,) = struct.unpack_from("=I", info, 156)
         return bool(segments and sent < received)
 
     def arrives(self, seconds: float) -> bool:

@@ -31,7 +31,8 @@ PASSES = "It passes by itself"  # so begins the remedy of what does
 _TRANSIENT = f"{PASSES}: try again."
 
 MPTCP_HINT = (
-    "Start the program without Multipath TCP: by `criuctl run`, which refuses it (programs take TCP instead); for a Go program "
+    "Start the program without Multipath TCP: by `criuctl run`, which refuses it (programs take "
+    "TCP instead); for a Go program "
     "with GODEBUG=multipathtcp=0 in its environment; or after `sysctl net.mptcp.enabled=0`."
 )
 
@@ -45,7 +46,11 @@ def check_sockets(scene: Scene) -> Iterator[Finding]:
     strangers = [s for s in scene.sockets if s.socket.family == "unix" and s.where is Peer.OUTSIDE]
     yield from untaken(scene.sockets)
     yield from _peer_credentials(scene)
-    owners = outside_holders([s.peer_inode or s.socket.peer_inode for s in strangers], scene.by_pid) if strangers else {}
+    owners = (
+        outside_holders([s.peer_inode or s.socket.peer_inode for s in strangers], scene.by_pid)
+        if strangers
+        else {}
+    )
     for s in scene.sockets:
         kernel = s.socket
         protocol, program = _asked(s)
@@ -53,7 +58,8 @@ def check_sockets(scene: Scene) -> Iterator[Finding]:
             yield _error(
                 s,
                 "socket-filter",
-                f"a BPF program (SO_ATTACH_BPF) filters what the {kernel.protocol or kernel.family} socket receives; CRIU, which "
+                "a BPF program (SO_ATTACH_BPF) filters what the "
+                f"{kernel.protocol or kernel.family} socket receives; CRIU, which "
                 "saves classic filters, cannot read it",
                 "Have the program detach it before the dump.",
             )
@@ -88,7 +94,9 @@ def borrowed(s: TreeSocket) -> Iterator[socket.socket]:
 
 
 def _asked(s: TreeSocket) -> tuple[int, bool]:
-    """The number of its protocol, and whether it has a filter that cannot be read, in the socket's own words."""
+    """The number of its protocol, and whether it has a filter that cannot be read, in the socket's
+    own words.
+    """
     try:
         with borrowed(s) as duplicate:
             try:
@@ -104,7 +112,8 @@ def _foreign_namespace(s: TreeSocket) -> Finding:
     return _error(
         s,
         "net-namespace",
-        f"the {s.socket.protocol or s.socket.family} socket belongs to a net namespace that no process of the tree is in",
+        f"the {s.socket.protocol or s.socket.family} socket belongs to a net namespace that no "
+        "process of the tree is in",
         "Have the program open its sockets in the namespace that it runs in.",
     )
 
@@ -115,7 +124,12 @@ def _internet(s: TreeSocket, number: int) -> Iterator[Finding]:
     protocol = "mptcp" if number == _IPPROTO_MPTCP else kernel.protocol
     if kernel.type != "raw" and protocol not in _PROTOCOLS:
         hint = MPTCP_HINT if protocol == "mptcp" else "Have the program use TCP or UDP."
-        yield _error(s, "socket-protocol", f"a socket of protocol {protocol} is open, which CRIU cannot save", hint)
+        yield _error(
+            s,
+            "socket-protocol",
+            f"a socket of protocol {protocol} is open, which CRIU cannot save",
+            hint,
+        )
     elif kernel.type not in ("stream", "dgram", "raw"):
         yield _error(
             s,
@@ -129,36 +143,50 @@ def _internet(s: TreeSocket, number: int) -> Iterator[Finding]:
         yield _error(
             s,
             "corked-datagram",
-            f"a datagram is being put together (UDP_CORK), with {kernel.wqueue} bytes so far; CRIU cannot save that",
+            f"a datagram is being put together (UDP_CORK), with {kernel.wqueue} bytes so far; "
+            "CRIU cannot save that",
             f"{PASSES}, unless the program leaves the option on: try again.",
         )
 
 
 def _peer_credentials(scene: Scene) -> Iterator[Finding]:
-    """What SO_PEERCRED says of sockets with a name changes: CRIU makes both ends, and listens, as root and in one process.
+    """What SO_PEERCRED says of sockets with a name changes: CRIU makes both ends, and listens, as
+    root and in one process.
 
-    Pairs without a name are not told of: nobody asks who has the other end of what it has made itself.
+    Pairs without a name are not told of: nobody asks who has the other end of what it has made
+    itself.
     """
     taken_for_root: list[tuple[TreeSocket, int]] = []
     for s in scene.sockets:
         kernel = s.socket
         named = kernel.name or s.peer_name
-        if kernel.family == "unix" and kernel.type != "dgram" and named and (kernel.listening or s.where is Peer.INSIDE):
+        if (
+            kernel.family == "unix"
+            and kernel.type != "dgram"
+            and named
+            and (kernel.listening or s.where is Peer.INSIDE)
+        ):
             with suppress(NoSuchProcess, OSError), borrowed(s) as sock:
-                _pid, uid, gid = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                _pid, uid, gid = struct.unpack(
+                    "=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                )
                 if uid or gid:
                     taken_for_root.append((s, uid))
     if taken_for_root:
         first, uid = taken_for_root[0]
         names = list(dict.fromkeys(s.socket.name or s.peer_name for s, _uid in taken_for_root))
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        count = f"{len(taken_for_root)} unix sockets" if len(taken_for_root) > 1 else "a unix socket"
+        count = (
+            f"{len(taken_for_root)} unix sockets" if len(taken_for_root) > 1 else "a unix socket"
+        )
         yield Finding(
             "warning",
             "peer-credentials",
-            f"{count} of the tree will name root as the peer (SO_PEERCRED) after a restore, not user {uid}: "
+            f"{count} of the tree will name root as the peer (SO_PEERCRED) after a restore, not "
+            f"user {uid}: "
             f"{', '.join(names[:_NAMED])}{more}",
-            "Who asked before is not concerned. A server that grants root more, and clients that check their server's user, are: "
+            "Who asked before is not concerned. A server that grants root more, and clients that "
+            "check their server's user, are: "
             "have them connect again, or the server listen again, after the restore.",
             pid=first.pid,
             fd=first.fd,
@@ -187,20 +215,24 @@ def _netlink(s: TreeSocket) -> Iterator[Finding]:
         yield _error(
             s,
             "netlink-groups",
-            "the netlink socket listens to a group above 32, or has room for one above 64, which CRIU cannot save",
+            "the netlink socket listens to a group above 32, or has room for one above 64, which "
+            "CRIU cannot save",
             "Have the program close it.",
         )
     elif kernel.groups and not kernel.port_id:
         yield _error(
             s,
             "netlink-groups",
-            "the netlink socket listens to groups and is bound to no address, which CRIU cannot save",
+            "the netlink socket listens to groups and is bound to no address, which CRIU cannot "
+            "save",
             "Have the program bind it (to address 0, for one of the kernel's choice), or close it.",
         )
 
 
 def _words(groups: bytes) -> int:
-    """How many words of 32 groups CRIU would save: all that there are, but for the last one if it is empty."""
+    """How many words of 32 groups CRIU would save: all that there are, but for the last one if it
+    is empty.
+    """
     words = len(groups) // 4
     return words - (1 if groups and not any(groups[-4:]) else 0)
 
@@ -225,26 +257,35 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
         yield from _relative_name(s)
     if s.where is Peer.OUTSIDE:
         yield from _unix_outside(scene, s, owners.get(s.peer_inode or kernel.peer_inode))
-    elif s.where is Peer.NONE and kernel.state == "established" and kernel.type != "dgram" and not kernel.shutdown:
-        # Its other end has no descriptor anywhere: it waits in the queue of a listener in another net namespace.
+    elif (
+        s.where is Peer.NONE
+        and kernel.state == "established"
+        and kernel.type != "dgram"
+        and not kernel.shutdown
+    ):
+        # Its other end has no descriptor anywhere: it waits in the queue of a listener in another
+        # net namespace.
         yield _error(
             s,
             "unix-peer-outside",
-            f"a unix {kernel.type} socket waits to be accepted by a listener in another net namespace; CRIU cannot save it",
+            f"a unix {kernel.type} socket waits to be accepted by a listener in another net "
+            "namespace; CRIU cannot save it",
             _TRANSIENT,
         )
     if s.where is Peer.QUEUED and kernel.wqueue:
         yield _error(
             s,
             "unix-not-accepted",
-            f"data was sent on a connection to {s.peer_name or 'a unix socket'} that is not accepted yet; CRIU cannot save it",
+            f"data was sent on a connection to {s.peer_name or 'a unix socket'} that is not "
+            "accepted yet; CRIU cannot save it",
             _TRANSIENT,
         )
     if kernel.listening and 0 in kernel.pending:
         yield _error(
             s,
             "unix-not-accepted",
-            f"a client of {kernel.name or 'the listening unix socket'} closed its connection before it was accepted; "
+            f"a client of {kernel.name or 'the listening unix socket'} closed its connection "
+            "before it was accepted; "
             "CRIU cannot save that",
             _TRANSIENT,
         )
@@ -254,7 +295,8 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
         yield _error(
             s,
             "unix-message-empty",
-            f"an empty message waits to be read from the unix {kernel.type} socket; CRIU takes it for the end, and loses it "
+            f"an empty message waits to be read from the unix {kernel.type} socket; CRIU takes it "
+            "for the end, and loses it "
             "and what follows it",
             _TRANSIENT,
         )
@@ -264,28 +306,35 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
         yield _error(
             s,
             "unix-credentials",
-            "messages with credentials (SO_PASSCRED, SO_PASSPIDFD) wait to be read; CRIU cannot save those",
+            "messages with credentials (SO_PASSCRED, SO_PASSPIDFD) wait to be read; CRIU cannot "
+            "save those",
             _TRANSIENT,
         )
-    elif kernel.type == "dgram" and kernel.rqueue + _DATAGRAM_HEADER > (_option(s, socket.SOL_SOCKET, socket.SO_SNDBUF) or _GONE):
+    elif kernel.type == "dgram" and kernel.rqueue + _DATAGRAM_HEADER > (
+        _option(s, socket.SOL_SOCKET, socket.SO_SNDBUF) or _GONE
+    ):
         yield _error(
             s,
             "unix-datagram-long",
-            f"a datagram of {kernel.rqueue} bytes waits to be read; CRIU cannot save one that is longer than what the socket "
+            f"a datagram of {kernel.rqueue} bytes waits to be read; CRIU cannot save one that is "
+            "longer than what the socket "
             "itself may send (SO_SNDBUF)",
             _TRANSIENT,
         )
 
 
 def _starts_empty(s: TreeSocket) -> bool:
-    """Whether what is read next is a message without a byte; later ones cannot be seen while the program may read."""
+    """Whether what is read next is a message without a byte; later ones cannot be seen while the
+    program may read.
+    """
     kernel = s.socket
     ended = kernel.shutdown & 1 and not kernel.rqueue  # which reads as empty, too
     if kernel.type not in ("dgram", "seqpacket") or ended:
         return False
     try:
         with borrowed(s) as duplicate:
-            if duplicate.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) >= 0:  # a look would move where the program looks next
+            # a look would move where the program looks next
+            if duplicate.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) >= 0:
                 return False
             return not duplicate.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except (NoSuchProcess, OSError):
@@ -293,41 +342,51 @@ def _starts_empty(s: TreeSocket) -> bool:
 
 
 def _relative_name(s: TreeSocket) -> Iterator[Finding]:
-    """CRIU splits the path of the file into a folder to go to and the name to bind there, so it must end with that name."""
+    """CRIU splits the path of the file into a folder to go to and the name to bind there, so it
+    must end with that name.
+    """
     name = s.socket.name
     file = bound_file(s.pid, s.fd, deleted=True)
     if file is not None and not file.endswith("/" + name.removeprefix("./")):
         yield _error(
             s,
             "unix-name",
-            f"the unix socket was bound to {name} and its file is {file} now, which CRIU cannot save",
+            f"the unix socket was bound to {name} and its file is {file} now, which CRIU cannot "
+            "save",
             "Have the program bind it by its full path.",
         )
 
 
 def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) -> Iterator[Finding]:
     kernel = s.socket
-    who = f"process {scene.command_of(owner[0])}, fd {owner[1]}" if owner else "the kernel or a process that cannot be seen"
+    who = (
+        f"process {scene.command_of(owner[0])}, fd {owner[1]}"
+        if owner
+        else "the kernel or a process that cannot be seen"
+    )
     name = f" {s.peer_name}" if s.peer_name else ""
     if s.waiting and kernel.wqueue:
         yield _error(
             s,
             "unix-not-accepted",
-            f"data was sent on a connection to{name} that {who} has not accepted yet; CRIU cannot save it",
+            f"data was sent on a connection to{name} that {who} has not accepted yet; CRIU "
+            "cannot save it",
             _TRANSIENT,
         )
     elif not s.peer_inode:
         yield _error(
             s,
             "unix-peer-outside",
-            f"a unix {kernel.type} socket is connected to one of another net namespace; CRIU cannot save half a connection",
+            f"a unix {kernel.type} socket is connected to one of another net namespace; CRIU "
+            "cannot save half a connection",
             "Have the program close it before the dump, or dump a tree that holds both ends.",
         )
     elif kernel.type == "dgram" and s.peer_name:
         yield Finding(
             "info",
             "unix-datagram-outside",
-            f"the datagram socket sends to{name} of {who}, outside the tree; a restore connects it to that name again",
+            f"the datagram socket sends to{name} of {who}, outside the tree; a restore connects "
+            "it to that name again",
             pid=s.pid,
             fd=s.fd,
         )
@@ -335,9 +394,11 @@ def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) ->
         yield Finding(
             "info",
             "unix-peer-outside",
-            f"a unix {kernel.type} socket is connected to{name} of {who}, outside the tree; only this half is saved, and after a "
+            f"a unix {kernel.type} socket is connected to{name} of {who}, outside the tree; only "
+            "this half is saved, and after a "
             "restore the program sees the end of the connection, unless it is reconnected",
-            "See `criuctl connections`; a rule in connection_rules, or --connections, says what becomes of it.",
+            "See `criuctl connections`; a rule in connection_rules, or --connections, says what "
+            "becomes of it.",
             pid=s.pid,
             fd=s.fd,
         )

@@ -42,7 +42,10 @@ class _Left(Struct):
     @property
     def option(self) -> str:
         """What takes them along."""
-        return f"--with-files {quoted(max(self.paths)[1])}{' (and the others)' if self.paths[1:] else ''}"
+        return (
+            "--with-files "
+            f"{quoted(max(self.paths)[1])}{' (and the others)' if self.paths[1:] else ''}"
+        )
 
 
 def check_contents(scene: Scene) -> Iterator[Finding]:
@@ -52,8 +55,10 @@ def check_contents(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "shared-memory-large",
-            f"the tree shares memory through {memory.count} on a file system in memory whose contents are not taken along"
-            f" ({memory}), as shared_memory_max_mib is {scene.config.shared_memory_max_mib}: a restore is refused once"
+            f"the tree shares memory through {memory.count} on a file system in memory whose "
+            "contents are not taken along"
+            f" ({memory}), as shared_memory_max_mib is {scene.config.shared_memory_max_mib}: a "
+            "restore is refused once"
             " one of them has changed or is gone, as when the host starts again",
             f"Take them along with {memory.option}, or raise shared_memory_max_mib.",
             pid=scene.root.pid,
@@ -62,7 +67,8 @@ def check_contents(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "info",
             "contents-stay",
-            f"the tree has {disk.count} open for writing whose contents are not taken along ({disk}): a restore is refused"
+            f"the tree has {disk.count} open for writing whose contents are not taken along "
+            f"({disk}): a restore is refused"
             " once one of them is gone, or has changed otherwise than by being appended to",
             f"Take them along with {disk.option}, or with `files: carry`.",
             pid=scene.root.pid,
@@ -76,38 +82,57 @@ def _databases(scene: Scene, stay: dict[str, list[str]]) -> Iterator[Finding]:
         yield Finding(
             "warning" if scene.leave_running else "info",
             "database-stays",
-            f"the tree is the server of the database in {database}, whose files are not all taken along: a restore is refused"
+            f"the tree is the server of the database in {database}, whose files are not all taken "
+            "along: a restore is refused"
             " once it, or another server, has changed one of them",
-            f"Take all of them along with {databases.option(database, paths)} if the database goes on before the restore.",
+            f"Take all of them along with {databases.option(database, paths)} if the database "
+            "goes on before the restore.",
             pid=scene.root.pid,
         )
 
 
 def _left_behind(scene: Scene) -> tuple[_Left, _Left, dict[str, list[str]]]:
-    """Those on disks and those in memory, by the rules of `criuctl.files.recording.collect`; and databases."""
+    """Those on disks and those in memory, by the rules of `criuctl.files.recording.collect`; and
+    databases.
+    """
     saved: frozenset[int] = frozenset()
     with suppress(NoSuchProcess):  # its first thread has ended
         saved = saved_devices(scene.root.pid)
-    found = [entry for key, entry in open_files(scene.opened, scene.mapped).items() if key[0] not in saved]
+    found = [
+        entry
+        for key, entry in open_files(scene.opened, scene.mapped).items()
+        if key[0] not in saved
+    ]
     written = [entry for entry in found if entry.kind == "written"]
     entries = [entry for entry in written if not scene.named(entry.path)]
     mark_small(scene.config, entries)
     disk, memory = _Left(), _Left()
     whose = databases.databases(scene.root.pid, [entry.path for entry in written])
     unnamed = {database for database in whose.values() if not scene.named(database)}
-    folders = {database for database in unnamed if databases.has_closed_files(scene.root.pid, database)}
+    folders = {
+        database for database in unnamed if databases.has_closed_files(scene.root.pid, database)
+    }
     for entry in entries:
         with suppress(OSError):
             fd = os.open(entry.source, os.O_PATH | os.O_CLOEXEC)
             try:
-                size, in_memory = os.fstat(fd).st_size, entry.shared and shared_mappings.in_memory(fd)
+                size, in_memory = (
+                    os.fstat(fd).st_size,
+                    entry.shared and shared_mappings.in_memory(fd),
+                )
             finally:
                 os.close(fd)
             travels = in_memory and shared_mappings.travels(scene.config, size)
-            travels = travels or (scene.config.files == "carry" and size <= scene.config.files_max_mib << 20)
+            travels = travels or (
+                scene.config.files == "carry" and size <= scene.config.files_max_mib << 20
+            )
             if not (entry.small or travels):
                 (memory if in_memory else disk).paths.append((size, entry.path))
     left = {path for _size, path in disk.paths}
     # Of some servers more files than the open ones are needed.
     lost = {database for path, database in whose.items() if path in left} | folders
-    return disk, memory, {one: sorted(path for path, database in whose.items() if database == one) for one in lost}
+    return (
+        disk,
+        memory,
+        {one: sorted(path for path, database in whose.items() if database == one) for one in lost},
+    )

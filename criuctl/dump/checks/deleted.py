@@ -21,12 +21,14 @@ def ghost(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
     if d.kind != "file":
         yield from _device(scene, process, d)
         return
-    allocated = d.size  # st_blocks is not known here: what is not allocated makes the estimate too high
+    # st_blocks is not known here: what is not allocated makes the estimate too high
+    allocated = d.size
     if allocated > _GHOST_MAXIMUM:
         yield Finding(
             "warning",
             "ghost-files",
-            f"{d.target} is deleted and {allocated // _MIB} MiB long; no more than 4 GiB of its data can travel along",
+            f"{d.target} is deleted and {allocated // _MIB} MiB long; no more than 4 GiB of its "
+            "data can travel along",
             f"Copy /proc/{process.pid}/fd/{d.fd} to a name and have the program open the copy.",
             pid=process.pid,
             fd=d.fd,
@@ -42,15 +44,25 @@ def ghost(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
 
 
 def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
-    """A deleted device: a restore makes none in a folder where others could have it under a name for a moment."""
+    """A deleted device: a restore makes none in a folder where others could have it under a name
+    for a moment.
+    """
     if d.kind == "device" and others_control(scene, folder := os.path.dirname(d.target)):
-        text = f"{d.target} is a deleted device, and others than root can write to {folder}; a restore makes no device there"
-        hint = "Have the program close it before the dump, or make the device where only root can write."
+        text = (
+            f"{d.target} is a deleted device, and others than root can write to {folder}; a "
+            "restore makes no device there"
+        )
+        hint = (
+            "Have the program close it before the dump, or make the device where only root can "
+            "write."
+        )
         yield Finding("error", "deleted-device", text, hint, pid=process.pid, fd=d.fd)
 
 
 def others_control(scene: Scene, folder: str) -> bool:
-    """Whether criuctl, and not CRIU, makes deleted files of that folder again (`criuctl.files.deleted_files`)."""
+    """Whether criuctl, and not CRIU, makes deleted files of that folder again
+    (`criuctl.files.deleted_files`).
+    """
     if scene.saved("mnt") and scene.saved("pid"):  # CRIU does, in mounts that it makes
         return False
     with suppress(OSError), ExitStack() as stack:

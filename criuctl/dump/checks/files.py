@@ -22,7 +22,8 @@ from ...report import Finding
 from . import deleted
 from .scene import Scene
 
-# CRIU: criu/files.c, dump_one_file().  BPF maps of two types are saved, if CRIU was built for it (`_saves_bpf_maps`).
+# CRIU: criu/files.c, dump_one_file().  BPF maps of two types are saved, if CRIU was built for it
+# (`_saves_bpf_maps`).
 _ANONYMOUS = frozenset({"eventfd", "epoll", "inotify", "fanotify", "signalfd", "timerfd", "pidfd"})
 _BPF_MAP_TYPES = frozenset({1, 2})  # hash, array
 _TIMER_CLOCKS = frozenset({0, 1, 7})  # realtime, monotonic, boottime
@@ -37,20 +38,29 @@ _BLOCK = 512
 _MIB = 1 << 20
 
 IO_URING_HINT = (
-    "Have the program do without: io_uring off in its configuration, for Node.js UV_USE_IO_URING=0, for MariaDB "
-    "innodb_use_native_aio=OFF. What asks for one whatever it is told (newer libuv: uvloop, Node.js) does without where the "
-    "kernel gives none: start it by `criuctl run --no-io-uring`, or set `sysctl kernel.io_uring_disabled=2` before."
+    "Have the program do without: io_uring off in its configuration, for Node.js "
+    "UV_USE_IO_URING=0, for MariaDB "
+    "innodb_use_native_aio=OFF. What asks for one whatever it is told (newer libuv: uvloop, "
+    "Node.js) does without where the "
+    "kernel gives none: start it by `criuctl run --no-io-uring`, or set `sysctl "
+    "kernel.io_uring_disabled=2` before."
 )
 
 _WHY = {
-    "[userfaultfd]": "Have the program end its use of it (a garbage collector or a virtual machine's migration).",
+    "[userfaultfd]": (
+        "Have the program end its use of it (a garbage collector or a virtual machine's migration)."
+    ),
     "[perf_event]": "Have the program stop measuring, or end the profiler inside the tree.",
     "bpf-prog": "Have the program unload its BPF program, or dump the processes that hold none.",
-    "bpf-map": "Have the program close its BPF maps before the dump; hash and array maps are saved by a CRIU that was built "
+    "bpf-map": "Have the program close its BPF maps before the dump; hash and array maps are "
+    "saved by a CRIU that was built "
     "with libbpf, which Debian's was not.",
-    # CRIU knows nothing of Landlock, and no file of /proc tells who lives in a domain: this is the one place to say so.
-    "[landlock-ruleset]": "Have the program close the ruleset after use. Mind that the sandbox it has entered with it is not "
-    "restored, and that nothing tells: the program runs unconfined after a restore, until it confines itself anew.",
+    # CRIU knows nothing of Landlock, and no file of /proc tells who lives in a domain: this is the
+    # one place to say so.
+    "[landlock-ruleset]": "Have the program close the ruleset after use. Mind that the sandbox it "
+    "has entered with it is not "
+    "restored, and that nothing tells: the program runs unconfined after a restore, until it "
+    "confines itself anew.",
     "kvm-vm": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
     "kvm-vcpu:0": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
 }
@@ -76,20 +86,32 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
         yield Finding(
             "warning",
             "lease-breaking",
-            f"the lease on {d.target} is being broken; a restore breaks it again, and the program gets that signal once more",
-            f"Dump when the program has given it up (within {int(read_raw('/proc/sys/fs/lease-break-time'))} s).",
+            f"the lease on {d.target} is being broken; a restore breaks it again, and the "
+            "program gets that signal once more",
+            "Dump when the program has given it up (within "
+            f"{int(read_raw('/proc/sys/fs/lease-break-time'))} s).",
             pid=process.pid,
             fd=d.fd,
         )
     if not d.target:
-        text = "the path of what is open is longer than 4096 bytes, which the kernel does not tell, nor CRIU save"
-        yield _error(process, d, "path-too-long", text, "Have the program close it, or move the folder further up.")
+        text = (
+            "the path of what is open is longer than 4096 bytes, which the kernel does not tell, "
+            "nor CRIU save"
+        )
+        yield _error(
+            process,
+            d,
+            "path-too-long",
+            text,
+            "Have the program close it, or move the folder further up.",
+        )
     elif d.flags & os.O_PATH and (kind := _taken_for(d)):
         yield _error(
             process,
             d,
             f"path-of-{kind.lower()}",
-            f"{d.target} is a {kind} that is open as a path only (O_PATH); CRIU takes it for one that can be asked",
+            f"{d.target} is a {kind} that is open as a path only (O_PATH); CRIU takes it for one "
+            "that can be asked",
             "Have the program close it.",
         )
     elif d.kind == "io_uring":
@@ -128,20 +150,31 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
             yield from _path(scene, process, d)
     elif d.kind in ("file", "dir", "symlink"):
         yield from _path(scene, process, d)
-    elif d.kind == "namespace" and all(d.inode not in spaces.values() for spaces in scene.namespaces.values()):
+    elif d.kind == "namespace" and all(
+        d.inode not in spaces.values() for spaces in scene.namespaces.values()
+    ):
         yield _error(
             process,
             d,
             "namespace-file",
-            f"the namespace {d.target} is open, in which no process of the tree is; CRIU cannot save or restore that",
+            f"the namespace {d.target} is open, in which no process of the tree is; CRIU cannot "
+            "save or restore that",
             "Have the program close it, or open it by a name (`ip netns`, a bind mount).",
         )
     elif d.kind == "other":
-        yield _error(process, d, "descriptor-kind", f"{d.target} cannot be saved by CRIU", "Have the program close it.")
+        yield _error(
+            process,
+            d,
+            "descriptor-kind",
+            f"{d.target} cannot be saved by CRIU",
+            "Have the program close it.",
+        )
 
 
 def _taken_for(d: Descriptor) -> str:
-    """What CRIU takes a descriptor of a path for, and asks in vain; "" for what it takes for a path."""
+    """What CRIU takes a descriptor of a path for, and asks in vain; "" for what it takes for a
+    path.
+    """
     if stat.S_ISSOCK(d.mode):
         return "socket"
     if d.kind == "pipe" and not d.target.startswith("pipe:"):
@@ -169,7 +202,8 @@ def _anonymous(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findin
                 process,
                 d,
                 "timer-clock",
-                f"the timer runs on clock {clock}, which wakes the machine from sleep; CRIU knows the ordinary clocks only",
+                f"the timer runs on clock {clock}, which wakes the machine from sleep; CRIU "
+                "knows the ordinary clocks only",
                 "Have the program use CLOCK_BOOTTIME or CLOCK_REALTIME.",
             )
     elif d.kind == "pidfd":
@@ -187,11 +221,14 @@ def _anonymous(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findin
                 process,
                 d,
                 "pidfd-outside",
-                f"the pidfd stands for process {scene.command_of(pid)}, which is not part of the tree",
+                f"the pidfd stands for process {scene.command_of(pid)}, which is not part of the "
+                "tree",
                 "Have the program close it, or dump a tree that holds both.",
             )
     elif d.kind not in _ANONYMOUS and not (
-        what == "bpf-map" and _field(d, "map_type") in _BPF_MAP_TYPES and _saves_bpf_maps(scene.config)
+        what == "bpf-map"
+        and _field(d, "map_type") in _BPF_MAP_TYPES
+        and _saves_bpf_maps(scene.config)
     ):
         yield _error(
             process,
@@ -215,7 +252,9 @@ def _saves_bpf_maps(config: Config) -> bool:
 
 
 def _huge(process: Process, d: Descriptor) -> Iterator[Finding]:
-    """A memfd of huge pages: CRIU knows it by the device of a page of that size that it takes for itself."""
+    """A memfd of huge pages: CRIU knows it by the device of a page of that size that it takes for
+    itself.
+    """
     with reading(process.pid):
         size = os.stat(f"/proc/{process.pid}/fd/{d.fd}").st_blksize
     pool = f"/sys/kernel/mm/hugepages/hugepages-{size >> 10}kB"
@@ -227,7 +266,8 @@ def _huge(process: Process, d: Descriptor) -> Iterator[Finding]:
             process,
             d,
             "huge-pages",
-            f"{d.target} is of huge pages of {size >> 10} KiB; CRIU needs a free one to save it, and this host has none",
+            f"{d.target} is of huge pages of {size >> 10} KiB; CRIU needs a free one to save it, "
+            "and this host has none",
             f"Add a free huge page: `echo N > {quoted(pool)}/nr_hugepages`.",
         )
 
@@ -248,21 +288,34 @@ def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
             return
     hint = "Have the program close the device before the dump and open it again afterwards."
     if d.rdev == tunnels.DEVICE:
-        hint = "End the tunnel before the dump, or start the program in a net namespace of its own (`unshare --net`)."
+        hint = (
+            "End the tunnel before the dump, or start the program in a net namespace of its own "
+            "(`unshare --net`)."
+        )
     yield _error(
-        process, d, "device", f"{name} is open; what the device knows of it is not in any process and cannot be saved", hint
+        process,
+        d,
+        "device",
+        (f"{name} is open; what the device knows of it is not in any process and cannot be saved"),
+        hint,
     )
 
 
 def _is_of_autofs(scene: Scene, d: Descriptor) -> bool:
-    """Whether the kernel asks for mounts through it, of an autofs that CRIU saves: the packets are all of one size."""
+    """Whether the kernel asks for mounts through it, of an autofs that CRIU saves: the packets are
+    all of one size.
+    """
     if not scene.saved("mnt"):
         return False
-    return any(m.kind == "autofs" and f"pipe_ino={d.inode}" in m.settings for m in scene.mounts.values())
+    return any(
+        m.kind == "autofs" and f"pipe_ino={d.inode}" in m.settings for m in scene.mounts.values()
+    )
 
 
 def _tunnel_is_saved(scene: Scene, process: Process, d: Descriptor) -> bool:
-    """Whether its network interface is in a net namespace that CRIU saves: it comes back with that."""
+    """Whether its network interface is in a net namespace that CRIU saves: it comes back with
+    that.
+    """
     if not scene.saved("net"):
         return False
     saved = {inodes["net"] for inodes in scene.namespaces.values()} - {scene.own_namespaces["net"]}
@@ -277,7 +330,11 @@ def _is_known_terminal(rdev: int) -> bool:
     major, minor = os.major(rdev), os.minor(rdev)
     if rdev in (_CTTY, _CONSOLE, _PTMX) or major in _PTM_MAJORS:
         return True
-    return (major == 4 and minor <= _LAST_CONSOLE) or major in (_PTS_MAJOR, _USB_SERIAL, _LOW_DENSE_SERIAL)
+    return (major == 4 and minor <= _LAST_CONSOLE) or major in (
+        _PTS_MAJOR,
+        _USB_SERIAL,
+        _LOW_DENSE_SERIAL,
+    )
 
 
 def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
@@ -289,7 +346,13 @@ def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
         return
     if (over := scene.hides(mount)) is not None:
         text = f"{d.target} is on a mount that is hidden: {over.point} was mounted over it"
-        yield _error(process, d, "path-hidden", text, "Unmount what hides it, or have the program open the file anew.")
+        yield _error(
+            process,
+            d,
+            "path-hidden",
+            text,
+            "Unmount what hides it, or have the program open the file anew.",
+        )
         return
     if mount.kind in ("proc", "devpts"):
         return  # these make their own names
@@ -297,31 +360,43 @@ def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
         yield from deleted.ghost(scene, process, d)
         return
     if d.deleted:
-        # It has other names: CRIU gives it one for the time between, which an overlay may not allow.
+        # It has other names: CRIU gives it one for the time between, which an overlay may not
+        # allow.
         if mount.kind == "overlay":
             yield Finding(
                 "warning",
                 "overlay-deleted",
-                f"{d.target} was deleted from an overlay but is open; if it is of a lower layer, CRIU cannot save it",
+                f"{d.target} was deleted from an overlay but is open; if it is of a lower layer, "
+                "CRIU cannot save it",
                 "Have the program open the file anew (restart it after an upgrade of its files).",
                 pid=process.pid,
                 fd=d.fd,
             )
         return
     there = _in_its_namespace(scene, d)
-    if there is not None and (there.st_ino, there.st_dev) != (d.inode, d.device) and _keeps(process, d):
+    if (
+        there is not None
+        and (there.st_ino, there.st_dev) != (d.inode, d.device)
+        and _keeps(process, d)
+    ):
         over = _mounted_over(scene, mount, d.target)
         yield _error(
             process,
             d,
             "path-hidden",
-            f"{d.target} is another file now than the one that is open" + (f": {over.point} was mounted over it" if over else ""),
-            "Unmount what hides it, or have the program open the file anew." if over else "Have the program open the file anew.",
+            f"{d.target} is another "
+            "file now than the one "
+            "that is open" + (f": {over.point} was mounted over it" if over else ""),
+            "Unmount what hides it, or have the program open the file anew."
+            if over
+            else "Have the program open the file anew.",
         )
 
 
 def _keeps(process: Process, d: Descriptor) -> bool:
-    """Whether it is open by that name still: a program may delete and write a file anew, or close it, while it is looked at."""
+    """Whether it is open by that name still: a program may delete and write a file anew, or close
+    it, while it is looked at.
+    """
     link = f"/proc/{process.pid}/fd/{d.fd}"
     try:
         status = os.stat(link)
@@ -331,14 +406,21 @@ def _keeps(process: Process, d: Descriptor) -> bool:
 
 
 def _foreign_mount(process: Process, d: Descriptor) -> Iterator[Finding]:
-    """A file on a mount that the tree's namespaces do not have: criuctl hands it to CRIU if its path leads to it from here."""
+    """A file on a mount that the tree's namespaces do not have: criuctl hands it to CRIU if its
+    path leads to it from here.
+    """
     try:
         here = os.stat(d.target)
-        if (here.st_ino, here.st_dev) == (d.inode, d.device) and d.kind in ("file", "dir", "device"):
+        if (here.st_ino, here.st_dev) == (d.inode, d.device) and d.kind in (
+            "file",
+            "dir",
+            "device",
+        ):
             yield Finding(
                 "info",
                 "foreign-mount",
-                f"{d.target} was opened in another mount namespace; a restore opens that path outside of the tree's again",
+                f"{d.target} was opened in another mount namespace; a restore opens that path "
+                "outside of the tree's again",
                 pid=process.pid,
                 fd=d.fd,
             )
@@ -346,20 +428,33 @@ def _foreign_mount(process: Process, d: Descriptor) -> Iterator[Finding]:
     except OSError:
         pass  # no such path here
     if _is_message_queue(process, d):
-        hint = "Have the program close it before the dump (mq_close); queues of System V are saved, in an IPC namespace."
-        yield _error(process, d, "message-queue", f"{d.target[1:]} is a POSIX message queue, which CRIU cannot save", hint)
+        hint = (
+            "Have the program close it before the dump (mq_close); queues of System V are saved, "
+            "in an IPC namespace."
+        )
+        yield _error(
+            process,
+            d,
+            "message-queue",
+            f"{d.target[1:]} is a POSIX message queue, which CRIU cannot save",
+            hint,
+        )
         return
     yield _error(
         process,
         d,
         "mount-namespace",
-        f"{d.target} is on a mount (id {d.mnt_id}) that is not in the tree's mount namespace, so no path leads to it",
-        "Give the program stdio and files that are opened inside its own mount namespace; have it close this one.",
+        f"{d.target} is on a mount (id {d.mnt_id}) that is not in the tree's mount namespace, so "
+        "no path leads to it",
+        "Give the program stdio and files that are opened inside its own mount namespace; have "
+        "it close this one.",
     )
 
 
 def _in_its_namespace(scene: Scene, d: Descriptor) -> os.stat_result | None:
-    """What the path leads to in the mount namespace of the file; None if to nothing, or if that cannot be asked."""
+    """What the path leads to in the mount namespace of the file; None if to nothing, or if that
+    cannot be asked.
+    """
     root = scene.root_of(d.mnt_id)
     if root is None:
         return None
@@ -370,7 +465,9 @@ def _in_its_namespace(scene: Scene, d: Descriptor) -> os.stat_result | None:
 
 
 def _is_message_queue(process: Process, d: Descriptor) -> bool:
-    """Whether it is of the kernel's own mount of an mqueue file system; such a file tells its size when it is read."""
+    """Whether it is of the kernel's own mount of an mqueue file system; such a file tells its size
+    when it is read.
+    """
     if d.kind != "file" or d.target.count("/") != 1:
         return False
     try:

@@ -1,7 +1,8 @@
-"""Where processes are: their working and root folders, the program and the files that they have mapped.
+"""Where processes are: their working and root folders, the program and the files that they have
+mapped.
 
-CRIU opens all of them again by their paths, as it does open files (criu/cr-dump.c, dump_task_fs), but for files on a mount of
-another namespace nobody can tell it another way.
+CRIU opens all of them again by their paths, as it does open files (criu/cr-dump.c, dump_task_fs),
+but for files on a mount of another namespace nobody can tell it another way.
 """
 
 from __future__ import annotations
@@ -28,8 +29,16 @@ def check_folders(scene: Scene) -> Iterator[Finding]:
         for name, words in _FOLDERS.items():
             yield from _folder(scene, process, name, words)
         if process.exe_deleted and process.exe.startswith(_MEMORY_FILE):
-            text = f"{process} runs a program from a memory file ({process.exe}), which CRIU cannot save"
-            yield _error(process, "program-in-memory", text, "Have the program written to a file, and start it from there.")
+            text = (
+                f"{process} runs a program from a memory file ({process.exe}), which CRIU cannot "
+                "save"
+            )
+            yield _error(
+                process,
+                "program-in-memory",
+                text,
+                "Have the program written to a file, and start it from there.",
+            )
         elif scene.knows_mounts_of(process.pid):
             yield from _program(scene, process, devices)
 
@@ -49,19 +58,32 @@ def _folder(scene: Scene, process: Process, name: str, words: str) -> Iterator[F
         return
     leave = f"Have the program change its {words}, or start it from another one."
     if not path:
-        text = f"the path of the {words} of {process} is longer than 4096 bytes, which the kernel does not tell, nor CRIU save"
+        text = (
+            f"the path of the {words} of {process} is longer than 4096 bytes, which the kernel "
+            "does not tell, nor CRIU save"
+        )
         yield _error(process, "path-too-long", text, leave)
     elif (mount := scene.mounts.get(mnt_id)) is None:
         if scene.knows_mounts_of(process.pid):
-            text = f"the {words} of {process}, {path}, is on a mount that is not in its mount namespace (any more)"
+            text = (
+                f"the {words} of {process}, {path}, is on a mount that is not in its mount "
+                "namespace (any more)"
+            )
             yield _error(process, "mount-namespace", text, leave)
-    elif scene.hides(mount) or (status.st_nlink and _hidden(scene, mount, path, status) and _stays(process, name, path)):
-        text = f"{path}, the {words} of {process}, leads to another folder now, or to none: something was mounted over it"
+    elif scene.hides(mount) or (
+        status.st_nlink and _hidden(scene, mount, path, status) and _stays(process, name, path)
+    ):
+        text = (
+            f"{path}, the {words} of {process}, leads to another folder now, or to none: "
+            "something was mounted over it"
+        )
         yield _error(process, "path-hidden", text, f"Unmount what hides it. {leave}")
 
 
 def _hidden(scene: Scene, mount: Mount, path: str, status: os.stat_result) -> bool:
-    """Whether the path leads elsewhere in the mount namespace with this mount; False if that cannot be asked."""
+    """Whether the path leads elsewhere in the mount namespace with this mount; False if that cannot
+    be asked.
+    """
     root = scene.root_of(mount.id)
     if root is None:
         return False
@@ -74,7 +96,9 @@ def _hidden(scene: Scene, mount: Mount, path: str, status: os.stat_result) -> bo
 
 
 def _stays(process: Process, name: str, path: str) -> bool:
-    """Whether it is there still: a program may go elsewhere, and remove the folder, while it is looked at."""
+    """Whether it is there still: a program may go elsewhere, and remove the folder, while it is
+    looked at.
+    """
     try:
         return read_link(process.pid, name) == path
     except (NoSuchProcess, OSError):
@@ -82,13 +106,16 @@ def _stays(process: Process, name: str, path: str) -> bool:
 
 
 def _program(scene: Scene, process: Process, devices: Set[int]) -> Iterator[Finding]:
-    """Programs and mapped files on a mount that their process's namespace does not have (``unshare --mount``, ``umount -l``)."""
+    """Programs and mapped files on a mount that their process's namespace does not have (``unshare
+    --mount``, ``umount -l``).
+    """
     mnt_id = mount_of(f"/proc/{process.pid}/exe")
     if mnt_id is not None and mnt_id not in scene.mounts:
         yield _error(
             process,
             "mount-namespace",
-            f"{process} runs {process.exe} from a mount (id {mnt_id}) that is not in its mount namespace: "
+            f"{process} runs {process.exe} from a mount (id {mnt_id}) that is not in its mount "
+            "namespace: "
             "it moved there without starting a program anew",
             "Start the program inside the namespace: `unshare --mount program`, or nsenter.",
         )
@@ -96,10 +123,24 @@ def _program(scene: Scene, process: Process, devices: Set[int]) -> Iterator[Find
     told: set[str] = set()
     for m in scene.mapped[process.pid]:
         # What is shown as deleted may be of a mount of the kernel's own, which CRIU knows.
-        if m.path in told or not m.path.startswith("/") or m.deleted or not m.inode or m.device in devices:
+        if (
+            m.path in told
+            or not m.path.startswith("/")
+            or m.deleted
+            or not m.inode
+            or m.device in devices
+        ):
             continue
         told.add(m.path)
         mnt_id = mount_of(f"/proc/{process.pid}/map_files/{m.start:x}-{m.end:x}")
         if mnt_id is not None and mnt_id not in scene.mounts:
-            text = f"{process} has {m.path} mapped, from a mount (id {mnt_id}) that is not in its mount namespace (any more)"
-            yield _error(process, "mount-namespace", text, "Have the program let go of the file, or start it anew.")
+            text = (
+                f"{process} has {m.path} mapped, from a mount (id {mnt_id}) that is not in its "
+                "mount namespace (any more)"
+            )
+            yield _error(
+                process,
+                "mount-namespace",
+                text,
+                "Have the program let go of the file, or start it anew.",
+            )

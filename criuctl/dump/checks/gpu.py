@@ -79,7 +79,8 @@ def _states(found: Holdings, by_pid: Mapping[int, Process]) -> Iterator[Finding]
         yield _error(
             "gpu-other-use",
             user,
-            f"{by_pid[user.pid]} uses {_paths(user)} by something other than CUDA (graphics, video)",
+            f"{by_pid[user.pid]} uses {_paths(user)} by something other than CUDA (graphics, "
+            "video)",
             "Have it let go of the device before the dump: the driver checkpoints CUDA only.",
         )
     for user in found.silent:
@@ -146,14 +147,16 @@ def _abilities(found: Holdings, used: tuple[DeviceUse, ...]) -> Iterator[Finding
             yield _error(
                 "gpu-mig",
                 user,
-                "the process runs on an instance of a device (MIG), which NVIDIA's driver cannot checkpoint",
+                "the process runs on an instance of a device (MIG), which NVIDIA's driver cannot "
+                "checkpoint",
                 "Run it on a whole device.",
             )
         if any(user.pid in device.mps for device in on):
             yield _error(
                 "gpu-mps",
                 user,
-                "the process shares its device through MPS, which NVIDIA's driver cannot checkpoint",
+                "the process shares its device through MPS, which NVIDIA's driver cannot "
+                "checkpoint",
                 "Run it without nvidia-cuda-mps-control.",
             )
         if len(on) > 1:

@@ -24,21 +24,32 @@ _IFF_UP = 1
 
 def check_host(scene: Scene) -> Iterator[Finding]:
     """Rights of criuctl, and what CRIU needs where it will run."""
-    missing = [text for number, text in _CAPABILITIES.items() if not scene.own_capabilities >> number & 1]
+    missing = [
+        text for number, text in _CAPABILITIES.items() if not scene.own_capabilities >> number & 1
+    ]
     if missing:
-        yield Finding("error", "capabilities", f"criuctl lacks {', '.join(missing)}", "Run criuctl as root.")
-    if scene.entered("net") and not _loopback_is_up(scene.root.pid) and not _knows_the_kernel(scene):
+        yield Finding(
+            "error", "capabilities", f"criuctl lacks {', '.join(missing)}", "Run criuctl as root."
+        )
+    if (
+        scene.entered("net")
+        and not _loopback_is_up(scene.root.pid)
+        and not _knows_the_kernel(scene)
+    ):
         yield Finding(
             "error",
             "loopback-down",
-            "the loopback device of the tree's net namespace is down; CRIU, which works inside of it, tries TCP there first",
+            "the loopback device of the tree's net namespace is down; CRIU, which works inside "
+            "of it, tries TCP there first",
             f"`nsenter --target {scene.root.pid} --net ip link set lo up`.",
             pid=scene.root.pid,
         )
 
 
 def _knows_the_kernel(scene: Scene) -> bool:
-    """Whether CRIU, where it will run, knows what the kernel can do from before, so that it tries nothing."""
+    """Whether CRIU, where it will run, knows what the kernel can do from before, so that it tries
+    nothing.
+    """
     root = f"/proc/{scene.root.pid}/root" if scene.entered("mnt") else "/"
     return features.known(binary.find(scene.config).argv, root)
 

@@ -1,9 +1,9 @@
 """Programs that are known, and what they need to be dumped: the remedy in place of the general one.
 
-The checks say what stands in the way in the kernel's words.  Why a program has such a thing, and which
-of its options does without, is the program's own matter: that is what this table holds.  Each row was
-tried with the program (tests/integration/test_known_programs.py): `check` finds no error any more,
-and the program goes on after a dump and a restore.
+The checks say what stands in the way in the kernel's words.  Why a program has such a thing, and
+which of its options does without, is the program's own matter: that is what this table holds.  Each
+row was tried with the program (tests/integration/test_known_programs.py): `check` finds no error
+any more, and the program goes on after a dump and a restore.
 Programs that can be dumped as they come have no row (Redis, nginx, a JVM).
 """
 
@@ -23,10 +23,13 @@ from .scene import Scene
 
 _SANDBOX = frozenset({"nested-namespace", "path-hidden", "mount-namespace"})
 _BWRAP = (
-    "Start it as `bwrap --unshare-pid --as-pid-1 --new-session --proc /proc ...`, and dump the program "
+    "Start it as `bwrap --unshare-pid --as-pid-1 --new-session --proc /proc ...`, and dump the "
+    "program "
     "that it starts (the child of bwrap), not bwrap."
 )
-_NO_SANDBOX = "keeps its processes in namespaces of their own. Start it without, for pages that you trust:"
+_NO_SANDBOX = (
+    "keeps its processes in namespaces of their own. Start it without, for pages that you trust:"
+)
 
 
 class KnownProgram(Struct, frozen=True):
@@ -75,7 +78,8 @@ KNOWN_PROGRAMS = (
         "Node.js",
         frozenset({"node", "nodejs"}),
         frozenset({"io-uring"}),
-        "Start Node.js with UV_USE_IO_URING=0 in its environment, or, whatever its version, by `criuctl run --no-io-uring`.",
+        "Start Node.js with UV_USE_IO_URING=0 in its environment, or, whatever its version, by "
+        "`criuctl run --no-io-uring`.",
     ),
     KnownProgram(
         "MariaDB",
@@ -88,7 +92,8 @@ KNOWN_PROGRAMS = (
         "PostgreSQL",
         frozenset({"postgres"}),
         frozenset({"sysv-shm"}),
-        "Start PostgreSQL in an IPC namespace of its own: by `criuctl run`, by `unshare --ipc`, or, as "
+        "Start PostgreSQL in an IPC namespace of its own: by `criuctl run`, by `unshare --ipc`, "
+        "or, as "
         "a unit, with PrivateIPC=yes.",
     ),
 )
@@ -97,21 +102,29 @@ KNOWN_PROGRAMS = (
 def remedied(findings: Iterable[Finding], lines: Mapping[int, Sequence[str]]) -> list[Finding]:
     """The findings, each error of a known program with that program's remedy.
 
-    `lines` has, by PID, the executable files of the process and of those above it, from the nearest on.
+    `lines` has, by PID, the executable files of the process and of those above it, from the nearest
+    on.
     """
-    return [_remedied(f, lines.get(f.pid, ())) if f.level == "error" and f.pid is not None else f for f in findings]
+    return [
+        _remedied(f, lines.get(f.pid, ())) if f.level == "error" and f.pid is not None else f
+        for f in findings
+    ]
 
 
 def _remedied(finding: Finding, line: Sequence[str]) -> Finding:
     names = [os.path.basename(path) for path in line]
     for known in KNOWN_PROGRAMS:
-        if finding.code in known.codes and not known.executables.isdisjoint(names if known.starts else names[:1]):
+        if finding.code in known.codes and not known.executables.isdisjoint(
+            names if known.starts else names[:1]
+        ):
             return replace(finding, hint=known.hint, program=known.name)
     return finding
 
 
 def executables(scene: Scene, findings: Iterable[Finding]) -> dict[int, list[str]]:
-    """What `remedied` asks of the processes that errors are about: of the tree, and of what has started its root."""
+    """What `remedied` asks of the processes that errors are about: of the tree, and of what has
+    started its root.
+    """
     outside = ""
     with suppress(CriuctlError, OSError):  # it has ended, or may not be looked at
         outside = read_link(scene.root.ppid, "exe") if scene.root.ppid else ""

@@ -26,14 +26,23 @@ def check_mappings(scene: Scene) -> Iterator[Finding]:
     for process, mapping in scene.mappings():
         for finding in _mapping(scene, process, mapping):
             # What all the workers of a server have attached is told of one of them.
-            what = (0, f"shmid {mapping.inode}") if finding.code == "sysv-shm" else (process.pid, finding.text)
+            what = (
+                (0, f"shmid {mapping.inode}")
+                if finding.code == "sysv-shm"
+                else (process.pid, finding.text)
+            )
             if what not in told:
                 told.add(what)
                 yield finding
         if is_device(mapping.path):
             continue  # `check_gpu` judges these
-        # Ranges without pages (VM_IO, VM_PFNMAP) are made by drivers: such a mapping shows a file or a name.
-        if mapping.path and mapping.path not in _SPECIAL and mapping.path.startswith(("[", "/dev/", "anon_inode:", "/dmabuf")):
+        # Ranges without pages (VM_IO, VM_PFNMAP) are made by drivers: such a mapping shows a file
+        # or a name.
+        if (
+            mapping.path
+            and mapping.path not in _SPECIAL
+            and mapping.path.startswith(("[", "/dev/", "anon_inode:", "/dmabuf"))
+        ):
             if not mapping.path.startswith(("[heap", "[stack", "[anon", "/dev/shm/", "/dev/zero")):
                 suspicious.add(process.pid)
     for pid in sorted(suspicious):
@@ -42,11 +51,13 @@ def check_mappings(scene: Scene) -> Iterator[Finding]:
 
 def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Finding]:
     path = mapping.path
-    if path.startswith("/SYSV") and mapping.deleted and not scene.foreign("ipc"):  # as the kernel calls it
+    # as the kernel calls it
+    if path.startswith("/SYSV") and mapping.deleted and not scene.foreign("ipc"):
         yield Finding(
             "error",
             "sysv-shm",
-            f"{process} has System V shared memory (shmid {mapping.inode}) of the host's IPC namespace; "
+            f"{process} has System V shared memory (shmid {mapping.inode}) of the host's IPC "
+            "namespace; "
             "CRIU saves it only together with a namespace",
             "Start the program in a private IPC namespace: `unshare --ipc setsid ...`.",
             pid=process.pid,
@@ -54,16 +65,39 @@ def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Findi
     elif path.startswith("anon_inode:"):
         what = path.removeprefix("anon_inode:")
         code = "io-uring" if what == "[io_uring]" else "mapping-kind"
-        hint = IO_URING_HINT if code == "io-uring" else "Have the program end its use of it before the dump."
-        yield Finding("error", code, f"{process} has memory of {what} mapped, which CRIU cannot save", hint, pid=process.pid)
-    elif path.startswith("socket:") and (family := _family(scene, mapping.inode)) not in ("packet", ""):
-        text = f"{process} has memory of a socket ({family}) mapped, as for TCP_ZEROCOPY_RECEIVE; CRIU cannot save it"
-        yield Finding("error", "mapping-kind", text, "Have the program unmap it before the dump.", pid=process.pid)
+        hint = (
+            IO_URING_HINT
+            if code == "io-uring"
+            else "Have the program end its use of it before the dump."
+        )
+        yield Finding(
+            "error",
+            code,
+            f"{process} has memory of {what} mapped, which CRIU cannot save",
+            hint,
+            pid=process.pid,
+        )
+    elif path.startswith("socket:") and (family := _family(scene, mapping.inode)) not in (
+        "packet",
+        "",
+    ):
+        text = (
+            f"{process} has memory of a socket ({family}) mapped, as for TCP_ZEROCOPY_RECEIVE; "
+            "CRIU cannot save it"
+        )
+        yield Finding(
+            "error",
+            "mapping-kind",
+            text,
+            "Have the program unmap it before the dump.",
+            pid=process.pid,
+        )
     elif path == "/secretmem":
         yield Finding(
             "error",
             "secret-memory",
-            f"{process} has secret memory (memfd_secret) mapped: not even the kernel lets it be read",
+            f"{process} has secret memory (memfd_secret) mapped: not even the kernel lets it be "
+            "read",
             "Configure the program to keep its secrets in ordinary memory.",
             pid=process.pid,
         )
@@ -81,8 +115,10 @@ def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Findi
             yield Finding(
                 "error",
                 "device-mapping",
-                f"{process} has the device {path} ({os.major(device)}:{os.minor(device)}) mapped, whose memory CRIU cannot save",
-                "Have the program let go of the device (a GPU, a video or sound card) before the dump.",
+                f"{process} has the device {path} ({os.major(device)}:{os.minor(device)}) "
+                "mapped, whose memory CRIU cannot save",
+                "Have the program let go of the device (a GPU, a video or sound card) before the "
+                "dump.",
                 pid=process.pid,
             )
 
@@ -107,13 +143,18 @@ def _without_pages(process: Process, mapped: list[Mapping]) -> Iterator[Finding]
     except NoSuchProcess:
         return
     for mapping in mapped:
-        if mapping.path in _SPECIAL or (mapping.shared and mapping.inode) or is_device(mapping.path):
+        if (
+            mapping.path in _SPECIAL
+            or (mapping.shared and mapping.inode)
+            or is_device(mapping.path)
+        ):
             continue
         if flags.get(mapping.start, frozenset()) & _NO_PAGES:
             yield Finding(
                 "error",
                 "device-mapping",
-                f"{process} has a range of device memory mapped ({mapping.path or 'without a name'}, {mapping.size} bytes)",
+                f"{process} has a range of device memory mapped "
+                f"({mapping.path or 'without a name'}, {mapping.size} bytes)",
                 "Have the program let go of the device before the dump.",
                 pid=process.pid,
             )
@@ -121,18 +162,25 @@ def _without_pages(process: Process, mapped: list[Mapping]) -> Iterator[Finding]
 
 
 def check_programs(scene: Scene) -> Iterator[Finding]:
-    """Programs and libraries that were removed or replaced while they run (after a package upgrade, say)."""
+    """Programs and libraries that were removed or replaced while they run (after a package upgrade,
+    say).
+    """
     for process in scene.tree:
         if process.zombie:
             continue
         gone = sorted(
-            {m.path for m in scene.mapped.get(process.pid, ()) if m.deleted and "x" in m.perms and m.path.startswith("/")}
+            {
+                m.path
+                for m in scene.mapped.get(process.pid, ())
+                if m.deleted and "x" in m.perms and m.path.startswith("/")
+            }
         )
         gone = [path for path in gone if not path.startswith(("/memfd:", "/dev/zero", "/SYSV"))]
         if gone:
             yield Finding(
                 "info",
                 "deleted-program",
-                f"{process} runs code from deleted files, which travel in the checkpoint: {', '.join(gone)}",
+                f"{process} runs code from deleted files, which travel in the checkpoint: "
+                f"{', '.join(gone)}",
                 pid=process.pid,
             )

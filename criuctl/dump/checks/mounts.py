@@ -1,8 +1,9 @@
 """Mounts that only the tree's mount namespace has.
 
-A restore gives the tree a copy of the host's mounts (`criuctl.namespaces.plan`): what is mounted inside alone is
-not made again, and its paths lead to what the host has there.  For a root that is PID 1 CRIU makes them again, on the host's
-root folder, and fills each tmpfs; but files elsewhere are judged by what this host has at their paths.
+A restore gives the tree a copy of the host's mounts (`criuctl.namespaces.plan`): what is mounted
+inside alone is not made again, and its paths lead to what the host has there.  For a root that is
+PID 1 CRIU makes them again, on the host's root folder, and fills each tmpfs; but files elsewhere
+are judged by what this host has at their paths.
 """
 
 from __future__ import annotations
@@ -32,25 +33,37 @@ from .namespaces import at_top
 from .scene import Scene
 from .unsaved_mounts import unsaved
 
-_ANYWHERE = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "mqueue", "devpts"})  # the kernel's own: alike everywhere
+# the kernel's own: alike everywhere
+_ANYWHERE = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "mqueue", "devpts"})
 _SHOWN = 6  # mount points that a finding lists
-_AS_FIRST = "as PID 1 of a PID namespace (`unshare --pid --fork --mount-proc`), whose mounts are saved"
+_AS_FIRST = (
+    "as PID 1 of a PID namespace (`unshare --pid --fork --mount-proc`), whose mounts are saved"
+)
 
 
 def check_mounts(scene: Scene) -> Iterator[Finding]:
-    """What a restore would not find again: the tree's root folder, files on mounts of its own, and those mounts."""
+    """What a restore would not find again: the tree's root folder, files on mounts of its own, and
+    those mounts.
+    """
     if not scene.foreign("mnt"):
         return
     root, view, ours = scene.root, _View.of(at_top(scene)), read_mounts()
     base, inside = view.base, view.mounts()
     mine, here = _at(base, inside), _at("/", ours)
-    if mine is not None and here is not None and base == "/" and (mine.device, mine.root) != (here.device, here.root):
+    if (
+        mine is not None
+        and here is not None
+        and base == "/"
+        and (mine.device, mine.root) != (here.device, here.root)
+    ):
         yield Finding(
             "error",
             "own-root",
-            f"{root} has another root folder than this host ({mine.kind}, {mine.root} of {mine.source}), as in a container; "
+            f"{root} has another root folder than this host ({mine.kind}, {mine.root} of "
+            f"{mine.source}), as in a container; "
             "a restore could not give it that again",
-            "Use what started it (`podman container checkpoint`, `runc checkpoint`), or start the program with this host's root, "
+            "Use what started it (`podman container checkpoint`, `runc checkpoint`), or start the "
+            "program with this host's root, "
             "or in a chroot without a mount namespace.",
             pid=root.pid,
         )
@@ -62,18 +75,31 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
     hidden = next((path for path in _criu(scene) if not os.path.exists(view.seen(path))), None)
     if hidden is not None and base == "/":
         text = f"{root} does not see {hidden} in its mount namespace, where CRIU has to work"
-        yield Finding("error", "criu-hidden", text, f"Start it so that it sees that, or start it {_AS_FIRST}.", pid=root.pid)
+        yield Finding(
+            "error",
+            "criu-hidden",
+            text,
+            f"Start it so that it sees that, or start it {_AS_FIRST}.",
+            pid=root.pid,
+        )
     if not own:
         return
     yield from _used(scene, view, own)
-    points = sorted({mount.point for mount in own.values() if not socket_names.is_shown(mount.root, mount.point)})
+    points = sorted(
+        {
+            mount.point
+            for mount in own.values()
+            if not socket_names.is_shown(mount.root, mount.point)
+        }
+    )
     if not points:
         return
     more = f" and {len(points) - _SHOWN} more" if len(points) > _SHOWN else ""
     yield Finding(
         "warning",
         "own-mounts",
-        f"mounts that only {root} and its mount namespace have are not made again, a restore shows what the host has there: "
+        f"mounts that only {root} and its mount namespace have are not made again, a restore "
+        "shows what the host has there: "
         f"{', '.join(points[:_SHOWN])}{more}",
         f"Mount them on the host, too, before the program is started, or start it {_AS_FIRST}.",
         pid=root.pid,
@@ -81,10 +107,15 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
 
 
 def _made_again(scene: Scene, home: _View, ours: list[Mount]) -> Iterator[Finding]:
-    """The mounts of a root that is PID 1, in each mount namespace of the tree: CRIU makes them again."""
+    """The mounts of a root that is PID 1, in each mount namespace of the tree: CRIU makes them
+    again.
+    """
     saved = saved_devices(scene.root.pid)
     tops = mount_tops(scene.root.pid)
-    views = {namespace: home if pid == scene.root.pid else _View.of(pid) for namespace, pid in tops.items()}
+    views = {
+        namespace: home if pid == scene.root.pid else _View.of(pid)
+        for namespace, pid in tops.items()
+    }
     every = [mount for view in views.values() for mount in view.mounts()]
     for namespace, view in views.items():
         yield from _mounted_terminals(scene, view)
@@ -94,22 +125,47 @@ def _made_again(scene: Scene, home: _View, ours: list[Mount]) -> Iterator[Findin
 
 
 def _mounted_terminals(scene: Scene, view: _View) -> Iterator[Finding]:
-    """Terminals of the host's devpts: CRIU mounts before it makes those of the tree, and finds others by their number."""
+    """Terminals of the host's devpts: CRIU mounts before it makes those of the tree, and finds
+    others by their number.
+    """
     here = _stat("/dev/pts")
     known = {str(t.number): t for t in scene.terminals if here is not None and t.dev == here.st_dev}
     for mount in view.mounts():
-        if mount.kind != "devpts" or here is None or mount.device != here.st_dev or not mount.root[1:].isdigit():
+        if (
+            mount.kind != "devpts"
+            or here is None
+            or mount.device != here.st_dev
+            or not mount.root[1:].isdigit()
+        ):
             continue
         terminal = known.get(mount.root[1:])
         if terminal is not None and terminal.master_inside:
             pid, fd = terminal.masters[0]
-            text = f"a terminal of the tree is mounted at {mount.point}; a restore could not do that without a devpts of its own"
-            hint = "Unmount it, or have the tree mount a devpts (`mount -t devpts devpts /dev/pts`) before it makes terminals."
+            text = (
+                f"a terminal of the tree is mounted at {mount.point}; a restore could not do that "
+                "without a devpts of its own"
+            )
+            hint = (
+                "Unmount it, or have the tree mount a devpts (`mount -t devpts devpts /dev/pts`) "
+                "before it makes terminals."
+            )
             yield Finding("error", "terminal-mounted", text, hint, pid=pid, fd=fd)
         elif terminal is None or not terminal.holders:
-            text = f"this host's terminal {mount.root[1:]} is mounted at {mount.point}, and no process of the tree has it open"
-            hint = f"Unmount {mount.point} before the dump, or have a process of the tree keep the terminal open."
-            yield Finding("error", "terminal-mounted", f"{text}; a restore would show another one there", hint, pid=view.pid)
+            text = (
+                f"this host's terminal {mount.root[1:]} is mounted at {mount.point}, and no "
+                "process of the tree has it open"
+            )
+            hint = (
+                f"Unmount {mount.point} before the dump, or have a process of the tree keep the "
+                "terminal open."
+            )
+            yield Finding(
+                "error",
+                "terminal-mounted",
+                f"{text}; a restore would show another one there",
+                hint,
+                pid=view.pid,
+            )
 
 
 def _criu(scene: Scene) -> Iterable[str]:
@@ -123,7 +179,8 @@ class _View(NamedTuple):
     """A mount namespace, as a process in it sees it."""
 
     pid: int
-    base: str  # the folder from which on its mounts are known: all of them, unless each process is in a chroot
+    # the folder from which on its mounts are known: all of them, unless each process is in a chroot
+    base: str
 
     @classmethod
     def of(cls, pid: int) -> _View:
@@ -150,7 +207,8 @@ def _at(point: str, mounts: list[Mount]) -> Mount | None:
 
 def _own(scene: Scene, view: _View, ours: list[Mount]) -> Iterator[Mount]:
     """Mounts of the tree that this host has not, nor anything like them."""
-    session = Path(scene.config.run_dir or names.DEFAULT_RUN_DIR) / "session"  # which its holder shows to each incarnation
+    # which its holder shows to each incarnation
+    session = Path(scene.config.run_dir or names.DEFAULT_RUN_DIR) / "session"
     known = {(m.device, m.root, m.point): "ro" in m.options for m in ours}
     for mount in view.mounts():
         if mount.kind in _ANYWHERE or mount.source == SOURCE or mount.point == str(session):
@@ -182,7 +240,9 @@ def _same(one: os.stat_result, other: os.stat_result) -> bool:
     return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
-def _used(scene: Scene, view: _View, own: dict[int, Mount], *, within: int = 0) -> Iterator[Finding]:
+def _used(
+    scene: Scene, view: _View, own: dict[int, Mount], *, within: int = 0
+) -> Iterator[Finding]:
     """What processes have open, mapped or stand in there, where the host has something else.
 
     `within`: the mount namespace, of those that are made again: files only.
@@ -192,19 +252,27 @@ def _used(scene: Scene, view: _View, own: dict[int, Mount], *, within: int = 0) 
     told: set[str] = set()
     for process, d, path, link in _held(scene, view, own, within):
         mount = own.get(mount_of(link) or 0)
-        there = _stat(link) if mount is not None else None  # no other one is asked: it may not answer
+        # no other one is asked: it may not answer
+        there = _stat(link) if mount is not None else None
         if mount is None or there is None or path in told:
             continue
         gone = (d is not None and d.deleted) or there.st_nlink == 0
-        if (there.st_nlink == 0 or not stat.S_ISREG(there.st_mode)) if made_again else _travels(scene, d, path):
+        if (
+            (there.st_nlink == 0 or not stat.S_ISREG(there.st_mode))
+            if made_again
+            else _travels(scene, d, path)
+        ):
             continue
         told.add(path)
         if gone or stat.S_ISSOCK(there.st_mode):
             folder = os.path.dirname(path)
             here, there = _stat(folder), _stat(view.seen(folder))
             if here is not None and (not made_again or (there is not None and _same(there, here))):
-                continue  # a deleted file, and what a socket is bound to, come back where their folder is
-        elif (here := _stat(path, follow=not stat.S_ISLNK(there.st_mode))) is not None and _same(there, here):
+                # a deleted file, and what a socket is bound to, come back where their folder is
+                continue
+        elif (here := _stat(path, follow=not stat.S_ISLNK(there.st_mode))) is not None and _same(
+            there, here
+        ):
             continue
         found.setdefault(mount.id, []).append((process, d, path))
     for number, users in found.items():
@@ -213,16 +281,24 @@ def _used(scene: Scene, view: _View, own: dict[int, Mount], *, within: int = 0) 
         yield Finding(
             "error",
             "own-mount",
-            f"{path}{more} is on a mount ({mount.kind}) that only the tree's mount namespace has, at {mount.point}; "
+            f"{path}{more} is on a mount ({mount.kind}) that only the tree's mount namespace has, "
+            f"at {mount.point}; "
             "a restore looks at what the host has there",
-            f"Mount it on the host, too, before the program is started, or have the program leave {mount.point}"
-            + ("." if made_again else f"; or start it {_AS_FIRST}; or take it along (--with-files)."),
+            "Mount it on the host, too, before the program is started, or have the program leave "
+            f"{mount.point}"
+            + (
+                "."
+                if made_again
+                else f"; or start it {_AS_FIRST}; or take it along (--with-files)."
+            ),
             pid=process.pid,
             fd=None if d is None else d.fd,
         )
 
 
-def _held(scene: Scene, view: _View, own: dict[int, Mount], within: int) -> Iterator[tuple[Process, Descriptor | None, str, str]]:
+def _held(
+    scene: Scene, view: _View, own: dict[int, Mount], within: int
+) -> Iterator[tuple[Process, Descriptor | None, str, str]]:
     """Process, descriptor, path in the mount namespace, and a link of /proc that leads there."""
     every = tuple(f"{mount.point.rstrip('/')}/" for mount in own.values())
     for process in scene.living:
@@ -231,13 +307,21 @@ def _held(scene: Scene, view: _View, own: dict[int, Mount], within: int) -> Iter
         for d in scene.opened[process.pid]:
             if d.mnt_id in own and d.kind in ("file", "dir", "symlink", "pipe"):
                 yield process, d, d.target, f"/proc/{process.pid}/fd/{d.fd}"
-            elif d.kind == "socket" and (bound := bound_file(process.pid, d.fd)) is not None and bound.startswith(points):
+            elif (
+                d.kind == "socket"
+                and (bound := bound_file(process.pid, d.fd)) is not None
+                and bound.startswith(points)
+            ):
                 yield process, d, bound, view.seen(bound)
         for what in ("cwd", "root", "exe"):
             link = f"/proc/{process.pid}/{what}"
             with suppress(NoSuchProcess):
                 yield process, None, read_link(process.pid, what).removesuffix(" (deleted)"), link
-        for path in {m.path for m in scene.mapped[process.pid] if m.inode and not m.deleted and m.path.startswith(points)}:
+        for path in {
+            m.path
+            for m in scene.mapped[process.pid]
+            if m.inode and not m.deleted and m.path.startswith(points)
+        }:
             yield process, None, path, view.seen(path)
 
 

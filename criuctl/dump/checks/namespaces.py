@@ -31,7 +31,8 @@ _WORDS = {
 
 _NESTED = ("mnt", "net")  # of which a tree may have several
 _CHROOTED = (
-    "{} is in another mount namespace than the root {}, and no process of the tree that is in there sees all of it: each is "
+    "{} is in another mount namespace than the root {}, and no process of the tree that is in "
+    "there sees all of it: each is "
     "in a chroot, so a restore could not check what they get there"
 )
 _KEEP_NETWORK = "Keep it, under a name by which a restore finds it: `ip netns attach NAME {}`."
@@ -41,40 +42,62 @@ _IFNAMSIZ = 16
 def check_namespaces(scene: Scene) -> Iterator[Finding]:
     """Namespaces that processes of the tree have and its root has not.
 
-    CRIU does dump nested mount and net namespaces, but restores them only with a root that has its own of
-    that kind in the images, and not one that CRIU enters.  What processes get in a nested mount namespace is
-    judged as that of the root's own (`criuctl.restore.mount_views`), for which it must be seen from its top.
+    CRIU does dump nested mount and net namespaces, but restores them only with a root that has its
+    own of that kind in the images, and not one that CRIU enters.  What processes get in a nested
+    mount namespace is judged as that of the root's own (`criuctl.restore.mount_views`), for which
+    it must be seen from its top.
     """
     home = scene.namespaces.get(scene.root.pid, {})
     if scene.foreign("user"):
-        # CRIU saves it; but from inside of a new one it may neither mount the /proc of our PID namespace nor copy our mounts.
+        # CRIU saves it; but from inside of a new one it may neither mount the /proc of our PID
+        # namespace nor copy our mounts.
         yield Finding(
             "error",
             "user-namespace",
-            f"{scene.root} lives in a user namespace of its own, from which CRIU could not bring it back",
-            "Start the program without one: as root, `unshare` and `bwrap` need none; a container without user namespace.",
+            f"{scene.root} lives in a user namespace of its own, from which CRIU could not bring "
+            "it back",
+            "Start the program without one: as root, `unshare` and `bwrap` need none; a "
+            "container without user namespace.",
             pid=scene.root.pid,
         )
     nested = frozenset(kind for kind in _NESTED if scene.saved(kind))
-    inside: set[int] = set()  # the first process of each tree that is inside by itself, and everything below it
+    # the first process of each tree that is inside by itself, and everything below it
+    inside: set[int] = set()
     for process in scene.tree:
         mine = scene.namespaces.get(process.pid)
         if process.ppid in inside:
             inside.add(process.pid)  # it is of that tree, which is told once
-        elif mine is not None and (others := sorted(kind for kind in mine.keys() - nested if mine[kind] != home.get(kind))):
+        elif mine is not None and (
+            others := sorted(kind for kind in mine.keys() - nested if mine[kind] != home.get(kind))
+        ):
             inside.add(process.pid)
             words = [_WORDS[kind] for kind in others]
             yield Finding(
                 "error",
                 "nested-namespace",
-                f"{process} is in {_listed(words)} than the root {scene.root}; a tree can have one of a kind only",
-                f"Dump the tree that is inside by itself: name its first process, PID {process.pid}.",
+                f"{process} is in {_listed(words)} than the root {scene.root}; a tree can have "
+                "one of a kind only",
+                "Dump the tree that is inside by itself: name its first process, PID "
+                f"{process.pid}.",
                 pid=process.pid,
             )
-        elif mine is not None and mine["mnt"] != home.get("mnt") and not scene.knows_mounts_of(process.pid):
+        elif (
+            mine is not None
+            and mine["mnt"] != home.get("mnt")
+            and not scene.knows_mounts_of(process.pid)
+        ):
             inside.add(process.pid)
-            hint = "Have a process of the tree stay in that namespace outside of the chroot, or use pivot_root."
-            yield Finding("error", "nested-namespace", _CHROOTED.format(process, scene.root), hint, pid=process.pid)
+            hint = (
+                "Have a process of the tree stay in that namespace outside of the chroot, or use "
+                "pivot_root."
+            )
+            yield Finding(
+                "error",
+                "nested-namespace",
+                _CHROOTED.format(process, scene.root),
+                hint,
+                pid=process.pid,
+            )
     for process in scene.tree:
         yield from _time_of_children(scene, process)
 
@@ -87,7 +110,9 @@ def _listed(words: list[str]) -> str:
 
 
 def _time_of_children(scene: Scene, process: Process) -> Iterator[Finding]:
-    """A process that has called unshare(CLONE_NEWTIME): it stays outside, and only its children are born inside."""
+    """A process that has called unshare(CLONE_NEWTIME): it stays outside, and only its children are
+    born inside.
+    """
     mine = scene.namespaces.get(process.pid, {}).get("time")
     if mine is None:
         return
@@ -97,8 +122,15 @@ def _time_of_children(scene: Scene, process: Process) -> Iterator[Finding]:
         return
     if later is None or later == mine:
         return
-    born = [p for p in scene.tree if p.ppid == process.pid and scene.namespaces.get(p.pid, {}).get("time") == later]
-    hint = "Start the program that is to be dumped as its child (`unshare --time --fork PROGRAM`), and dump that one."
+    born = [
+        p
+        for p in scene.tree
+        if p.ppid == process.pid and scene.namespaces.get(p.pid, {}).get("time") == later
+    ]
+    hint = (
+        "Start the program that is to be dumped as its child (`unshare --time --fork PROGRAM`), "
+        "and dump that one."
+    )
     if born:
         hint = f"Dump its child, which is inside: {' or '.join(f'PID {p}' for p in born)}."
     yield Finding(
@@ -115,7 +147,10 @@ def at_top(scene: Scene) -> int:
     wanted = scene.namespaces[scene.root.pid]["mnt"]
     for pid in (scene.root.pid, *all_pids()):
         try:
-            if os.readlink(f"/proc/{pid}/root") == "/" and os.stat(f"/proc/{pid}/ns/mnt").st_ino == wanted:
+            if (
+                os.readlink(f"/proc/{pid}/root") == "/"
+                and os.stat(f"/proc/{pid}/ns/mnt").st_ino == wanted
+            ):
                 return pid
         except OSError:
             continue
@@ -135,22 +170,27 @@ def check_proc_mount(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "error",
             "proc-mount",
-            f"the /proc that {root} sees is not that of its own PID namespace; CRIU cannot work there",
-            f"Start the program with `unshare --pid --fork --mount-proc`, or: nsenter --target {root.pid} --pid --mount "
+            f"the /proc that {root} sees is not that of its own PID namespace; CRIU cannot work "
+            "there",
+            "Start the program with `unshare --pid --fork --mount-proc`, or: nsenter --target "
+            f"{root.pid} --pid --mount "
             "mount -t proc proc /proc (if the mount namespace is its own too).",
             pid=root.pid,
         )
 
 
 def check_network(scene: Scene) -> Iterator[Finding]:
-    """A net namespace that ends with the tree, and with it what is in there and a restore does not make again."""
+    """A net namespace that ends with the tree, and with it what is in there and a restore does not
+    make again.
+    """
     own = scene.own_network
     if own is None or own.saved or not (lost := own.network.words()):
         return
     yield Finding(
         "warning",
         "own-network",
-        f"the net namespace of {scene.root} ends with it, and a restore makes one that has only a loopback interface; "
+        f"the net namespace of {scene.root} ends with it, and a restore makes one that has only a "
+        "loopback interface; "
         f"gone would be: {'; '.join(lost)} ({own.why_not})",
         _KEEP_NETWORK.format(scene.root.pid),
         pid=scene.root.pid,
@@ -158,7 +198,8 @@ def check_network(scene: Scene) -> Iterator[Finding]:
 
 
 def check_bound(scene: Scene) -> Iterator[Finding]:
-    """Sockets that are bound to an interface of such a namespace: CRIU would find none of that name.
+    """Sockets that are bound to an interface of such a namespace: CRIU would find none of that
+    name.
 
     A connection to outside that a restore gives up comes without it.
     """
@@ -173,7 +214,8 @@ def check_bound(scene: Scene) -> Iterator[Finding]:
             yield Finding(
                 "warning" if scene.leave_running else "error",
                 "interface-lost",
-                f"a socket is bound to the network interface {name}, which ends with the tree; no restore could bind it again",
+                f"a socket is bound to the network interface {name}, which ends with the tree; "
+                "no restore could bind it again",
                 _KEEP_NETWORK.format(scene.root.pid),
                 pid=s.pid,
                 fd=s.fd,
@@ -200,25 +242,35 @@ def _lives_in(pid: int, inode: int, kind: str = "net") -> bool:
 
 
 def check_ipc(scene: Scene) -> Iterator[Finding]:
-    """An IPC namespace that others live in, too: CRIU saves all that is in it, and a restore makes another one of it."""
+    """An IPC namespace that others live in, too: CRIU saves all that is in it, and a restore makes
+    another one of it.
+    """
     inode = scene.namespaces.get(scene.root.pid, {}).get("ipc")
     if inode is None or not scene.foreign("ipc"):
         return
     above = ancestors(scene.root.pid)  # who has made it (`unshare --fork`), and waits
-    others = sorted(pid for pid in all_pids() if _lives_in(pid, inode, "ipc") and pid not in above and scene.outside(pid))
+    others = sorted(
+        pid
+        for pid in all_pids()
+        if _lives_in(pid, inode, "ipc") and pid not in above and scene.outside(pid)
+    )
     if others:
         yield Finding(
             "warning",
             "shared-ipc",
-            f"{scene.command_of(others[0])}{' and others' if others[1:] else ''} outside the tree lives in the IPC namespace of "
-            f"{scene.root}; after a restore the tree has one of its own, with a copy of the System V objects and message queues",
+            f"{scene.command_of(others[0])}{' and others' if others[1:] else ''} outside the tree "
+            "lives in the IPC namespace of "
+            f"{scene.root}; after a restore the tree has one of its own, with a copy of the "
+            "System V objects and message queues",
             "Dump what uses them as one tree.",
             pid=scene.root.pid,
         )
 
 
 def check_freezer(scene: Scene) -> Iterator[Finding]:
-    """Control groups that are frozen already: a tree in one never answers CRIU, but if it knows the group: a paused session's."""
+    """Control groups that are frozen already: a tree in one never answers CRIU, but if it knows the
+    group: a paused session's.
+    """
     told: set[str] = set()
     asked: set[str] = set()
     for process in scene.tree:
@@ -241,8 +293,10 @@ def check_freezer(scene: Scene) -> Iterator[Finding]:
                 yield Finding(
                     "error",
                     "frozen",
-                    f"{process} is in a frozen control group, {state}; CRIU would wait for it in vain",
-                    f"Thaw it first: `echo {'0' if not controllers else 'THAWED'} > {quoted(state)}`.",
+                    f"{process} is in a frozen control group, {state}; CRIU would wait for it in "
+                    "vain",
+                    f"Thaw it first: `echo {'0' if not controllers else 'THAWED'} > "
+                    f"{quoted(state)}`.",
                     pid=process.pid,
                 )
 
@@ -251,7 +305,10 @@ def _paused_group(scene: Scene) -> str | None:
     """The control group of the session whose root this is, if its holder has paused it."""
     root = scene.root.identity
     for state in all_states(scene.config):
-        if state["holder_alive"] and (state["pid"], state["start_time"]) == (root.pid, root.start_time):
+        if state["holder_alive"] and (state["pid"], state["start_time"]) == (
+            root.pid,
+            root.start_time,
+        ):
             group: str | None = state["cgroup"] if state["state"] == "paused" else None
             return group
     return None
@@ -263,7 +320,9 @@ def _frozen(scene: Scene, path: str, *, unified: bool) -> str:
     for mount in scene.mounts.values():
         if mount.kind != kind:
             continue
-        file = os.path.join(f"{mount.point}{path}".rstrip("/"), "cgroup.events" if unified else "freezer.state")
+        file = os.path.join(
+            f"{mount.point}{path}".rstrip("/"), "cgroup.events" if unified else "freezer.state"
+        )
         try:
             with open(file, encoding="ascii") as state:
                 text = state.read()

@@ -1,4 +1,6 @@
-"""Pipes and FIFOs of a tree as a whole: how many, what CRIU takes for one, and who outside is at their other ends."""
+"""Pipes and FIFOs of a tree as a whole: how many, what CRIU takes for one, and who outside is at
+their other ends.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from ...report import Finding
 from .scene import Scene
 
 _PIPES = 1024  # CRIU's NR_PIPES_WITH_DATA
-_PIPE_ID = (1 << 32) - 1  # what CRIU's pipe_id has of an inode's number, which each file system gives by itself
+# what CRIU's pipe_id has of an inode's number, which each file system gives by itself
+_PIPE_ID = (1 << 32) - 1
 
 
 def check_pipes(scene: Scene) -> Iterator[Finding]:
@@ -31,7 +34,8 @@ def check_pipes(scene: Scene) -> Iterator[Finding]:
 def _half_pipes(scene: Scene) -> Iterator[Finding]:
     """Pipes of which somebody outside holds the other end.
 
-    A restored pipe without a name is another one, and he is not at it.  At a FIFO he is again, but not while the tree is away.
+    A restored pipe without a name is another one, and he is not at it.  At a FIFO he is again, but
+    not while the tree is away.
     """
     ends: dict[str, dict[int, tuple[Process, Descriptor]]] = {}
     for process, d in scene.descriptors():
@@ -39,25 +43,45 @@ def _half_pipes(scene: Scene) -> Iterator[Finding]:
             mode = d.flags & os.O_ACCMODE
             for end in (os.O_RDONLY, os.O_WRONLY) if mode == os.O_RDWR else (mode,):
                 ends.setdefault(d.target, {}).setdefault(end, (process, d))
-    halves = {target: next(iter(found.items())) for target, found in ends.items() if len(found) == 1}
-    for target, pid in _other_ends({target: end for target, (end, _held) in halves.items()}, scene).items():
+    halves = {
+        target: next(iter(found.items())) for target, found in ends.items() if len(found) == 1
+    }
+    for target, pid in _other_ends(
+        {target: end for target, (end, _held) in halves.items()}, scene
+    ).items():
         end, (process, d) = halves[target]
         does = "reads" if end == os.O_WRONLY else "writes to"
         if target.startswith("pipe:"):
             code = "pipe-outside"
-            then = "writing to it ends the program (SIGPIPE), or fails" if end == os.O_WRONLY else "it reads the end"
+            then = (
+                "writing to it ends the program (SIGPIPE), or fails"
+                if end == os.O_WRONLY
+                else "it reads the end"
+            )
             text = f"{does} the pipe; after a restore {then}"
-            hint = "Dump a tree that holds both ends, or start the program with a file instead, or as a session (`criuctl run`)."
+            hint = (
+                "Dump a tree that holds both ends, or start the program with a file instead, or "
+                "as a session (`criuctl run`)."
+            )
         else:
             code = "fifo-outside"
             then = "reads the end" if end == os.O_WRONLY else "is ended by SIGPIPE, or fails,"
             text = f"{does} the named pipe {target}; it {then} while the tree is away"
             hint = "Dump a tree that holds both ends, or use `--leave-running`."
-        yield Finding("warning", code, f"{scene.command_of(pid)}, outside the tree, {text}", hint, pid=process.pid, fd=d.fd)
+        yield Finding(
+            "warning",
+            code,
+            f"{scene.command_of(pid)}, outside the tree, {text}",
+            hint,
+            pid=process.pid,
+            fd=d.fd,
+        )
 
 
 def _other_ends(halves: dict[str, int], scene: Scene) -> dict[str, int]:
-    """Which of these pipes have their other end open in a process outside, and in which.  Looks at the whole host, if at all."""
+    """Which of these pipes have their other end open in a process outside, and in which.  Looks at
+    the whole host, if at all.
+    """
     found: dict[str, int] = {}
     for pid in all_pids() if halves else ():
         if pid in scene.by_pid:
@@ -85,8 +109,10 @@ def _many_pipes(scene: Scene) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "many-pipes",
-                f"the tree has {len(found)} {'pipes' if unnamed else 'FIFOs'} open for reading; CRIU can save {_PIPES}",
-                "Have the program use fewer (sockets are not limited), or end some of its workers before the dump.",
+                f"the tree has {len(found)} {'pipes' if unnamed else 'FIFOs'} open for reading; "
+                f"CRIU can save {_PIPES}",
+                "Have the program use fewer (sockets are not limited), or end some of its "
+                "workers before the dump.",
                 pid=scene.root.pid,
             )
 
@@ -96,9 +122,13 @@ def _taken_for_one(scene: Scene) -> Iterator[Finding]:
     fifos: dict[int, dict[tuple[int, int], list[tuple[Process, Descriptor]]]] = {}
     for process, d in scene.descriptors():
         if d.kind == "pipe" and not d.target.startswith("pipe:") and not d.flags & os.O_PATH:
-            fifos.setdefault(d.inode & _PIPE_ID, {}).setdefault((d.device, d.inode), []).append((process, d))
+            fifos.setdefault(d.inode & _PIPE_ID, {}).setdefault((d.device, d.inode), []).append(
+                (process, d)
+            )
     for number, same in sorted(fifos.items()):
-        if len(same) > 1 and any(_unread(process, d) for held in same.values() for process, d in held):
+        if len(same) > 1 and any(
+            _unread(process, d) for held in same.values() for process, d in held
+        ):
             (_, one), *others = (held[0] for held in same.values())
             for process, d in others:
                 text, hint = taken_for_one(one.target, d.target, number)

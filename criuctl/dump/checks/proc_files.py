@@ -9,7 +9,10 @@ from ...proc.tree import Process
 from ...report import Finding
 from .scene import Scene
 
-_HINT = "Dump a tree that has it, too; a program that watches others opens them again when it reads that they have ended."
+_HINT = (
+    "Dump a tree that has it, too; a program that watches others opens them again when it reads "
+    "that they have ended."
+)
 
 
 def check_proc_files(scene: Scene) -> Iterator[Finding]:
@@ -22,8 +25,14 @@ def check_proc_files(scene: Scene) -> Iterator[Finding]:
         command = _outside(scene, process, what)
         if command:
             told.add(what.pid)
-            text = f"{d.target} is about process {command}, which is not part of the tree; after a restore that finds it ended, "
-            text += "or takes place in a PID namespace of its own, reading says that it has ended (ESRCH)"
+            text = (
+                f"{d.target} is about process {command}, which is not part of the tree; after a "
+                "restore that finds it ended, "
+            )
+            text += (
+                "or takes place in a PID namespace of its own, reading says that it has ended "
+                "(ESRCH)"
+            )
             yield Finding("warning", "proc-outside", text, _HINT, pid=process.pid, fd=d.fd)
 
 
@@ -35,8 +44,17 @@ def check_proc_folders(scene: Scene) -> Iterator[Finding]:
             continue
         group = _group(process, what)
         if what.tid not in (0, what.pid) or (group is not None and group[0] != what.pid):
-            text = f"the working folder of {process}, {process.cwd}, is about a thread, which CRIU makes only afterwards"
-            yield Finding("error", "proc-folder", text, "Have the program go elsewhere (chdir).", pid=process.pid)
+            text = (
+                f"the working folder of {process}, {process.cwd}, is about a thread, which CRIU "
+                "makes only afterwards"
+            )
+            yield Finding(
+                "error",
+                "proc-folder",
+                text,
+                "Have the program go elsewhere (chdir).",
+                pid=process.pid,
+            )
 
 
 def _outside(scene: Scene, process: Process, what: About) -> str:

@@ -1,7 +1,7 @@
 """Everything the checks look at, read once.
 
-The tree runs on meanwhile.  A process that vanishes between two looks is left out from then on; only the
-root's end matters, and that is told by `collect` raising `NoSuchProcess`.
+The tree runs on meanwhile.  A process that vanishes between two looks is left out from then on;
+only the root's end matters, and that is told by `collect` raising `NoSuchProcess`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Scene(Struct, dict=True):
 
     def named(self, path: str) -> bool:
         """Whether a file is taken along because it is named, or is in a folder that is."""
-        return any(path == place or path.startswith(f"{place.rstrip('/')}/") for place in self.with_files)
+        return any(
+            path == place or path.startswith(f"{place.rstrip('/')}/") for place in self.with_files
+        )
 
     def descriptors(self) -> Iterator[tuple[Process, Descriptor]]:
         """Every descriptor of every process."""
@@ -84,7 +86,9 @@ class Scene(Struct, dict=True):
                 yield process, mapping
 
     def entered(self, kind: str) -> bool:
-        """Whether CRIU is put into the root's namespace of this kind, it being another than ours."""
+        """Whether CRIU is put into the root's namespace of this kind, it being another than
+        ours.
+        """
         if kind == "net" and (own := self.own_network) is not None and own.saved:
             return False
         return kind in self._entered
@@ -123,7 +127,9 @@ class Scene(Struct, dict=True):
         return self._all_mounts[1]
 
     def root_of(self, mnt_id: int) -> str | None:
-        """What leads from here to the root folder of the mount namespace with this mount, as `mounts` knows it; None: nothing."""
+        """What leads from here to the root folder of the mount namespace with this mount, as
+        `mounts` knows it; None: nothing.
+        """
         return self._all_mounts[2].get(mnt_id)
 
     @cached_property
@@ -142,12 +148,18 @@ class Scene(Struct, dict=True):
             if inside is not None:
                 seen.add(namespace)
                 found.update((mount.id, mount) for mount in inside)
-                root = "" if namespace == self.own_namespaces.get("mnt") else f"/proc/{process.pid}/root"
+                root = (
+                    ""
+                    if namespace == self.own_namespaces.get("mnt")
+                    else f"/proc/{process.pid}/root"
+                )
                 roots.update((mount.id, root) for mount in inside)
         return found, seen, roots
 
     def _mounts_of(self, pid: int, namespace: int) -> list[Mount] | None:
-        """The mounts of a whole namespace; None from inside a chroot, which sees only a part of them."""
+        """The mounts of a whole namespace; None from inside a chroot, which sees only a part of
+        them.
+        """
         if namespace == self.own_namespaces.get("mnt"):
             return read_mounts()
         return read_mounts(pid) if read_link(pid, "root") == "/" else None
@@ -157,14 +169,19 @@ class Scene(Struct, dict=True):
         return self.namespaces.get(pid, {}).get("mnt") in self.known_mount_namespaces
 
     def hides(self, mount: Mount) -> Mount | None:
-        """What was mounted over all of this mount, or over what it is on (criu/mount.c, mnt_is_overmounted)."""
+        """What was mounted over all of this mount, or over what it is on (criu/mount.c,
+        mnt_is_overmounted).
+        """
         at = mount
         while (parent := self.mounts.get(at.parent)) is not None and parent.id != at.id:
             for other in self._mounted_on.get(parent.id, ()):
                 if other.id != at.id and (f"{at.point}/").startswith(f"{other.point.rstrip('/')}/"):
                     return other
             at = parent
-        return next((other for other in self._mounted_on.get(mount.id, ()) if other.point == mount.point), None)
+        return next(
+            (other for other in self._mounted_on.get(mount.id, ()) if other.point == mount.point),
+            None,
+        )
 
     @cached_property
     def _mounted_on(self) -> dict[int, list[Mount]]:
@@ -174,7 +191,9 @@ class Scene(Struct, dict=True):
         return found
 
     def outside(self, pid: int) -> bool:
-        """Whether a process (0: one unseen) lives and is not of the tree, which may have started it since the look."""
+        """Whether a process (0: one unseen) lives and is not of the tree, which may have started it
+        since the look.
+        """
         try:
             return pid not in self.by_pid and self.by_pid.keys().isdisjoint(ancestors(pid))
         except NoSuchProcess:
@@ -188,8 +207,12 @@ class Scene(Struct, dict=True):
             return str(pid)
 
 
-def collect(root: int, config: Config, *, leave_running: bool = False, with_files: Sequence[str] = ()) -> Scene:
-    """Look at the tree of `root`.  `NoSuchProcess` if there is none, `PreflightRefused` if we may not look."""
+def collect(
+    root: int, config: Config, *, leave_running: bool = False, with_files: Sequence[str] = ()
+) -> Scene:
+    """Look at the tree of `root`.  `NoSuchProcess` if there is none, `PreflightRefused` if we may
+    not look.
+    """
     tree = read_tree(root)
     opened: dict[int, list[Descriptor]] = {}
     mapped: dict[int, list[Mapping]] = {}

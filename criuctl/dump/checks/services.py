@@ -18,7 +18,9 @@ _STARTED_AGAIN = frozenset({"always", "on-failure", "on-abnormal", "on-abort"}) 
 
 
 def check_service(scene: Scene) -> Iterator[Finding]:
-    """The main process of a unit that is started anew when it ends: there would be two of it after the restore."""
+    """The main process of a unit that is started anew when it ends: there would be two of it after
+    the restore.
+    """
     if scene.leave_running or not os.path.isdir(_BOOTED):
         return
     root = scene.root.pid
@@ -26,7 +28,9 @@ def check_service(scene: Scene) -> Iterator[Finding]:
     if not unit.endswith(".service"):
         return
     try:
-        told = command.run(["systemctl", "show", "--property=MainPID,Restart", "--", unit], timeout=_TIMEOUT).text
+        told = command.run(
+            ["systemctl", "show", "--property=MainPID,Restart", "--", unit], timeout=_TIMEOUT
+        ).text
     except CriuctlError:
         return  # no systemctl, or a systemd that does not answer now: nothing is known of the unit
     properties = dict(line.split("=", 1) for line in told.splitlines() if "=" in line)
@@ -34,7 +38,9 @@ def check_service(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "started-again",
-            f"{unit} has Restart={properties['Restart']}: systemd starts it anew as soon as the dump has ended it",
-            f"Before the dump: `systemctl edit --runtime {quoted(unit)}`, with the lines [Service] and Restart=no.",
+            f"{unit} has Restart={properties['Restart']}: systemd starts it anew as soon as the "
+            "dump has ended it",
+            f"Before the dump: `systemctl edit --runtime {quoted(unit)}`, with the lines "
+            "[Service] and Restart=no.",
             pid=root,
         )

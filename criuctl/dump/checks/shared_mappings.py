@@ -31,11 +31,15 @@ def check_shared_mappings(scene: Scene) -> Iterator[Finding]:
     outside = writers_to({inode: [file.path] for inode, file in found.items()}, but=scene.by_pid)
     others = [(found[inode], pid) for inode, pid in outside.items() if scene.outside(pid)]
     if others:
-        (file, pid), more = others[0], f" (and {len(others) - 1} more such files)" if others[1:] else ""
+        (file, pid), more = (
+            others[0],
+            f" (and {len(others) - 1} more such files)" if others[1:] else "",
+        )
         yield Finding(
             "warning",
             "shared-outside",
-            f"{file.process} shares memory through {file.path}, which {scene.command_of(pid)} outside the tree"
+            f"{file.process} shares memory through {file.path}, which {scene.command_of(pid)} "
+            "outside the tree"
             f" writes to as well: what it writes after the freeze cannot be kept{more}",
             "Dump what shares it as one tree.",
             pid=file.process.pid,
@@ -44,7 +48,9 @@ def check_shared_mappings(scene: Scene) -> Iterator[Finding]:
 
 
 def _nameless(scene: Scene) -> Iterator[Finding]:
-    """Memory shared with a process outside without a file that has a name: the tree has its own after a restore."""
+    """Memory shared with a process outside without a file that has a name: the tree has its own
+    after a restore.
+    """
     sought: dict[tuple[int, int], tuple[Process, str]] = {}
     for process, m in scene.mappings():
         if m.shared and m.deleted:

@@ -1,4 +1,5 @@
-"""System V semaphores and message queues of the host's IPC namespace: CRIU saves them only together with a namespace.
+"""System V semaphores and message queues of the host's IPC namespace: CRIU saves them only together
+with a namespace.
 
 Nothing says who uses them; the kernel notes which process was the last to.  (Attached segments of
 shared memory are mappings: `memory`.)
@@ -29,7 +30,8 @@ def check_sysv(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "sysv-ipc",
-            f"{scene.by_pid[pid]} uses {what} of the host's IPC namespace{more}: no checkpoint holds it, a copy uses the"
+            f"{scene.by_pid[pid]} uses {what} of the host's IPC namespace{more}: no checkpoint "
+            "holds it, a copy uses the"
             " same one as its original, and it is gone when the host starts again",
             _HINT,
             pid=pid,

@@ -14,15 +14,20 @@ _HIGHEST, _DESCRIPTIONS = 1000, 64  # CRIU: criu/tty.c, MAX_PTY_INDEX and ETTY_I
 
 
 def check_terminals(scene: Scene) -> Iterator[Finding]:
-    """Every pseudo-terminal whose master is not in the tree, and every master whose slave is not."""
-    outside = [t for t in scene.terminals if t.kind == "pts" and not t.master_inside and not t.hung_up]
+    """Every pseudo-terminal whose master is not in the tree, and every master whose slave is
+    not.
+    """
+    outside = [
+        t for t in scene.terminals if t.kind == "pts" and not t.master_inside and not t.hung_up
+    ]
     for terminal in outside:
         name = terminal.path or f"/dev/pts/{terminal.number}"
         if terminal.holders or terminal.aliases:
             yield Finding(
                 "info",
                 "terminal-outside",
-                f"the terminal {name} is held from outside the tree (by sshd, tmux, a window, a holder); "
+                f"the terminal {name} is held from outside the tree (by sshd, tmux, a window, a "
+                "holder); "
                 "a restore gives the tree a new one",
                 pid=(terminal.holders[0] if terminal.holders else terminal.aliases[0])[0],
             )
@@ -30,7 +35,8 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
             yield Finding(
                 "info",
                 "terminal-controls",
-                f"the terminal {name} controls the tree, though no descriptor of it is open; a restore comes without",
+                f"the terminal {name} controls the tree, though no descriptor of it is open; a "
+                "restore comes without",
                 pid=scene.root.pid,
             )
     yield from _several_meanings(scene)
@@ -42,16 +48,20 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
 
 
 def _several_meanings(scene: Scene) -> Iterator[Finding]:
-    """/dev/tty is one name to CRIU: either it opens that itself, as of a console, or criuctl tells what each one is of."""
+    """/dev/tty is one name to CRIU: either it opens that itself, as of a console, or criuctl tells
+    what each one is of.
+    """
     consoles = [t for t in scene.terminals if t.aliases and t.kind != "pts"]
     if consoles and any(t.kind == "pts" for t in scene.terminals):
         pid, fd, _dev = consoles[0].aliases[0]
         yield Finding(
             "error",
             "terminal-names",
-            f"/dev/tty is open for {consoles[0].path or 'a console'}, and there are pseudo-terminals too; CRIU cannot tell "
+            f"/dev/tty is open for {consoles[0].path or 'a console'}, and there are "
+            "pseudo-terminals too; CRIU cannot tell "
             "them apart",
-            "Have the program open its terminal by its own name, or run it on a terminal of criuctl's (`criuctl run`).",
+            "Have the program open its terminal by its own name, or run it on a terminal of "
+            "criuctl's (`criuctl run`).",
             pid=pid,
             fd=fd,
         )
@@ -59,15 +69,25 @@ def _several_meanings(scene: Scene) -> Iterator[Finding]:
 
 def _numbers(scene: Scene) -> Iterator[Finding]:
     """Terminals inside the tree with a number that CRIU has no room for."""
-    masters = ((index, process.pid, d.fd) for process, d in scene.descriptors() if (index := master_index(d)) is not None)
-    slaves = ((t.number, *t.holders[0]) for t in scene.terminals if t.number is not None and t.holders and t.master_inside)
+    masters = (
+        (index, process.pid, d.fd)
+        for process, d in scene.descriptors()
+        if (index := master_index(d)) is not None
+    )
+    slaves = (
+        (t.number, *t.holders[0])
+        for t in scene.terminals
+        if t.number is not None and t.holders and t.master_inside
+    )
     found = {index: (pid, fd) for index, pid, fd in (*masters, *slaves) if index > _HIGHEST}
     for index, (pid, fd) in found.items():
         yield Finding(
             "error",
             "terminal-number",
-            f"the terminal /dev/pts/{index} is inside the tree; CRIU saves those up to number {_HIGHEST}",
-            "End what holds the many others, and have the program open its terminal anew; or give it a /dev/pts of its own "
+            f"the terminal /dev/pts/{index} is inside the tree; CRIU saves those up to number "
+            f"{_HIGHEST}",
+            "End what holds the many others, and have the program open its terminal anew; or give "
+            "it a /dev/pts of its own "
             "(mount namespace, devpts).",
             pid=pid,
             fd=fd,
@@ -75,19 +95,25 @@ def _numbers(scene: Scene) -> Iterator[Finding]:
 
 
 def _many_outside(held: Sequence[tuple[int, int]]) -> Iterator[Finding]:
-    """How often terminals held from outside are opened, and /dev/tty, in the whole tree; who inherits one has not opened it."""
+    """How often terminals held from outside are opened, and /dev/tty, in the whole tree; who
+    inherits one has not opened it.
+    """
     opened: list[tuple[int, int]] = []
     for pid, fd in held if len(held) > _DESCRIPTIONS else ():
-        if not same_file((pid, fd), (pid, fd)) or any(same_file((pid, fd), other) for other in opened):
+        if not same_file((pid, fd), (pid, fd)) or any(
+            same_file((pid, fd), other) for other in opened
+        ):
             continue  # it is gone meanwhile, or inherited
         opened.append((pid, fd))
         if len(opened) > _DESCRIPTIONS:
             yield Finding(
                 "error",
                 "many-terminals",
-                f"terminals held from outside the tree, or /dev/tty, are opened more than {_DESCRIPTIONS} times; CRIU cannot "
+                "terminals held from outside the tree, or /dev/tty, are opened more than "
+                f"{_DESCRIPTIONS} times; CRIU cannot "
                 "save that",
-                "Have programs use the descriptors that they inherit, instead of opening /dev/tty, or end some of them.",
+                "Have programs use the descriptors that they inherit, instead of opening "
+                "/dev/tty, or end some of them.",
                 pid=pid,
                 fd=fd,
             )
@@ -95,8 +121,14 @@ def _many_outside(held: Sequence[tuple[int, int]]) -> Iterator[Finding]:
 
 
 def _followers(scene: Scene) -> Iterator[Finding]:
-    """Who is in a session on a terminal of the tree's own /dev/pts and does not lead it: CRIU makes that when they are there."""
-    if not scene.foreign("mnt") or not scene.foreign("pid") or not is_namespace_init(scene.root.pid):
+    """Who is in a session on a terminal of the tree's own /dev/pts and does not lead it: CRIU makes
+    that when they are there.
+    """
+    if (
+        not scene.foreign("mnt")
+        or not scene.foreign("pid")
+        or not is_namespace_init(scene.root.pid)
+    ):
         return
     for terminal in scene.terminals:
         others = [pid for pid in terminal.controls if pid != terminal.session_leader]
@@ -104,15 +136,19 @@ def _followers(scene: Scene) -> Iterator[Finding]:
             yield Finding(
                 "info",
                 "terminal-followers",
-                f"{len(others)} process(es) on {terminal.path or f'/dev/pts/{terminal.number}'}, a terminal inside the tree, "
-                "come back without it as controlling terminal: descriptors and ^C work, /dev/tty does not; what the leader "
+                f"{len(others)} process(es) on {terminal.path or f'/dev/pts/{terminal.number}'}, "
+                "a terminal inside the tree, "
+                "come back without it as controlling terminal: descriptors and ^C work, /dev/tty "
+                "does not; what the leader "
                 "starts later has it",
                 pid=others[0],
             )
 
 
 def _masters_alone(scene: Scene) -> Iterator[Finding]:
-    """Masters in the tree whose slaves are held by others: as long as they are, the number of the terminal is taken."""
+    """Masters in the tree whose slaves are held by others: as long as they are, the number of the
+    terminal is taken.
+    """
     inside = {terminal.number for terminal in scene.terminals if terminal.holders}
     alone = {
         index: (process.pid, descriptor.fd)
@@ -121,12 +157,15 @@ def _masters_alone(scene: Scene) -> Iterator[Finding]:
     }
     if not alone:
         return
-    for index, holder in path_holders({f"/dev/pts/{index}": index for index in alone}, scene.by_pid).items():
+    for index, holder in path_holders(
+        {f"/dev/pts/{index}": index for index in alone}, scene.by_pid
+    ).items():
         pid, fd = alone[index]
         yield Finding(
             "warning",
             "terminal-slave-outside",
-            f"the terminal /dev/pts/{index}, whose master is here, is open in process {scene.command_of(holder)}, "
+            f"the terminal /dev/pts/{index}, whose master is here, is open in process "
+            f"{scene.command_of(holder)}, "
             "outside the tree; while it is, a restore cannot have its number",
             "End that process after the dump, or dump a tree that holds both.",
             pid=pid,

@@ -1,7 +1,8 @@
 """Descriptors that watch something: inotify, fanotify, epoll, folders (dnotify).
 
-The kernel tells files that are watched by handles, and what an epoll watches by numbers of descriptors that may be closed.
-CRIU looks for what they mean (criu/fsnotify.c, check_open_handle; criu/eventpoll.c), and refuses what it does not find.
+The kernel tells files that are watched by handles, and what an epoll watches by numbers of
+descriptors that may be closed.  CRIU looks for what they mean (criu/fsnotify.c, check_open_handle;
+criu/eventpoll.c), and refuses what it does not find.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ from .scene import Scene
 
 _IN_MEMORY = ("tmpfs", "devtmpfs")  # whose inode numbers mean nothing at a restore
 _SEARCHED = (  # criu/irmap.c: where CRIU looks for what no handle leads to
-    *("/etc", "/var/spool", "/var/log", "/usr/share/dbus-1/services", "/usr/share/dbus-1/system-services"),
+    *(
+        "/etc",
+        "/var/spool",
+        "/var/log",
+        "/usr/share/dbus-1/services",
+        "/usr/share/dbus-1/system-services",
+    ),
     *("/var/lib/polkit-1/localauthority", "/usr/share/polkit-1/actions", "/lib/udev"),
 )
 Searched = Callable[[str], set[tuple[int, int]]]
@@ -48,17 +55,23 @@ def check_watches(scene: Scene) -> Iterator[Finding]:
     for process, d in scene.descriptors():
         if d.kind in ("inotify", "fanotify"):
             yield from _notify(scene, process, d, searched)
-        elif d.kind == "dir" and not d.flags & os.O_PATH and _asked(process, d, lambda own: fcntl.fcntl(own, fcntl.F_GETOWN)):
+        elif (
+            d.kind == "dir"
+            and not d.flags & os.O_PATH
+            and _asked(process, d, lambda own: fcntl.fcntl(own, fcntl.F_GETOWN))
+        ):
             yield Finding(
                 "warning",
                 "dnotify",
-                f"changes in {d.target} are told by a signal (F_NOTIFY); they no longer are after a restore",
+                f"changes in {d.target} are told by a signal (F_NOTIFY); they no longer are "
+                "after a restore",
                 "Have the program use inotify, or ask for it again.",
                 pid=process.pid,
                 fd=d.fd,
             )
         elif d.kind == "epoll" and not any(
-            d.extra == other.extra and same_file((holder.pid, other.fd), (process.pid, d.fd)) for holder, other in epolls
+            d.extra == other.extra and same_file((holder.pid, other.fd), (process.pid, d.fd))
+            for holder, other in epolls
         ):
             epolls.append((process, d))
             yield from _epoll(scene, process, d)
@@ -73,7 +86,8 @@ def _notify(scene: Scene, process: Process, d: Descriptor, searched: Searched) -
         yield Finding(
             "warning",
             "events-lost",
-            f"{unread} bytes of events ({d.kind}) that the program has not read are lost at a restore",
+            f"{unread} bytes of events ({d.kind}) that the program has not read are lost at a "
+            "restore",
             "It passes by itself: try again.",
             pid=process.pid,
             fd=d.fd,
@@ -83,7 +97,8 @@ def _notify(scene: Scene, process: Process, d: Descriptor, searched: Searched) -
             process,
             d,
             "watch-of-file-system",
-            "a whole file system is watched (FAN_MARK_FILESYSTEM); CRIU would restore the descriptor without that",
+            "a whole file system is watched (FAN_MARK_FILESYSTEM); CRIU would restore the "
+            "descriptor without that",
             "Have the program watch the mount or folders, or end it before the dump.",
         )
     marks = [mark for mark in map(_fields, d.extra) if "ino" in mark]
@@ -93,15 +108,23 @@ def _notify(scene: Scene, process: Process, d: Descriptor, searched: Searched) -
     reasons: Counter[tuple[str, str]] = Counter()
     for mark in marks:
         # Once more: it may be given another name while it is looked for.
-        if _unreachable(scene, top, mark, searched) and (why := _unreachable(scene, top, mark, searched)):
+        if _unreachable(scene, top, mark, searched) and (
+            why := _unreachable(scene, top, mark, searched)
+        ):
             reasons[why] += _watches(process, d, mark)
     for (code, where), number in (+reasons).items():
-        yield _error(process, d, code, f"{number} watch(es) ({d.kind}) {where}; CRIU cannot save that", _DROP)
+        yield _error(
+            process, d, code, f"{number} watch(es) ({d.kind}) {where}; CRIU cannot save that", _DROP
+        )
 
 
 def _unread(process: Process, d: Descriptor) -> int:
     """Bytes that a read would give; nothing is taken."""
-    return _asked(process, d, lambda own: int.from_bytes(fcntl.ioctl(own, termios.FIONREAD, bytes(4)), sys.byteorder))
+    return _asked(
+        process,
+        d,
+        lambda own: int.from_bytes(fcntl.ioctl(own, termios.FIONREAD, bytes(4)), sys.byteorder),
+    )
 
 
 def _asked(process: Process, d: Descriptor, question: Callable[[int], int]) -> int:
@@ -114,12 +137,16 @@ def _asked(process: Process, d: Descriptor, question: Callable[[int], int]) -> i
 
 
 def _watches(process: Process, d: Descriptor, mark: dict[str, str]) -> bool:
-    """Whether it does so still: a watch goes with its file, which may be written anew while it is looked for."""
+    """Whether it does so still: a watch goes with its file, which may be written anew while it is
+    looked for.
+    """
     try:
         now = map(_fields, read_lines(process.pid, f"fdinfo/{d.fd}"))
     except CriuctlError:
         return False
-    return any(all(other.get(name) == mark.get(name) for name in ("wd", "sdev", "ino")) for other in now)
+    return any(
+        all(other.get(name) == mark.get(name) for name in ("wd", "sdev", "ino")) for other in now
+    )
 
 
 def _fields(line: str) -> dict[str, str]:
@@ -139,8 +166,12 @@ def _top(scene: Scene) -> str | None:
     return top if os.readlink(top) == "/" else None
 
 
-def _unreachable(scene: Scene, top: str, mark: dict[str, str], searched: Searched) -> tuple[str, str] | None:
-    """A code, and why CRIU does not come to what is watched; None: it does, or that cannot be told."""
+def _unreachable(
+    scene: Scene, top: str, mark: dict[str, str], searched: Searched
+) -> tuple[str, str] | None:
+    """A code, and why CRIU does not come to what is watched; None: it does, or that cannot be
+    told.
+    """
     device, inode = _device(mark["sdev"]), int(mark["ino"], 16)
     found: Mount | None = None
     is_link = False
@@ -162,15 +193,23 @@ def _unreachable(scene: Scene, top: str, mark: dict[str, str], searched: Searche
             if os.stat(root + path).st_ino == inode:
                 return None
     if found is not None:
-        # Of others CRIU has the handle, which it can open in a restore only where it makes all mounts anew.
+        # Of others CRIU has the handle, which it can open in a restore only where it makes all
+        # mounts anew.
         lost = not (_mounts_are_saved(scene) or (device, inode) in _kept(scene))
         if not lost and _made_by_criuctl(scene, device, inode):
-            return "watch-of-deleted", "on a deleted file of a folder in which others than root can write"
+            return (
+                "watch-of-deleted",
+                "on a deleted file of a folder in which others than root can write",
+            )
         if is_link and (lost or found.kind in _IN_MEMORY):
             return "watch-of-link", "on a symbolic link itself (IN_DONT_FOLLOW)"
         if found.kind in _IN_MEMORY:
             return "watch-of-deleted", f"on a deleted or hidden file of a {found.kind}"
-        return ("watch-of-deleted", "on a deleted or hidden file that nobody of the tree has open") if lost else None
+        return (
+            ("watch-of-deleted", "on a deleted or hidden file that nobody of the tree has open")
+            if lost
+            else None
+        )
     if (device, inode) in searched(top):
         return None
     kinds = {mount.kind for mount in scene.mounts.values() if mount.device == device}
@@ -187,13 +226,21 @@ def _mounts_are_saved(scene: Scene) -> bool:
 
 
 def _made_by_criuctl(scene: Scene, device: int, inode: int) -> bool:
-    """Whether it is a deleted file that CRIU is handed, not one that it makes itself: it does not find that for a watch."""
-    names = {d.target for _, d in scene.descriptors() if d.nlink == 0 and (d.device, d.inode) == (device, inode)}
+    """Whether it is a deleted file that CRIU is handed, not one that it makes itself: it does not
+    find that for a watch.
+    """
+    names = {
+        d.target
+        for _, d in scene.descriptors()
+        if d.nlink == 0 and (d.device, d.inode) == (device, inode)
+    }
     return any(others_control(scene, os.path.dirname(name)) for name in names)
 
 
 def _kept(scene: Scene) -> set[tuple[int, int]]:
-    """Device and inode of all that is of the tree: a deleted file of it comes back, and what watches it with it."""
+    """Device and inode of all that is of the tree: a deleted file of it comes back, and what
+    watches it with it.
+    """
     kept = {(d.device, d.inode) for _, d in scene.descriptors()}
     kept |= {(os.makedev(m.major, m.minor), m.inode) for _, m in scene.mappings()}
     for process in scene.living:
@@ -205,7 +252,9 @@ def _kept(scene: Scene) -> set[tuple[int, int]]:
 
 
 def _path(point: str, mount: Mount, mark: dict[str, str]) -> str:
-    """The path of what is watched, by its handle; `OSError`, `KeyError` if there is no way from this mount."""
+    """The path of what is watched, by its handle; `OSError`, `KeyError` if there is no way from
+    this mount.
+    """
     base = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if mount_of(f"/proc/self/fd/{base}") != mount.id:
@@ -234,7 +283,9 @@ def _searched(top: str) -> set[tuple[int, int]]:
 
 
 def _epoll(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
-    """What an epoll watches has to be open in the process itself: in the first one that has the epoll."""
+    """What an epoll watches has to be open in the process itself: in the first one that has the
+    epoll.
+    """
     opened = {other.fd: other for other in scene.opened[process.pid]}
     seen: Counter[int] = Counter()
     lost = []
@@ -253,15 +304,21 @@ def _epoll(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
             process,
             d,
             "epoll-target",
-            f"the epoll watches what {process} has closed, and another process has open (once its descriptor {lost[0]}"
+            f"the epoll watches what {process} has closed, and another process has open (once its "
+            f"descriptor {lost[0]}"
             + (f", and {len(lost) - 1} more)" if len(lost) > 1 else ")")
             + "; CRIU cannot save that",
-            "Have the program take it off the epoll (EPOLL_CTL_DEL) before it closes what others have as well.",
+            "Have the program take it off the epoll (EPOLL_CTL_DEL) before it closes what others "
+            "have as well.",
         )
 
 
-def _has(scene: Scene, process: Process, d: Descriptor, number: int, nth: int, what: tuple[int, int]) -> bool:
-    """Whether the process has what its epoll watches, under whatever number, and none before it has that; `OSError`."""
+def _has(
+    scene: Scene, process: Process, d: Descriptor, number: int, nth: int, what: tuple[int, int]
+) -> bool:
+    """Whether the process has what its epoll watches, under whatever number, and none before it has
+    that; `OSError`.
+    """
     if _is(process, d, number, nth, number):
         return True
     for other in scene.opened[process.pid]:
@@ -269,11 +326,14 @@ def _has(scene: Scene, process: Process, d: Descriptor, number: int, nth: int, w
             own = process.pid, other.fd
             break
     else:
-        is_watched(process.pid, d.fd, number, nth, d.fd)  # raises if it watches that no more: it was closed since
+        # raises if it watches that no more: it was closed since
+        is_watched(process.pid, d.fd, number, nth, d.fd)
         return False
     before = scene.tree[: scene.tree.index(process)]
     held = ((earlier.pid, each) for earlier in before for each in scene.opened.get(earlier.pid, ()))
-    return not any((each.inode, each.device) == what and same_file((pid, each.fd), own) for pid, each in held)
+    return not any(
+        (each.inode, each.device) == what and same_file((pid, each.fd), own) for pid, each in held
+    )
 
 
 def _is(process: Process, d: Descriptor, number: int, nth: int, fd: int) -> bool:

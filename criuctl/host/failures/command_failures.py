@@ -1,4 +1,6 @@
-"""Helper programs that fail, or that somebody kills: why an operation failed, and no bug of criuctl's."""
+"""Helper programs that fail, or that somebody kills: why an operation failed, and no bug of
+criuctl's.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from ...errors import CommandFailed, CriuctlError
 
 @contextmanager
 def told_as(kind: type[CriuctlError], fate: Callable[[], str]) -> Iterator[None]:
-    """While inside, such a failure is a `kind`, with what has become of the tree; of which "" is none."""
+    """While inside, such a failure is a `kind`, with what has become of the tree; of which "" is
+    none.
+    """
     try:
         yield
     except CommandFailed as error:

@@ -1,11 +1,13 @@
 """What CRIU's log means: the first real error, whom it is about, and what to do.
 
-CRIU ends with one bit.  Why is in its log, mostly in the first error line; what follows is the same failure
-seen from further up, and some lines are noise in every run.  `diagnose` picks that line, the process and
-descriptor it speaks of (from the line itself, or from the lines around it that name them), and words from a
-table.  The table is for people who have never read CRIU's sources; CRIU's own sentence is always kept.
+CRIU ends with one bit.  Why is in its log, mostly in the first error line; what follows is the same
+failure seen from further up, and some lines are noise in every run.  `diagnose` picks that line,
+the process and descriptor it speaks of (from the line itself, or from the lines around it that name
+them), and words from a table.  The table is for people who have never read CRIU's sources; CRIU's
+own sentence is always kept.
 
-PIDs in a log are those of the PID namespace that CRIU ran in, which for an entered tree is the tree's own.
+PIDs in a log are those of the PID namespace that CRIU ran in, which for an entered tree is the
+tree's own.
 """
 
 from __future__ import annotations
@@ -25,13 +27,17 @@ UNKNOWN = "criu"  # the code of what is not in the table
 _KEPT_LOGS = 50  # older ones are removed when a new one is kept
 _LABEL = re.compile(r"[^A-Za-z0-9._-]+")
 
-# "(00.026239)  16590: Error (criu/files-ext.c:94): Can't dump file ...", "pie: 16576: Error (...): ...", "Error: ..." (nft)
+# "(00.026239)  16590: Error (criu/files-ext.c:94): Can't dump file ...", "pie: 16576: Error (...):
+# ...", "Error: ..." (nft)
 _LINE = re.compile(
     r"^(?:\(\d+\.\d+\)\s*)?(?:pie:\s*)?(?:(?P<pid>\d+):\s+)?(?P<level>Error|Warn )\s*\((?P<where>[^)]*)\):\s*(?P<text>.*)$"
 )
 _SUBSYSTEM = re.compile(r"^[a-z][a-z0-9 -]{1,14}: ")
-# All that is said when the threads or children of a process still became more as CRIU gave up on them.
-_OVERRUN = re.compile(r"^\(\d+\.\d+\)\s*(?P<text>Collected \(-\d+ attempts, [1-9]\d* in_progress\))")
+# All that is said when the threads or children of a process still became more as CRIU gave up on
+# them.
+_OVERRUN = re.compile(
+    r"^\(\d+\.\d+\)\s*(?P<text>Collected \(-\d+ attempts, [1-9]\d* in_progress\))"
+)
 _DUMPING = re.compile(r"\b(?P<pid>\d+) fdinfo (?P<fd>\d+):")
 _TASK = re.compile(r"\((?:pid|Pid): (?P<pid>\d+)")
 
@@ -76,7 +82,9 @@ def _entries(lines: list[str]) -> Iterator[_Entry]:
         match = _LINE.match(line)
         if match:
             pid = int(match["pid"]) if match["pid"] else None
-            yield _Entry(number, match["level"].strip(), pid, _SUBSYSTEM.sub("", match["text"].strip()))
+            yield _Entry(
+                number, match["level"].strip(), pid, _SUBSYSTEM.sub("", match["text"].strip())
+            )
         elif match := _OVERRUN.match(line):
             yield _Entry(number, "Info", None, match["text"])
 
@@ -97,7 +105,9 @@ def diagnose(log: str, fallback: str = "") -> Diagnosis:
     for entry in telling:
         if entry.number not in fleeting:
             pid, fd = _about(entry, lines, entries)
-            return Diagnosis(entry.text, _GENERAL_HINT, pid, fd, line=entry.text, passes=bool(fleeting))
+            return Diagnosis(
+                entry.text, _GENERAL_HINT, pid, fd, line=entry.text, passes=bool(fleeting)
+            )
     # Some refusals are only warned of, and the errors are their consequences.
     for entry in entries:
         if entry.level == "Warn":
@@ -115,7 +125,9 @@ def diagnose(log: str, fallback: str = "") -> Diagnosis:
 _GENERAL_HINT = "The kept log has the details; `criuctl check` and `criuctl doctor` may tell more."
 
 
-def _known(entry: _Entry, lines: list[str], entries: list[_Entry], remedies: Sequence[Remedy] = REMEDIES) -> Diagnosis | None:
+def _known(
+    entry: _Entry, lines: list[str], entries: list[_Entry], remedies: Sequence[Remedy] = REMEDIES
+) -> Diagnosis | None:
     for remedy in remedies:
         match = remedy.pattern.search(entry.text)
         if match is None:
@@ -152,7 +164,9 @@ def _about(entry: _Entry, lines: list[str], entries: list[_Entry]) -> tuple[int 
 
 
 def kept(config: Config, log: str, label: str) -> dict[str, str]:
-    """`keep_log`, as a detail of the error that tells of the failure: a full disk is no reason to tell of that instead."""
+    """`keep_log`, as a detail of the error that tells of the failure: a full disk is no reason to
+    tell of that instead.
+    """
     try:
         return {"log": str(keep_log(config, log, label))}
     except OSError as error:
@@ -160,7 +174,8 @@ def kept(config: Config, log: str, label: str) -> dict[str, str]:
 
 
 def keep_log(config: Config, log: str, label: str) -> Path:
-    """Write CRIU's log to ``state_dir/logs`` (mode 0600) and return its path; the oldest of too many are removed.
+    """Write CRIU's log to ``state_dir/logs`` (mode 0600) and return its path; the oldest of too
+    many are removed.
 
     Raises `OSError` if the state folder cannot be written.
     """
@@ -171,7 +186,9 @@ def keep_log(config: Config, log: str, label: str) -> Path:
     for attempt in range(1000):
         path = folder / (f"{stem}.log" if attempt == 0 else f"{stem}-{attempt}.log")
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
             break
         except FileExistsError:
             continue

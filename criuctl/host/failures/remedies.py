@@ -1,11 +1,11 @@
 """CRIU's error messages in words for people: tables, tried from top to bottom.
 
-Each entry is a pattern of CRIU's sentence (4.2; subsystem prefix and place taken off), a stable code (the
-preflight's where it knows the same obstacle), what happened, and what to do.  Named groups of the pattern
-can be used in both; ``pid`` and ``fd`` also tell whom it is about.
+Each entry is a pattern of CRIU's sentence (4.2; subsystem prefix and place taken off), a stable
+code (the preflight's where it knows the same obstacle), what happened, and what to do.  Named
+groups of the pattern can be used in both; ``pid`` and ``fd`` also tell whom it is about.
 
-What a tree has for a moment only, a dump outwaits (`Remedy.passes`).  So it does with what the preflight refuses where it stays:
-CRIU meets only what has begun since.
+What a tree has for a moment only, a dump outwaits (`Remedy.passes`).  So it does with what the
+preflight refuses where it stays: CRIU meets only what has begun since.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Remedy(Struct, frozen=True):
     passes: bool  # by itself: a dump tries again
 
 
-def _r(code: str, pattern: str, text: str, hint: str, *, fd: bool = False, passes: bool = False) -> Remedy:
+def _r(
+    code: str, pattern: str, text: str, hint: str, *, fd: bool = False, passes: bool = False
+) -> Remedy:
     return Remedy(code, re.compile(pattern), text, hint, fd, passes or hint == _AGAIN)
 
 
@@ -34,11 +36,25 @@ _AGAIN = "It passes by itself: try again."
 _CLOSE = "Have the program close it before the dump."
 _DROP = "Have the program drop the watch, or close what it keeps open of the file."
 _OLD_CRIU = "Run scripts/setup: it finds or installs a CRIU that works on this kernel."
-_ROOT = "Run criuctl as root with all capabilities; some containers drop CAP_SYS_RESOURCE, CAP_SYS_ADMIN or CAP_NET_ADMIN."
-_PIDS = "Restore with `--pids private`, or end the process that has the number (`criuctl restore --dry-run` names it)."
-_TRACED = "process {pid} cannot be stopped: another program traces it, it is not ours to stop, or it was just ending"
-_UNTRACE = "End the tracer (gdb, strace, a profiler) or have it detach; run criuctl as root; or try again."
-_TERMINAL = "Detach the program from the terminal (redirect its input and output), or start it as a session of criuctl."
+_ROOT = (
+    "Run criuctl as root with all capabilities; some containers drop CAP_SYS_RESOURCE, "
+    "CAP_SYS_ADMIN or CAP_NET_ADMIN."
+)
+_PIDS = (
+    "Restore with `--pids private`, or end the process that has the number (`criuctl restore "
+    "--dry-run` names it)."
+)
+_TRACED = (
+    "process {pid} cannot be stopped: another program traces it, it is not ours to stop, or it "
+    "was just ending"
+)
+_UNTRACE = (
+    "End the tracer (gdb, strace, a profiler) or have it detach; run criuctl as root; or try again."
+)
+_TERMINAL = (
+    "Detach the program from the terminal (redirect its input and output), or start it as a "
+    "session of criuctl."
+)
 
 _DUMP = (
     _r(
@@ -47,8 +63,19 @@ _DUMP = (
         "a process was just ending",
         _AGAIN,
     ),
-    _r("traced", r"Unable to interrupt task:? (?P<pid>\d+) \(Operation not permitted", _TRACED, _UNTRACE, passes=True),
-    _r("signal", r"Unexpected (?P<pid>\d+) task interruption", "a signal was just reaching process {pid}", _AGAIN),
+    _r(
+        "traced",
+        r"Unable to interrupt task:? (?P<pid>\d+) \(Operation not permitted",
+        _TRACED,
+        _UNTRACE,
+        passes=True,
+    ),
+    _r(
+        "signal",
+        r"Unexpected (?P<pid>\d+) task interruption",
+        "a signal was just reaching process {pid}",
+        _AGAIN,
+    ),
     _r(
         "address-space-used-up",
         r"remote mmap\(\) failed: Cannot allocate memory|Can't rmap memfd for parasite blob",
@@ -58,21 +85,25 @@ _DUMP = (
     _r(
         "mappings-used-up",
         r"remote_mprotect failed",
-        "CRIU cannot map what it needs inside of a process, which may have no more memory mappings (vm.max_map_count)",
-        "See how many it has (`wc -l /proc/PID/maps`), and raise the limit: `sysctl vm.max_map_count=NUMBER`.",
+        "CRIU cannot map what it needs inside of a process, which may have no more memory "
+        "mappings (vm.max_map_count)",
+        "See how many it has (`wc -l /proc/PID/maps`), and raise the limit: `sysctl "
+        "vm.max_map_count=NUMBER`.",
     ),
     _r(
         "descriptors-used-up",
         r"Can't create memfd in victim: Too many open files",
         "a process may not open what CRIU needs inside of it (ulimit -n)",
-        "It began just now (sshd does so before a login): try again; where it stays so, `criuctl check` tells the remedy.",
+        "It began just now (sshd does so before a login): try again; where it stays so, `criuctl "
+        "check` tells the remedy.",
         passes=True,
     ),
     _r(
         "pipes-used-up",
         r"Unable to set a pipe size",
         "the pipes of this user are as many as it may have (fs.pipe-user-pages-soft)",
-        "Raise the limit (`sysctl fs.pipe-user-pages-soft=NUMBER`), or give criuctl CAP_SYS_RESOURCE, which is not bound by it.",
+        "Raise the limit (`sysctl fs.pipe-user-pages-soft=NUMBER`), or give criuctl "
+        "CAP_SYS_RESOURCE, which is not bound by it.",
     ),
     _r(
         "inside",
@@ -120,13 +151,20 @@ _DUMP = (
         "Go programs: GODEBUG=multipathtcp=0.",
         fd=True,
     ),
-    _r("socket-protocol", r"Unsupported proto (?P<proto>\d+)", "a socket of protocol {proto} is open", _CLOSE, fd=True),
+    _r(
+        "socket-protocol",
+        r"Unsupported proto (?P<proto>\d+)",
+        "a socket of protocol {proto} is open",
+        _CLOSE,
+        fd=True,
+    ),
     _r(
         "unix-peer-outside",
         r"Can't dump half of stream unix connection|Can't dump name-less external socket|External socket is used"
         r"|Unix socket \d+ (?:without peer|with unreachable peer)",
         "a unix socket is connected to a process outside of the tree",
-        "Have the program close the connection, or dump a tree that holds both ends; `criuctl check` names the other end.",
+        "Have the program close the connection, or dump a tree that holds both ends; `criuctl "
+        "check` names the other end.",
     ),
     _r(
         "unix-not-accepted",
@@ -135,9 +173,27 @@ _DUMP = (
         _AGAIN,
         fd=True,
     ),
-    _r("tcp-not-accepted", r"In-flight connection \(l\)", "TCP connections wait to be accepted", _AGAIN, fd=True),
-    _r("unix-credentials", r"Control messages in queue", "unread messages carry credentials (SO_PASSCRED)", _AGAIN, fd=True),
-    _r("unix-datagram-long", r"sys_recvmsg failed: truncated", "an unread datagram is too long", _AGAIN, fd=True),
+    _r(
+        "tcp-not-accepted",
+        r"In-flight connection \(l\)",
+        "TCP connections wait to be accepted",
+        _AGAIN,
+        fd=True,
+    ),
+    _r(
+        "unix-credentials",
+        r"Control messages in queue",
+        "unread messages carry credentials (SO_PASSCRED)",
+        _AGAIN,
+        fd=True,
+    ),
+    _r(
+        "unix-datagram-long",
+        r"sys_recvmsg failed: truncated",
+        "an unread datagram is too long",
+        _AGAIN,
+        fd=True,
+    ),
     _r(
         "netlink-groups",
         r"netlink socket \S+ (?:has more than 32 groups|is bound to groups)",
@@ -145,19 +201,60 @@ _DUMP = (
         _CLOSE,
         fd=True,
     ),
-    _r("socket-filter", r"Can't get socket filter", "a BPF program filters what a socket receives", _CLOSE, fd=True),
-    _r("packet-groups", r"Multiple MC membership", "a packet socket has joined the same thing twice", _CLOSE, fd=True),
-    _r("netlink-queue", r"The socket has data to read", "a netlink socket has unread messages", _AGAIN, fd=True),
-    _r("corked-datagram", r"Can't dump corked dgram", "a datagram is being put together (UDP_CORK)", _AGAIN, fd=True),
-    _r("net-namespace", r"Socket state \d+ obtained but expected", "a socket is of another net namespace", _CLOSE, fd=True),
+    _r(
+        "socket-filter",
+        r"Can't get socket filter",
+        "a BPF program filters what a socket receives",
+        _CLOSE,
+        fd=True,
+    ),
+    _r(
+        "packet-groups",
+        r"Multiple MC membership",
+        "a packet socket has joined the same thing twice",
+        _CLOSE,
+        fd=True,
+    ),
+    _r(
+        "netlink-queue",
+        r"The socket has data to read",
+        "a netlink socket has unread messages",
+        _AGAIN,
+        fd=True,
+    ),
+    _r(
+        "corked-datagram",
+        r"Can't dump corked dgram",
+        "a datagram is being put together (UDP_CORK)",
+        _AGAIN,
+        fd=True,
+    ),
+    _r(
+        "net-namespace",
+        r"Socket state \d+ obtained but expected",
+        "a socket is of another net namespace",
+        _CLOSE,
+        fd=True,
+    ),
     _r(
         "old-criu",
         r"Can't get 1:16 opt: Operation not supported",
         "this CRIU is too old for this kernel: it cannot dump TCP sockets",
         _OLD_CRIU,
     ),
-    _r("namespace-file", r"No NS ID with kid", "a namespace is open in which no process of the tree is", _CLOSE, fd=True),
-    _r("old-criu", r"Unexpected rt vDSO area bounds", "this CRIU is too old for this kernel", _OLD_CRIU),
+    _r(
+        "namespace-file",
+        r"No NS ID with kid",
+        "a namespace is open in which no process of the tree is",
+        _CLOSE,
+        fd=True,
+    ),
+    _r(
+        "old-criu",
+        r"Unexpected rt vDSO area bounds",
+        "this CRIU is too old for this kernel",
+        _OLD_CRIU,
+    ),
     _r(
         "sysv-shm",
         r"Task (?P<pid>\d+) with SysVIPC shmem map",
@@ -171,9 +268,21 @@ _DUMP = (
         "Have the program use plain pipes.",
         fd=True,
     ),
-    _r("pidfd-outside", r"pidfd pid \d+ is not a part", "a pidfd stands for a process outside of the tree", _CLOSE, fd=True),
+    _r(
+        "pidfd-outside",
+        r"pidfd pid \d+ is not a part",
+        "a pidfd stands for a process outside of the tree",
+        _CLOSE,
+        fd=True,
+    ),
     _r("pidfd-thread", r"PIDFD_THREAD flag", "a pidfd stands for a thread", _CLOSE, fd=True),
-    _r("timer-clock", r"Unknown clock type", "a timer runs on an alarm clock", "Have the program use CLOCK_BOOTTIME.", fd=True),
+    _r(
+        "timer-clock",
+        r"Unknown clock type",
+        "a timer runs on an alarm clock",
+        "Have the program use CLOCK_BOOTTIME.",
+        fd=True,
+    ),
     _r(
         "program-in-memory",
         r"Can't lookup mount=\d+ for fd=-1 path=(?P<path>/memfd:.*)",
@@ -205,10 +314,17 @@ _DUMP = (
         "Have the program open it anew.",
         fd=True,
     ),
-    _r("path-hidden", r"The path \[(?P<path>.*)\] is not supported", "no path leads to the open file {path}", _CLOSE, fd=True),
+    _r(
+        "path-hidden",
+        r"The path \[(?P<path>.*)\] is not supported",
+        "no path leads to the open file {path}",
+        _CLOSE,
+        fd=True,
+    ),
     _r(
         "nested-namespace",
-        r"Can't dump nested (?P<kind>ipc|uts|time|cgroup) namespace for (?P<pid>\d+)",  # who is ending has none of these any more
+        # who is ending has none of these any more
+        r"Can't dump nested (?P<kind>ipc|uts|time|cgroup) namespace for (?P<pid>\d+)",
         "process {pid} was just ending, or has entered another {kind} namespace inside the tree",
         "Try again; if it lives on in there, dump the tree inside that namespace by itself.",
         passes=True,
@@ -249,16 +365,32 @@ _DUMP = (
         "a process was just ending, or lives on without its main thread",
         _AGAIN,
     ),
-    _r("stopping", r"Individually stopped threads", "a process was just being stopped or continued", _AGAIN),
+    _r(
+        "stopping",
+        r"Individually stopped threads",
+        "a process was just being stopped or continued",
+        _AGAIN,
+    ),
     _r(
         "shared-with-parent",
         r"Can't make (?:VM|FS|FILES|IO) id for (?P<pid>\d+)",
-        "process {pid} shares memory, folders, descriptors or signal handlers with another one, as threads do",
+        "process {pid} shares memory, folders, descriptors or signal handlers with another one, "
+        "as threads do",
         "It began just now: try again; where there always is one, have the program fork instead.",
         passes=True,
     ),
-    _r("root-dead", r"A root task is dead", "the root of the tree has ended", "There is nothing left to dump."),
-    _r("terminals", r"Only one slave external peer", "more than one terminal is held from outside of the tree", _TERMINAL),
+    _r(
+        "root-dead",
+        r"A root task is dead",
+        "the root of the tree has ended",
+        "There is nothing left to dump.",
+    ),
+    _r(
+        "terminals",
+        r"Only one slave external peer",
+        "more than one terminal is held from outside of the tree",
+        _TERMINAL,
+    ),
     _r(
         "terminals",
         r"Found slave peer index|dangling tty|ctty inheritance",
@@ -276,14 +408,22 @@ _DUMP = (
         "many-terminals",
         r"Too many external terminals",
         "terminals held from outside of the tree are opened too often",
-        "Have programs use the descriptors that they inherit, instead of opening /dev/tty, or end some of them.",
+        "Have programs use the descriptors that they inherit, instead of opening /dev/tty, or "
+        "end some of them.",
     ),
-    _r("terminals", r"Unable to find a tty driver", "a terminal of a kind that CRIU does not know is open", _CLOSE, fd=True),
+    _r(
+        "terminals",
+        r"Unable to find a tty driver",
+        "a terminal of a kind that CRIU does not know is open",
+        _CLOSE,
+        fd=True,
+    ),
     _r(
         "mapping-kind",
         r"Unknown shit \d+ \((?P<what>.*)\)|Can't handle non-regular mapping on (?P<pid>\d+)'s|Unsupported mapping found",
         "memory of a device or of the kernel is mapped",
-        "Have the program let go of the device (GPU, sound, video) before the dump; `criuctl check` names it.",
+        "Have the program let go of the device (GPU, sound, video) before the dump; `criuctl "
+        "check` names it.",
     ),
     _r(
         "uprobes",
@@ -300,7 +440,8 @@ _DUMP = (
     _r(
         "link-remap",
         r"Can't link remap to (?P<path>.*): File exists",
-        "the deleted file {path} is held by another tree that is being dumped at the moment as well",
+        "the deleted file {path} is held by another tree that is being dumped at the moment as "
+        "well",
         "Try again when that dump has ended.",
         passes=True,
     ),
@@ -310,7 +451,13 @@ _DUMP = (
         "no name can be given to the deleted file {path}",
         "Its folder must exist and be writable.",
     ),
-    _r("watch-of-deleted", r"Can't find suitable path for handle", "a watched file (inotify) was deleted", _DROP, fd=True),
+    _r(
+        "watch-of-deleted",
+        r"Can't find suitable path for handle",
+        "a watched file (inotify) was deleted",
+        _DROP,
+        fd=True,
+    ),
     _r(
         "watch-without-path",
         r"Can't dump that handle",
@@ -322,7 +469,8 @@ _DUMP = (
         "epoll-target",
         r"Dump eventpoll \(pid: (?P<pid>\d+)\)",
         "an epoll of process {pid} watches what that has closed, and another process has open",
-        "Have the program take it off the epoll (EPOLL_CTL_DEL) before it closes what others have as well.",
+        "Have the program take it off the epoll (EPOLL_CTL_DEL) before it closes what others "
+        "have as well.",
     ),
     _r(
         "freeze",
@@ -372,7 +520,8 @@ _RESTORE = (
     _r(
         "shared-mappings",
         r"(?:Unable to open pages-|Can't open file ).*: Too many open files",
-        "CRIU, which restores each mapping of shared memory with a descriptor, can have no more of them here",
+        "CRIU, which restores each mapping of shared memory with a descriptor, can have no more "
+        "of them here",
         "Restore it where criuctl has CAP_SYS_RESOURCE, or a higher `ulimit -Hn`.",
     ),
     _r(
@@ -385,7 +534,8 @@ _RESTORE = (
         "file-changed",
         r"File /?(?P<path>.*) has bad (?P<what>size|mode|build-ID)",
         "/{path} is not the file that was open: its {what} differs",
-        "Put the file back, or dump with --with-files next time; `criuctl restore --dry-run` compares all files.",
+        "Put the file back, or dump with --with-files next time; `criuctl restore --dry-run` "
+        "compares all files.",
     ),
     _r(
         "file-missing",
@@ -447,7 +597,13 @@ _RESTORE = (
         "mounts of the tree cannot be made here",
         "Make them.",
     ),
-    _r("namespace-file", r"Can't find suitable NS ID", "an open namespace file has no counterpart here", _CLOSE, fd=True),
+    _r(
+        "namespace-file",
+        r"Can't find suitable NS ID",
+        "an open namespace file has no counterpart here",
+        _CLOSE,
+        fd=True,
+    ),
     _r(
         "terminals",
         r"tty to inherit session from|Can't open (?:master|slave) pty",
@@ -460,12 +616,18 @@ _RESTORE = (
         "a control group of the tree cannot be used here",
         "Make it first.",
     ),
-    _r("loginuid", r"Setting loginuid for", "the login uid cannot be set", "criuctl needs CAP_AUDIT_CONTROL."),
+    _r(
+        "loginuid",
+        r"Setting loginuid for",
+        "the login uid cannot be set",
+        "criuctl needs CAP_AUDIT_CONTROL.",
+    ),
     _r(
         "no-memory",
         r"Cannot allocate memory|Can't restore \S+ mapping with 0xf+4$",  # -ENOMEM
         "memory ran out",
-        "Free memory, or restore with --lazy; of a tree with huge pages: more of those (nr_hugepages).",
+        "Free memory, or restore with --lazy; of a tree with huge pages: more of those "
+        "(nr_hugepages).",
     ),
     _r(
         "no-space",
@@ -479,14 +641,24 @@ _RESTORE = (
         "an image is missing or damaged",
         "`criuctl verify`.",
     ),
-    _r("denied", r"Operation not permitted|Permission denied", "the kernel denied what CRIU needs", _ROOT),
+    _r(
+        "denied",
+        r"Operation not permitted|Permission denied",
+        "the kernel denied what CRIU needs",
+        _ROOT,
+    ),
 )
 
 REMEDIES: tuple[Remedy, ...] = _DUMP + _RESTORE
 
 # What CRIU mostly gets over: the reason only if the log has no other.
 FLEETING: tuple[Remedy, ...] = (
-    _r("ended", r"Unseizable non-zombie \d+ found, state (?:[Xx],|., err [1-9])", "a process was just ending", _AGAIN),
+    _r(
+        "ended",
+        r"Unseizable non-zombie \d+ found, state (?:[Xx],|., err [1-9])",
+        "a process was just ending",
+        _AGAIN,
+    ),
     _r(
         "traced",
         r"(?:Unseizable non-zombie|Unable to interrupt task:?) (?P<pid>\d+)\b(?! \(No such process)",

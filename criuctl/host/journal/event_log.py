@@ -1,16 +1,20 @@
-"""The event log of this host: ``STATE_DIR/events.jsonl``, one JSON object a line, for every operation that changed something.
+"""The event log of this host: ``STATE_DIR/events.jsonl``, one JSON object a line, for every
+operation that changed something.
 
-Events are numbered by `seq`, from 1, without gap or duplicate, whatever number of processes write at once and however they
-end.  The file is the only counter: who appends holds the lock (``events.lock``; the kernel lets go of it with its holder), reads
-the number of the last line, and writes one line with the next one in one write.  A line without its newline was never
-written: its writer was killed, the next one cuts it off, readers do not see it.  The line is on the disk before the operation
-ends, so that a number that was told is not given again after a power cut.
+Events are numbered by `seq`, from 1, without gap or duplicate, whatever number of processes write
+at once and however they end.  The file is the only counter: who appends holds the lock
+(``events.lock``; the kernel lets go of it with its holder), reads the number of the last line, and
+writes one line with the next one in one write.  A line without its newline was never
+written: its writer was killed, the next one cuts it off, readers do not see it.  The line is on the
+disk before the operation ends, so that a number that was told is not given again after a power cut.
 
-A file that has grown to `LIMIT` becomes ``events-<number of its first event>.jsonl``; the numbers go on in a new one, and only
-the newest `KEPT` such files stay.  What counters must not forget lies in ``events.tally.json`` (`tally`), which is brought up to
-date at each such change; so adding up takes one reading of one file.
+A file that has grown to `LIMIT` becomes ``events-<number of its first event>.jsonl``; the numbers
+go on in a new one, and only the newest `KEPT` such files stay.  What counters must not forget lies
+in ``events.tally.json`` (`tally`), which is brought up to date at each such change; so adding up
+takes one reading of one file.
 
-Files are 0600 and hold no secret: names, numbers, codes, never a message, a command line or a label.
+Files are 0600 and hold no secret: names, numbers, codes, never a message, a command line or a
+label.
 """
 
 from __future__ import annotations
@@ -50,40 +54,58 @@ class EventLog:
         self.path = self.folder / "events.jsonl"
         self._limit = limit
 
-    # -- writing --------------------------------------------------------------------------------------
+    # -- writing
+    # --------------------------------------------------------------------------------------
 
     def append(self, bodies: Sequence[Mapping[str, Any]]) -> list[Event]:
-        """Add an event for each of `bodies`, with number and time, all or none; returns them.  `OSError`."""
+        """Add an event for each of `bodies`, with number and time, all or none; returns them.
+        `OSError`.
+        """
         if not bodies:
             return []
         try:
             make_private(self.folder)
-        except UntrustedPath as error:  # what was done is done, whether or not it can be written down
+        # what was done is done, whether or not it can be written down
+        except UntrustedPath as error:
             raise PermissionError(errno.EACCES, error.message, str(self.folder)) from error
         with contextlib.ExitStack() as stack:
             with self._locked():
                 file = stack.enter_context(self._open())
                 end = _mend(file)
                 if end >= self._limit:
-                    with contextlib.suppress(OSError):  # too large a file is better than an event less
+                    # too large a file is better than an event less
+                    with contextlib.suppress(OSError):
                         self._rotate()
                         file = stack.enter_context(self._open())
                         end = 0
                 number = self._last(file, end)
-                events = [{"seq": number + i, "time": now(), **body} for i, body in enumerate(bodies, 1)]
-                data = b"".join(json.dumps(e, separators=(",", ":")).encode("ascii") + b"\n" for e in events)
+                events = [
+                    {"seq": number + i, "time": now(), **body} for i, body in enumerate(bodies, 1)
+                ]
+                data = b"".join(
+                    json.dumps(e, separators=(",", ":")).encode("ascii") + b"\n" for e in events
+                )
                 _write(file, data, end)
-            os.fdatasync(file.fileno())  # not under the lock: whoever comes next need not wait for the disk
+            # not under the lock: whoever comes next need not wait for the disk
+            os.fdatasync(file.fileno())
             if not end:
                 self._sync_names()
         return events
 
     def _open(self) -> IO[bytes]:
-        return open(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+b", buffering=0)
+        return open(
+            os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600),
+            "r+b",
+            buffering=0,
+        )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        fd = os.open(self.folder / "events.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(
+            self.folder / "events.lock",
+            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+            0o600,
+        )
         try:
             deadline, pause = time.monotonic() + PATIENCE, 0.0005
             while True:
@@ -91,8 +113,11 @@ class EventLog:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() > deadline:  # somebody was stopped with it: no operation waits for that
-                        raise TimeoutError(f"{self.folder}/events.lock is held by another process") from None
+                    # somebody was stopped with it: no operation waits for that
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(
+                            f"{self.folder}/events.lock is held by another process"
+                        ) from None
                 time.sleep(pause)
                 pause = min(pause * 2, 0.01)
             try:
@@ -117,7 +142,9 @@ class EventLog:
         tally = self.tally()
         temporary = self.folder / f".events.tally.{os.getpid()}"
         try:
-            with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w") as file:
+            with open(
+                os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w"
+            ) as file:
                 json.dump(tally.to_dict(), file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -136,18 +163,24 @@ class EventLog:
         finally:
             os.close(fd)
 
-    # -- reading --------------------------------------------------------------------------------------
+    # -- reading
+    # --------------------------------------------------------------------------------------
 
     def read(self, since: int = 0) -> Iterator[Event]:
         """The events that are kept, above number `since`, oldest first.  `OSError`."""
         try:
-            current: IO[bytes] | None = self.path.open("rb")  # first: what is set aside meanwhile is read as ours
+            # first: what is set aside meanwhile is read as ours
+            current: IO[bytes] | None = self.path.open("rb")
         except FileNotFoundError:
             current = None
         with current or contextlib.nullcontext():
             full = self._full()
             begins = [_first(path) for path in full[1:]]
-            begins += [event["seq"]] if current is not None and (event := _event(current.readline())) is not None else []
+            begins += (
+                [event["seq"]]
+                if current is not None and (event := _event(current.readline())) is not None
+                else []
+            )
             for path, following in zip_longest(full, begins[: len(full)]):
                 if following is not None and following <= since + 1:
                     continue
@@ -161,7 +194,9 @@ class EventLog:
                     yield event
 
     def follow(self, since: int | None = None) -> Iterator[Event | None]:
-        """Events above `since` (None: from now on) as they come, for ever; None whenever there is none just now."""
+        """Events above `since` (None: from now on) as they come, for ever; None whenever there is
+        none just now.
+        """
         number = self.newest() if since is None else since
         file: IO[bytes] | None = None
         offset = 0
@@ -169,7 +204,8 @@ class EventLog:
             while True:
                 events: list[Event] = []
                 if file is not None:
-                    replaced = not self._is(file)  # asked before reading: then nothing is written to it after what we read
+                    # asked before reading: then nothing is written to it after what we read
+                    replaced = not self._is(file)
                     events, offset = _lines(file, offset)
                     if replaced:
                         file.close()
@@ -199,7 +235,9 @@ class EventLog:
             return self._last(None, 0)
 
     def tally(self) -> Tally:
-        """What all events since the first one add up to, also those that are not kept any more.  `OSError`."""
+        """What all events since the first one add up to, also those that are not kept any more.
+        `OSError`.
+        """
         tally = self._tallied()
         for event in self.read(tally.seq):
             tally.add(event)
@@ -258,13 +296,16 @@ def _mend(file: IO[bytes]) -> int:
 
 
 def _last_number(file: IO[bytes], end: int) -> int | None:
-    """The number of the last event of a file; a line that is none (zeros, after a power cut) is passed over."""
+    """The number of the last event of a file; a line that is none (zeros, after a power cut) is
+    passed over.
+    """
     begin, data = end, b""
     while begin:
         more = min(begin, max(_BLOCK, len(data)))
         begin -= more
         data = os.pread(file.fileno(), more, begin) + data
-        lines = data.split(b"\n")[1 if begin else 0 : -1]  # the first may begin further up; after the last newline is no line
+        # the first may begin further up; after the last newline is no line
+        lines = data.split(b"\n")[1 if begin else 0 : -1]
         for line in reversed(lines):
             event = _event(line)
             if event is not None:
@@ -286,7 +327,9 @@ def _lines(file: IO[bytes], offset: int) -> tuple[list[Event], int]:
     file.seek(offset)
     data = file.read()
     complete = data.rfind(b"\n") + 1
-    return [event for line in data[:complete].splitlines() if (event := _event(line)) is not None], offset + complete
+    return [
+        event for line in data[:complete].splitlines() if (event := _event(line)) is not None
+    ], offset + complete
 
 
 def _events(path: Path) -> list[Event]:

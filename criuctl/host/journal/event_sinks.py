@@ -1,9 +1,11 @@
 """Events, when they are in the event log, to the journal or to syslog.
 
-The journal is spoken to by its native protocol: one datagram of ``FIELD=value`` lines, so `journalctl CRIUCTL_SESSION=web` finds
-what happened to a session.  The protocol is a few lines; the libraries for it need libsystemd and a compiler.  Syslog's lines are
-those of RFC 3164, to the local socket.  Neither may hold up an operation: what cannot be sent within a second is not sent.
-So neither `syslog` nor `logging` of the standard library is used: they wait, and tell their troubles on standard error.
+The journal is spoken to by its native protocol: one datagram of ``FIELD=value`` lines, so
+`journalctl CRIUCTL_SESSION=web` finds what happened to a session.  The protocol is a few lines; the
+libraries for it need libsystemd and a compiler.  Syslog's lines are those of RFC 3164, to the local
+socket.  Neither may hold up an operation: what cannot be sent within a second is not sent.  So
+neither `syslog` nor `logging` of the standard library is used: they wait, and tell their troubles
+on standard error.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ _PRIORITIES = {"done": _INFO, "degraded": _WARNING}
 
 
 def forward(sink: str, events: Sequence[Mapping[str, Any]]) -> str:
-    """Send the events to `sink`: ``journald``, and where there is none, or ``syslog``; what went wrong, "" if nothing did."""
-    send, where = (_to_journal, JOURNAL) if sink == "journald" and JOURNAL.exists() else (_to_syslog, SYSLOG)
+    """Send the events to `sink`: ``journald``, and where there is none, or ``syslog``; what went
+    wrong, "" if nothing did.
+    """
+    send, where = (
+        (_to_journal, JOURNAL) if sink == "journald" and JOURNAL.exists() else (_to_syslog, SYSLOG)
+    )
     try:
         send(where, events)
     except OSError as error:
@@ -50,7 +56,11 @@ def sentence(event: Mapping[str, Any]) -> str:
 def _to_journal(path: Path, events: Sequence[Mapping[str, Any]]) -> None:
     with _connected(path, socket.SOCK_DGRAM) as sock:
         for event in events:
-            fields = {"MESSAGE": sentence(event), "PRIORITY": str(_priority(event)), "SYSLOG_IDENTIFIER": "criuctl"}
+            fields = {
+                "MESSAGE": sentence(event),
+                "PRIORITY": str(_priority(event)),
+                "SYSLOG_IDENTIFIER": "criuctl",
+            }
             fields |= {f"CRIUCTL_{key.upper()}": _text(value) for key, value in event.items()}
             sock.send(b"".join(_field(key, value) for key, value in fields.items()))
 
@@ -67,7 +77,10 @@ def _text(value: Any) -> str:
 
 
 def _to_syslog(path: Path, events: Sequence[Mapping[str, Any]]) -> None:
-    lines = [f"<{_DAEMON << 3 | _priority(e)}>criuctl[{os.getpid()}]: {sentence(e)} {_text(e)}".encode() for e in events]
+    lines = [
+        f"<{_DAEMON << 3 | _priority(e)}>criuctl[{os.getpid()}]: {sentence(e)} {_text(e)}".encode()
+        for e in events
+    ]
     try:
         with _connected(path, socket.SOCK_DGRAM) as sock:
             for line in lines:

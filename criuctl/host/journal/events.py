@@ -1,21 +1,24 @@
 """What becomes an event, and the one seam where it does: the end of an operation.
 
-`recorded` is put around the function that tells an operation's story, so it makes no difference who called it: a command, a
-schedule, a supervisor, a program.  When that function returns or raises, what it was about and how it ended is appended to
-the event log, and forwarded if the configuration says so (`eventsinks`).  An operation within an operation (the dump in a
-migration) is not one of its own; but what a schedule, maintenance or a supervisor does is, and so is their own end.  What
+`recorded` is put around the function that tells an operation's story, so it makes no difference who
+called it: a command, a schedule, a supervisor, a program.  When that function returns or raises,
+what it was about and how it ended is appended to the event log, and forwarded if the configuration
+says so (`eventsinks`).  An operation within an operation (the dump in a migration) is not one of
+its own; but what a schedule, maintenance or a supervisor does is, and so is their own end.  What
 changed nothing, a dry run say, is no event.
 
-RULE: an event never changes how an operation ends.  One that cannot be written (full disk, no rights) is dropped, and told as a
-warning where the operation has a reporter; its number was not given to it, so the next event has that.
+RULE: an event never changes how an operation ends.  One that cannot be written (full disk, no
+rights) is dropped, and told as a warning where the operation has a reporter; its number was not
+given to it, so the next event has that.
 
-What `kill -9`, or the end of the host, cut off is told by whoever begins the next operation (`underway`): interrupted, exit code
-137, error ``killed``, with the time when it began.
+What `kill -9`, or the end of the host, cut off is told by whoever begins the next operation
+(`underway`): interrupted, exit code 137, error ``killed``, with the time when it began.
 
-An event says: seq, time, host, operation, uid, session, session_id, incarnation, epoch (of the lease here), checkpoint, number,
-exit_code (as the command would end), outcome (done, degraded, failed, interrupted), error (its code), seconds, frozen_ms,
-total_ms, processes, bytes, connections (counts by what became of them), warnings (how many), warning_codes; of several sessions:
-sessions, states (counts); schedule.  Keys that say nothing are left out.
+An event says: seq, time, host, operation, uid, session, session_id, incarnation, epoch (of the
+lease here), checkpoint, number, exit_code (as the command would end), outcome (done, degraded,
+failed, interrupted), error (its code), seconds, frozen_ms, total_ms, processes, bytes, connections
+(counts by what became of them), warnings (how many), warning_codes; of several sessions: sessions,
+states (counts); schedule.  Keys that say nothing are left out.
 """
 
 from __future__ import annotations
@@ -43,7 +46,18 @@ R = TypeVar("R")
 Facts = dict[str, Any]
 About = Callable[[tuple[Any, ...], Mapping[str, Any]], Facts]
 
-_COPIED = ("session", "checkpoint", "number", "incarnation", "frozen_ms", "total_ms", "processes", "bytes", "lazy", "host")
+_COPIED = (
+    "session",
+    "checkpoint",
+    "number",
+    "incarnation",
+    "frozen_ms",
+    "total_ms",
+    "processes",
+    "bytes",
+    "lazy",
+    "host",
+)
 DEGRADED = 11
 BUG = 1
 IN_DOUBT = 12
@@ -59,8 +73,9 @@ def recorded(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Record each end of the function, whose first argument is the configuration.
 
-    `operation` may depend on the keyword arguments; "" is none.  `describe` tells of a result, one mapping for each event (by
-    default one, by what the result says of itself); `about`, of the arguments, what is known also when it fails.
+    `operation` may depend on the keyword arguments; "" is none.  `describe` tells of a result, one
+    mapping for each event (by default one, by what the result says of itself); `about`, of the
+    arguments, what is known also when it fails.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -89,9 +104,14 @@ def recorded(
 
 
 def recorded_each(
-    operation: str, describe: Callable[[Sequence[Any]], Iterable[Facts]], *, about: About | None = None
+    operation: str,
+    describe: Callable[[Sequence[Any]], Iterable[Facts]],
+    *,
+    about: About | None = None,
 ) -> Callable[[Callable[P, Iterator[R]]], Callable[P, Iterator[R]]]:
-    """As `recorded`, for a generator: one event when it has ended, which `describe` tells of what was yielded until then."""
+    """As `recorded`, for a generator: one event when it has ended, which `describe` tells of what
+    was yielded until then.
+    """
 
     def decorate(function: Callable[P, Iterator[R]]) -> Callable[P, Iterator[R]]:
         @functools.wraps(function)
@@ -140,13 +160,19 @@ def _under_way(config: Config, operation: str, known: Facts) -> Iterator[None]:
     facts: Facts = {"operation": operation}
     with suppress(Exception):
         for one in under_way.cut_off(config.state_dir):
-            record(config, str(one.pop("operation", "")), [one | {"exit_code": KILLED, "error": "killed"}])
+            record(
+                config,
+                str(one.pop("operation", "")),
+                [one | {"exit_code": KILLED, "error": "killed"}],
+            )
         facts |= {"uid": _uid(), "began": now()} | _session(config, known) | known
     with under_way.noted(config.state_dir, facts):
         yield
 
 
-def _record(config: Config, name: str, facts: list[Facts], began: float, reporter: Any, told: int) -> None:
+def _record(
+    config: Config, name: str, facts: list[Facts], began: float, reporter: Any, told: int
+) -> None:
     seconds = round(time.monotonic() - began, 3)
     if codes := list(getattr(reporter, "codes", ()))[told:]:
         facts = [one | {"warning_codes": codes} for one in facts]
@@ -155,7 +181,8 @@ def _record(config: Config, name: str, facts: list[Facts], began: float, reporte
     if trouble and isinstance(reporter, Reporter):
         with suppress(Exception):
             reporter.warning(
-                f"this {name} is not in the event log: {trouble}", f"`criuctl events` shows what is; it is in {config.state_dir}."
+                f"this {name} is not in the event log: {trouble}",
+                f"`criuctl events` shows what is; it is in {config.state_dir}.",
             )
 
 
@@ -163,7 +190,11 @@ def _body(config: Config, operation: str, facts: Facts, seconds: float) -> Facts
     code = facts.get("exit_code", 0)
     outcome = {0: "done", DEGRADED: "degraded"}.get(code, "interrupted" if code > 128 else "failed")
     body: Facts = {"host": platform.node(), "operation": operation, "uid": _uid()}
-    body |= _session(config, facts) | {"exit_code": code, "outcome": outcome, "seconds": seconds} | facts
+    body |= (
+        _session(config, facts)
+        | {"exit_code": code, "outcome": outcome, "seconds": seconds}
+        | facts
+    )
     return {key: value for key, value in body.items() if value not in (None, "", [], {})}
 
 
@@ -178,7 +209,9 @@ def _uid() -> int:
 
 
 def _session(config: Config, facts: Facts) -> Facts:
-    """What this host knows of the session that the event is about; what the result says of itself comes first."""
+    """What this host knows of the session that the event is about; what the result says of itself
+    comes first.
+    """
     from ..registry import Registry
 
     name, pid = facts.get("session"), facts.get("pid")
@@ -194,14 +227,19 @@ def _session(config: Config, facts: Facts) -> Facts:
     return known | ({"epoch": max(epochs)} if epochs else {})
 
 
-# -- telling of ends ------------------------------------------------------------------------------------
+# -- telling of ends
+# ------------------------------------------------------------------------------------
 
 
 def _failure(error: BaseException) -> Facts:
     if isinstance(error, CriuctlError):
         return {"exit_code": error.exit_code, "error": error.code}
-    if isinstance(error, KeyboardInterrupt | GeneratorExit):  # the latter: who was told of each thing was interrupted
-        return {"exit_code": 128 + getattr(error, "number", int(signal.SIGINT)), "error": "interrupted"}
+    # the latter: who was told of each thing was interrupted
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return {
+            "exit_code": 128 + getattr(error, "number", int(signal.SIGINT)),
+            "error": "interrupted",
+        }
     if isinstance(error, OSError) and (told := of_the_host(error)) is not None:
         return _failure(told)
     return {"exit_code": BUG, "error": "bug"}
@@ -217,7 +255,9 @@ def _named(about: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Fact
     return facts
 
 
-def _described(describe: Callable[[Any], Iterable[Facts]] | None, result: Any, known: Facts) -> list[Facts]:
+def _described(
+    describe: Callable[[Any], Iterable[Facts]] | None, result: Any, known: Facts
+) -> list[Facts]:
     try:
         return [known | facts for facts in (describe or outcome)(result)]
     except Exception:
@@ -233,7 +273,9 @@ def outcome(result: Any) -> list[Facts]:
     if (moved := facts.pop("host", None)) is not None:
         facts["to"] = moved
     if connections := body.get("connections"):
-        facts["connections"] = dict(Counter(str(c.get("outcome") or c.get("policy")) for c in connections))
+        facts["connections"] = dict(
+            Counter(str(c.get("outcome") or c.get("policy")) for c in connections)
+        )
     facts["warnings"] = len(body.get("warnings", ())) or None
     facts["exit_code"] = DEGRADED if getattr(result, "degraded", False) else 0
     return [facts]
@@ -253,7 +295,9 @@ def reference(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
     """Of ``f(config, REF, ..., new_name=)``: the session that the checkpoint is, or will be, of."""
     given = str(args[1] if len(args) > 1 else kwargs.get("ref", ""))
     name, at, _number = given.partition("@")
-    forced = kwargs.get("instead_of") is not None or (kwargs.get("take_over") and kwargs.get("held") is None)
+    forced = kwargs.get("instead_of") is not None or (
+        kwargs.get("take_over") and kwargs.get("held") is None
+    )
     facts: Facts = {"take_over": True} if forced else {}
     if (new := kwargs.get("new_name")) and valid_name(new):
         return facts | {"session": new}
@@ -291,7 +335,9 @@ def started(_args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
 
 def begun(session: Any) -> list[Facts]:
     """Of a new session."""
-    return [{"session": session.name, "session_id": session.id, "incarnation": 1, "pid": session.pid}]
+    return [
+        {"session": session.name, "session_id": session.id, "incarnation": 1, "pid": session.pid}
+    ]
 
 
 def imported(done: Any) -> list[Facts]:
@@ -310,14 +356,21 @@ def killed(body: Mapping[str, Any]) -> list[Facts]:
 
 
 def fenced(processes: int) -> list[Facts]:
-    """Of a session that was stopped since another host has it; there is no event if nothing ran here."""
+    """Of a session that was stopped since another host has it; there is no event if nothing ran
+    here.
+    """
     return [{"processes": processes}] if processes else []
 
 
 def settled(answers: Iterable[Mapping[str, Any]]) -> list[Facts]:
     """Of moves that were interrupted."""
     return [
-        {"session": a["session"], "checkpoint": a["checkpoint"], "to": a["host"], "came_to": a["outcome"]}
+        {
+            "session": a["session"],
+            "checkpoint": a["checkpoint"],
+            "to": a["host"],
+            "came_to": a["outcome"],
+        }
         | ({"exit_code": IN_DOUBT, "error": "in-doubt"} if a["error"] else {})
         for a in answers
     ]
@@ -325,13 +378,20 @@ def settled(answers: Iterable[Mapping[str, Any]]) -> list[Facts]:
 
 def removed(removals: Iterable[Any]) -> list[Facts]:
     """Of checkpoints that were removed, or refused."""
-    return [_of_summary(r.summary) | (_failure(r.error) if r.error is not None else {}) for r in removals]
+    return [
+        _of_summary(r.summary) | (_failure(r.error) if r.error is not None else {})
+        for r in removals
+    ]
 
 
 def forgotten(done: Any) -> list[Facts]:
-    """Of sessions that were forgotten, or refused; also of a run that found none, for it was cron's."""
+    """Of sessions that were forgotten, or refused; also of a run that found none, for it was
+    cron's.
+    """
     told: list[Facts] = [
-        {"session": one.session} | (_failure(one.error) if one.error is not None else {"freed_bytes": one.bytes}) for one in done
+        {"session": one.session}
+        | (_failure(one.error) if one.error is not None else {"freed_bytes": one.bytes})
+        for one in done
     ]
     return told or [{}]
 
@@ -344,7 +404,11 @@ def pinned(pinnings: Iterable[Any]) -> list[Facts]:
 def _of_summary(summary: Any) -> Facts:
     if summary is None:
         return {}
-    facts: Facts = {"session": summary.session or None, "checkpoint": summary.id, "number": summary.number}
+    facts: Facts = {
+        "session": summary.session or None,
+        "checkpoint": summary.id,
+        "number": summary.number,
+    }
     return facts | {"session_id": summary.session_id or None, "incarnation": summary.incarnation}
 
 
@@ -352,18 +416,38 @@ def scheduled(done: tuple[Any, int]) -> list[Facts]:
     """Of one run of a schedule."""
     ran, code = done
     errors = [outcome.error for outcome in ran.outcomes if outcome.error is not None]
-    states = Counter("failed" if outcome.error is not None else "stored" for outcome in ran.outcomes)
-    facts: Facts = {"sessions": [outcome.target for outcome in ran.outcomes][:_NAMES], "states": dict(states)}
-    error = next((e.code for e in [*errors, ran.error] if e is not None and e.exit_code == code), None)
+    states = Counter(
+        "failed" if outcome.error is not None else "stored" for outcome in ran.outcomes
+    )
+    facts: Facts = {
+        "sessions": [outcome.target for outcome in ran.outcomes][:_NAMES],
+        "states": dict(states),
+    }
+    error = next(
+        (e.code for e in [*errors, ran.error] if e is not None and e.exit_code == code), None
+    )
     return [facts | {"removed": ran.pruned, "exit_code": code, "error": error}]
 
 
 def maintained(items: Sequence[Any]) -> list[Facts]:
     """Of what maintenance has stored, or brought back."""
-    code = worst(item.error["exit_code"] if item.error else DEGRADED if item.degraded else 0 for item in items)
-    error = next((item.error["code"] for item in items if item.error and item.error["exit_code"] == code), None)
+    code = worst(
+        item.error["exit_code"] if item.error else DEGRADED if item.degraded else 0
+        for item in items
+    )
+    error = next(
+        (item.error["code"] for item in items if item.error and item.error["exit_code"] == code),
+        None,
+    )
     names = [item.session for item in items][:_NAMES]
-    return [{"sessions": names, "states": dict(Counter(item.state for item in items)), "exit_code": code, "error": error}]
+    return [
+        {
+            "sessions": names,
+            "states": dict(Counter(item.state for item in items)),
+            "exit_code": code,
+            "error": error,
+        }
+    ]
 
 
 def abandoned(items: Sequence[Any]) -> list[Facts]:
@@ -382,14 +466,26 @@ def supervised(good: bool) -> list[Facts]:
 
 
 def pruned(done: Any) -> list[Facts]:
-    """Of a run of the keep rules; also of one that found nothing to do, for it was cron's and somebody wants to know."""
+    """Of a run of the keep rules; also of one that found nothing to do, for it was cron's and
+    somebody wants to know.
+    """
     sessions = sorted({summary.session for summary in done.removed})
-    facts: Facts = {"removed": len(done.removed), "kept": sum(d.keep for d in done.decisions), "sessions": sessions[:_NAMES]}
+    facts: Facts = {
+        "removed": len(done.removed),
+        "kept": sum(d.keep for d in done.decisions),
+        "sessions": sessions[:_NAMES],
+    }
     return [facts | {"exit_code": DEGRADED if done.unreadable or done.errors else 0}]
 
 
 def collected(done: Any) -> list[Facts]:
     """Of a collection."""
-    facts = {"freed_bytes": done.freed_bytes, "copied_bytes": done.copied_bytes, "packs_deleted": done.deleted}
+    facts = {
+        "freed_bytes": done.freed_bytes,
+        "copied_bytes": done.copied_bytes,
+        "packs_deleted": done.deleted,
+    }
     degraded = done.refused or done.refused_others or done.lost
-    return [facts | {"exit_code": DEGRADED if degraded else 0, "warnings": len(done.warnings) or None}]
+    return [
+        facts | {"exit_code": DEGRADED if degraded else 0, "warnings": len(done.warnings) or None}
+    ]

@@ -1,8 +1,9 @@
-"""What the events of a host add up to: the counters of `metrics`, which must not fall when old events are removed.
+"""What the events of a host add up to: the counters of `metrics`, which must not fall when old
+events are removed.
 
-A `Tally` is a fold over events in the order of their numbers: `add` takes each event once, whatever it is shown again (numbers
-say what it has seen).  It stays small: operations and exit codes are few, and of sessions only the `SESSIONS` that
-were dumped last are remembered.
+A `Tally` is a fold over events in the order of their numbers: `add` takes each event once, whatever
+it is shown again (numbers say what it has seen).  It stays small: operations and exit codes are
+few, and of sessions only the `SESSIONS` that were dumped last are remembered.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ class Tally(Struct):
     """Sums over all events up to number `seq`."""
 
     seq: int = 0
-    operations: dict[str, dict[str, int]] = field(default_factory=dict)  # operation -> exit code -> how many
+    # operation -> exit code -> how many
+    operations: dict[str, dict[str, int]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # operation -> seconds in all
     connections: dict[str, int] = field(default_factory=dict)  # outcome after a restore -> how many
     stored: int = 0  # bytes that dumps added to stores
     freed: int = 0  # bytes that collections gave back
     succeeded: dict[str, str] = field(default_factory=dict)  # operation -> time of its last success
-    dumps: dict[str, dict[str, Any]] = field(default_factory=dict)  # session -> its last dump: time, frozen_ms, total_ms, bytes
+    # session -> its last dump: time, frozen_ms, total_ms, bytes
+    dumps: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Take one more event into account."""
@@ -36,7 +39,9 @@ class Tally(Struct):
         operation, code = str(event.get("operation", "")), int(event.get("exit_code", 0))
         counts = self.operations.setdefault(operation, {})
         counts[str(code)] = counts.get(str(code), 0) + 1
-        self.seconds[operation] = round(self.seconds.get(operation, 0.0) + float(event.get("seconds", 0.0)), 3)
+        self.seconds[operation] = round(
+            self.seconds.get(operation, 0.0) + float(event.get("seconds", 0.0)), 3
+        )
         if code not in (0, 11):
             return
         self.succeeded[operation] = str(event.get("time", ""))
@@ -46,7 +51,11 @@ class Tally(Struct):
                 self.connections[outcome] = self.connections.get(outcome, 0) + int(count)
         if operation in ("dump", "snapshot", "migrate") and event.get("session"):
             self.stored += int(event.get("bytes", {}).get("stored", 0))
-            kept = {key: event[key] for key in ("time", "frozen_ms", "total_ms", "bytes") if key in event}
+            kept = {
+                key: event[key]
+                for key in ("time", "frozen_ms", "total_ms", "bytes")
+                if key in event
+            }
             self.dumps.pop(event["session"], None)
             self.dumps[event["session"]] = kept
             while len(self.dumps) > SESSIONS:

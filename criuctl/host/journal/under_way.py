@@ -1,9 +1,10 @@
 """Operations that are under way, so that one that was killed becomes an event after all.
 
-While an operation runs, ``STATE_DIR/events.begun.BOOT.PID.START.N`` says what it is about; the name says whose it is.  It goes
-when the operation ends.  Whoever begins the next one and finds a file whose process is gone takes it away and tells of it: at
-most once, since only one can remove it.  Where the file cannot be written, or was not yet on the disk when the power was cut,
-nothing is told.
+While an operation runs, ``STATE_DIR/events.begun.BOOT.PID.START.N`` says what it is about; the name
+says whose it is.  It goes when the operation ends.  Whoever begins the next one and finds a file
+whose process is gone takes it away and tells of it: at most once, since only one can remove it.
+Where the file cannot be written, or was not yet on the disk when the power was cut, nothing is
+told.
 """
 
 from __future__ import annotations
@@ -26,14 +27,21 @@ _numbers = itertools.count(1)
 
 @contextmanager
 def noted(state_dir: str, facts: Mapping[str, Any]) -> Iterator[None]:
-    """Say what this process is at while it is at it.  What goes wrong with that is nobody's trouble."""
+    """Say what this process is at while it is at it.  What goes wrong with that is nobody's
+    trouble.
+    """
     path, me = None, os.getpid()
     with suppress(Exception):
         start = ProcessIdentity.of(me).start_time
         path = Path(state_dir) / f"events.begun.{boot_id()}.{me}.{start}.{next(_numbers)}"
     try:
         if path is not None:
-            with suppress(OSError), open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w") as file:
+            with (
+                suppress(OSError),
+                open(
+                    os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w"
+                ) as file,
+            ):
                 json.dump(facts, file)
         yield
     finally:
@@ -43,16 +51,23 @@ def noted(state_dir: str, facts: Mapping[str, Any]) -> Iterator[None]:
 
 
 def cut_off(state_dir: str) -> list[dict[str, Any]]:
-    """What was noted by processes that are gone; it is noted no more.  `OSError` but for a folder that is not there."""
+    """What was noted by processes that are gone; it is noted no more.  `OSError` but for a folder
+    that is not there.
+    """
     try:
-        found = [(path, match) for path in Path(state_dir).iterdir() if (match := _NAME.fullmatch(path.name))]
+        found = [
+            (path, match)
+            for path in Path(state_dir).iterdir()
+            if (match := _NAME.fullmatch(path.name))
+        ]
     except FileNotFoundError:
         return []
     told = []
     for path, match in found:
         if match[1] == boot_id() and ProcessIdentity(int(match[2]), int(match[3])).alive():
             continue
-        with suppress(FileNotFoundError, ValueError):  # another one was faster; it was killed while it wrote this
+        # another one was faster; it was killed while it wrote this
+        with suppress(FileNotFoundError, ValueError):
             text = path.read_text()
             path.unlink()
             facts = json.loads(text)

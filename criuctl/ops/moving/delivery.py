@@ -1,4 +1,5 @@
-"""A dump's delivery to another host: its inbox, the hand-over, and the word to let the session run there.
+"""A dump's delivery to another host: its inbox, the hand-over, and the word to let the session run
+there.
 
 What is to be known after any interruption is written down before it is done (`moves`).
 """
@@ -53,7 +54,12 @@ class Wishes(Struct, frozen=True):
 
     def options(self) -> dict[str, Any]:
         """Of the restore."""
-        return {"pids": self.pids, "connections": self.connections, "files": self.files, "lazy": self.lazy}
+        return {
+            "pids": self.pids,
+            "connections": self.connections,
+            "files": self.files,
+            "lazy": self.lazy,
+        }
 
 
 class HostDelivery(Struct):
@@ -81,7 +87,8 @@ class HostDelivery(Struct):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    # -- called by the dump ----------------------------------------------------------------------------
+    # -- called by the dump
+    # ----------------------------------------------------------------------------
 
     def open(self, session: SessionRecord) -> Repository:
         """The other host's inbox."""
@@ -95,7 +102,11 @@ class HostDelivery(Struct):
             boot_id=boot_id(),
         )
         self._end_earlier()
-        asked: dict[str, Any] = {"id": self.move.id, "session": session.name, "session_id": session.id}
+        asked: dict[str, Any] = {
+            "id": self.move.id,
+            "session": session.name,
+            "session_id": session.id,
+        }
         asked["origin"] = platform.node()
         kept = self._kept_key()
         if kept is not None and (earlier := _writer_key(kept)) is not None:
@@ -106,19 +117,26 @@ class HostDelivery(Struct):
         self.moves.put(self.move)
         key = self._keep_key(str(told["key"]), kept)
         store = RemoteStore(self.there.link, f"{self.to}{told['store']}")
-        repository = Repository.open(store, replace(self.config, key_file=str(key), passphrase_file="", passphrase_command=""))
+        repository = Repository.open(
+            store,
+            replace(self.config, key_file=str(key), passphrase_file="", passphrase_command=""),
+        )
         repository.features &= frozenset(told.get("features", ()))  # that criuctl may be older
         return repository
 
     def _kept_key(self) -> Path | None:
         """Where this host keeps the key by which it writes to the other one's inbox."""
         host = str(self.there.link.hello.get("host_id", ""))
-        folder = hashlib.sha256(host.encode(errors="surrogateescape")).hexdigest()[:32]  # it may be any text
+        # it may be any text
+        folder = hashlib.sha256(host.encode(errors="surrogateescape")).hexdigest()[:32]
         return Path(self.config.state_dir) / "deliveries" / folder / "key" if host else None
 
     def _keep_key(self, text: str, kept: Path | None) -> Path:
-        """The key in a file; kept for the next time, with what was sealed by it, if it is one of a write-only host."""
-        if kept is not None and text.startswith(writers.LINE):  # an older criuctl tells the inbox's own
+        """The key in a file; kept for the next time, with what was sealed by it, if it is one of a
+        write-only host.
+        """
+        # an older criuctl tells the inbox's own
+        if kept is not None and text.startswith(writers.LINE):
             kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with suppress(FileNotFoundError):
                 if kept.read_text() == text:
@@ -132,7 +150,9 @@ class HostDelivery(Struct):
         return key
 
     def _end_earlier(self) -> None:
-        """Earlier moves of the session that came to nothing: it is here, and nobody else works on it."""
+        """Earlier moves of the session that came to nothing: it is here, and nobody else works on
+        it.
+        """
         assert self.move is not None
         for move in list(self.moves.all()):
             if move.session_id == self.move.session_id:
@@ -163,10 +183,13 @@ class HostDelivery(Struct):
         """The tree was killed: once it is gone, say so."""
         assert self.move is not None
         if left and wait_ended(left, SETTLE):
-            self._error = InDoubt(f"processes of {self.move.session!r} do not end; it is held at {self.host_name}")
+            self._error = InDoubt(
+                f"processes of {self.move.session!r} do not end; it is held at {self.host_name}"
+            )
             return
         try:
-            with suppress(OSError):  # that it was handed over is known, and that it is gone can be seen
+            # that it was handed over is known, and that it is gone can be seen
+            with suppress(OSError):
                 self.move = self.moves.put(replace(self.move, state="ended"))
             self.reporter.step("go")
             answer = self._say_go()
@@ -174,7 +197,9 @@ class HostDelivery(Struct):
             self._answer = dict(answer["result"])
         except CriuctlError as error:
             self._error = error
-        except Exception as error:  # of our own side: no descriptor, no thread left; the word is to be said later, not taken back
+        # of our own side: no descriptor, no thread left; the word is to be said later, not taken
+        # back
+        except Exception as error:
             self._error = CriuctlError(f"{type(error).__name__}: {error}")
 
     @contextmanager
@@ -201,20 +226,31 @@ class HostDelivery(Struct):
         for text in held.notes:
             self.reporter.warning(text)
 
-    # -- called by the migration -----------------------------------------------------------------------
+    # -- called by the migration
+    # -----------------------------------------------------------------------
 
     def settled(self) -> bool:
-        """After a failure of the dump: whether the tree is gone all the same, so that it lives there."""
+        """After a failure of the dump: whether the tree is gone all the same, so that it lives
+        there.
+        """
         if self._answer is not None or self._error is not None:
             return True
         move = self.move
-        if move is None or move.state not in ("handed-over", "ended") or (move.alive() and not move.doomed()):
+        if (
+            move is None
+            or move.state not in ("handed-over", "ended")
+            or (move.alive() and not move.doomed())
+        ):
             return False
-        self.ended([ProcessIdentity(pid, start) for pid, start in move.tree] if move.alive() else ())
+        self.ended(
+            [ProcessIdentity(pid, start) for pid, start in move.tree] if move.alive() else ()
+        )
         return True
 
     def stays(self) -> None:
-        """The tree goes on here: have the other host undo what it has; if it cannot be told, it will find out by itself."""
+        """The tree goes on here: have the other host undo what it has; if it cannot be told, it
+        will find out by itself.
+        """
         if self.move is None:
             return
         told = False
@@ -233,8 +269,12 @@ class HostDelivery(Struct):
             assert self.move is not None
             why = f": {self._error.message}" if self._error is not None else ""
             raise InDoubt(
-                f"{self.move.session!r} was ended here, and {self.host_name} could not be told to let it run{why}",
-                hint=f"`criuctl migrate --resolve {quoted(self.move.session)}` tells it; its checkpoint is in the inbox there.",
+                f"{self.move.session!r} was ended here, and {self.host_name} could not be told "
+                f"to let it run{why}",
+                hint=(
+                    f"`criuctl migrate --resolve {quoted(self.move.session)}` tells it; its "
+                    "checkpoint is in the inbox there."
+                ),
                 session=self.move.session,
                 host=self.host_name,
             ) from self._error
@@ -248,7 +288,12 @@ class HostDelivery(Struct):
             return dict(self.there.link.ask("go", timeout=RESTORE).arguments)
         except (LinkLost, TimedOut) as error:
             self.reporter.step("link-lost", why=error.message)
-        asked = {"id": self.move.id, "word": "go", "addresses": list(self.move.addresses), **self.move.options}
+        asked = {
+            "id": self.move.id,
+            "word": "go",
+            "addresses": list(self.move.addresses),
+            **self.move.options,
+        }
         while True:
             try:
                 with reach(self.config, self.to, self.reporter) as again:
@@ -268,13 +313,15 @@ def _writer_key(path: Path) -> writers.WriterKey | None:
 
 
 def put_back(move: Outgoing, reporter: Reporter) -> Outgoing:
-    """The tree stays: what was taken away for it comes back.  The move as it is then: none comes back twice, once it may have
-    gone elsewhere."""
+    """The tree stays: what was taken away for it comes back.  The move as it is then: none comes
+    back twice, once it may have gone elsewhere."""
     left = []
     for described in move.addresses:
         try:
             addresses.HeldAddress.from_dict(described).put_back()
         except CriuctlError as error:
-            reporter.warning(f"{described.get('ip')} could not be put back: {error.message}", error.hint)
+            reporter.warning(
+                f"{described.get('ip')} could not be put back: {error.message}", error.hint
+            )
             left.append(described)
     return replace(move, addresses=tuple(left))

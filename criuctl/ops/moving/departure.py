@@ -1,4 +1,6 @@
-"""A home that a session leaves: whether it is the home, and what is left to do here when the session runs elsewhere."""
+"""A home that a session leaves: whether it is the home, and what is left to do here when the
+session runs elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,16 @@ def check_home(config: Config, record: SessionRecord | None, reporter: Reporter)
 
 
 def moved_away(
-    config: Config, move: Outgoing, host: str, answer: Mapping[str, Any], reporter: Reporter, after: AfterCommit
+    config: Config,
+    move: Outgoing,
+    host: str,
+    answer: Mapping[str, Any],
+    reporter: Reporter,
+    after: AfterCommit,
 ) -> None:
-    """It runs there, on the host of the id `host`: everything here that speaks of it says so, as far as that is possible."""
+    """It runs there, on the host of the id `host`: everything here that speaks of it says so, as
+    far as that is possible.
+    """
     record = None
     with after.optional(f"where {move.session!r} has gone could not be written down"):
         record = Registry(config).get(move.session)
@@ -53,11 +62,17 @@ def _record_moved(config: Config, move: Outgoing, incarnation: int) -> None:
     record = registry.get(move.session) or SessionRecord(move.session, move.session_id)
     if record.alive():
         return  # it has come back meanwhile
-    if record.lock_table and record.boot_id == boot_id():  # its connections have left with it: here is nothing to shield any more
+    # its connections have left with it: here is nothing to shield any more
+    if record.lock_table and record.boot_id == boot_id():
         netfilter.delete_table(record.lock_table)
     newest = max(record.incarnation, incarnation)
     record = replace(
-        record, state="checkpointed", incarnation=newest, checkpoint=move.checkpoint, moved_to=move.url, home=move.host
+        record,
+        state="checkpointed",
+        incarnation=newest,
+        checkpoint=move.checkpoint,
+        moved_to=move.url,
+        home=move.host,
     )
     registry.put(replace(record, lock_table="", lock_kept=False))
 
@@ -67,12 +82,21 @@ def _tell_operators(config: Config, move: Outgoing, answer: Mapping[str, Any]) -
     state = sessions.state_of(config, move.session)
     if state is None or not state["holder_alive"] or state["id"] != move.session_id:
         return
-    with Session.connect(move.session, config=config, kind="service", operator="criuctl-migrate", role="admin") as holder:
-        holder.request("moved", to=move.url, host=move.host, incarnation=answer.get("incarnation", 0))
+    with Session.connect(
+        move.session, config=config, kind="service", operator="criuctl-migrate", role="admin"
+    ) as holder:
+        holder.request(
+            "moved", to=move.url, host=move.host, incarnation=answer.get("incarnation", 0)
+        )
 
 
 def _pass_leases(
-    config: Config, record: SessionRecord, move: Outgoing, host: str, answer: Mapping[str, Any], reporter: Reporter
+    config: Config,
+    record: SessionRecord,
+    move: Outgoing,
+    host: str,
+    answer: Mapping[str, Any],
+    reporter: Reporter,
 ) -> None:
     """Whoever shares a store with us sees where the session's home is now."""
     for repository in _leased(config, record, reporter):
@@ -86,15 +110,24 @@ def _pass_leases(
                 incarnation=int(answer.get("incarnation", 0)),
             )
         except CriuctlError as error:
-            reporter.warning(f"the lease of {record.name!r} could not be passed on: {error.message}", error.hint)
+            reporter.warning(
+                f"the lease of {record.name!r} could not be passed on: {error.message}", error.hint
+            )
 
 
-def _leased(config: Config, record: SessionRecord | None, reporter: Reporter) -> Iterator[Repository]:
-    """The stores in which this home holds the session's lease; one that does not answer is told of and left out."""
+def _leased(
+    config: Config, record: SessionRecord | None, reporter: Reporter
+) -> Iterator[Repository]:
+    """The stores in which this home holds the session's lease; one that does not answer is told of
+    and left out.
+    """
     for lease in () if record is None else record.leases.values():
         url = str(lease["url"])
         try:
             with open_store(url, config) as store, Repository.open(store, config) as repository:
                 yield repository
         except StoreError as error:
-            reporter.warning(f"{url}, which has the lease of the session, cannot be asked: {error.message}", error.hint)
+            reporter.warning(
+                f"{url}, which has the lease of the session, cannot be asked: {error.message}",
+                error.hint,
+            )

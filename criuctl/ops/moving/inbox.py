@@ -1,9 +1,10 @@
 """The inbox: a store of this host for sessions that come from others.
 
-It is encrypted by a key that stays on this host.  A host that sends is one of its write-only hosts (`checkpoint.writers`): what
-it stores, it seals by keys of its own, and of what others store it can open nothing; see `ownpart`, too.  It keeps the key
-that it was told, to prove that it is the same host when it sends again: then what it has sent before is not sent once more.
-Of each session its newest checkpoint is kept: what is in it need not be sent again when the session comes back, and if
+It is encrypted by a key that stays on this host.  A host that sends is one of its write-only hosts
+(`checkpoint.writers`): what it stores, it seals by keys of its own, and of what others store it can
+open nothing; see `ownpart`, too.  It keeps the key that it was told, to prove that it is the same
+host when it sends again: then what it has sent before is not sent once more.  Of each session its
+newest checkpoint is kept: what is in it need not be sent again when the session comes back, and if
 this host dies in the middle, the session can be restored from it.
 """
 
@@ -35,7 +36,13 @@ _GRACE = "1h"  # no sending takes longer
 
 def configured(config: Config) -> Config:
     """The configuration with the inbox as its store."""
-    return replace(config, store=str(Path(config.state_dir) / "inbox"), key_file="", passphrase_file="", passphrase_command="")
+    return replace(
+        config,
+        store=str(Path(config.state_dir) / "inbox"),
+        key_file="",
+        passphrase_file="",
+        passphrase_command="",
+    )
 
 
 def opened(config: Config) -> Repository:
@@ -50,7 +57,8 @@ def opened(config: Config) -> Repository:
                 repository = Repository.init(store, encryption=True, config=config)
             except Conflict:  # another criuctl was faster
                 repository = Repository.open(store, config)
-        if not repository.sealer.divided:  # whoever opens it later must know that others have written to it
+        # whoever opens it later must know that others have written to it
+        if not repository.sealer.divided:
             _divide(repository)
             repository.close()
             repository = Repository.open(store, config)
@@ -61,7 +69,9 @@ def opened(config: Config) -> Repository:
 
 
 def _divide(repository: Repository) -> None:
-    """Have the config say that there are write-only hosts.  The key of this slot is told to nobody."""
+    """Have the config say that there are write-only hosts.  The key of this slot is told to
+    nobody.
+    """
     opened = repository.opened
     assert opened is not None  # it is encrypted
     slot = described(writers.enrol(opened.master, repository.id).slot(), _LABEL)
@@ -73,19 +83,27 @@ def _divide(repository: Repository) -> None:
 
 
 def key_for(repository: Repository, move: str, earlier: object) -> writers.WriterKey:
-    """The key of the host that sends: the one that it proves to have (`proof`), or else a new one."""
+    """The key of the host that sends: the one that it proves to have (`proof`), or else a new
+    one.
+    """
     opened = repository.opened
     assert opened is not None
     if isinstance(earlier, dict):
         with suppress(TypeError, ValueError):
-            known = writers.writer_key(opened.master, repository.id, bytes.fromhex(str(earlier.get("id"))))
-            if secrets.compare_digest(bytes.fromhex(str(earlier.get("proof"))), bytes.fromhex(proof(known, move)["proof"])):
+            known = writers.writer_key(
+                opened.master, repository.id, bytes.fromhex(str(earlier.get("id")))
+            )
+            if secrets.compare_digest(
+                bytes.fromhex(str(earlier.get("proof"))), bytes.fromhex(proof(known, move)["proof"])
+            ):
                 return known
     return writers.enrol(opened.master, repository.id)
 
 
 def proof(key: writers.WriterKey, move: str) -> dict[str, str]:
-    """What shows on the move `move` that whoever says it has the key; it tells nothing of the key itself."""
+    """What shows on the move `move` that whoever says it has the key; it tells nothing of the key
+    itself.
+    """
     return {"id": key.id.hex(), "proof": keyed_hash(key.secret, _PROOF, move.encode()).hex()}
 
 

@@ -1,12 +1,14 @@
 """The part of this host's inbox that one source may see: what it has stored itself.
 
-Sources are write-only hosts of the inbox (`criuctl.checkpoint.writers`): the key that one is told opens nothing that others have
-stored, nor what they will.  It is not shown either: over the link there are only the objects of the source's own domains, those
-that it has put on this visit, the lists by which writers and garbage collections agree (which name packs, and are sealed),
-and the names, but not the content, of checkpoints of its own session, so that it can number the next one.
+Sources are write-only hosts of the inbox (`criuctl.checkpoint.writers`): the key that one is told
+opens nothing that others have stored, nor what they will.  It is not shown either: over the link
+there are only the objects of the source's own domains, those that it has put on this visit, the
+lists by which writers and garbage collections agree (which name packs, and are sealed), and the
+names, but not the content, of checkpoints of its own session, so that it can number the next one.
 
-A source changes and deletes only what it has put on this visit; it replaces nothing, and puts nothing where this host, or a
-collection, says something.  The config that it reads is made for it: the inbox's own, with no key in it but the source's.
+A source changes and deletes only what it has put on this visit; it replaces nothing, and puts
+nothing where this host, or a collection, says something.  The config that it reads is made for it:
+the inbox's own, with no key in it but the source's.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ from ...store.base import PROBE_PREFIX, Data, ObjectInfo, as_views, check_limit,
 
 _KINDS = {"index": objects.INDEX, "checkpoints": objects.MANIFEST, "sessions": objects.LEASE}
 _LISTS = ("writing/", "gc/")
-_NEW = ("packs/", "index/", writers.PREFIX, "writing/", "gc/now-", PROBE_PREFIX)  # what a source may put
+# what a source may put
+_NEW = ("packs/", "index/", writers.PREFIX, "writing/", "gc/now-", PROBE_PREFIX)
 
 
 class OwnPart(Store):
-    """The inbox as the source with the writer key `key` sees it, which brings the session `session`."""
+    """The inbox as the source with the writer key `key` sees it, which brings the session
+    `session`.
+    """
 
     def __init__(self, repository: Repository, key: writers.WriterKey, session: str) -> None:
         self._store, self._sealer, self._writer = repository.store, repository.sealer, key.id
@@ -50,16 +55,21 @@ class OwnPart(Store):
                     return self._is_own(info.name)
         return False
 
-    # -- the store -----------------------------------------------------------------------------------
+    # -- the store
+    # -----------------------------------------------------------------------------------
 
     def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
         with self._lock:
             again = name in self._put and not if_absent
         if not name.startswith((*_NEW, self._named[0], self._named[2])):
-            raise StoreCannot(f"{name} is not for the host that sends a session to change", object=name)
+            raise StoreCannot(
+                f"{name} is not for the host that sends a session to change", object=name
+            )
         if not again and self._there(name):
             raise ObjectExists(f"{name} is in {self.url} already", object=name)
-        self._store.put(name, data if isinstance(data, bytes) else b"".join(as_views(data)), if_absent=not again)
+        self._store.put(
+            name, data if isinstance(data, bytes) else b"".join(as_views(data)), if_absent=not again
+        )
         with self._lock:
             self._put.add(name)
 
@@ -97,7 +107,9 @@ class OwnPart(Store):
             own = name in self._put
         if not own:
             if self._there(name):
-                raise StoreCannot(f"{name} is not for the host that sends a session to delete", object=name)
+                raise StoreCannot(
+                    f"{name} is not for the host that sends a session to delete", object=name
+                )
             return
         self._store.delete(name)
         with self._lock:
@@ -109,7 +121,8 @@ class OwnPart(Store):
     def probe(self) -> Capabilities:
         return self._store.probe()
 
-    # -- whose it is ---------------------------------------------------------------------------------
+    # -- whose it is
+    # ---------------------------------------------------------------------------------
 
     def _there(self, name: str) -> bool:
         try:
@@ -159,7 +172,9 @@ class OwnPart(Store):
         if domain not in self._domains:
             name = writers.PREFIX + domain.hex()
             self._sealer.of(domain, name)
-            self._domains[domain] = writers.author(self._store.get(name, writers.WRAPPED.size)) == self._writer
+            self._domains[domain] = (
+                writers.author(self._store.get(name, writers.WRAPPED.size)) == self._writer
+            )
         return self._domains[domain]
 
 

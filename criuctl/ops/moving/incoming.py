@@ -1,4 +1,6 @@
-"""One session that arrives: restored and **held**, until the word comes to let it run or to undo; see `receive`."""
+"""One session that arrives: restored and **held**, until the word comes to let it run or to undo;
+see `receive`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,12 @@ class Arrival:
         move: Incoming,
         feeder: Feeder | None = None,
     ) -> None:
-        self._config, self._reporter, self._repository, self._moves = config, reporter, repository, moves
+        self._config, self._reporter, self._repository, self._moves = (
+            config,
+            reporter,
+            repository,
+            moves,
+        )
         self._move, self._feeder = move, feeder
         self._options: dict[str, Any] = {}
         self._state = threading.Condition()
@@ -59,12 +66,15 @@ class Arrival:
         self._brought: list[addresses.BroughtAddress] = []
         self._going = ExitStack()  # from when it is let run until that is told
 
-    # -- asked by the other threads ------------------------------------------------------------------
+    # -- asked by the other threads
+    # ------------------------------------------------------------------
 
     def prepare(self, asked: Mapping[str, Any]) -> None:
         """What is to be restored, and how."""
         self._options = {key: asked[key] for key in _OPTIONS if asked.get(key) is not None}
-        self._addresses = [described for described in asked.get("addresses", ()) if isinstance(described, dict)]
+        self._addresses = [
+            described for described in asked.get("addresses", ()) if isinstance(described, dict)
+        ]
         self._move = self._moves.put(replace(self._move, checkpoint=check_id(asked["checkpoint"])))
         self._begun = True  # so whoever undoes it waits until `restore` is over
 
@@ -101,13 +111,16 @@ class Arrival:
         return {}
 
     def alone(self, hold: float) -> None:
-        """The link is gone: what is held waits `hold` seconds for another one, what is not yet is given up."""
+        """The link is gone: what is held waits `hold` seconds for another one, what is not yet is
+        given up.
+        """
         with self._state:
             self._given_up_at = time.monotonic() + (hold if self._held is not None else 0)
             self._state.notify_all()
         if self._begun or self._over:
             return
-        # It may have arrived whole, and its home may be no more: whoever resolves the move, or sends it again, has it removed.
+        # It may have arrived whole, and its home may be no more: whoever resolves the move, or
+        # sends it again, has it removed.
         try:
             arrived = bool(self._repository.list(self._move.session))
         except CriuctlError:
@@ -123,16 +136,30 @@ class Arrival:
         self._moves.forget(self._move.id)
 
     def _tidy(self, *keep: str) -> None:
-        """The inbox keeps, of this name, what is to be kept, and what another move is still to be told to run."""
+        """The inbox keeps, of this name, what is to be kept, and what another move is still to be
+        told to run.
+        """
         name, mine = self._move.session, self._move.id
-        others = (move for move in self._moves.all() if move.session == name and move.id != mine and move.state != "running")
+        others = (
+            move
+            for move in self._moves.all()
+            if move.session == name and move.id != mine and move.state != "running"
+        )
         with suppress(CriuctlError):
-            inbox.tidy(self._repository, name, {*keep, *(move.checkpoint for move in others)}, self._reporter)
+            inbox.tidy(
+                self._repository,
+                name,
+                {*keep, *(move.checkpoint for move in others)},
+                self._reporter,
+            )
 
-    # -- done by the main thread ---------------------------------------------------------------------
+    # -- done by the main thread
+    # ---------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Restore, hold, and let run or undo.  Once it is let run no signal breaks it off: it has no other home."""
+        """Restore, hold, and let run or undo.  Once it is let run no signal breaks it off: it has
+        no other home.
+        """
         with self._going:
             self._restore()
 
@@ -156,7 +183,11 @@ class Arrival:
                 self._ran_at = began + result.elapsed_ms / 1000
                 self._finish(result.to_dict() | {"degraded": result.degraded}, None)
         except BaseException as error:
-            why = error if isinstance(error, CriuctlError) else RestoreFailed(f"{type(error).__name__}: {error}")
+            why = (
+                error
+                if isinstance(error, CriuctlError)
+                else RestoreFailed(f"{type(error).__name__}: {error}")
+            )
             here = running_here(self._config, self._move) if self.word == "go" else None
             if here is None:
                 self._undo_addresses()
@@ -172,31 +203,50 @@ class Arrival:
             self._tidy(self._move.checkpoint)
 
     def _claim(self) -> None:
-        """In our store, too, this is its home now, if it is known there: an old one that looks finds itself replaced."""
+        """In our store, too, this is its home now, if it is known there: an old one that looks
+        finds itself replaced.
+        """
         registry = Registry(self._config)
         record = registry.get(self._move.session)
         if record is None or not record.alive():
             return
         try:
-            with open_store(self._config.store, self._config) as store, Repository.open(store, self._config) as repository:
-                head = leases.read_head(repository, record.name) if repository.capabilities.conditional_create else None
+            with (
+                open_store(self._config.store, self._config) as store,
+                Repository.open(store, self._config) as repository,
+            ):
+                head = (
+                    leases.read_head(repository, record.name)
+                    if repository.capabilities.conditional_create
+                    else None
+                )
                 if head is None or head.session.id != record.id:
                     return
                 host = host_id(self._config)
                 claim = leases.claim(
-                    repository, record.name, record.id, record.incarnation, host=host, host_name=platform.node(), take_over=True
+                    repository,
+                    record.name,
+                    record.id,
+                    record.incarnation,
+                    host=host,
+                    host_name=platform.node(),
+                    take_over=True,
                 )
                 registry.put(with_lease(record, repository, claim.head.epoch))
                 claim.keep()
                 claim.clear()
         except CriuctlError as error:
-            self._reporter.warning(f"the lease of {record.name!r} could not be claimed: {error.message}", error.hint)
+            self._reporter.warning(
+                f"the lease of {record.name!r} could not be claimed: {error.message}", error.hint
+            )
 
     def _bring(self) -> None:
         """The addresses that move along; here until `_undo_addresses`."""
         for described in self._addresses:
             wanted = described.get("wanted_device")
-            self._brought.append(addresses.bring(str(described.get("ip")), described, device=wanted))
+            self._brought.append(
+                addresses.bring(str(described.get("ip")), described, device=wanted)
+            )
 
     def _undo_addresses(self) -> None:
         while self._brought:
@@ -204,7 +254,9 @@ class Arrival:
             try:
                 brought.undo()
             except CriuctlError as error:
-                self._reporter.warning(f"{brought.ip} could not be taken away again: {error.message}", error.hint)
+                self._reporter.warning(
+                    f"{brought.ip} could not be taken away again: {error.message}", error.hint
+                )
 
     def _hold(self, connections: list[dict[str, Any]]) -> None:
         """Inside post-restore: wait for the word."""
@@ -220,7 +272,9 @@ class Arrival:
                 if left is not None and left <= 0:
                     self.word = "abort"
                     self._moves.put(replace(self._move, state="given-up"))
-                    raise TimedOut("the host that sent the session did not come back to say what becomes of it")
+                    raise TimedOut(
+                        "the host that sent the session did not come back to say what becomes of it"
+                    )
                 self._state.wait(left)
             if self.word != "go":
                 raise RestoreFailed("the host that sent the session lets it go on there")
@@ -235,8 +289,12 @@ class Arrival:
         if result is not None:
             try:
                 self._move = self._moves.put(replace(self._move, state="running", result=result))
-            except OSError as trouble:  # it runs all the same, which can be seen: its home must hear of that
-                self._reporter.warning(f"that {self._move.session!r} runs here could not be written down: {trouble.strerror}")
+            # it runs all the same, which can be seen: its home must hear of that
+            except OSError as trouble:
+                self._reporter.warning(
+                    f"that {self._move.session!r} runs here could not be written down: "
+                    f"{trouble.strerror}"
+                )
         elif self.word != "abort":
             with suppress(OSError):
                 self._moves.put(replace(self._move, state="given-up"))
@@ -248,4 +306,6 @@ class Arrival:
 def running_here(config: Config, move: Incoming) -> SessionRecord | None:
     """The session of this move, if it runs on this host."""
     record = Registry(config).get(move.session)
-    return record if record is not None and record.id == move.session_id and record.alive() else None
+    return (
+        record if record is not None and record.id == move.session_id and record.alive() else None
+    )

@@ -1,9 +1,10 @@
-"""What another host must have for this very tree to run there: gathered on the source while the tree runs.
+"""What another host must have for this very tree to run there: gathered on the source while the
+tree runs.
 
-`gather` looks and changes nothing; what it found (`criuctl.ops.moving.needs_format`) goes to the target, where
-`criuctl.ops.moving.target_check` judges it.  What the tree does between this look and its freeze is not known here: the restore
-judges again, on the files and connections of the checkpoint.  Secrets stay behind: no arguments, no environment, nothing
-that a peer told.
+`gather` looks and changes nothing; what it found (`criuctl.ops.moving.needs_format`) goes to the
+target, where `criuctl.ops.moving.target_check` judges it.  What the tree does between this look and
+its freeze is not known here: the restore judges again, on the files and connections of the
+checkpoint.  Secrets stay behind: no arguments, no environment, nothing that a peer told.
 """
 
 from __future__ import annotations
@@ -37,7 +38,16 @@ from .needs_format import KERNELS_OWN, LATEST, NeededFile, NeededTerminal, Needs
 
 _MAX_LISTED = 5_000  # files below the carried folders that are named, and
 _MAX_NAMES = 1 << 20  # characters of their paths; of the others only the bytes are counted
-_UNNAMED = ("/SYSV", "/memfd:", "/anon_hugepage", "/secretmem", "/dev/zero", "/dev/hugepages/", "anon_inode:", "[")
+_UNNAMED = (
+    "/SYSV",
+    "/memfd:",
+    "/anon_hugepage",
+    "/secretmem",
+    "/dev/zero",
+    "/dev/hugepages/",
+    "anon_inode:",
+    "[",
+)
 _IP_FREEBIND = 15
 
 
@@ -58,17 +68,24 @@ def gather(
 ) -> dict[str, Any]:
     """The needs of the running tree of `root_pid`, as JSON.
 
-    `records` are its connections with their policies if the caller has looked already; else they are looked at here,
-    with `connections` as the command line's wish.  `PreflightRefused` for `with_files` and `NotFound` for `keep_addresses`
-    that are not here, `UsageError` for what is no address, `NoSuchProcess`.
+    `records` are its connections with their policies if the caller has looked already; else they
+    are looked at here, with `connections` as the command line's wish.  `PreflightRefused` for
+    `with_files` and `NotFound` for `keep_addresses` that are not here, `UsageError` for what is no
+    address, `NoSuchProcess`.
     """
     for text in keep_addresses:
         ip, _device = addresses.parse(text)
         if addresses.find(ip, None) is None:
-            raise NotFound(f"{ip}, which is to be taken along, is no address of this host", hint="`ip address` shows them.")
+            raise NotFound(
+                f"{ip}, which is to be taken along, is no address of this host",
+                hint="`ip address` shows them.",
+            )
     scene = collect(root_pid, config)
     if records is None:
-        records = [c.record for c in Survey(config, Reporter(), wish=connections).look(root_pid, details=False)]
+        records = [
+            c.record
+            for c in Survey(config, Reporter(), wish=connections).look(root_pid, details=False)
+        ]
     carried = _Carried(resolve_carried(with_files, root_pid), root_pid)
     users, groups = _owners(scene)
     criu: tuple[int, ...] = ()
@@ -83,7 +100,14 @@ def gather(
         criu=criu,
         processes=tuple(
             ProcessRecord(
-                pid=p.pid, ns_pid=p.ns_pid, command=p.command, exe=p.exe, cwd=p.cwd, uid=p.uid, gid=p.gid, threads=p.threads
+                pid=p.pid,
+                ns_pid=p.ns_pid,
+                command=p.command,
+                exe=p.exe,
+                cwd=p.cwd,
+                uid=p.uid,
+                gid=p.gid,
+                threads=p.threads,
             )
             for p in scene.tree
         ),
@@ -91,7 +115,9 @@ def gather(
         ids=tuple(sorted(_ids(scene))),
         users=users,
         groups=groups,
-        connections=tuple(r.with_use(session={}, options={}, tcp={}, peer_process="") for r in records),
+        connections=tuple(
+            r.with_use(session={}, options={}, tcp={}, peer_process="") for r in records
+        ),
         free_binds=tuple(_free_binds(scene)),
         keep_addresses=tuple(keep_addresses),
         files=(*files, *carried.listed()),
@@ -132,7 +158,9 @@ class _Carried:
 
     def has(self, path: str) -> bool:
         """Whether it travels because it is named, or is in a folder that is."""
-        return path in self._found or any(path.startswith(f"{folder.rstrip('/')}/") for folder in self._folders)
+        return path in self._found or any(
+            path.startswith(f"{folder.rstrip('/')}/") for folder in self._folders
+        )
 
     def listed(self) -> list[NeededFile]:
         """Each by itself."""
@@ -153,7 +181,9 @@ def _needed(path: str, use: str, status: os.stat_result, **more: Any) -> NeededF
     )
 
 
-def _files(scene: Scene, config: Config, carried: _Carried, binaries: Binaries, *, written_travel: bool) -> Iterator[NeededFile]:
+def _files(
+    scene: Scene, config: Config, carried: _Carried, binaries: Binaries, *, written_travel: bool
+) -> Iterator[NeededFile]:
     told: set[str] = set()
     for path, use, pid in _places(scene):
         told |= {path} if use != "folder" else set()
@@ -165,8 +195,16 @@ def _files(scene: Scene, config: Config, carried: _Carried, binaries: Binaries, 
         if carried.has(path) or path in told:
             continue
         status = held.status
-        travels = held.use == "written" and written_travel and status.st_size <= config.files_max_mib << 20
-        if held.mapped and held.use != "written" and binaries.travels(path, status.st_size, executable=held.executable):
+        travels = (
+            held.use == "written"
+            and written_travel
+            and status.st_size <= config.files_max_mib << 20
+        )
+        if (
+            held.mapped
+            and held.use != "written"
+            and binaries.travels(path, status.st_size, executable=held.executable)
+        ):
             held.use, travels = "mapped", True
         yield _needed(
             path,
@@ -195,7 +233,11 @@ def _by_path(scene: Scene) -> dict[str, _Held]:
     found: dict[str, _Held] = {}
     for process, d in scene.descriptors():
         path = d.target
-        if d.deleted or d.kind not in ("file", "dir", "device", "symlink", "pipe") or not _has_name(path):
+        if (
+            d.deleted
+            or d.kind not in ("file", "dir", "device", "symlink", "pipe")
+            or not _has_name(path)
+        ):
             continue
         source = f"/proc/{process.pid}/fd/{d.fd}"
         held = _hold(found, path, source)
@@ -235,7 +277,9 @@ def _hold(found: dict[str, _Held], path: str, source: str) -> _Held | None:
 
 
 def _has_name(path: str) -> bool:
-    return path.startswith("/") and not path.startswith(KERNELS_OWN) and not path.startswith(_UNNAMED)
+    return (
+        path.startswith("/") and not path.startswith(KERNELS_OWN) and not path.startswith(_UNNAMED)
+    )
 
 
 def _build_id(source: str) -> str:
@@ -250,7 +294,9 @@ def _build_id(source: str) -> str:
 
 
 def _places(scene: Scene) -> Iterator[tuple[str, str, int]]:
-    """(path, use, PID) of working and root folders, and of the folders in which unix sockets have their names."""
+    """(path, use, PID) of working and root folders, and of the folders in which unix sockets have
+    their names.
+    """
     seen: set[tuple[str, str]] = set()
     for process in scene.tree:
         if process.zombie:
@@ -258,19 +304,29 @@ def _places(scene: Scene) -> Iterator[tuple[str, str, int]]:
         for use in ("cwd", "root"):
             with suppress(OSError):
                 path = os.readlink(f"/proc/{process.pid}/{use}")
-                if path.startswith("/") and not path.endswith(" (deleted)") and not f"{path}/".startswith(KERNELS_OWN):
+                if (
+                    path.startswith("/")
+                    and not path.endswith(" (deleted)")
+                    and not f"{path}/".startswith(KERNELS_OWN)
+                ):
                     if (path, use) not in seen:
                         seen.add((path, use))
                         yield path, use, process.pid
     for s in scene.sockets:
         name = s.socket.name
-        if s.socket.family == "unix" and name.startswith("/") and (os.path.dirname(name), "folder") not in seen:
+        if (
+            s.socket.family == "unix"
+            and name.startswith("/")
+            and (os.path.dirname(name), "folder") not in seen
+        ):
             seen.add((os.path.dirname(name), "folder"))
             yield os.path.dirname(name), "folder", s.pid
 
 
 def _status(text: str) -> dict[str, list[str]]:
-    return {key: value.split() for key, _, value in (line.partition(":") for line in text.split("\n"))}
+    return {
+        key: value.split() for key, _, value in (line.partition(":") for line in text.split("\n"))
+    }
 
 
 def _ids(scene: Scene) -> set[int]:
@@ -282,7 +338,9 @@ def _ids(scene: Scene) -> set[int]:
                 threads = os.listdir(f"/proc/{process.pid}/task")
             for tid in threads:
                 status = _status(read_text(process.pid, f"task/{tid}/status"))
-                found.update(int(status[key][-1]) for key in ("NSpid", "NSpgid", "NSsid") if status.get(key))
+                found.update(
+                    int(status[key][-1]) for key in ("NSpid", "NSpgid", "NSsid") if status.get(key)
+                )
         except NoSuchProcess:
             continue
     return found - {0}
@@ -316,7 +374,11 @@ def _free_binds(scene: Scene) -> Iterator[str]:
 
     for s in scene.sockets:
         kernel = s.socket
-        if kernel.local is None or s.loopback or kernel.local.host in ("0.0.0.0", "::", "127.0.0.1", "::1"):
+        if (
+            kernel.local is None
+            or s.loopback
+            or kernel.local.host in ("0.0.0.0", "::", "127.0.0.1", "::1")
+        ):
             continue
         if kernel.listening or not kernel.connected:
             with suppress(OSError, NoSuchProcess):

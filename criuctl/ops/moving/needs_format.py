@@ -1,9 +1,10 @@
-"""The words in which a source tells a target what its tree needs, and how the target takes them: as a stranger's.
+"""The words in which a source tells a target what its tree needs, and how the target takes them: as
+a stranger's.
 
-`Needs` is plain JSON on the wire.  Records that a checkpoint's manifest has too (host, processes, connections) are the
-manifest's own, so the target can ask the restore's plan about them.  Whatever comes from outside passes `read`, which
-checks types, ranges, names and paths: no name is ever asked of a resolver, no path leads into /proc or upwards, no
-list is longer than what can be looked at.
+`Needs` is plain JSON on the wire.  Records that a checkpoint's manifest has too (host, processes,
+connections) are the manifest's own, so the target can ask the restore's plan about them.  Whatever
+comes from outside passes `read`, which checks types, ranges, names and paths: no name is ever asked
+of a resolver, no path leads into /proc or upwards, no list is longer than what can be looked at.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Needs(Record, frozen=True):
     users: dict[str, str] = field(default_factory=dict)  # id -> name, "" without one
     groups: dict[str, str] = field(default_factory=dict)
     connections: tuple[ConnectionRecord, ...] = ()
-    free_binds: tuple[str, ...] = ()  # local ends that may be bound without being an address of the host
+    # local ends that may be bound without being an address of the host
+    free_binds: tuple[str, ...] = ()
     keep_addresses: tuple[str, ...] = ()  # IP or IP@DEVICE
     files: tuple[NeededFile, ...] = ()
     more_files: int = 0  # files that travel and are not listed
@@ -132,7 +134,9 @@ def _check_namespaces(value: Mapping[str, Mapping[str, Any]], where: str) -> Non
             raise damaged(where, f"says nothing sensible of {kind[:20]!r}")
         name, inode, init = told.get("name"), told.get("inode", 0), told.get("init", False)
         cookie = told.get("cookie", 0)
-        if name is not None and not (isinstance(name, str) and _NET_NAME.fullmatch(name) and name not in (".", "..")):
+        if name is not None and not (
+            isinstance(name, str) and _NET_NAME.fullmatch(name) and name not in (".", "..")
+        ):
             raise damaged(f"{where}.{kind}.name", "is no name")
         if not isinstance(inode, int) or not isinstance(cookie, int) or not isinstance(init, bool):
             raise damaged(f"{where}.{kind}", "is not valid")
@@ -144,7 +148,8 @@ def _check_connection(record: ConnectionRecord, where: str) -> None:
             host, port = endpoint(text)
             _check_address(host, where)  # a name would be asked of the resolver
             check_range(port, 0, 65535, where)
-    elif any("\0" in name and not name.startswith("@") for name in (record.local, record.peer)):  # an abstract name may have any
+    # an abstract name may have any
+    elif any("\0" in name and not name.startswith("@") for name in (record.local, record.peer)):
         raise damaged(where, "has a name with a zero byte")
 
 
@@ -160,11 +165,15 @@ def read(value: Any) -> Needs:
     version = value.get("version") if isinstance(value, dict) else None
     if isinstance(version, int) and version > NEEDS_VERSION:
         raise UnsupportedFormat(
-            f"the source speaks of its tree in version {version}, this host understands {NEEDS_VERSION}",
+            f"the source speaks of its tree in version {version}, this host understands "
+            f"{NEEDS_VERSION}",
             hint="Install the same criuctl on both hosts.",
         )
     try:
         return Needs.from_dict(value, "needs")
     except Damaged as error:
         text = error.message.removeprefix("the manifest is not valid: ")
-        raise Damaged(f"what the source says of its tree is not valid: {text}", hint="Is it criuctl that speaks?") from error
+        raise Damaged(
+            f"what the source says of its tree is not valid: {text}",
+            hint="Is it criuctl that speaks?",
+        ) from error

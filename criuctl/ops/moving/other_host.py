@@ -1,4 +1,6 @@
-"""The other host of a migration: a criuctl there, reached over ssh, and what its sessions are called from here."""
+"""The other host of a migration: a criuctl there, reached over ssh, and what its sessions are
+called from here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def reach(config: Config, to: str, reporter: Reporter) -> ssh.Connection:
         if request.verb == "step":
             reporter.step("there", what=str(request.arguments.get("what"))[:40])
 
-    return ssh.Connection.open(ssh.Host.parse(to, config), ["receive"], config, told, timeout=config.link_timeout)
+    return ssh.Connection.open(
+        ssh.Host.parse(to, config), ["receive"], config, told, timeout=config.link_timeout
+    )
 
 
 def session_url(to: str, config: Config, session: str) -> str:

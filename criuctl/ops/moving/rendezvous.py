@@ -1,4 +1,6 @@
-"""Where a criuctl that holds a session which has arrived can be found by the next one: a unix socket, one line each way."""
+"""Where a criuctl that holds a session which has arrived can be found by the next one: a unix
+socket, one line each way.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,18 @@ def _address(config: Config, identity: str) -> str:
 
 
 @contextmanager
-def listening(config: Config, identity: str, decide: Callable[[str], dict[str, Any]]) -> Iterator[None]:
-    """While inside, `decide` is given the word that another criuctl brings on the move `identity`."""
+def listening(
+    config: Config, identity: str, decide: Callable[[str], dict[str, Any]]
+) -> Iterator[None]:
+    """While inside, `decide` is given the word that another criuctl brings on the move
+    `identity`.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as server:
         server.bind(_address(config, identity))
         server.listen(4)
-        thread = threading.Thread(target=_serve, args=(server, decide), name="criuctl-rendezvous", daemon=True)
+        thread = threading.Thread(
+            target=_serve, args=(server, decide), name="criuctl-rendezvous", daemon=True
+        )
         thread.start()
         try:
             yield
@@ -43,7 +51,9 @@ def _serve(server: socket.socket, decide: Callable[[str], dict[str, Any]]) -> No
             connection, _ = server.accept()
         except OSError:
             return  # it is over
-        threading.Thread(target=_answer, args=(connection, decide), name="criuctl-word", daemon=True).start()
+        threading.Thread(
+            target=_answer, args=(connection, decide), name="criuctl-word", daemon=True
+        ).start()
 
 
 def _answer(connection: socket.socket, decide: Callable[[str], dict[str, Any]]) -> None:
@@ -63,13 +73,19 @@ def _answer(connection: socket.socket, decide: Callable[[str], dict[str, Any]]) 
 
 
 def _trusted(connection: socket.socket) -> bool:
-    """Whether root or we ourselves are at the other end: any user can take an abstract address, or call at it."""
-    uid = int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8], "little")
+    """Whether root or we ourselves are at the other end: any user can take an abstract address, or
+    call at it.
+    """
+    uid = int.from_bytes(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8], "little"
+    )
     return uid in (0, os.geteuid())
 
 
 def tell(config: Config, identity: str, word: str) -> dict[str, Any]:
-    """Bring the word to the criuctl that holds the move `identity`, and wait until it is carried out."""
+    """Bring the word to the criuctl that holds the move `identity`, and wait until it is carried
+    out.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(_PATIENCE)
         try:

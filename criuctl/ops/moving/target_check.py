@@ -1,12 +1,15 @@
-"""Can a tree of another host run here?  Everything that is missing, at once, before the source freezes anything.
+"""Can a tree of another host run here?  Everything that is missing, at once, before the source
+freezes anything.
 
-`examine` takes the needs that the source has gathered (`criuctl.ops.moving.needs`), which are the words of a stranger: they
-are validated first, and what is done with them is asking the kernel and looking at absolute paths: `stat`, and of
-programs the ELF notes.  Nothing is opened that could block, nothing is written, no contents are told.
+`examine` takes the needs that the source has gathered (`criuctl.ops.moving.needs`), which are the
+words of a stranger: they are validated first, and what is done with them is asking the kernel and
+looking at absolute paths: `stat`, and of programs the ELF notes.  Nothing is opened that could
+block, nothing is written, no contents are told.
 
-What a restore would decide is asked of the restore's own plan (`criuctl.restore.plan`), of a manifest that is made from
-the needs; mapped and read files are judged by `criuctl.files.judgement`.  Beyond that are the things that a restore
-would only meet when CRIU refuses: build-ids, modes, working folders, addresses of listeners, room.
+What a restore would decide is asked of the restore's own plan (`criuctl.restore.plan`), of a
+manifest that is made from the needs; mapped and read files are judged by `criuctl.files.judgement`.
+Beyond that are the things that a restore would only meet when CRIU refuses: build-ids, modes,
+working folders, addresses of listeners, room.
 """
 
 from __future__ import annotations
@@ -40,7 +43,15 @@ from ...proc.scratch import Scratch
 from ...quoting import quoted
 from ...report import Finding
 from ...restore.outcome import check_not_running
-from ...restore.plan import ADD_ADDRESS, HostFacts, RestorePlan, Wishes, is_local, make_plan, observe
+from ...restore.plan import (
+    ADD_ADDRESS,
+    HostFacts,
+    RestorePlan,
+    Wishes,
+    is_local,
+    make_plan,
+    observe,
+)
 from .. import doctor
 from .needs_format import Needs, read
 from .target_files import judge_files
@@ -67,7 +78,9 @@ class Arrival(Struct, dict=True):
     @cached_property
     def kept(self) -> frozenset[str]:
         """The addresses that come along, as the kernel writes them."""
-        return frozenset(str(ipaddress.ip_address(text.partition("@")[0])) for text in self.needs.keep_addresses)
+        return frozenset(
+            str(ipaddress.ip_address(text.partition("@")[0])) for text in self.needs.keep_addresses
+        )
 
     @cached_property
     def facts(self) -> HostFacts:
@@ -76,7 +89,8 @@ class Arrival(Struct, dict=True):
         manifest, wishes = self.manifest, self.wishes
         facts = observe(manifest, needs.ids, (), wishes)
         moved = {c.local for c in needs.connections if endpoint(c.local)[0] in self.kept}
-        # Files and folders are judged by what travels, in `targetfiles`; addresses to wait at in `_addresses`.
+        # Files and folders are judged by what travels, in `targetfiles`; addresses to wait at in
+        # `_addresses`.
         found = replace(facts, local_addresses=facts.local_addresses | moved)
         return replace(found, missing_folders=frozenset(), missing_addresses=frozenset())
 
@@ -119,8 +133,8 @@ Check = Callable[[Arrival], Iterable[Finding]]
 def examine(needs: Mapping[str, Any], config: Config, clock: float) -> list[Finding]:
     """All findings about the tree that `needs` describes, errors first; without errors it may come.
 
-    `clock` is what the source's clock said when it asked.  `Damaged` or `UnsupportedFormat` for needs that make
-    no sense; nothing else is raised.
+    `clock` is what the source's clock said when it asked.  `Damaged` or `UnsupportedFormat` for
+    needs that make no sense; nothing else is raised.
     """
     return findings(Arrival(read(needs), config, clock), (*HOST_CHECKS, *TREE_CHECKS))
 
@@ -135,17 +149,27 @@ def findings(coming: Arrival, checks: Iterable[Check]) -> list[Finding]:
             found.append(Finding("error", error.code, error.message, error.hint))
         except OSError as error:
             what = check.__name__.strip("_").replace("_", " ")
-            found.append(Finding("warning", "check-incomplete", f"the check of the {what} was not possible: {error}"))
+            found.append(
+                Finding(
+                    "warning",
+                    "check-incomplete",
+                    f"the check of the {what} was not possible: {error}",
+                )
+            )
     return sorted(found, key=lambda f: _ORDER[f.level])
 
 
-# -- the host ------------------------------------------------------------------------------------------------------
+# -- the host
+# ------------------------------------------------------------------------------------------------------
 
 
 def _host(coming: Arrival) -> Iterator[Finding]:
-    """Rights, CRIU, kernel and programs: what `doctor` says of them, and what this tree asks beyond."""
+    """Rights, CRIU, kernel and programs: what `doctor` says of them, and what this tree asks
+    beyond.
+    """
     needed: dict[str, str] = {}
-    others = {*coming.needs.users, *coming.needs.groups} - {"0"}  # of whom a capability says that it is missing for them
+    # of whom a capability says that it is missing for them
+    others = {*coming.needs.users, *coming.needs.groups} - {"0"}
     tcp = any(c.protocol == "tcp" and not c.waits for c in coming.needs.connections)
     if tcp:
         needed["nftables"] = "the tree has TCP connections"
@@ -171,8 +195,13 @@ def _criu(coming: Arrival) -> Iterator[Finding]:
     ours = numbers if len(numbers) == 2 else found.version()
     if ours[:2] < theirs[:2]:
         here = found.recorded_version or _dotted(ours)
-        text = f"CRIU here is {here}, the source's is {_dotted(theirs)}; an older one may not understand its images"
-        yield Finding("warning", "criu-older", text, "Install the same CRIU on both hosts (scripts/setup).")
+        text = (
+            f"CRIU here is {here}, the source's is {_dotted(theirs)}; an older one may not "
+            "understand its images"
+        )
+        yield Finding(
+            "warning", "criu-older", text, "Install the same CRIU on both hosts (scripts/setup)."
+        )
 
 
 def _dotted(version: tuple[int, ...]) -> str:
@@ -183,7 +212,12 @@ def _kernel(coming: Arrival) -> Iterator[Finding]:
     ours, theirs = platform.release(), coming.needs.host.kernel
     if _release(ours) < _release(theirs):
         text = f"the kernel here is older ({ours}) than the source's ({theirs[:60]})"
-        yield Finding("info", "kernel-older", text, "What the tree uses of newer kernels only is missing here.")
+        yield Finding(
+            "info",
+            "kernel-older",
+            text,
+            "What the tree uses of newer kernels only is missing here.",
+        )
 
 
 def _release(text: str) -> tuple[int, ...]:
@@ -206,7 +240,8 @@ def _clock(coming: Arrival) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "clock",
-            f"the clock here is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the source's: "
+            f"the clock here is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the "
+            "source's: "
             f"timers of the tree that ring at a time of day are off by that",
             "Have both hosts set their clocks by NTP (timedatectl set-ntp true).",
         )
@@ -216,13 +251,15 @@ def _clock(coming: Arrival) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "monotonic-clock",
-            f"this host has been up {-gone:.0f} s less than the source: its CLOCK_MONOTONIC jumps back by that, and a program "
+            f"this host has been up {-gone:.0f} s less than the source: its CLOCK_MONOTONIC jumps "
+            "back by that, and a program "
             "that waits until a moment on it waits that much longer",
             "Start such programs in a time namespace (`unshare --time`), which keeps the clock.",
         )
 
 
-# -- what the restore's plan says ------------------------------------------------------------------------------------
+# -- what the restore's plan says
+# ------------------------------------------------------------------------------------
 
 
 def _plan(coming: Arrival) -> Iterator[Finding]:
@@ -235,7 +272,12 @@ def _pids(coming: Arrival) -> Iterator[Finding]:
     most = int(read_raw("/proc/sys/kernel/pid_max"))
     if highest >= most:
         text = f"the tree has the PID {highest}, the highest here is {most - 1}"
-        yield Finding("error", "pid-max", text, f"`sysctl kernel.pid_max={max(4194304, highest + 1)}` on this host.")
+        yield Finding(
+            "error",
+            "pid-max",
+            text,
+            f"`sysctl kernel.pid_max={max(4194304, highest + 1)}` on this host.",
+        )
 
 
 def _addresses(coming: Arrival) -> Iterator[Finding]:
@@ -250,7 +292,8 @@ def _addresses(coming: Arrival) -> Iterator[Finding]:
                 "error",
                 "address-here",
                 f"{wanted}, which is to come along, is an address of {here.device} here already",
-                f"Take it away: `ip address del {quoted(wanted)}/{here.prefix} dev {quoted(here.device)}`,"
+                f"Take it away: `ip address del {quoted(wanted)}/{here.prefix} dev "
+                f"{quoted(here.device)}`,"
                 " or migrate without --keep-address.",
             )
             continue
@@ -263,26 +306,37 @@ def _addresses(coming: Arrival) -> Iterator[Finding]:
         yield Finding(
             "error",
             "address-of-link",
-            f"the source reaches this host from {client}, which is to come along: that would cut the link between them",
-            f"Let ssh use another address of the source (`BindAddress` in ~/.ssh/config), or migrate without {client}.",
+            f"the source reaches this host from {client}, which is to come along: that would cut "
+            "the link between them",
+            "Let ssh use another address of the source (`BindAddress` in ~/.ssh/config), or "
+            f"migrate without {client}.",
         )
     told: set[str] = set()
     for record in coming.needs.connections:
         host = endpoint(record.local)[0]
-        if record.family not in ("inet", "inet6") or not record.waits or host in (*_ANY, *coming.kept, *told):
+        if (
+            record.family not in ("inet", "inet6")
+            or not record.waits
+            or host in (*_ANY, *coming.kept, *told)
+        ):
             continue
         free = record.local in coming.needs.free_binds
-        if ipaddress.ip_address(host).is_loopback or (free and record.family == "inet6"):  # of IPv4 CRIU leaves that out
+        # of IPv4 CRIU leaves that out
+        if ipaddress.ip_address(host).is_loopback or (free and record.family == "inet6"):
             continue
         if coming.plan.net == "private" or not _is_here(host, coming.plan):
             told.add(host)
             yield Finding(
                 "error",
                 "address-missing",
-                f"{record.protocol} {record.local} waits for clients, but {host} is no address that it will have here",
+                f"{record.protocol} {record.local} waits for clients, but {host} is no address "
+                "that it will have here",
                 ADD_ADDRESS
                 if free
-                else f"Take the address along with --keep-address {quoted(host)}, or have the program listen on all addresses.",
+                else (
+                    f"Take the address along with --keep-address {quoted(host)}, or have the "
+                    "program listen on all addresses."
+                ),
                 record.pid,
                 record.fd,
             )
@@ -298,27 +352,47 @@ def _is_here(host: str, plan: RestorePlan) -> bool:
         os.close(namespace)
 
 
-# -- files ---------------------------------------------------------------------------------------------------------
+# -- files
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _files(coming: Arrival) -> Iterable[Finding]:
-    return judge_files(coming.needs.files, coming.policy, {process.uid for process in coming.needs.processes})
+    return judge_files(
+        coming.needs.files, coming.policy, {process.uid for process in coming.needs.processes}
+    )
 
 
-# -- people and room -----------------------------------------------------------------------------------------------
+# -- people and room
+# -----------------------------------------------------------------------------------------------
 
 
 def _users(coming: Arrival) -> Iterator[Finding]:
     import grp
 
     for uid, name in coming.needs.users.items():
-        yield from _identity("user", int(uid), name, lambda i: pwd.getpwuid(i).pw_name, lambda n: pwd.getpwnam(n).pw_uid)
+        yield from _identity(
+            "user",
+            int(uid),
+            name,
+            lambda i: pwd.getpwuid(i).pw_name,
+            lambda n: pwd.getpwnam(n).pw_uid,
+        )
     for gid, name in coming.needs.groups.items():
-        yield from _identity("group", int(gid), name, lambda i: grp.getgrgid(i).gr_name, lambda n: grp.getgrnam(n).gr_gid)
+        yield from _identity(
+            "group",
+            int(gid),
+            name,
+            lambda i: grp.getgrgid(i).gr_name,
+            lambda n: grp.getgrnam(n).gr_gid,
+        )
 
 
 def _identity(
-    what: str, number: int, name: str, name_of: Callable[[int], str], number_of: Callable[[str], int]
+    what: str,
+    number: int,
+    name: str,
+    name_of: Callable[[int], str],
+    number_of: Callable[[str], int],
 ) -> Iterator[Finding]:
     here, elsewhere = "", None
     with suppress(KeyError, OverflowError):
@@ -333,8 +407,16 @@ def _identity(
     elif here:
         text = f"the {what} id {number} is {name or 'without a name'} on the source and {here} here"
     else:
-        text, hint = f"the {what} id {number} ({name}) has no name here", f"Add the {what} {name} with the id {number}."
-    yield Finding("warning", what, text + ("" if not here or elsewhere is None else f"; {number} is {here} here"), hint)
+        text, hint = (
+            f"the {what} id {number} ({name}) has no name here",
+            f"Add the {what} {name} with the id {number}.",
+        )
+    yield Finding(
+        "warning",
+        what,
+        text + ("" if not here or elsewhere is None else f"; {number} is {here} here"),
+        hint,
+    )
 
 
 def _terminals(coming: Arrival) -> Iterator[Finding]:
@@ -343,7 +425,14 @@ def _terminals(coming: Arrival) -> Iterator[Finding]:
         if terminal.kind != "pts" and terminal.path and not os.path.exists(terminal.path):
             pid, fd = terminal.holders[0] if terminal.holders else (None, None)
             text = f"{terminal.path}: a terminal of the tree does not exist here"
-            yield Finding("error", "terminal", text, "Have the program run on a pseudo-terminal (`criuctl run`).", pid, fd)
+            yield Finding(
+                "error",
+                "terminal",
+                text,
+                "Have the program run on a pseudo-terminal (`criuctl run`).",
+                pid,
+                fd,
+            )
     with suppress(FileNotFoundError):
         used, most = (int(read_raw(f"/proc/sys/kernel/pty/{name}")) for name in ("nr", "max"))
         if most - used < len(pts):
@@ -354,15 +443,25 @@ def _terminals(coming: Arrival) -> Iterator[Finding]:
 def _memory(coming: Arrival) -> Iterator[Finding]:
     wanted = coming.needs.memory
     told = memory_info()
-    free = sum(int(told[key].split()[0]) * 1024 for key in ("MemAvailable", "SwapFree") if key in told)
+    free = sum(
+        int(told[key].split()[0]) * 1024 for key in ("MemAvailable", "SwapFree") if key in told
+    )
     if wanted > free:
-        text = f"the tree has {wanted // _MIB} MiB in memory, {free // _MIB} MiB of memory and swap are free here"
-        yield Finding("error", "memory", text, "End something here, or give the host more memory or swap.")
+        text = (
+            f"the tree has {wanted // _MIB} MiB in memory, {free // _MIB} MiB of memory and swap "
+            "are free here"
+        )
+        yield Finding(
+            "error", "memory", text, "End something here, or give the host more memory or swap."
+        )
         return
     with Scratch() as scratch:
         room = scratch.free_bytes()
     if wanted > room:
-        text = f"the tree has {wanted // _MIB} MiB in memory; plain images lie in memory too, where {room // _MIB} MiB fit"
+        text = (
+            f"the tree has {wanted // _MIB} MiB in memory; plain images lie in memory too, where "
+            f"{room // _MIB} MiB fit"
+        )
         yield Finding("error", "memory", text, "Give the host more memory.")
 
 
@@ -373,7 +472,10 @@ def _room(coming: Arrival) -> Iterator[Finding]:
     def add(path: str, size: int) -> None:
         nearest = next(str(p) for p in (Path(path), *Path(path).parents) if p.exists())
         device = os.stat(nearest).st_dev
-        wanted[device] = (wanted.get(device, (nearest, 0))[0], wanted.get(device, ("", 0))[1] + size)
+        wanted[device] = (
+            wanted.get(device, (nearest, 0))[0],
+            wanted.get(device, ("", 0))[1] + size,
+        )
 
     coming_bytes = coming.needs.more_bytes
     for needed in coming.needs.files:
@@ -383,13 +485,28 @@ def _room(coming: Arrival) -> Iterator[Finding]:
     for place, size in wanted.values():
         free = _free(place)
         if size > free:
-            text = f"files of {size // _MIB} MiB come to the file system of {place}, where {free // _MIB} MiB are free"
+            text = (
+                f"files of {size // _MIB} MiB come to the file system of {place}, where "
+                f"{free // _MIB} MiB are free"
+            )
             yield Finding("error", "space", text, "Make room there, or carry fewer files.")
-    inbox = next(str(p) for p in (Path(coming.config.state_dir), *Path(coming.config.state_dir).parents) if p.exists())
+    inbox = next(
+        str(p)
+        for p in (Path(coming.config.state_dir), *Path(coming.config.state_dir).parents)
+        if p.exists()
+    )
     most, free = coming.needs.memory + coming_bytes, _free(inbox)
     if most > free:
-        text = f"the checkpoint may take {most // _MIB} MiB before compression; {inbox} has {free // _MIB} MiB left"
-        yield Finding("warning", "space", text, "If it gets full, the tree stays on the source. state_dir may be elsewhere.")
+        text = (
+            f"the checkpoint may take {most // _MIB} MiB before compression; {inbox} has "
+            f"{free // _MIB} MiB left"
+        )
+        yield Finding(
+            "warning",
+            "space",
+            text,
+            "If it gets full, the tree stays on the source. state_dir may be elsewhere.",
+        )
 
 
 def _free(path: str) -> int:
@@ -398,4 +515,15 @@ def _free(path: str) -> int:
 
 
 HOST_CHECKS: tuple[Check, ...] = (_host, _criu, _kernel)
-TREE_CHECKS: tuple[Check, ...] = (_session, _plan, _pids, _addresses, _files, _users, _terminals, _memory, _room, _clock)
+TREE_CHECKS: tuple[Check, ...] = (
+    _session,
+    _plan,
+    _pids,
+    _addresses,
+    _files,
+    _users,
+    _terminals,
+    _memory,
+    _room,
+    _clock,
+)

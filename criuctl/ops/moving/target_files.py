@@ -1,8 +1,10 @@
-"""One path that a coming tree uses, and what is there on this host: as a restore, and CRIU in it, will see it.
+"""One path that a coming tree uses, and what is there on this host: as a restore, and CRIU in it,
+will see it.
 
-Mapped and read files are judged by the restore's own `criuctl.files.judgement`; of those that travel, sizes and times
-tell what their contents will when they come.  What only CRIU compares comes on top: modes and build-ids.  Paths are a
-stranger's: they are looked at with `stat`, and only regular files are opened, for their ELF notes.
+Mapped and read files are judged by the restore's own `criuctl.files.judgement`; of those that
+travel, sizes and times tell what their contents will when they come.  What only CRIU compares comes
+on top: modes and build-ids.  Paths are a stranger's: they are looked at with `stat`, and only
+regular files are opened, for their ELF notes.
 """
 
 from __future__ import annotations
@@ -23,9 +25,15 @@ from .needs_format import NeededFile
 _ANOTHER = "is another one here"
 _ALIKE = 100  # findings of the same kind
 _MORE = "What is told of the others helps here too."
-_PACKAGE = "Install the version that the program was started from, or migrate with --carry-binaries."
+_PACKAGE = (
+    "Install the version that the program was started from, or migrate with --carry-binaries."
+)
 _SET_ASIDE = "Move it away, or migrate with --files restore (keeps the copy that is here aside)."
-_WHAT = {"cwd": "the working folder", "root": "the root folder", "folder": "a folder in which a unix socket has its name"}
+_WHAT = {
+    "cwd": "the working folder",
+    "root": "the root folder",
+    "folder": "a folder in which a unix socket has its name",
+}
 
 
 def judge_files(
@@ -46,14 +54,21 @@ def judge_files(
                 yield finding
     for (level, code), count in number.items():
         if count > _ALIKE:
-            yield Finding(level, code, f"and {count - _ALIKE} more files of which the same is to be said", _MORE)
+            yield Finding(
+                level,
+                code,
+                f"and {count - _ALIKE} more files of which the same is to be said",
+                _MORE,
+            )
 
 
 def _judged(needed: NeededFile, policy: Policy, uids: Collection[int]) -> list[Finding]:
     try:
         return list(_judge(needed, policy, uids))
     except OSError as error:
-        return [_finding("warning", needed, "file-unseen", f"cannot be looked at: {error.strerror}")]
+        return [
+            _finding("warning", needed, "file-unseen", f"cannot be looked at: {error.strerror}")
+        ]
 
 
 def _finding(level: Level, needed: NeededFile, code: str, text: str, hint: str = "") -> Finding:
@@ -71,14 +86,19 @@ def _judge(needed: NeededFile, policy: Policy, uids: Collection[int]) -> Iterato
         elif needed.use == "mapped":
             yield from _covering(needed, "is missing here", uids)
         return
-    if needed.use in ("cwd", "root", "folder") or (stat.S_ISDIR(needed.mode) and not needed.travels):
+    if needed.use in ("cwd", "root", "folder") or (
+        stat.S_ISDIR(needed.mode) and not needed.travels
+    ):
         yield from _folder(needed, now)
     elif needed.travels:
         yield from _conflict(needed, now, policy, uids)
     elif needed.use == "written" or not stat.S_ISREG(needed.mode):
         yield from _left_behind(needed, now)
     else:
-        judgement = judge(FileRecord(path=needed.path, kind=needed.use, size=needed.size, mode=needed.mode), policy)
+        judgement = judge(
+            FileRecord(path=needed.path, kind=needed.use, size=needed.size, mode=needed.mode),
+            policy,
+        )
         finding = judgement.finding()
         if finding is not None:
             hint = _PACKAGE if needed.use == "mapped" else judgement.hint
@@ -89,9 +109,21 @@ def _judge(needed: NeededFile, policy: Policy, uids: Collection[int]) -> Iterato
 
 def _missing(needed: NeededFile) -> Finding:
     if needed.use in _WHAT:
-        return _finding("error", needed, "folder-missing", f"{_WHAT[needed.use]} does not exist here", _folder_hint(needed))
-    what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[needed.use]
-    hint = _PACKAGE if needed.use == "mapped" else f"Put it there, or migrate with --with-files {quoted(needed.path)}."
+        return _finding(
+            "error",
+            needed,
+            "folder-missing",
+            f"{_WHAT[needed.use]} does not exist here",
+            _folder_hint(needed),
+        )
+    what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[
+        needed.use
+    ]
+    hint = (
+        _PACKAGE
+        if needed.use == "mapped"
+        else f"Put it there, or migrate with --with-files {quoted(needed.path)}."
+    )
     return _finding("error", needed, "file-missing", f"{what} and does not exist here", hint)
 
 
@@ -99,7 +131,9 @@ def _covering(needed: NeededFile, what: str, uids: Collection[int]) -> Iterator[
     """A carried program or library that would have to lie over what is here."""
     record = FileRecord(path=needed.path, kind="mapped", mode=needed.mode, uid=needed.uid)
     missing = what != _ANOTHER
-    if (problem := objection(record, uids) or (obstacle(needed.path) if missing else None)) is not None:
+    if (
+        problem := objection(record, uids) or (obstacle(needed.path) if missing else None)
+    ) is not None:
         yield _finding("error", needed, "file-refuse", f"{what}, and {problem[0]}", problem[1])
 
 
@@ -114,7 +148,11 @@ def _folder_hint(needed: NeededFile) -> str:
 def _folder(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
     if not stat.S_ISDIR(now.st_mode):
         yield _finding(
-            "error", needed, "folder-missing", "is no folder here", "Move away what is there; then: " + _folder_hint(needed)
+            "error",
+            needed,
+            "folder-missing",
+            "is no folder here",
+            "Move away what is there; then: " + _folder_hint(needed),
         )
 
 
@@ -127,12 +165,17 @@ def _build(needed: NeededFile) -> Iterator[Finding]:
     finally:
         os.close(fd)
     if here != needed.build_id and here:
-        text = f"is another build: its build-id is {here[:12]}... here and {needed.build_id[:12]}... on the source"
+        text = (
+            f"is another build: its build-id is {here[:12]}... here and {needed.build_id[:12]}... "
+            "on the source"
+        )
         yield _finding("error", needed, "build-id", text, _PACKAGE)
 
 
 def _open_plain(path: str) -> int | None:
-    """A descriptor of a regular file; nothing else is opened, so that nothing can block or be set off."""
+    """A descriptor of a regular file; nothing else is opened, so that nothing can block or be set
+    off.
+    """
     with suppress(OSError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
@@ -143,8 +186,12 @@ def _open_plain(path: str) -> int | None:
     return None
 
 
-def _conflict(needed: NeededFile, now: os.stat_result, policy: Policy, uids: Collection[int]) -> Iterator[Finding]:
-    """A file that travels and is here already: contents are compared when it comes, sizes and times now."""
+def _conflict(
+    needed: NeededFile, now: os.stat_result, policy: Policy, uids: Collection[int]
+) -> Iterator[Finding]:
+    """A file that travels and is here already: contents are compared when it comes, sizes and times
+    now.
+    """
     if needed.use == "mapped":  # --carry-binaries: what is here stays, the tree does not see it
         if not stat.S_ISREG(now.st_mode):
             yield from _covering(needed, "is another kind of file here", uids)
@@ -158,7 +205,12 @@ def _conflict(needed: NeededFile, now: os.stat_result, policy: Policy, uids: Col
     elif now.st_size != needed.size:
         why = f"exists here with {now.st_size} bytes; the source's, {needed.size} bytes, comes"
     elif now.st_mtime_ns != needed.mtime_ns:
-        yield _finding("info", needed, "file-exists", "is here with the same size; contents are compared when it comes")
+        yield _finding(
+            "info",
+            needed,
+            "file-exists",
+            "is here with the same size; contents are compared when it comes",
+        )
         return
     else:
         return
@@ -171,15 +223,29 @@ def _conflict(needed: NeededFile, now: os.stat_result, policy: Policy, uids: Col
 
 
 def _left_behind(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
-    """A file that is written to and does not travel, or a device or FIFO: it has to be here as it is there."""
+    """A file that is written to and does not travel, or a device or FIFO: it has to be here as it
+    is there.
+    """
     if stat.S_IFMT(now.st_mode) != stat.S_IFMT(needed.mode):
-        yield _finding("error", needed, "file-refuse", "is another kind of file here", "Move it away.")
+        yield _finding(
+            "error", needed, "file-refuse", "is another kind of file here", "Move it away."
+        )
         return
     if stat.S_ISCHR(needed.mode) or stat.S_ISBLK(needed.mode):
         if now.st_rdev != needed.rdev:
-            text = f"is device {os.major(now.st_rdev)}:{os.minor(now.st_rdev)} here, another one on the source"
-            yield _finding("error", needed, "device", text, "Make the device node as it is on the source.")
+            text = (
+                f"is device {os.major(now.st_rdev)}:{os.minor(now.st_rdev)} here, another one on "
+                "the source"
+            )
+            yield _finding(
+                "error", needed, "device", text, "Make the device node as it is on the source."
+            )
     elif stat.S_ISREG(needed.mode) and now.st_size != needed.size:
-        text = f"is open for writing, does not travel, and has {now.st_size} bytes here and {needed.size} on the source"
+        text = (
+            f"is open for writing, does not travel, and has {now.st_size} bytes here and "
+            f"{needed.size} on the source"
+        )
         level: Level = "warning" if needed.append and now.st_size > needed.size else "error"
-        yield _finding(level, needed, "file-refuse", text, f"Migrate with --with-files {quoted(needed.path)}.")
+        yield _finding(
+            level, needed, "file-refuse", text, f"Migrate with --with-files {quoted(needed.path)}."
+        )

@@ -1,9 +1,11 @@
-"""Operations on several things at once, as cron and a boot call them: alone, spread over a while, and with an end.
+"""Operations on several things at once, as cron and a boot call them: alone, spread over a while,
+and with an end.
 
-`alone` keeps two runs from overlapping, `spread` lets the hosts of a fleet begin at different moments, and `each` does the work:
-every piece in a process of its own (`criuctl.proc.forked`), some at a time.  A piece that fails has an error for an outcome and
-the others go on.  What is under way at the deadline is interrupted the way SIGTERM would do it, so it cleans up; it and what was
-not begun by then have timed out.  A signal does the same to all, and is passed on.
+`alone` keeps two runs from overlapping, `spread` lets the hosts of a fleet begin at different
+moments, and `each` does the work: every piece in a process of its own (`criuctl.proc.forked`), some
+at a time.  A piece that fails has an error for an outcome and the others go on.  What is under way
+at the deadline is interrupted the way SIGTERM would do it, so it cleans up; it and what was not
+begun by then have timed out.  A signal does the same to all, and is passed on.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Outcome(Struct, frozen=True):
 
 @contextmanager
 def alone(config: Config, what: str, busy: str, *, wait: float = 0.0) -> Iterator[None]:
-    """Hold the lock `what` on this host; when somebody has it for `wait` seconds more, `Conflict` with the sentence `busy`."""
+    """Hold the lock `what` on this host; when somebody has it for `wait` seconds more, `Conflict`
+    with the sentence `busy`.
+    """
     until = time.monotonic() + wait
     while True:
         lock = exclusive(config, what, busy)
@@ -80,8 +84,8 @@ def each(
 ) -> Iterator[Outcome]:
     """Do all of `work`, `jobs` at a time; each outcome is yielded as soon as it is known.
 
-    `begins` is told of each piece just before it is begun.  `broken` is the error of one whose process was killed, `late` what is
-    said of those that were not done by `until`.
+    `begins` is told of each piece just before it is begun.  `broken` is the error of one whose
+    process was killed, `late` what is said of those that were not done by `until`.
     """
     pieces = [(key, _piece(one, reporter, key if len(work) > 1 else "")) for key, one in work]
     for ended in forked.run_all(pieces, at_once=jobs, until=until, begins=begins):
@@ -91,16 +95,24 @@ def each(
         elif "error" in answer:
             yield Outcome(ended.key, error=decode_error(answer["error"], "this host"), told=True)
         elif ended.late:
-            error: CriuctlError = TimedOut(late, hint="What was under way was cleaned up and runs on; give it more time.")
+            error: CriuctlError = TimedOut(
+                late, hint="What was under way was cleaned up and runs on; give it more time."
+            )
             yield Outcome(ended.key, error=error)
         elif ended.bug:
             reporter.step("bug", what=ended.key, traceback=ended.bug)
-            error = CriuctlError(f"this is a bug in criuctl, sorry: {ended.bug.strip().splitlines()[-1]}")
+            error = CriuctlError(
+                f"this is a bug in criuctl, sorry: {ended.bug.strip().splitlines()[-1]}"
+            )
             error.code = "bug"
             yield Outcome(ended.key, error=error)
         else:
             number = -ended.code if ended.code < 0 else ended.code - 128
-            how = f"was ended by signal {number}" if number > 0 else f"ended with {ended.code} and no answer"
+            how = (
+                f"was ended by signal {number}"
+                if number > 0
+                else f"ended with {ended.code} and no answer"
+            )
             yield Outcome(ended.key, error=broken(f"the criuctl that worked on it {how}"))
 
 

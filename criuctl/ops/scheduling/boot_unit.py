@@ -1,7 +1,8 @@
-"""What calls `criuctl recover` at each boot: a systemd service where systemd runs, else an @reboot entry in /etc/cron.d.
+"""What calls `criuctl recover` at each boot: a systemd service where systemd runs, else an @reboot
+entry in /etc/cron.d.
 
-Written with the means, and in the places, of a schedule's timer (`timers`).  The service is done when criuctl is, and what it has
-restored lives on: systemd ends criuctl alone.
+Written with the means, and in the places, of a schedule's timer (`timers`).  The service is done
+when criuctl is, and what it has restored lives on: systemd ends criuctl alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _TIMEOUT = 60.0  # seconds for systemctl
 
 
 def install(argv: Sequence[str], variables: Mapping[str, str]) -> list[Path]:
-    """Have `argv` run at each boot; what was written.  `Conflict` if it is there already; whatever fails, nothing is left."""
+    """Have `argv` run at each boot; what was written.  `Conflict` if it is there already; whatever
+    fails, nothing is left.
+    """
     for text in (*argv, *variables.values()):
         if not text.isprintable():
             raise UsageError(f"{text!r} has characters that cannot stand in a unit or a crontab")
@@ -32,13 +35,16 @@ def install(argv: Sequence[str], variables: Mapping[str, str]) -> list[Path]:
         path, text = crontab, _crontab(argv, variables)
     else:
         raise PlatformError(
-            f"nothing here starts programs at a boot: systemd does not run, and there is no {PLACES.cron}",
+            "nothing here starts programs at a boot: systemd does not run, and there is no "
+            f"{PLACES.cron}",
             hint="Have `criuctl recover` called by what you have.",
         )
     try:
         timers.write_new(path, text)
     except OSError as error:
-        raise PlatformError(f"{path} cannot be written: {error.strerror}", hint="Run criuctl as root.") from error
+        raise PlatformError(
+            f"{path} cannot be written: {error.strerror}", hint="Run criuctl as root."
+        ) from error
     if path == service:
         try:
             _control("daemon-reload")
@@ -55,12 +61,17 @@ def remove() -> list[Path]:
     link = PLACES.units / "multi-user.target.wants" / service.name
     present = [path for path in (service, crontab, link) if os.path.lexists(path)]
     if not present:
-        raise NotFound("nothing calls `criuctl recover` at a boot", hint="`criuctl recover --install` has it called.")
+        raise NotFound(
+            "nothing calls `criuctl recover` at a boot",
+            hint="`criuctl recover --install` has it called.",
+        )
     try:
         for path in present:
             path.unlink(missing_ok=True)
     except OSError as error:
-        raise PlatformError(f"{error.filename} cannot be removed: {error.strerror}", hint="Run criuctl as root.") from error
+        raise PlatformError(
+            f"{error.filename} cannot be removed: {error.strerror}", hint="Run criuctl as root."
+        ) from error
     if PLACES.booted.is_dir() and (service in present or link in present):
         _control("daemon-reload")
     return [path for path in present if path != link]
@@ -74,7 +85,9 @@ def _control(*words: str) -> None:
     try:
         command.run([*PLACES.systemctl, *words], timeout=_TIMEOUT)
     except CriuctlError as error:
-        raise PlatformError(f"systemd does not take the service: {error.message}", hint="Try `systemctl status`.") from error
+        raise PlatformError(
+            f"systemd does not take the service: {error.message}", hint="Try `systemctl status`."
+        ) from error
 
 
 def _origin() -> str:
@@ -107,5 +120,8 @@ def _service(argv: Sequence[str], variables: Mapping[str, str]) -> str:
 
 def _crontab(argv: Sequence[str], variables: Mapping[str, str]) -> str:
     words = [f"{key}={shlex.quote(value)}" for key, value in variables.items()]
-    line = " ".join([*words, shlex.join([*argv, "--quiet"])]).replace("%", "\\%")  # cron ends the command at a bare one
-    return "\n".join([_origin(), "SHELL=/bin/sh", f"PATH={command.SYSTEM_PATH}", f"@reboot root {line}", ""])
+    # cron ends the command at a bare one
+    line = " ".join([*words, shlex.join([*argv, "--quiet"])]).replace("%", "\\%")
+    return "\n".join(
+        [_origin(), "SHELL=/bin/sh", f"PATH={command.SYSTEM_PATH}", f"@reboot root {line}", ""]
+    )

@@ -1,11 +1,13 @@
 """Points in time that come again, as cron can say them.
 
-Schedules are written in systemd's calendar language (``daily``, ``Mon..Fri 08:30``, ``*:0/15``).  Where systemd runs, it is
-systemd that understands them.  Elsewhere this module reads the part of the language for which there is a line of a crontab:
-years, seconds, time zones, days counted from a month's end, and a day of the month together with a day of the week (cron takes
-either of them) are refused, and the error says which of them it was.
+Schedules are written in systemd's calendar language (``daily``, ``Mon..Fri 08:30``, ``*:0/15``).
+Where systemd runs, it is systemd that understands them.  Elsewhere this module reads the part of
+the language for which there is a line of a crontab: years, seconds, time zones, days counted from a
+month's end, and a day of the month together with a day of the week (cron takes either of them) are
+refused, and the error says which of them it was.
 
-All is kept as sets of numbers, so what is written for cron and what is told as the next run cannot differ.
+All is kept as sets of numbers, so what is written for cron and what is told as the next run cannot
+differ.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ _DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "satu
 _PART = re.compile(r"(?:(\*)|([0-9]{1,2})(?:\.\.([0-9]{1,2}))?)(?:/([0-9]{1,2}))?")
 _BOUNDS = {"minute": (0, 59), "hour": (0, 23), "day": (1, 31), "month": (1, 12)}
 _YEARS = 9  # the longest wait for a 29 February
-_HINT = "cron knows words such as daily, and [WEEKDAYS] [*-MONTH-DAY] [HOUR:MINUTE]: '03:30', 'Mon..Fri *:0/15', '*-*-01 04:00'."
+_HINT = (
+    "cron knows words such as daily, and [WEEKDAYS] [*-MONTH-DAY] [HOUR:MINUTE]: '03:30', "
+    "'Mon..Fri *:0/15', '*-*-01 04:00'."
+)
 
 
 class CronTime(Struct, frozen=True):
@@ -47,24 +52,35 @@ class CronTime(Struct, frozen=True):
     def __str__(self) -> str:
         fields = (self.minutes, self.hours, self.days, self.months, self.weekdays)
         sizes = (60, 24, 31, 12, 7)
-        return " ".join("*" if len(f) == n else ",".join(map(str, sorted(f))) for f, n in zip(fields, sizes, strict=True))
+        return " ".join(
+            "*" if len(f) == n else ",".join(map(str, sorted(f)))
+            for f, n in zip(fields, sizes, strict=True)
+        )
 
     def after(self, moment: datetime) -> datetime | None:
-        """The first minute of it after `moment`, in the same (local) time; None if there is none."""
+        """The first minute of it after `moment`, in the same (local) time; None if there is
+        none.
+        """
         begin = moment.replace(second=0, microsecond=0) + timedelta(minutes=1)
         day = begin.date()
         for _ in range(_YEARS * 366):
             if self._on(day):
                 for hour in sorted(self.hours):
                     for minute in sorted(self.minutes):
-                        found = begin.replace(year=day.year, month=day.month, day=day.day, hour=hour, minute=minute)
+                        found = begin.replace(
+                            year=day.year, month=day.month, day=day.day, hour=hour, minute=minute
+                        )
                         if found >= begin:
                             return found
             day += timedelta(days=1)
         return None
 
     def _on(self, day: date) -> bool:
-        return day.day in self.days and day.month in self.months and day.isoweekday() % 7 in self.weekdays
+        return (
+            day.day in self.days
+            and day.month in self.months
+            and day.isoweekday() % 7 in self.weekdays
+        )
 
 
 def cron_time(calendar: str) -> CronTime:
@@ -92,7 +108,9 @@ def cron_time(calendar: str) -> CronTime:
             _weekdays(weekdays),
         )
         if len(found.days) < 31 and len(found.weekdays) < 7:
-            raise UsageError("it has days of the week and days of the month, and cron takes either of them")
+            raise UsageError(
+                "it has days of the week and days of the month, and cron takes either of them"
+            )
         if found.after(datetime(2000, 1, 1)) is None:  # noqa: DTZ001  # any date, as what cron is told has no time zone
             raise UsageError("there is no such day")
     except (UsageError, ValueError) as error:
@@ -135,17 +153,24 @@ def _weekday(text: str) -> int:
 
 
 def cron_every(seconds: float) -> CronTime:
-    """The same for a period, which to cron can only be what divides an hour or a day; `UsageError`."""
+    """The same for a period, which to cron can only be what divides an hour or a day;
+    `UsageError`.
+    """
     every, every_day = frozenset(range(24)), frozenset(range(1, 32))
     minutes, rest = divmod(seconds, 60)
     months, weekdays = frozenset(range(1, 13)), frozenset(range(7))
     if not rest and minutes and minutes <= 60 and 60 % minutes == 0:
         return CronTime(frozenset(range(0, 60, int(minutes))), every, every_day, months, weekdays)
     if not rest and minutes and minutes % 60 == 0 and 1440 % minutes == 0:
-        return CronTime(frozenset({0}), frozenset(range(0, 24, int(minutes) // 60)), every_day, months, weekdays)
+        return CronTime(
+            frozenset({0}), frozenset(range(0, 24, int(minutes) // 60)), every_day, months, weekdays
+        )
     if seconds == 7 * 86400:
         return CronTime(frozenset({0}), frozenset({0}), every_day, months, frozenset({1}))
     raise UsageError(
         f"a period of {seconds:g} s cannot be said to cron",
-        hint="Without systemd a period is of minutes that divide an hour, of hours that divide a day, or 1d, or 1w.",
+        hint=(
+            "Without systemd a period is of minutes that divide an hour, of hours that divide a "
+            "day, or 1d, or 1w."
+        ),
     )

@@ -1,8 +1,10 @@
-"""What an operation on several things is about: sessions and configured trees, by name, by label, or all of them.
+"""What an operation on several things is about: sessions and configured trees, by name, by label,
+or all of them.
 
-`order` follows the numbers of init scripts (S20, K80): what has a low one is what others need.  It is begun first and ended last;
-things with the same number have nothing to do with each other and are worked on at the same time.  A session has it as a label
-(``criuctl run --label order=10``), a configured tree as a key of its own.
+`order` follows the numbers of init scripts (S20, K80): what has a low one is what others need.  It
+is begun first and ended last; things with the same number have nothing to do with each other and
+are worked on at the same time.  A session has it as a label (``criuctl run --label order=10``), a
+configured tree as a key of its own.
 """
 
 from __future__ import annotations
@@ -27,32 +29,47 @@ class Subject:
     order: int = configured_trees.ORDER
     root: ProcessIdentity | None = None  # if it was looked for
     tree: bool = False  # of the configuration
-    error: CriuctlError | None = field(default=None, hash=False, compare=False)  # why it cannot be told what it is
+    # why it cannot be told what it is
+    error: CriuctlError | None = field(default=None, hash=False, compare=False)
 
 
 def chosen(
-    config: Config, targets: Sequence[str] = (), *, every: bool = False, labels: Mapping[str, str] | None = None
+    config: Config,
+    targets: Sequence[str] = (),
+    *,
+    every: bool = False,
+    labels: Mapping[str, str] | None = None,
 ) -> list[Subject]:
-    """These targets, or `every` session that runs here and every configured tree, or those of them that bear all of `labels`.
+    """These targets, or `every` session that runs here and every configured tree, or those of them
+    that bear all of `labels`.
 
-    A configured tree that does not run is left out of the latter two; one that is ambiguous is in them, with its error.
+    A configured tree that does not run is left out of the latter two; one that is ambiguous is in
+    them, with its error.
     """
     if targets:
         return [_named(config, target) for target in dict.fromkeys(targets)]
     found = running(config)
-    return found if every else [s for s in found if all(s.labels.get(k) == v for k, v in (labels or {}).items())]
+    return (
+        found
+        if every
+        else [s for s in found if all(s.labels.get(k) == v for k, v in (labels or {}).items())]
+    )
 
 
 def _named(config: Config, target: str) -> Subject:
     tree = configured_trees.parse(target, config.trees[target]) if target in config.trees else None
-    return Subject(target, tree.labels, tree.order, tree=True) if tree is not None else Subject(target)
+    return (
+        Subject(target, tree.labels, tree.order, tree=True) if tree is not None else Subject(target)
+    )
 
 
 def running(config: Config) -> list[Subject]:
-    """Every session that runs here, and every configured tree that does; a tree that is both is told once.
+    """Every session that runs here, and every configured tree that does; a tree that is both is
+    told once.
 
-    One that was dumped under several names goes by that of its holder, of the configuration, or by the last one it was given.
-    A second name, of what has a holder or another configured name, has an error: whose labels and order would count?
+    One that was dumped under several names goes by that of its holder, of the configuration, or by
+    the last one it was given.  A second name, of what has a holder or another configured name, has
+    an error: whose labels and order would count?
     """
     states = sessions(config)
     known = {state["session"]: state["labels"] for state in states}
@@ -65,7 +82,9 @@ def running(config: Config) -> list[Subject]:
         tree = configured.pop(record.name, None)
         labels = {**(tree.labels if tree else {}), **known.get(record.name, {})}
         order = order_of(labels, tree.order if tree else configured_trees.ORDER)
-        found[record.name] = Subject(record.name, labels, order, record.identity, tree=tree is not None)
+        found[record.name] = Subject(
+            record.name, labels, order, record.identity, tree=tree is not None
+        )
     for name, tree in configured.items():
         try:
             root = configured_trees.root_of(tree)
@@ -76,7 +95,9 @@ def running(config: Config) -> list[Subject]:
             continue
         same = [other for other in found.values() if other.root == root]
         if twice := [other for other in same if other.tree or other.name in held]:
-            found[name] = Subject(name, tree.labels, tree.order, tree=True, error=_twice(name, twice[0], root.pid))
+            found[name] = Subject(
+                name, tree.labels, tree.order, tree=True, error=_twice(name, twice[0], root.pid)
+            )
             continue
         for other in same:
             del found[other.name]  # it was dumped once by its PID
@@ -101,6 +122,8 @@ def order_of(labels: Mapping[str, str], default: int = configured_trees.ORDER) -
 
 
 def ranks(subjects: Sequence[Subject], *, ending: bool) -> list[list[Subject]]:
-    """Who may be worked on at the same time, one group after the other; `ending` ones by falling order."""
+    """Who may be worked on at the same time, one group after the other; `ending` ones by falling
+    order.
+    """
     orders = sorted({subject.order for subject in subjects}, reverse=ending)
     return [[subject for subject in subjects if subject.order == order] for order in orders]

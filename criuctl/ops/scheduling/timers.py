@@ -1,8 +1,9 @@
 """What starts a schedule: a systemd timer where systemd runs, else an entry in /etc/cron.d.
 
-Both only ever call ``criuctl schedule run NAME``; what is to be done stands in the schedule's definition, so no unit has to be
-edited.  Files are written beside their place and linked into it, so nobody reads half of one, and one that is there already is
-never overwritten.  cron takes no file with a dot in its name, so it does not see those half written either.
+Both only ever call ``criuctl schedule run NAME``; what is to be done stands in the schedule's
+definition, so no unit has to be edited.  Files are written beside their place and linked into it,
+so nobody reads half of one, and one that is there already is never overwritten.  cron takes no file
+with a dot in its name, so it does not see those half written either.
 """
 
 from __future__ import annotations
@@ -65,14 +66,19 @@ class Systemd:
         if not trigger.at:
             return
         try:
-            done = command.run(["systemd-analyze", "calendar", "--", trigger.at], timeout=_TIMEOUT, check=False)
+            done = command.run(
+                ["systemd-analyze", "calendar", "--", trigger.at], timeout=_TIMEOUT, check=False
+            )
         except PlatformError:
             return  # not installed: systemctl will have the last word
         if done.returncode:
             said = (done.error_text or done.text).strip().splitlines() or ["no reason given"]
             raise UsageError(
                 f"{trigger.at!r} is no calendar: {said[0]}",
-                hint="As in `man systemd.time`: daily, 'Mon..Fri 08:30', '*:0/15'; `systemd-analyze calendar` tries one.",
+                hint=(
+                    "As in `man systemd.time`: daily, 'Mon..Fri 08:30', '*:0/15'; "
+                    "`systemd-analyze calendar` tries one."
+                ),
             )
 
     def install(self, trigger: Trigger) -> None:
@@ -99,7 +105,8 @@ class Systemd:
                 *(f"Environment={word}" for word in environment_words(trigger.variables)),
                 f"ExecStart={exec_words(trigger.argv)}",
                 f"TimeoutStartSec={limit}",
-                # Only criuctl itself is told to stop: it knows in which order what it has started must end.
+                # Only criuctl itself is told to stop: it knows in which order what it has started
+                # must end.
                 "KillMode=mixed",
                 "SuccessExitStatus=11",
                 "",
@@ -110,8 +117,12 @@ class Systemd:
         if trigger.at:
             when = [f"OnCalendar={trigger.at}", "Persistent=true"]
         else:
-            # The first counts from the timer's start, at a boot too; Persistent is for calendars only.
-            when = [f"OnActiveSec={_span(trigger.every)}", f"OnUnitActiveSec={_span(trigger.every)}"]
+            # The first counts from the timer's start, at a boot too; Persistent is for calendars
+            # only.
+            when = [
+                f"OnActiveSec={_span(trigger.every)}",
+                f"OnUnitActiveSec={_span(trigger.every)}",
+            ]
         return "\n".join(
             [
                 _origin(trigger.name),
@@ -130,7 +141,9 @@ class Systemd:
         )
 
     def remove(self, name: str) -> bool:
-        """Stop the timer and remove all of it; False if there was nothing.  A run under way goes on to its end."""
+        """Stop the timer and remove all of it; False if there was nothing.  A run under way goes on
+        to its end.
+        """
         service, timer = self.files(name)
         link = self._places.units / "timers.target.wants" / timer.name
         present = [path for path in (timer, service, link) if os.path.lexists(path)]
@@ -148,29 +161,41 @@ class Systemd:
         return True
 
     def _keep_while_running(self, service: Path) -> None:
-        """Of a run under way systemd would forget the settings with the file, and end it after its usual 90 s.
+        """Of a run under way systemd would forget the settings with the file, and end it after its
+        usual 90 s.
 
-        Should it fail, the journal and the hooks tell; nothing of a schedule that is gone stays among the failed units.
+        Should it fail, the journal and the hooks tell; nothing of a schedule that is gone stays
+        among the failed units.
         """
-        state = self._control("show", "--property=ActiveState", "--value", service.name, check=False).text.strip()
+        state = self._control(
+            "show", "--property=ActiveState", "--value", service.name, check=False
+        ).text.strip()
         if state not in ("activating", "deactivating") or not service.exists():
             return
         kept = self._places.booted / service.name
         kept.unlink(missing_ok=True)
-        text = service.read_text().replace("[Unit]\n", "[Unit]\nCollectMode=inactive-or-failed\n", 1)
+        text = service.read_text().replace(
+            "[Unit]\n", "[Unit]\nCollectMode=inactive-or-failed\n", 1
+        )
         write_new(kept, f"{text}ExecStopPost=rm -f {_unit_word(str(kept))}\n")
 
     def next_runs(self, triggers: Sequence[Trigger]) -> dict[str, datetime]:
         """When each will be started next, where systemd tells."""
         try:
-            done = self._control("list-timers", "--all", "--output=json", f"{PREFIX}*.timer", check=False)
+            done = self._control(
+                "list-timers", "--all", "--output=json", f"{PREFIX}*.timer", check=False
+            )
             listed = json.loads(done.text or "[]")
         except (CriuctlError, ValueError):
             return {}
         wanted = {f"{PREFIX}{t.name}.timer": t.name for t in triggers}
-        found = {wanted[row["unit"]]: row.get("next") for row in listed if row.get("unit") in wanted}
+        found = {
+            wanted[row["unit"]]: row.get("next") for row in listed if row.get("unit") in wanted
+        }
         return {
-            name: datetime.fromtimestamp(at / 1e6, UTC) for name, at in found.items() if isinstance(at, int) and 0 < at < 1 << 55
+            name: datetime.fromtimestamp(at / 1e6, UTC)
+            for name, at in found.items()
+            if isinstance(at, int) and 0 < at < 1 << 55
         }
 
     def _control(self, *words: str, check: bool = True) -> command.Completed:
@@ -194,12 +219,15 @@ class Cron:
         self._time(trigger)
 
     def _time(self, trigger: Trigger) -> calendars.CronTime:
-        return calendars.cron_time(trigger.at) if trigger.at else calendars.cron_every(trigger.every)
+        return (
+            calendars.cron_time(trigger.at) if trigger.at else calendars.cron_every(trigger.every)
+        )
 
     def install(self, trigger: Trigger) -> None:
         """Write the file; cron looks for new ones every minute."""
         words = [f"{key}={shlex.quote(value)}" for key, value in trigger.variables.items()]
-        # cron waits for nobody: the jitter is criuctl's.  It mails whatever is printed: only failures are.
+        # cron waits for nobody: the jitter is criuctl's.  It mails whatever is printed: only
+        # failures are.
         words += [shlex.join([*trigger.argv, "--quiet", *(["--delay"] if trigger.jitter else [])])]
         line = " ".join(words).replace("%", "\\%")  # cron ends the command at a bare one
         text = [
@@ -249,7 +277,9 @@ def here(places: Places) -> Backend:
 
 
 def _origin(name: str) -> str:
-    return f"# Written by `criuctl schedule add {name}`; `criuctl schedule remove {name}` removes it."
+    return (
+        f"# Written by `criuctl schedule add {name}`; `criuctl schedule remove {name}` removes it."
+    )
 
 
 def _unit_word(text: str) -> str:
@@ -279,22 +309,28 @@ def _removed_on_error(backend: Backend, name: str, files: Sequence[Path]) -> Ite
     """`Conflict` if one of the files is there; whatever fails, none of them is left."""
     for path in files:
         if os.path.lexists(path):
-            raise Conflict(f"{path} is there already", hint="Choose another name, or remove the file if nobody needs it.")
+            raise Conflict(
+                f"{path} is there already",
+                hint="Choose another name, or remove the file if nobody needs it.",
+            )
     try:
         yield
     except BaseException as error:
         with contextlib.suppress(CriuctlError, OSError):
             backend.remove(name)
         with contextlib.suppress(OSError):
-            for path in files:  # where systemctl is missing, or does not answer, they are still there
+            # where systemctl is missing, or does not answer, they are still there
+            for path in files:
                 path.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise PlatformError(
-                f"{error.filename or files[0]} cannot be written: {error.strerror}", hint="Run criuctl as root."
+                f"{error.filename or files[0]} cannot be written: {error.strerror}",
+                hint="Run criuctl as root.",
             ) from error
         if isinstance(error, CommandFailed):
             raise PlatformError(
-                f"systemd does not take the timer: {error.message}", hint="Nothing was left of it; try `systemctl status`."
+                f"systemd does not take the timer: {error.message}",
+                hint="Nothing was left of it; try `systemctl status`.",
             ) from error
         raise
 
@@ -305,7 +341,8 @@ def write_new(path: Path, text: str) -> None:
     temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
         with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644), "w") as file:
-            os.fchmod(file.fileno(), 0o644)  # whatever the umask: cron takes no file that the group may write
+            # whatever the umask: cron takes no file that the group may write
+            os.fchmod(file.fileno(), 0o644)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

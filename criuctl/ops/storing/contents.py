@@ -1,4 +1,6 @@
-"""Small pieces out of a checkpoint, without fetching the rest: one of CRIU's images, a stretch of a process's memory."""
+"""Small pieces out of a checkpoint, without fetching the rest: one of CRIU's images, a stretch of a
+process's memory.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ...errors import Damaged
 from .diff_memory import Windows, windows
 
 Variables = list[tuple[str, str]]
-_LONGEST = 8 << 20  # bytes of an environment; the kernel allows no more for arguments and environment together by default
+# bytes of an environment; the kernel allows no more for arguments and environment together by
+# default
+_LONGEST = 8 << 20
 
 
 class Images:
@@ -27,7 +31,9 @@ class Images:
         if name not in self._places:
             return None
         start, end = self._places[name]
-        wanted = [(at, chunk, size) for at, chunk, size in self._chunks if at < end and at + size > start]
+        wanted = [
+            (at, chunk, size) for at, chunk, size in self._chunks if at < end and at + size > start
+        ]
         contents = self._reader.some({chunk: size for _at, chunk, size in wanted})
         data = b"".join(contents[chunk] for _at, chunk, _size in wanted)
         return data[start - wanted[0][0] :][: end - start] if wanted else b""
@@ -72,15 +78,19 @@ def memory(image: MemoryImage, reader: CheckpointReader, start: int, end: int) -
             for address, length in piece.runs:
                 low, high = max(address, start), min(address + length, end)
                 if low < high:
-                    found[low - start : high - start] = contents[piece.chunk][at + low - address : at + high - address]
+                    found[low - start : high - start] = contents[piece.chunk][
+                        at + low - address : at + high - address
+                    ]
                 at += length
     return bytes(found)
 
 
 def environments(manifest: Manifest, reader: CheckpointReader) -> dict[int, Variables]:
-    """The environment that each process was started with, by the tree's own PIDs, as it is in its memory.
+    """The environment that each process was started with, by the tree's own PIDs, as it is in its
+    memory.
 
-    What a program set later is elsewhere, and one that writes its title there has overwritten it: such pieces are left out.
+    What a program set later is elsewhere, and one that writes its title there has overwritten it:
+    such pieces are left out.
     """
     images = {image.id: image for image in manifest.memory if image.kind == "task"}
     found = {}
@@ -91,6 +101,8 @@ def environments(manifest: Manifest, reader: CheckpointReader) -> dict[int, Vari
             raise Damaged(f"the environment of process {pid} is said to have {end - start} bytes")
         words = memory(images[pid], reader, start, end).split(b"\0")
         found[pid] = [
-            (os.fsdecode(name), os.fsdecode(value)) for name, equals, value in (w.partition(b"=") for w in words) if equals
+            (os.fsdecode(name), os.fsdecode(value))
+            for name, equals, value in (w.partition(b"=") for w in words)
+            if equals
         ]
     return found

@@ -1,16 +1,18 @@
 """How the memory of two checkpoints differs, found out from names of chunks.
 
-A memory image is kept as chunks, each of which holds some pages of one window (256 KiB of addresses), in order.  Both
-checkpoints are in one store, so two chunks with the same pages and the same id hold the same bytes, and nothing of
-them is read.  Of what is left in a window, the pages that both have count as changed, all of them: at least one is.  Given a
-reader, the chunks are read and the pages counted that really differ.
+A memory image is kept as chunks, each of which holds some pages of one window (256 KiB of
+addresses), in order.  Both checkpoints are in one store, so two chunks with the same pages and the
+same id hold the same bytes, and nothing of them is read.  Of what is left in a window, the pages
+that both have count as changed, all of them: at least one is.  Given a reader, the chunks are read
+and the pages counted that really differ.
 
-Which pages a chunk has is told by its size alone, as the rule by which windows are cut may be another in each checkpoint.
-A window of a layered image is made of parts of chunks; such windows are compared page by page, a page being the same if it is
-the same one of the same chunk.
+Which pages a chunk has is told by its size alone, as the rule by which windows are cut may be
+another in each checkpoint.  A window of a layered image is made of parts of chunks; such windows
+are compared page by page, a page being the same if it is the same one of the same chunk.
 
-What was found is added up by mapping: heap, stack, a file, an anonymous one.  A mapping of one checkpoint is that of
-the other with the same name and the same start, or the same end, as stacks have it.
+What was found is added up by mapping: heap, stack, a file, an anonymous one.  A mapping of one
+checkpoint is that of the other with the same name and the same start, or the same end, as stacks
+have it.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ class Region(Struct):
 
 
 def windows(entries: Iterable[PagemapEntry], parts: Iterable[Extent]) -> Windows:
-    """The windows of one image, from its page map and what it is made of; `Damaged` if they do not fit."""
+    """The windows of one image, from its page map and what it is made of; `Damaged` if they do not
+    fit.
+    """
     found: dict[int, list[Piece]] = {}
     pages = ((entry.vaddr, entry.pages * PAGE) for entry in entries)
     address, left = next(pages, (0, 0))
@@ -95,14 +99,21 @@ def windows(entries: Iterable[PagemapEntry], parts: Iterable[Extent]) -> Windows
 
 
 def compare(
-    before: Windows, after: Windows, areas: tuple[Sequence[Area], Sequence[Area]], exact: Reader | None = None
+    before: Windows,
+    after: Windows,
+    areas: tuple[Sequence[Area], Sequence[Area]],
+    exact: Reader | None = None,
 ) -> list[Region]:
     """The regions of one address space in which something is, by address."""
     regions = _Regions(*areas)
     numbers = sorted(before.keys() | after.keys())
     for start in range(0, len(numbers), _BATCH):
         batch = numbers[start : start + _BATCH]
-        differing = {n: _differing(before.get(n, ()), after.get(n, ())) for n in batch if before.get(n) != after.get(n)}
+        differing = {
+            n: _differing(before.get(n, ()), after.get(n, ()))
+            for n in batch
+            if before.get(n) != after.get(n)
+        }
         contents = {} if exact is None else _contents(differing.values(), exact)
         for number in batch:
             regions.count("before", _runs(before.get(number, ())), first=True)
@@ -111,7 +122,12 @@ def compare(
                 old, new = differing[number]
                 regions.count("removed", _without(_runs(old), _runs(new)), first=True)
                 regions.count("added", _without(_runs(new), _runs(old)))
-                regions.count("changed", _both(_runs(old), _runs(new)) if exact is None else _changed(old, new, contents))
+                regions.count(
+                    "changed",
+                    _both(_runs(old), _runs(new))
+                    if exact is None
+                    else _changed(old, new, contents),
+                )
     return regions.found()
 
 
@@ -120,17 +136,23 @@ def _differing(old: Pieces, new: Pieces) -> tuple[Pieces, Pieces]:
     if any(piece.size != piece.whole for piece in (*old, *new)):
         old, new = _single(old), _single(new)
     before, after = set(old), set(new)
-    return tuple(piece for piece in old if piece not in after), tuple(piece for piece in new if piece not in before)
+    return tuple(piece for piece in old if piece not in after), tuple(
+        piece for piece in new if piece not in before
+    )
 
 
 def _single(pieces: Pieces) -> Pieces:
     """The same pages, each a piece of its own."""
     pages = [
-        (piece, address) for piece in pieces for start, length in piece.runs for address in range(start, start + length, PAGE)
+        (piece, address)
+        for piece in pieces
+        for start, length in piece.runs
+        for address in range(start, start + length, PAGE)
     ]
     skips = [skip for piece in pieces for skip in range(piece.skip, piece.skip + piece.size, PAGE)]
     return tuple(
-        Piece(piece.chunk, ((address, PAGE),), skip, piece.whole) for (piece, address), skip in zip(pages, skips, strict=True)
+        Piece(piece.chunk, ((address, PAGE),), skip, piece.whole)
+        for (piece, address), skip in zip(pages, skips, strict=True)
     )
 
 
@@ -169,7 +191,10 @@ class _Regions:
 
     def found(self) -> list[Region]:
         """What there is, by address."""
-        return sorted([*self._found.values(), *self._loose_ones], key=lambda region: (region.start, region.end))
+        return sorted(
+            [*self._found.values(), *self._loose_ones],
+            key=lambda region: (region.start, region.end),
+        )
 
     def _of(self, area: Area) -> Region:
         area = self._as_after.get(area, area)
@@ -179,7 +204,9 @@ class _Regions:
         return region
 
     def _at(self, address: int, length: int) -> Region:
-        """A region for addresses that no mapping is known for; they come in the order of windows."""
+        """A region for addresses that no mapping is known for; they come in the order of
+        windows.
+        """
         start, end = address // WINDOW * WINDOW, -(-(address + length) // WINDOW) * WINDOW
         if self._loose is None or start > self._loose.end:
             self._loose = Region(start, end, "")
@@ -200,7 +227,11 @@ class _Known:
         while length:
             index = bisect_right(self._starts, address) - 1
             area = self._areas[index] if index >= 0 and address < self._areas[index].end else None
-            end = self._starts[index + 1] if area is None and index + 1 < len(self._starts) else address + length
+            end = (
+                self._starts[index + 1]
+                if area is None and index + 1 < len(self._starts)
+                else address + length
+            )
             step = min(length, (area.end if area is not None else end) - address)
             yield area, step
             address, length = address + step, length - step
@@ -230,8 +261,12 @@ def _without(one: Sequence[Run], other: Sequence[Run]) -> Iterator[Run]:
 
 
 def _contents(pairs: Iterable[tuple[Pieces, Pieces]], reader: Reader) -> dict[bytes, bytes]:
-    """The chunks of these windows by id; none of a window of which only one checkpoint has pages."""
-    return reader.some({piece.chunk: piece.whole for old, new in pairs if old and new for piece in (*old, *new)})
+    """The chunks of these windows by id; none of a window of which only one checkpoint has
+    pages.
+    """
+    return reader.some(
+        {piece.chunk: piece.whole for old, new in pairs if old and new for piece in (*old, *new)}
+    )
 
 
 def _changed(old: Pieces, new: Pieces, contents: dict[bytes, bytes]) -> Iterator[Run]:

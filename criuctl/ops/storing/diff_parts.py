@@ -1,10 +1,13 @@
-"""How two checkpoints' processes, descriptors, connections and files differ: plain functions on what manifests tell.
+"""How two checkpoints' processes, descriptors, connections and files differ: plain functions on
+what manifests tell.
 
-Processes are paired first, for everything else hangs on them: by identity (PID and start time, where it is the same boot),
-then by their own PID and command line, then by their place in the tree (the same parent, the same command line, in
-order of PIDs), then by what is left of these.  A restore keeps the PIDs that a tree itself sees, so those are compared.
+Processes are paired first, for everything else hangs on them: by identity (PID and start time,
+where it is the same boot), then by their own PID and command line, then by their place in the tree
+(the same parent, the same command line, in order of PIDs), then by what is left of these.  A
+restore keeps the PIDs that a tree itself sees, so those are compared.
 
-What changes by itself with every restore (inode numbers, start times, PIDs as the host sees them) is no difference.
+What changes by itself with every restore (inode numbers, start times, PIDs as the host sees them)
+is no difference.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ _FILE_FIELDS = ("kind", "size", "mode", "uid", "gid", "mtime_ns")
 
 
 class Change(Struct, frozen=True):
-    """One thing that both checkpoints have, and in which it differs; `more` are facts that neither of them tells."""
+    """One thing that both checkpoints have, and in which it differs; `more` are facts that neither
+    of them tells.
+    """
 
     before: Facts
     after: Facts
@@ -61,7 +66,14 @@ class Part(Struct):
             "same": self.same,
         }
 
-    def compare(self, before: Facts, after: Facts, names: Iterable[str], also: Iterable[str] = (), **more: Any) -> None:
+    def compare(
+        self,
+        before: Facts,
+        after: Facts,
+        names: Iterable[str],
+        also: Iterable[str] = (),
+        **more: Any,
+    ) -> None:
         """Count one that both have; it differs in the fields `names` as they say, and in `also`."""
         differing = [*(name for name in names if before[name] != after[name]), *also]
         if differing:
@@ -70,7 +82,8 @@ class Part(Struct):
             self.same += 1
 
 
-# -- processes ------------------------------------------------------------------------------------------
+# -- processes
+# ------------------------------------------------------------------------------------------
 
 
 class Pairing(Struct, frozen=True):
@@ -90,7 +103,11 @@ def pair(before: Manifest, after: Manifest) -> Pairing:
     old, new = _Unpaired(before.processes), _Unpaired(after.processes)
     pairs: list[Pair] = []
 
-    def match(key: Callable[[ProcessRecord], Hashable], left: Iterable[ProcessRecord], right: Iterable[ProcessRecord]) -> None:
+    def match(
+        key: Callable[[ProcessRecord], Hashable],
+        left: Iterable[ProcessRecord],
+        right: Iterable[ProcessRecord],
+    ) -> None:
         waiting: dict[Hashable, list[ProcessRecord]] = {}
         for process in reversed(list(right)):
             waiting.setdefault(key(process), []).append(process)
@@ -100,11 +117,20 @@ def pair(before: Manifest, after: Manifest) -> Pairing:
                 pairs.append((old.take(process), partner))
 
     if before.host.boot_id and before.host.boot_id == after.host.boot_id:
-        match(lambda p: (p.pid, p.start_time), old.those(lambda p: p.start_time > 0), new.those(lambda p: p.start_time > 0))
+        match(
+            lambda p: (p.pid, p.start_time),
+            old.those(lambda p: p.start_time > 0),
+            new.those(lambda p: p.start_time > 0),
+        )
     match(lambda p: (p.ns_pid, p.argv), old, new)
-    match(lambda _p: "root", old.those(lambda p: _is_root(p, before)), new.those(lambda p: _is_root(p, after)))
+    match(
+        lambda _p: "root",
+        old.those(lambda p: _is_root(p, before)),
+        new.those(lambda p: _is_root(p, after)),
+    )
     looked_at = 0
-    while looked_at < len(pairs) and old and new:  # their children may be paired by their parents, theirs in turn
+    # their children may be paired by their parents, theirs in turn
+    while looked_at < len(pairs) and old and new:
         parents = pairs[looked_at][0].pid, pairs[looked_at][1].pid
         looked_at += 1
         match(lambda p: p.argv, old.children(parents[0]), new.children(parents[1]))
@@ -154,10 +180,15 @@ def processes(found: Pairing) -> Part:
 
 def _process(p: ProcessRecord) -> Facts:
     names = ("pid", "ns_pid", "ppid", "command", "exe", "cwd", "uid", "gid", "threads")
-    return {**{name: getattr(p, name) for name in names}, "argv": list(p.argv), "zombie": p.state == "Z"}
+    return {
+        **{name: getattr(p, name) for name in names},
+        "argv": list(p.argv),
+        "zombie": p.state == "Z",
+    }
 
 
-# -- descriptors and connections ------------------------------------------------------------------------
+# -- descriptors and connections
+# ------------------------------------------------------------------------
 
 Descriptors = Mapping[int, Mapping[int, OpenFile]]  # PID -> descriptor -> what it is
 
@@ -173,21 +204,38 @@ def descriptors(before: Descriptors, after: Descriptors, found: Pairing) -> Part
             elif fd not in old:
                 part.added.append(_descriptor(other, fd, new[fd]))
             else:
-                part.compare(_descriptor(pid, fd, old[fd]), _descriptor(other, fd, new[fd]), _DESCRIPTOR_FIELDS)
+                part.compare(
+                    _descriptor(pid, fd, old[fd]),
+                    _descriptor(other, fd, new[fd]),
+                    _DESCRIPTOR_FIELDS,
+                )
     return part
 
 
 def _descriptor(pid: int, fd: int, file: OpenFile) -> Facts:
-    return {"pid": pid, "fd": fd, "kind": file.kind, "what": file.what, "mode": file.mode, "offset": file.offset}
+    return {
+        "pid": pid,
+        "fd": fd,
+        "kind": file.kind,
+        "what": file.what,
+        "mode": file.mode,
+        "offset": file.offset,
+    }
 
 
-def connections(before: Sequence[ConnectionRecord], after: Sequence[ConnectionRecord], found: Pairing) -> Part:
-    """What became of the connections: the same one has the same ends, and best the same descriptor."""
+def connections(
+    before: Sequence[ConnectionRecord], after: Sequence[ConnectionRecord], found: Pairing
+) -> Part:
+    """What became of the connections: the same one has the same ends, and best the same
+    descriptor.
+    """
     part = Part()
     old, new = {id(c): c for c in before}, {id(c): c for c in after}
     others = found.after()
 
-    def match(one: Callable[[ConnectionRecord], Hashable], other: Callable[[ConnectionRecord], Hashable]) -> None:
+    def match(
+        one: Callable[[ConnectionRecord], Hashable], other: Callable[[ConnectionRecord], Hashable]
+    ) -> None:
         waiting: dict[Hashable, list[ConnectionRecord]] = {}
         for connection in reversed(new.values()):
             waiting.setdefault(other(connection), []).append(connection)
@@ -209,17 +257,34 @@ def _ends(c: ConnectionRecord) -> tuple[str, ...]:
 
 
 def _connection(c: ConnectionRecord) -> Facts:
-    names = ("pid", "fd", "protocol", "local", "peer", "external", "direction", "state", "policy", "rqueue", "wqueue")
+    names = (
+        "pid",
+        "fd",
+        "protocol",
+        "local",
+        "peer",
+        "external",
+        "direction",
+        "state",
+        "policy",
+        "rqueue",
+        "wqueue",
+    )
     return {name: getattr(c, name) for name in names}
 
 
-# -- files ----------------------------------------------------------------------------------------------
+# -- files
+# ----------------------------------------------------------------------------------------------
 
 
 def files(
-    before: Sequence[FileRecord], after: Sequence[FileRecord], changed_bytes: Callable[[FileRecord, FileRecord], int]
+    before: Sequence[FileRecord],
+    after: Sequence[FileRecord],
+    changed_bytes: Callable[[FileRecord, FileRecord], int],
 ) -> Part:
-    """What became of the files, by path; `changed_bytes` counts those of two contents that both checkpoints carry."""
+    """What became of the files, by path; `changed_bytes` counts those of two contents that both
+    checkpoints carry.
+    """
     part = Part()
     old, new = {f.path: f for f in before}, {f.path: f for f in after}
     part.removed = [_file(old[path]) for path in sorted(old.keys() - new.keys())]
@@ -230,7 +295,9 @@ def files(
         if contents != "same" and one.data is not None and other.data is not None:
             count = changed_bytes(one, other)
         also = () if contents == "same" else ("contents",)
-        part.compare(_file(one), _file(other), _FILE_FIELDS, also, contents=contents, changed_bytes=count)
+        part.compare(
+            _file(one), _file(other), _FILE_FIELDS, also, contents=contents, changed_bytes=count
+        )
     return part
 
 

@@ -1,8 +1,9 @@
-"""What a store's checkpoints come to, and how fast each session adds to it; pure functions of a list.
+"""What a store's checkpoints come to, and how fast each session adds to it; pure functions of a
+list.
 
-A checkpoint's summary tells its plain bytes (``memory``, ``files``) and what it added to the store (``stored``).  So *growth* is
-what dumps have added, whatever has been removed and collected since; what lies there now is counted object by object elsewhere
-(`criuctl.ops.stores`).
+A checkpoint's summary tells its plain bytes (``memory``, ``files``) and what it added to the store
+(``stored``).  So *growth* is what dumps have added, whatever has been removed and collected since;
+what lies there now is counted object by object elsewhere (`criuctl.ops.stores`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _DAY = 86400.0
 
 
 class Growth(Struct, frozen=True):
-    """One session's part in a store; bytes are those that its checkpoints added when they were made."""
+    """One session's part in a store; bytes are those that its checkpoints added when they were
+    made.
+    """
 
     session: str
     checkpoints: int
@@ -46,7 +49,10 @@ def plain_bytes(summary: CheckpointSummary) -> int:
 
 def growth(checkpoints: Iterable[CheckpointSummary]) -> list[Growth]:
     """Each session's growth, the one that grows most first."""
-    by_session = groupby(sorted(checkpoints, key=lambda c: (c.session, moment(c), c.number, c.id)), key=lambda c: c.session)
+    by_session = groupby(
+        sorted(checkpoints, key=lambda c: (c.session, moment(c), c.number, c.id)),
+        key=lambda c: c.session,
+    )
     found = [_of(session, list(group)) for session, group in by_session]
     return sorted(found, key=lambda one: (-(one.per_day or 0), -one.stored, one.session))
 

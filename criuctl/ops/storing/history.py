@@ -1,6 +1,8 @@
-"""How long the dumps of a session took: what a list of checkpoints does not tell, since only whole manifests have it.
+"""How long the dumps of a session took: what a list of checkpoints does not tell, since only whole
+manifests have it.
 
-A manifest never changes, so what was read once is kept by whoever asks (`known`), and only new ones are read.
+A manifest never changes, so what was read once is kept by whoever asks (`known`), and only new ones
+are read.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ Known = MutableMapping[str, dict[str, Any]]
 
 
 def timings(config: Config, session: str, limit: int, known: Known) -> list[dict[str, Any]]:
-    """``id, number, created, frozen_ms, total_ms, processes, bytes`` of the newest `limit` checkpoints, oldest first.
+    """``id, number, created, frozen_ms, total_ms, processes, bytes`` of the newest `limit`
+    checkpoints, oldest first.
 
     Those that cannot be read, or were removed meanwhile, are left out.
     """
@@ -37,7 +40,10 @@ def timings(config: Config, session: str, limit: int, known: Known) -> list[dict
                     found = repository.manifest(summary).timings
                 except (DataError, NotFound):
                     return
-                known[summary.id] = {"frozen_ms": found.get("frozen_ms"), "total_ms": found.get("total_ms")}
+                known[summary.id] = {
+                    "frozen_ms": found.get("frozen_ms"),
+                    "total_ms": found.get("total_ms"),
+                }
 
             if missing:
                 with ThreadPoolExecutor(min(_READERS, len(missing)), "criuctl-history") as pool:

@@ -33,14 +33,18 @@ class KeyFacts(Struct, frozen=True):
     """One key of a store, as far as it may be told."""
 
     fingerprint: str
-    kind: str  # file | passphrase | recovery | writer: a write-only host, which it does not open the store for
+    # file | passphrase | recovery | writer: a write-only host, which it does not open the store for
+    kind: str
     label: str
     created: str
     used: bool  # it opened the store just now
 
     def to_dict(self) -> dict[str, Any]:
         """One entry of the list."""
-        return {name: getattr(self, name) for name in ("fingerprint", "kind", "label", "created", "used")}
+        return {
+            name: getattr(self, name)
+            for name in ("fingerprint", "kind", "label", "created", "used")
+        }
 
 
 @dataclass(slots=True)
@@ -66,14 +70,18 @@ class KeyChange:
 
     def to_dict(self) -> dict[str, Any]:
         """One object; ``recovery_key`` only where there is a new one."""
-        body = {name: getattr(self, name) for name in ("store", "id", "generation", "added", "removed", "file", "previous")}
+        body = {
+            name: getattr(self, name)
+            for name in ("store", "id", "generation", "added", "removed", "file", "previous")
+        }
         body |= {"keys": [one.to_dict() for one in self.keys], "warnings": self.warnings}
         return body | ({"recovery_key": self.recovery_key} if self.recovery_key else {})
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """What shall open the store: a key file (made if it does not exist; None: this host's own), or else a passphrase.
+    """What shall open the store: a key file (made if it does not exist; None: this host's own), or
+    else a passphrase.
 
     Or, with `write_only`, what shall let a host add to it: a writer key in `file`.
     """
@@ -110,7 +118,10 @@ class Keyring:
     def show(self, opened: keys.Opened) -> None:
         """Another key opens the store, too."""
         if opened.by is None:
-            raise UsageError(f"what is in {opened.source} is the exported master key, which is none of the store's keys")
+            raise UsageError(
+                f"what is in {opened.source} is the exported master key, which is none of the "
+                "store's keys"
+            )
         if opened.master != self.master:
             raise WrongKey(f"the key in {opened.source} does not open store {self.id[:12]}")
         self.shown.append(opened.by)
@@ -122,12 +133,19 @@ class Keyring:
             return self._make_writer(new.file, label)
         if new.passphrase is not None:
             if not new.passphrase:
-                raise WrongKey("the passphrase is empty", hint="Give a passphrase of several words.")
+                raise WrongKey(
+                    "the passphrase is empty", hint="Give a passphrase of several words."
+                )
             slot = described(keys.passphrase_slot(self.master, new.passphrase, self.id), label)
-            self.show(keys.open_by_passphrase([slot], self.id, new.passphrase, "the new passphrase"))
+            self.show(
+                keys.open_by_passphrase([slot], self.id, new.passphrase, "the new passphrase")
+            )
             return slot, None, False
         if str(new.file) == keys.ASKED:
-            raise UsageError("a new key cannot be typed", hint="`criuctl key recovery` makes one that can be written down.")
+            raise UsageError(
+                "a new key cannot be typed",
+                hint="`criuctl key recovery` makes one that can be written down.",
+            )
         path = new.file or keys.key_path(self._repository.config, self.id)
         made = not os.path.lexists(path)
         if new.file is None and not made:
@@ -139,7 +157,10 @@ class Keyring:
             )
         key = keys.new_key_file(path)
         if key.master:
-            raise WrongKey(f"{path} holds the exported master key of a store", hint="Name a new file, or a key file.")
+            raise WrongKey(
+                f"{path} holds the exported master key of a store",
+                hint="Name a new file, or a key file.",
+            )
         slot = described(keys.file_slot(self.master, key, self.id), label)
         self.show(keys.open_by_key([slot], self.id, key, str(path), path))
         return slot, path, made
@@ -159,7 +180,8 @@ class Keyring:
                 ours = False
             if not ours:
                 raise Conflict(
-                    f"{path} exists, and is not the key of a write-only host of this store", hint="Name a new file."
+                    f"{path} exists, and is not the key of a write-only host of this store",
+                    hint="Name a new file.",
                 ) from None
         return described(key.slot(), label), path, made
 
@@ -174,18 +196,28 @@ class Keyring:
         slot = self.opened.by
         if slot is None:
             raise UsageError(
-                f"the store was opened by its exported master key in {self.opened.source}, which no change of keys concerns",
-                hint="`criuctl key add` adds a key; or open the store by the key that is to be replaced.",
+                f"the store was opened by its exported master key in {self.opened.source}, which "
+                "no change of keys concerns",
+                hint=(
+                    "`criuctl key add` adds a key; or open the store by the key that is to be "
+                    "replaced."
+                ),
             )
         if slot.get("type") == "recovery":
             raise UsageError(
-                "the store was opened by its recovery key, which is not replaced by another kind of key",
-                hint="`criuctl key add` makes a key file for this host, `criuctl key recovery --replace` a new recovery key.",
+                "the store was opened by its recovery key, which is not replaced by another kind "
+                "of key",
+                hint=(
+                    "`criuctl key add` makes a key file for this host, `criuctl key recovery "
+                    "--replace` a new recovery key."
+                ),
             )
         return slot
 
     def replaced(self, slots: Slots) -> Slots:
-        """Those of the keys whose place this host's own key file has taken, in a rotation that was cut off before they went."""
+        """Those of the keys whose place this host's own key file has taken, in a rotation that was
+        cut off before they went.
+        """
         by = self.opened.by
         if by is None or self.opened.file != keys.key_path(self._repository.config, self.id):
             return []
@@ -193,8 +225,12 @@ class Keyring:
 
     def see_not_removed(self, slots: Slots) -> None:
         """What opened the store still does."""
-        if self.opened.by is not None and keys.slot_fingerprint(self.opened.by) not in map(keys.slot_fingerprint, slots):
-            raise WrongKey(f"the key from {self.opened.source} was removed from the store meanwhile")
+        if self.opened.by is not None and keys.slot_fingerprint(self.opened.by) not in map(
+            keys.slot_fingerprint, slots
+        ):
+            raise WrongKey(
+                f"the key from {self.opened.source} was removed from the store meanwhile"
+            )
 
     def without(self, slots: Slots, gone: Sequence[Slot]) -> Slots:
         """The slots that are left; `Conflict` if none of them was seen to open the store."""
@@ -203,12 +239,17 @@ class Keyring:
         if len(left) == len(slots):
             return slots
         if not left:
-            raise Conflict("this is the last key of the store", hint="Add another one first: `criuctl key add`.")
+            raise Conflict(
+                "this is the last key of the store",
+                hint="Add another one first: `criuctl key add`.",
+            )
         if not any(slot in left for slot in self.shown):
             raise Conflict(
                 "no other key was seen to open the store, so it could be lost",
-                hint="Open the store by one that stays (CRIUCTL_KEY_FILE=PATH, say), or show one to `criuctl key remove` by "
-                "--other-key-file PATH (- asks for a recovery key) or --other-passphrase-file PATH.",
+                hint="Open the store by one that stays (CRIUCTL_KEY_FILE=PATH, say), or show one "
+                "to `criuctl key remove` by "
+                "--other-key-file PATH (- asks for a recovery key) or --other-passphrase-file "
+                "PATH.",
             )
         return left
 
@@ -256,9 +297,15 @@ def named(slots: Slots, ref: str) -> Slot:
     if not found and len(ref) >= _PREFIX:
         found = [slot for slot in slots if keys.slot_fingerprint(slot).startswith(ref.lower())]
     if not found:
-        raise NotFound(f"no key of the store is called {ref!r}", hint="`criuctl key list` shows labels and fingerprints.")
+        raise NotFound(
+            f"no key of the store is called {ref!r}",
+            hint="`criuctl key list` shows labels and fingerprints.",
+        )
     if len(found) > 1:
-        raise AmbiguousRef(f"{len(found)} keys of the store are called {ref!r}", hint="Give more of the fingerprint.")
+        raise AmbiguousRef(
+            f"{len(found)} keys of the store are called {ref!r}",
+            hint="Give more of the fingerprint.",
+        )
     return found[0]
 
 
@@ -272,9 +319,14 @@ def checked_label(text: str) -> str:
 def refuse_known(slots: Slots, slot: Slot) -> None:
     """No key opens a store twice."""
     if slot["type"] == WRITER and slot["fingerprint"] in map(keys.slot_fingerprint, slots):
-        raise Conflict(f"the write-only host with fingerprint {slot['fingerprint']} has been added already")
+        raise Conflict(
+            f"the write-only host with fingerprint {slot['fingerprint']} has been added already"
+        )
     if slot["type"] != "passphrase" and slot["fingerprint"] in map(keys.slot_fingerprint, slots):
         raise Conflict(
             f"the key with fingerprint {slot['fingerprint']} opens the store already",
-            hint="`criuctl key rotate` replaces this host's key by a new one; --key-file names another file.",
+            hint=(
+                "`criuctl key rotate` replaces this host's key by a new one; --key-file names "
+                "another file."
+            ),
         )

@@ -1,4 +1,6 @@
-"""What a supervisor works with, whatever it does at the moment: its orders, its clock, its voice."""
+"""What a supervisor works with, whatever it does at the moment: its orders, its clock, its
+voice.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from .decisions import Restart, period
 Tell = Callable[[dict[str, Any]], None]
 
 TICK = 1.0  # seconds between two looks at what no descriptor tells
-_WELL = 120.0  # seconds without a tick, outside of any operation, after which the watchdog is told no more
+# seconds without a tick, outside of any operation, after which the watchdog is told no more
+_WELL = 120.0
 
 
 class Wishes(Struct, frozen=True):
@@ -49,24 +52,34 @@ class Wishes(Struct, frozen=True):
     @property
     def period(self) -> float:
         """Seconds between two snapshots."""
-        return period(self.every or 0.0, terminal=bool(self.on_idle or self.on_step), max_loss=self.max_loss)
+        return period(
+            self.every or 0.0, terminal=bool(self.on_idle or self.on_step), max_loss=self.max_loss
+        )
 
     def check(self) -> None:
         """`UsageError` for what makes no sense, alone or together."""
         if self.every is not None and self.every <= 0:
-            raise UsageError("a snapshot every 0 s is not possible", hint="Leave --every out, or give a span such as 60s.")
+            raise UsageError(
+                "a snapshot every 0 s is not possible",
+                hint="Leave --every out, or give a span such as 60s.",
+            )
         if self.lease < 1:  # it is renewed, and looked at, several times in that
             raise UsageError(
-                f"a lease of {self.lease:g} s is not possible", hint="Leave --lease out, or give a span such as 30s."
+                f"a lease of {self.lease:g} s is not possible",
+                hint="Leave --lease out, or give a span such as 30s.",
             )
         if self.max_loss and not 0 < self.period <= self.max_loss:
-            raise UsageError(f"a snapshot every {self.period:g} s cannot keep the loss below {self.max_loss:g} s")
+            raise UsageError(
+                f"a snapshot every {self.period:g} s cannot keep the loss below {self.max_loss:g} s"
+            )
 
 
 class Post:
     """Where one session is looked after."""
 
-    def __init__(self, config: Config, name: str, wishes: Wishes, *, reporter: Reporter, tell: Tell) -> None:
+    def __init__(
+        self, config: Config, name: str, wishes: Wishes, *, reporter: Reporter, tell: Tell
+    ) -> None:
         self.config, self.name, self.wishes = config, check_name(name), wishes
         self.reporter, self._told = reporter, tell
         self.registry, self.host = Registry(config), host_id(config)
@@ -81,11 +94,18 @@ class Post:
 
     @contextmanager
     def repository(self, patience: float | None = None) -> Iterator[Repository]:
-        """The store, opened for a while; with `patience` (seconds) an answer is waited for so long, and not asked for again."""
+        """The store, opened for a while; with `patience` (seconds) an answer is waited for so long,
+        and not asked for again.
+        """
         config = self.config
         if patience is not None:
-            config = config.with_options(s3_retries=1, s3_timeout=min(config.s3_timeout, max(1.0, patience)))
-        with open_store(config.store, config) as store, Repository.open(store, config) as repository:
+            config = config.with_options(
+                s3_retries=1, s3_timeout=min(config.s3_timeout, max(1.0, patience))
+            )
+        with (
+            open_store(config.store, config) as store,
+            Repository.open(store, config) as repository,
+        ):
             yield repository
 
     @contextmanager
@@ -125,15 +145,21 @@ class Post:
             "leave_running": None,
         }
         with self.working():
-            hooks = Hooks(self.config, self.reporter, facts | {k: v for k, v in more.items() if k in facts})
+            hooks = Hooks(
+                self.config, self.reporter, facts | {k: v for k, v in more.items() if k in facts}
+            )
             hooks.run(phase, **{k: v for k, v in more.items() if k not in facts})
 
     def tell(self, event: str, **facts: Any) -> None:
         """An event, numbered; errors as in the command line's JSON."""
         self._count += 1
         told = {
-            key: fact.to_dict() if isinstance(fact, CriuctlError) else fact for key, fact in facts.items() if fact is not None
+            key: fact.to_dict() if isinstance(fact, CriuctlError) else fact
+            for key, fact in facts.items()
+            if fact is not None
         }
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        self._told({"event": event, "sequence": self._count, "time": stamp, "session": self.name, **told})
+        self._told(
+            {"event": event, "sequence": self._count, "time": stamp, "session": self.name, **told}
+        )
         self.service.tell(f"STATUS={event}, {stamp}")

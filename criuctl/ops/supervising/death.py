@@ -1,8 +1,10 @@
-"""What a recovery has to know: how a tree that is gone has ended, what is left of it, and what it may come back from.
+"""What a recovery has to know: how a tree that is gone has ended, what is left of it, and what it
+may come back from.
 
-Only the end that nobody wanted is one to recover from.  A tree that a person has dumped, moved or killed is gone because it
-was to go: the registry says so (a dump and a move write it down before the tree is ended, a kill forgets the session), and for
-a kill that is still at it the session's audit log.
+Only the end that nobody wanted is one to recover from.  A tree that a person has dumped, moved or
+killed is gone because it was to go: the registry says so (a dump and a move write it down before
+the tree is ended, a kill forgets the session), and for a kill that is still at it the session's
+audit log.
 """
 
 from __future__ import annotations
@@ -68,22 +70,33 @@ def _wanted(config: Config, record: SessionRecord) -> Wanted | None:
     known = Registry(config).get(record.name)
     if known is None or known.id != record.id:
         return Wanted("killed")
-    if known.state == "lost" or (known.state == "running" and known.reason):  # written down before a stale copy is ended
+    # written down before a stale copy is ended
+    if known.state == "lost" or (known.state == "running" and known.reason):
         return Wanted("fenced", known.reason)
     if known.state != "checkpointed" or _exited(config, record):
         return None
     move = Moves(config, Outgoing).of(record.name)
-    return Wanted("moved", known.moved_to) if known.moved_to or move is not None else Wanted("checkpointed")
+    return (
+        Wanted("moved", known.moved_to)
+        if known.moved_to or move is not None
+        else Wanted("checkpointed")
+    )
 
 
 def _exited(config: Config, record: SessionRecord) -> bool:
-    """Whether the holder has seen this very tree end by itself: of one that a dump has ended it says so."""
+    """Whether the holder has seen this very tree end by itself: of one that a dump has ended it
+    says so.
+    """
     state = state_of(config, record.name)
     return state is not None and state["state"] == "exited" and _same(state, record)
 
 
 def _same(state: dict[str, Any], record: SessionRecord) -> bool:
-    return (state["id"], state["pid"], state["start_time"]) == (record.id, record.pid, record.start_time)
+    return (state["id"], state["pid"], state["start_time"]) == (
+        record.id,
+        record.pid,
+        record.start_time,
+    )
 
 
 def _told_by_holder(config: Config, record: SessionRecord) -> tuple[End, bool]:
@@ -102,7 +115,9 @@ def _told_by_holder(config: Config, record: SessionRecord) -> tuple[End, bool]:
 
 
 def end_strays(config: Config, record: SessionRecord, known: Iterable[ProcessIdentity]) -> int:
-    """End what is left of a tree whose root has ended, so that it does not run beside the restored one; how many there were."""
+    """End what is left of a tree whose root has ended, so that it does not run beside the restored
+    one; how many there were.
+    """
     strays = [identity for identity in known if identity.alive()]
     state = state_of(config, record.name)
     if state is not None and state["id"] == record.id and state.get("boot_id") == boot_id():
@@ -110,12 +125,23 @@ def end_strays(config: Config, record: SessionRecord, known: Iterable[ProcessIde
     Tree(None).signal(signal.SIGKILL, strays)
     if left := wait_ended(strays, _PATIENCE):
         pids = ", ".join(str(identity.pid) for identity in left)
-        raise TimedOut(f"session {record.name!r}: processes survive SIGKILL: PID {pids}", hint="They are stuck in the kernel.")
+        raise TimedOut(
+            f"session {record.name!r}: processes survive SIGKILL: PID {pids}",
+            hint="They are stuck in the kernel.",
+        )
     return len(strays)
 
 
-def candidates(repository: Repository, name: str, session_id: str | None, unreadable: list[DataError]) -> list[CheckpointSummary]:
-    """The checkpoints of the session, the newest first; without an id, of the session that was stored last by this name."""
-    found = sorted(repository.list(name, unreadable=unreadable, hidden=unreadable), key=lambda s: s.number, reverse=True)
+def candidates(
+    repository: Repository, name: str, session_id: str | None, unreadable: list[DataError]
+) -> list[CheckpointSummary]:
+    """The checkpoints of the session, the newest first; without an id, of the session that was
+    stored last by this name.
+    """
+    found = sorted(
+        repository.list(name, unreadable=unreadable, hidden=unreadable),
+        key=lambda s: s.number,
+        reverse=True,
+    )
     wanted = session_id or (found[0].session_id if found else "")
     return [summary for summary in found if summary.session_id == wanted]

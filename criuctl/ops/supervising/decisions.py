@@ -1,14 +1,18 @@
-"""What a supervisor decides: when to take a snapshot, when to try again and when to stop, and whose lease has run out.
+"""What a supervisor decides: when to take a snapshot, when to try again and when to stop, and whose
+lease has run out.
 
-Nothing here looks at a clock, a store or a process: every moment is given, in seconds of one monotonic clock, so each rule can
-be tested by itself.  `criuctl.ops.supervise` is who asks.
+Nothing here looks at a clock, a store or a process: every moment is given, in seconds of one
+monotonic clock, so each rule can be tested by itself.  `criuctl.ops.supervise` is who asks.
 
-    Schedule    a snapshot each period, begun so early that it is stored by the end of it, or once the terminal is idle or a
-                shell has come to its prompt again; after a failure again soon, then later and later; and whether more would be
-                lost by now than may be
-    Guard       a restore that fails, or that dies again soon, counts; each that counts makes the next wait longer, and after
+    Schedule    a snapshot each period, begun so early that it is stored by the end of it, or once
+    the terminal is idle or a
+                shell has come to its prompt again; after a failure again soon, then later and
+                later; and whether more would be lost by now than may be
+    Guard       a restore that fails, or that dies again soon, counts; each that counts makes the
+    next wait longer, and after
                 so many of them in a row there is no next one
-    LeaseWatch  a lease has run out when, over its time to live, it was looked at again and again and never changed
+    LeaseWatch  a lease has run out when, over its time to live, it was looked at again and again
+    and never changed
 """
 
 from __future__ import annotations
@@ -22,14 +26,18 @@ from ...checkpoint.leases import Head
 Restart = Literal["on-failure", "always", "never"]
 Reason = Literal["period", "idle", "step", "again"]
 
-GAP = 1.0  # seconds that a snapshot by idleness, by step, or after a failure is away from the one before, at least
+# seconds that a snapshot by idleness, by step, or after a failure is away from the one before, at
+# least
+GAP = 1.0
 _RETRY_CEILING = 60.0
 _SPARE = 1.5  # times as long as the last one the next snapshot may take
 PERIOD = 60.0  # seconds, if nothing else is said
 
 
 def period(every: float, *, terminal: bool, max_loss: float) -> float:
-    """The seconds between snapshots: as asked for, else what the allowed loss needs, else none if the `terminal` is watched."""
+    """The seconds between snapshots: as asked for, else what the allowed loss needs, else none if
+    the `terminal` is watched.
+    """
     if every:
         return every
     if max_loss:
@@ -54,7 +62,9 @@ class Schedule(Struct):
     _stored: int = -1  # where it stood at the newest checkpoint
 
     def begin(self, now: float, age: float | None) -> None:
-        """Begin, or begin anew; `age` is that of the newest checkpoint, None: there is none and one is due at once."""
+        """Begin, or begin anew; `age` is that of the newest checkpoint, None: there is none and one
+        is due at once.
+        """
         known = max(age, 0.0) if age is not None else 0.0
         self._last = now - known
         self._next = now + max(0.0, self.every - self._lead - known) if age is not None else now
@@ -63,7 +73,9 @@ class Schedule(Struct):
             self._again = now
 
     def taken(self, began: float, now: float) -> None:
-        """A snapshot that was begun at `began` is stored; one that takes long leaves as much time to the tree, or a period."""
+        """A snapshot that was begun at `began` is stored; one that takes long leaves as much time
+        to the tree, or a period.
+        """
         self._last = began
         self._lead = min(self.every / 2, _SPARE * (now - began))
         self._next = max(began + self.every - self._lead, now + min(self.every, now - began))
@@ -81,7 +93,8 @@ class Schedule(Struct):
             first = self._offset < 0
             self._offset, self._since = offset, now
             if first and self._stored < 0:
-                self._stored = offset  # what was there when it began is in the newest checkpoint, or in the first one
+                # what was there when it began is in the newest checkpoint, or in the first one
+                self._stored = offset
         if self._offset == self._stored or self._again is not None or now - self._last < GAP:
             return None
         if self.step and at_prompt:
@@ -145,14 +158,19 @@ class Guard(Struct):
 
     def delay(self) -> float:
         """Seconds to wait before the next try; the first is made at once."""
-        return 0.0 if not self.failures else min(self.ceiling, self.first * 2 ** min(self.failures - 1, 32))
+        return (
+            0.0
+            if not self.failures
+            else min(self.ceiling, self.first * 2 ** min(self.failures - 1, 32))
+        )
 
 
 class LeaseWatch(Struct):
     """Another host's lease, looked at from here, by a clock of ours.
 
-    A look that failed, or that comes late, makes the time count from the next one: who was blind, asleep, or as cut off from the
-    store as the home may have been, must not think that nothing has happened.
+    A look that failed, or that comes late, makes the time count from the next one: who was blind,
+    asleep, or as cut off from the store as the home may have been, must not think that nothing has
+    happened.
     """
 
     seen: Head | None = None
@@ -160,11 +178,17 @@ class LeaseWatch(Struct):
     _looked: float = field(default=0.0)
 
     def look(self, now: float, head: Head | None) -> bool:
-        """The lease as it is now, None if there is none or the store did not tell: has it run out?"""
+        """The lease as it is now, None if there is none or the store did not tell: has it run
+        out?
+        """
         if head is None or head.state != "held" or not head.ttl:
             self.seen = None
             return False
-        if self.seen is None or not head.is_beat_of(self.seen) or now - self._looked > head.ttl / 2000:
+        if (
+            self.seen is None
+            or not head.is_beat_of(self.seen)
+            or now - self._looked > head.ttl / 2000
+        ):
             self.since = now
         self.seen, self._looked = head, now
         return now - self.since > head.ttl / 1000
@@ -185,7 +209,9 @@ class End(Struct, frozen=True):
         """In words."""
         if self.signal is not None:
             return f"was killed by signal {self.signal}"
-        return "ended, nobody knows how" if self.code is None else f"ended with exit code {self.code}"
+        return (
+            "ended, nobody knows how" if self.code is None else f"ended with exit code {self.code}"
+        )
 
     def restarts(self, policy: Restart) -> bool:
         """Whether it is to come back: what has not ended by itself always is."""

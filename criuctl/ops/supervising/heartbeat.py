@@ -1,10 +1,13 @@
-"""A home renews its lease for as long as it supervises: a thread beside the work, so that a long dump does not let it run out.
+"""A home renews its lease for as long as it supervises: a thread beside the work, so that a long
+dump does not let it run out.
 
-It renews what this host holds and nothing else, several times in the time to live, on a connection of its own to the store.
-A store that does not answer is asked again; what another host has taken over is told (`taken`), and the one who works is woken.
+It renews what this host holds and nothing else, several times in the time to live, on a connection
+of its own to the store.  A store that does not answer is asked again; what another host has taken
+over is told (`taken`), and the one who works is woken.
 
-With a `SelfFence` the session's holder hears of each beat, and stops the tree when none comes: before anybody may take over, who
-counts the whole time to live, from when a beat was seen, which is after it was begun.
+With a `SelfFence` the session's holder hears of each beat, and stops the tree when none comes:
+before anybody may take over, who counts the whole time to live, from when a beat was seen, which is
+after it was begun.
 """
 
 from __future__ import annotations
@@ -31,12 +34,16 @@ _LAST = 5.0  # seconds that the last beat may take
 class Heartbeat:
     """Renews the lease of one session, between `start` and `stop`."""
 
-    def __init__(self, config: Config, ttl: float, wake: int, fence: SelfFence | None = None) -> None:
+    def __init__(
+        self, config: Config, ttl: float, wake: int, fence: SelfFence | None = None
+    ) -> None:
         """`ttl` in seconds; `wake` is an eventfd that is written to when the lease is gone."""
         self._fence = fence
         self._pause = ttl / BEATS
         # No single answer is waited for so long that the lease runs out meanwhile.
-        self._config = config.with_options(s3_retries=1, s3_timeout=min(config.s3_timeout, max(1.0, self._pause)))
+        self._config = config.with_options(
+            s3_retries=1, s3_timeout=min(config.s3_timeout, max(1.0, self._pause))
+        )
         self._ttl, self._wake = round(ttl * 1000), wake
         self._host = host_id(config)
         self._session: SessionRef | None = None
@@ -49,7 +56,9 @@ class Heartbeat:
         self.beaten: float | None = None  # when it was renewed last, by the monotonic clock
 
     def start(self, session: SessionRef) -> None:
-        """This host has the session, or is about to claim it; the first beat is made at once, and waited for."""
+        """This host has the session, or is about to claim it; the first beat is made at once, and
+        waited for.
+        """
         with self._lock:
             self._session, self.taken, self.beaten = session, None, None
             self._beat(self._ttl)
@@ -64,7 +73,9 @@ class Heartbeat:
                 self._fence.check()
 
     def hurry(self) -> None:
-        """Make the next beat now; the first is waited for: a lease that was claimed and never renewed does not run out."""
+        """Make the next beat now; the first is waited for: a lease that was claimed and never
+        renewed does not run out.
+        """
         if self.beaten is not None:
             self._now.set()
             return
@@ -77,7 +88,9 @@ class Heartbeat:
             self._session = None
 
     def stop(self, untold: Callable[[], None] = lambda: None) -> None:
-        """Supervise no more: if the lease is ours, it does not run out any more; or it is `untold`, and does."""
+        """Supervise no more: if the lease is ours, it does not run out any more; or it is `untold`,
+        and does.
+        """
         self._over.set()
         self._now.set()
         if self._thread is not None:
@@ -85,7 +98,9 @@ class Heartbeat:
         with self._lock:
             told = True
             if self._session is not None:
-                self._config = self._config.with_options(s3_timeout=min(self._config.s3_timeout, _LAST))
+                self._config = self._config.with_options(
+                    s3_timeout=min(self._config.s3_timeout, _LAST)
+                )
                 told = self._beat(0) or self.beaten is None
             self._close()
             if self._fence is not None:
@@ -109,7 +124,9 @@ class Heartbeat:
         began = clock()
         try:
             head = leases.renew(self._opened(), self._session, host=self._host, ttl=ttl)
-        except Exception:  # whatever it is, a heart that stops beating would lose the lease in silence: the next beat tries again
+        # whatever it is, a heart that stops beating would lose the lease in silence: the next beat
+        # tries again
+        except Exception:
             self._close()
             if self._fence is not None and self.beaten is None and ttl:
                 self._fence.unknown()

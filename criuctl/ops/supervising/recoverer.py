@@ -1,8 +1,10 @@
-"""Bringing a session back that has died: from the newest checkpoint that is good, again if need be, and not for ever.
+"""Bringing a session back that has died: from the newest checkpoint that is good, again if need be,
+and not for ever.
 
-A checkpoint that is damaged, or that fails to restore, is passed over for the one before.  A restore that fails counts, as does
-one whose tree dies again soon (`Guard`); a damaged checkpoint does not, as long as there is a good one.  A store that does
-not answer, or whose lease of the session cannot be read, is asked again for as long as it takes.
+A checkpoint that is damaged, or that fails to restore, is passed over for the one before.  A
+restore that fails counts, as does one whose tree dies again soon (`Guard`); a damaged checkpoint
+does not, as long as there is a good one.  A store that does not answer, or whose lease of the
+session cannot be read, is asked again for as long as it takes.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Loss(Struct):
 
     record: SessionRecord | None  # its last life here
     died: float  # by the monotonic clock; of another host's, when it was heard of last
-    at: float | None = None  # the same in UNIX seconds, by the clock of the host that it was on, if that is known
+    # the same in UNIX seconds, by the clock of the host that it was on, if that is known
+    at: float | None = None
     instead_of: Head | None = None  # that host's lease, which has run out
 
     @property
@@ -81,7 +84,8 @@ class Recoverer:
         self.guard = Guard(wishes.max_restores, wishes.stable, wishes.backoff, wishes.max_backoff)
 
     def recover(self, loss: Loss, members: list[ProcessIdentity]) -> Outcome:
-        """Bring it back: ``overtaken`` when it is another's, ``blind`` when the store could not be asked; or `GaveUp`.
+        """Bring it back: ``overtaken`` when it is another's, ``blind`` when the store could not be
+        asked; or `GaveUp`.
 
         `members` were in its tree, and may have outlived its root.
         """
@@ -123,7 +127,8 @@ class Recoverer:
         unreadable: list[DataError] = []
         with post.repository() as repository, post.working():
             if repository.capabilities.conditional_create:
-                read_head(repository, post.name)  # one that is damaged is no fault of any checkpoint
+                # one that is damaged is no fault of any checkpoint
+                read_head(repository, post.name)
             found = candidates(repository, post.name, loss.session_id, unreadable)
             for damaged in unreadable:
                 self._pass_over(None, damaged, passed)
@@ -142,7 +147,8 @@ class Recoverer:
                         break
                 except (Conflict, StoreError):
                     raise
-                except (CriuctlError, OSError) as error:  # a veto or a full disk, say: the one before would fare no better
+                # a veto or a full disk, say: the one before would fare no better
+                except (CriuctlError, OSError) as error:
                     told = of_the_host(error) if isinstance(error, OSError) else error
                     if told is None:
                         raise
@@ -153,26 +159,37 @@ class Recoverer:
                     return None
         if failure is None:
             guard.failed()
-        return failure or NoSuchCheckpoint(f"the store has no good checkpoint of session {post.name!r}")
+        return failure or NoSuchCheckpoint(
+            f"the store has no good checkpoint of session {post.name!r}"
+        )
 
-    def _pass_over(self, summary: CheckpointSummary | None, error: CriuctlError, passed: list[str]) -> None:
+    def _pass_over(
+        self, summary: CheckpointSummary | None, error: CriuctlError, passed: list[str]
+    ) -> None:
         name = summary.id if summary is not None else error.message
         if name not in passed:
             passed.append(name)
-            facts = {"checkpoint": summary.id, "number": summary.number} if summary is not None else {}
+            facts = (
+                {"checkpoint": summary.id, "number": summary.number} if summary is not None else {}
+            )
             self._post.tell("passed-over", **facts, error=error)
 
-    def _restore(self, loss: Loss, summary: CheckpointSummary, repository: Repository, passed: list[str]) -> None:
+    def _restore(
+        self, loss: Loss, summary: CheckpointSummary, repository: Repository, passed: list[str]
+    ) -> None:
         """Restore this one."""
         post = self._post
         post.reporter.warnings = []
         ttl = round(post.wishes.lease * 1000) if repository.capabilities.conditional_create else 0
         request = RestoreRequest(instead_of=loss.instead_of, ttl=ttl)
-        result = restore(post.config, summary.id, request=request, reporter=post.reporter, repository=repository)
+        result = restore(
+            post.config, summary.id, request=request, reporter=post.reporter, repository=repository
+        )
         assert isinstance(result, RestoreResult)  # no dry run
         now, created, at = time.monotonic(), moment(summary.created), loss.at
         if loss.instead_of is not None and at is not None:
-            at += loss.instead_of.ttl / 1000 / BEATS  # it may have lived until just before its next beat
+            # it may have lived until just before its next beat
+            at += loss.instead_of.ttl / 1000 / BEATS
         facts: dict[str, Any] = {
             "checkpoint": result.checkpoint,
             "number": summary.number,
@@ -181,7 +198,9 @@ class Recoverer:
             "recovered_ms": round((now - loss.died) * 1000, 1),
             "restore_ms": result.elapsed_ms,
             "newer": result.found.newer if result.found is not None else None,
-            "lost_s": round(max(0.0, at - created), 3) if at is not None and created is not None else None,
+            "lost_s": round(max(0.0, at - created), 3)
+            if at is not None and created is not None
+            else None,
             "passed_over": list(passed),
             "from_host": holder_of(loss.instead_of),
             "connections": result.connections,
@@ -197,7 +216,8 @@ class Recoverer:
         what = "failed" if failure is not None else f"died again within {post.wishes.stable:g} s"
         why = f": {failure.message}" if failure is not None else ""
         told = GaveUp(
-            f"session {post.name!r} is given up: {count} {'restore' if count == 1 else 'restores'} in a row {what}{why}",
+            f"session {post.name!r} is given up: {count} "
+            f"{'restore' if count == 1 else 'restores'} in a row {what}{why}",
             hint=f"`criuctl list {quoted(post.name)}` shows from what it can be restored,"
             f" `criuctl log {quoted(post.name)}` what happened.",
             failures=count,

@@ -1,12 +1,15 @@
-"""A home that stops its session before another host may take it over: ``criuctl supervise --self-fence``.
+"""A home that stops its session before another host may take it over: ``criuctl supervise
+--self-fence``.
 
-A home that is cut off from the store cannot renew its lease, and is not told when another host takes the session over.  So the
-holder of its session (`session.holder.self_fence`) is told how long the tree may run, after each renewal: until `SHARE` of the
-lease's time to live has passed since that renewal was *begun*.  Then the tree stands still.  The rest of the time is for the
-stopping itself, and for clocks that run at different speeds.  When the lease is renewed after all, nobody else has the session,
-and the tree goes on; when it is not, the copy is ended as any stale copy is.
+A home that is cut off from the store cannot renew its lease, and is not told when another host
+takes the session over.  So the holder of its session (`session.holder.self_fence`) is told how long
+the tree may run, after each renewal: until `SHARE` of the lease's time to live has passed since
+that renewal was *begun*.  Then the tree stands still.  The rest of the time is for the stopping
+itself, and for clocks that run at different speeds.  When the lease is renewed after all, nobody
+else has the session, and the tree goes on; when it is not, the copy is ended as any stale copy is.
 
-It is the holder who counts, so this holds, too, when the supervisor is killed or stopped, or is busy with a dump.
+It is the holder who counts, so this holds, too, when the supervisor is killed or stopped, or is
+busy with a dump.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
 
 SHARE = 0.75  # of the time to live
 _AT_ONCE = 0.001
-_TROUBLE = (CriuctlError, OSError)  # the latter of our own side, no descriptor left say: no reason for a heart to stand still
+# the latter of our own side, no descriptor left say: no reason for a heart to stand still
+_TROUBLE = (CriuctlError, OSError)
 
 __all__ = ["SHARE", "SelfFence", "clock"]
 
@@ -44,14 +48,18 @@ class SelfFence:
     def renewed(self, began: float) -> None:
         """The lease was renewed, which was begun at `began` by `clock`."""
         self._until = began + self._allowed
-        with suppress(*_TROUBLE):  # it has ended, or the next renewal is told to whoever holds it then
+        # it has ended, or the next renewal is told to whoever holds it then
+        with suppress(*_TROUBLE):
             self._tell()
 
     def unknown(self) -> None:
-        """The store has not answered since the session is here: nobody knows until when its lease runs, if it does."""
+        """The store has not answered since the session is here: nobody knows until when its lease
+        runs, if it does.
+        """
         self._until = self._until or clock()
         with suppress(*_TROUBLE):
-            if not self._connected().status()["self_fence"]:  # a supervisor before this one has had an answer
+            # a supervisor before this one has had an answer
+            if not self._connected().status()["self_fence"]:
                 self._connected().request("self-fence", seconds=_AT_ONCE)
 
     def lifted(self) -> None:
@@ -70,7 +78,10 @@ class SelfFence:
         except CriuctlError as error:
             raise PreflightRefused(
                 f"nobody could stop session {self._name!r} in time: {error.message}",
-                hint="--self-fence is for sessions whose terminal criuctl holds, as `criuctl run` starts them.",
+                hint=(
+                    "--self-fence is for sessions whose terminal criuctl holds, as `criuctl run` "
+                    "starts them."
+                ),
             ) from error
 
     def close(self) -> None:
@@ -84,7 +95,9 @@ class SelfFence:
         if left > 0:  # else the renewal took so long that it promises nothing
             try:
                 # A holder that does not answer must not keep the lease from being renewed.
-                self._connected().request("self-fence", seconds=left, timeout=max(1.0, self._allowed / 3))
+                self._connected().request(
+                    "self-fence", seconds=left, timeout=max(1.0, self._allowed / 3)
+                )
             except _TROUBLE:
                 self.close()  # its holder is another one since it was restored
                 raise
@@ -95,7 +108,9 @@ class SelfFence:
 
 
 def lift(config: Config, name: str) -> None:
-    """Nobody stops this session any more: its supervisor of now does not want that, and has renewed the lease."""
+    """Nobody stops this session any more: its supervisor of now does not want that, and has renewed
+    the lease.
+    """
     with suppress(*_TROUBLE), _connect(config, name) as session:
         if session.hello["status"].get("self_fence"):
             session.request("self-fence", seconds=0)

@@ -1,6 +1,8 @@
-"""A session's terminal as its supervisor sees it: whether it has printed something, and whether a shell is at its prompt.
+"""A session's terminal as its supervisor sees it: whether it has printed something, and whether a
+shell is at its prompt.
 
-One connection to the holder is kept, which only looks; it is made anew when it breaks, as it does when a session is restored.
+One connection to the holder is kept, which only looks; it is made anew when it breaks, as it does
+when a session is restored.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class TerminalWatch:
     def __init__(self, config: Config, name: str, idle: float, step: bool) -> None:
         self._config, self._name, self._step = config, name, step
         self._wanted = bool(idle or step)
-        self.pause = max(_SHORTEST, min(_LONGEST, idle / 4 if idle else _LONGEST)) if self._wanted else _NONE
+        self.pause = (
+            max(_SHORTEST, min(_LONGEST, idle / 4 if idle else _LONGEST)) if self._wanted else _NONE
+        )
         self._session: Session | None = None
         self._next = 0.0
 
@@ -47,7 +51,13 @@ class TerminalWatch:
         from ..sessions import connect
 
         if self._session is None:
-            self._session = connect(self._config, self._name, kind="service", role="observe", operator="criuctl-supervise")
+            self._session = connect(
+                self._config,
+                self._name,
+                kind="service",
+                role="observe",
+                operator="criuctl-supervise",
+            )
         return self._session
 
     def close(self) -> None:

@@ -1,14 +1,14 @@
 """Attaching this terminal to a session: show the session's output, and type into it.
 
 The loop waits for the keyboard, the holder and the window, never for the terminal.  Output that the
-terminal does not take is kept up to a bound; then no more is read, and the holder skips output for this
-client (a gap).  `DetachKey` watches what is typed.  When the cells of the screen are needed (at the
-attach, after a gap or a notice) they are made from the log by `screen`; otherwise output is passed on
-unchanged.
+terminal does not take is kept up to a bound; then no more is read, and the holder skips output for
+this client (a gap).  `DetachKey` watches what is typed.  When the cells of the screen are needed
+(at the attach, after a gap or a notice) they are made from the log by `screen`; otherwise output is
+passed on unchanged.
 
 After a lost connection the client connects again and goes on at the offset where it broke
-(`reconnect`).  While the session is checkpointed its clients stay attached, and follow it when it is
-restored on this host, or to the host that it has moved to.
+(`reconnect`).  While the session is checkpointed its clients stay attached, and follow it when it
+is restored on this host, or to the host that it has moved to.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Attachment:
     ) -> None:
         """`start`: show the log from that offset on, instead of drawing the present screen.
 
-        `patience`: seconds in which a lost connection must come back.  `follow`: connects to the host
-        that the session has moved to.
+        `patience`: seconds in which a lost connection must come back.  `follow`: connects to the
+        host that the session has moved to.
         """
         self.name, self._detach_key = name, detach_key
         self._read_only, self._take, self._start = read_only, take, start
@@ -103,7 +103,11 @@ class Attachment:
                 finally:
                     if terminal.is_terminal and terminal.drew and self._alternate.shown:
                         terminal.put(LEAVE_ALTERNATE)
-                    if terminal.is_terminal and self._ended is not None and self._ended.how != "exited":
+                    if (
+                        terminal.is_terminal
+                        and self._ended is not None
+                        and self._ended.how != "exited"
+                    ):
                         terminal.put(b"\r\n")  # the cursor may be in the middle of a line
         finally:
             signal.set_wakeup_fd(number)
@@ -132,13 +136,24 @@ class Attachment:
             return
         restored = status.get("restored")
         if self._state == "checkpointed":
-            self._notice(checkpointed_text(self.name, status.get("checkpoint"), self._detach_key), stay=True)
+            self._notice(
+                checkpointed_text(self.name, status.get("checkpoint"), self._detach_key), stay=True
+            )
         elif restored:
             self._notice(restored_text(self.name, status["incarnation"], restored))
         elif self._state == "paused":
-            self._notice(f"{self.name} is paused; `criuctl resume {quoted(self.name)}` lets it go on")
-        elif not self._read_only and self._lease is not None and not self._lease.get("soft") and not self._mine:
-            self._notice(f"{self._writer()} writes in {self.name}; attach with --take to write yourself")
+            self._notice(
+                f"{self.name} is paused; `criuctl resume {quoted(self.name)}` lets it go on"
+            )
+        elif (
+            not self._read_only
+            and self._lease is not None
+            and not self._lease.get("soft")
+            and not self._mine
+        ):
+            self._notice(
+                f"{self._writer()} writes in {self.name}; attach with --take to write yourself"
+            )
 
     def _attach(self, start: int) -> None:
         """Ask for output from `start` on, and for the write lease if it is free."""
@@ -166,7 +181,9 @@ class Attachment:
             if message is None:
                 break
             self._on_message(message)
-        self._ended = Ended("exited" if status["state"] == "exited" else "lost", status["exit_code"])
+        self._ended = Ended(
+            "exited" if status["state"] == "exited" else "lost", status["exit_code"]
+        )
 
     def _draw(self, *, history: bool = False) -> None:
         """Draw the session's present screen; output goes on at `_position`."""
@@ -221,7 +238,11 @@ class Attachment:
                     beat = time.monotonic() + HEARTBEAT
                     if self._mine:
                         self.session.submit("heartbeat")
-                if self._redraw_at is not None and time.monotonic() >= self._redraw_at and self._ended is None:
+                if (
+                    self._redraw_at is not None
+                    and time.monotonic() >= self._redraw_at
+                    and self._ended is None
+                ):
                     self._restore_screen()
             except (SessionGone, TimedOut) as error:  # no answer for so long: take it for lost
                 if self._ended is None:
@@ -255,7 +276,9 @@ class Attachment:
     def _on_event(self, event: Event) -> None:
         body = event.body
         if event.name == "exit":
-            self._ended = Ended("lost" if body.get("exit_code") is None else "exited", body.get("exit_code"))
+            self._ended = Ended(
+                "lost" if body.get("exit_code") is None else "exited", body.get("exit_code")
+            )
         elif event.name == "gap":
             self._position = int(body["to"])
             self._gap = True
@@ -266,7 +289,9 @@ class Attachment:
                 self._resize()
         elif event.name == "checkpointed":
             self._state = "checkpointed"
-            self._notice(checkpointed_text(self.name, body.get("checkpoint"), self._detach_key), stay=True)
+            self._notice(
+                checkpointed_text(self.name, body.get("checkpoint"), self._detach_key), stay=True
+            )
         elif event.name == "restored":
             self._state = "running"
             self._notice(restored_text(self.name, body["incarnation"], body))

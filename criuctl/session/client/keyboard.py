@@ -1,8 +1,8 @@
 """Input of an attached terminal before it is sent: the detach key, and the terminal's own reports.
 
-The detach key is found even if it is split over several reads; in a bracketed paste it is text.  A key
-that a terminal sends as an escape sequence (as in the kitty keyboard protocol) must not hold back a
-lone escape, so it is only recognised when it is complete.
+The detach key is found even if it is split over several reads; in a bracketed paste it is text.  A
+key that a terminal sends as an escape sequence (as in the kitty keyboard protocol) must not hold
+back a lone escape, so it is only recognised when it is complete.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import re
 from . import keys
 
 _PASTE_BEGIN, _PASTE_END = b"\x1b[200~", b"\x1b[201~"
-_REPORT = re.compile(rb"(?:\x1b\[[?>=<]?[0-9;:]*[cRnytuIOMm]|\x1b[\]P][^\x07\x1b]*(?:\x07|\x1b\\))+")
+_REPORT = re.compile(
+    rb"(?:\x1b\[[?>=<]?[0-9;:]*[cRnytuIOMm]|\x1b[\]P][^\x07\x1b]*(?:\x07|\x1b\\))+"
+)
 
 
 class DetachKey:

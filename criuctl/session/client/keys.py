@@ -1,9 +1,10 @@
 """Names of keys, and the bytes that a terminal sends for them.
 
-`criuctl send --keys` and the configuration's `detach_key` use these names.  ``C-c`` is a control key,
-``M-x`` one with Alt, ``S-Tab`` one with Shift; they combine (``C-M-Left``).  Named keys are Enter, Tab,
-Space, Escape, BSpace, Delete, Insert, Home, End, PageUp, PageDown, Up, Down, Left, Right and F1 to F12.
-Any other key is one character.
+`criuctl send --keys` and the configuration's `detach_key` use these names.  ``C-c`` is a control
+key,
+``M-x`` one with Alt, ``S-Tab`` one with Shift; they combine (``C-M-Left``).  Named keys are Enter,
+Tab, Space, Escape, BSpace, Delete, Insert, Home, End, PageUp, PageDown, Up, Down, Left, Right and
+F1 to F12.  Any other key is one character.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _TILDE = {
     "pagedown": 6,
     "npage": 6,
 }
-_TILDE |= {f"f{n}": code for n, code in zip(range(5, 13), (15, 17, 18, 19, 20, 21, 23, 24), strict=True)}
+_TILDE |= {
+    f"f{n}": code for n, code in zip(range(5, 13), (15, 17, 18, 19, 20, 21, 23, 24), strict=True)
+}
 _FUNCTION = {"f1": "P", "f2": "Q", "f3": "R", "f4": "S"}
 _MODIFIERS = {"S": 1, "M": 2, "C": 4}
 _WORD = re.compile(r"((?:[CMS]-)*)(.+)", re.DOTALL)
@@ -64,7 +67,10 @@ def encode(word: str, *, cursor_keys: bool = False) -> bytes:
     if len(char) != 1:
         raise UsageError(
             f"{word!r} is no key",
-            hint="Like C-c, M-x, Enter, Tab, Escape, Space, BSpace, Up, PageDown, F5, or one character.",
+            hint=(
+                "Like C-c, M-x, Enter, Tab, Escape, Space, BSpace, Up, PageDown, F5, or one "
+                "character."
+            ),
         )
     if "S" in modifiers:
         char = char.upper()

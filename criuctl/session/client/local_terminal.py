@@ -1,9 +1,9 @@
 """The terminal at the user's end of an attached session; pipes work too, with fewer features.
 
-Nothing here blocks: what the terminal does not take is kept, and the attach client reads no more of the
-session while too much waits.  O_NONBLOCK is set on an open file description of this process's own,
-because the inherited one is shared with other processes.  What was changed is put back on exit,
-whatever the session's programs have asked of the terminal meanwhile.
+Nothing here blocks: what the terminal does not take is kept, and the attach client reads no more of
+the session while too much waits.  O_NONBLOCK is set on an open file description of this process's
+own, because the inherited one is shared with other processes.  What was changed is put back on
+exit, whatever the session's programs have asked of the terminal meanwhile.
 """
 
 from __future__ import annotations

@@ -14,7 +14,10 @@ from ...quoting import quoted
 def checkpointed_text(name: str, checkpoint: object, detach_key: str) -> str:
     """Return the notice that the tree is in a store, and what the user can do."""
     key = f"; {detach_key} leaves" if detach_key else ""
-    return f"{name} is checkpointed ({str(checkpoint or '')[:12]}); it goes on here when it is restored on this host{key}"
+    return (
+        f"{name} is checkpointed ({str(checkpoint or '')[:12]}); it goes on here when it is "
+        f"restored on this host{key}"
+    )
 
 
 def restored_text(name: str, incarnation: int, restored: dict[str, Any]) -> str:
@@ -44,7 +47,10 @@ def _age(created: str) -> str:
 def still_text(name: str, how: str, by: object) -> str:
     """Return the notice that the session is `how` (paused or halted), by the operator `by`."""
     who = by.get("name") if isinstance(by, dict) else None
-    return f"{name} was {how}{f' by {who}' if who else ''}; `criuctl resume {quoted(name)}` lets it go on"
+    return (
+        f"{name} was {how}{f' by {who}' if who else ''}; `criuctl resume {quoted(name)}` lets it "
+        "go on"
+    )
 
 
 def say(text: str) -> None:

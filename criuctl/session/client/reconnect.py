@@ -78,7 +78,10 @@ class Reconnection:
                 return self._connect(None)
             except CriuctlError as error:
                 if time.monotonic() >= deadline:
-                    text = f"it has moved to {moved.host}, and {error.message}: criuctl attach {quoted(moved.url)}"
+                    text = (
+                        f"it has moved to {moved.host}, and {error.message}: criuctl attach "
+                        f"{quoted(moved.url)}"
+                    )
                     raise SessionGone(text) from error
                 if not pause(RETRY):
                     return None

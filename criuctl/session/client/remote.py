@@ -1,8 +1,8 @@
 """A session on another host, through ``ssh HOST criuctl attach --stdio NAME``.
 
 The holder's protocol runs over ssh's standard streams.  The system's ssh handles keys, agents, jump
-hosts and known hosts.  On the other host `relay` copies bytes between ssh and the holder's socket, as
-the user that logged in, and does not interpret them.
+hosts and known hosts.  On the other host `relay` copies bytes between ssh and the holder's socket,
+as the user that logged in, and does not interpret them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Remote:
             address = None
         name = address.path.removesuffix("/") if address is not None else ""
         if address is None or not name or "/" in name:
-            raise UsageError(f"{url!r} is no session's address", hint="Like ssh://user@host:22/NAME.")
+            raise UsageError(
+                f"{url!r} is no session's address", hint="Like ssh://user@host:22/NAME."
+            )
         known = (ssh.Host.parse(host, config) for host in config.hosts)
         there = (address.destination, address.port)
         plain = ssh.Host(address.destination, address)
@@ -78,7 +80,8 @@ class Remote:
             said = self._ssh.stderr_tail().strip().splitlines()
             why = said[-1] if said else error.message
             raise SessionGone(
-                f"session {self.name!r} cannot be reached at {self.host.address.destination}: {why}",
+                f"session {self.name!r} cannot be reached at {self.host.address.destination}: "
+                f"{why}",
                 hint="criuctl must be on the PATH there.",
             ) from error
 
@@ -97,7 +100,9 @@ def relay(config: Config, name: str) -> None:
     try:
         holder = names.connect(folder / "socket", 10.0)
     except OSError as error:
-        raise SessionGone(f"session {name!r} has no holder on this host ({error.strerror or error})") from error
+        raise SessionGone(
+            f"session {name!r} has no holder on this host ({error.strerror or error})"
+        ) from error
     with holder:
         poll = select.poll()
         poll.register(0, select.POLLIN)
@@ -113,7 +118,9 @@ def relay(config: Config, name: str) -> None:
                     else:
                         _write_all(1, data)
                 except OSError as error:
-                    raise SessionGone(f"the connection to session {name!r} broke: {error.strerror}") from error
+                    raise SessionGone(
+                        f"the connection to session {name!r} broke: {error.strerror}"
+                    ) from error
 
 
 def _write_all(fd: int, data: bytes) -> None:

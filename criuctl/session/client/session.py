@@ -9,9 +9,10 @@ All that the command line does with a session goes through this class.
 Calls block.  `request` sends any operation of the protocol, with or without a method here.  One
 connection is one operator, and must not be used by two threads at once: open one for each.
 
-A program with an event loop of its own (the attach client) uses `fileno`, `submit` and `receive(0)`:
-output, events and answers come as `Output`, `Event` and `Answer`, in the order in which the holder sent
-them.  What comes while a blocking call waits for its answer is kept for `receive` in that order.
+A program with an event loop of its own (the attach client) uses `fileno`, `submit` and
+`receive(0)`: output, events and answers come as `Output`, `Event` and `Answer`, in the order in
+which the holder sent them.  What comes while a blocking call waits for its answer is kept for
+`receive` in that order.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Session(Wire):
         role: str = "write",
         resume: tuple[str, str] | None = None,
     ) -> None:
-        """Greet the holder on the connected socket `sock`, which belongs to this object from now on.
+        """Greet the holder on the connected socket `sock`, which belongs to this object from now
+        on.
 
         `resume` is (operator id, token) of a connection that was lost: go on as that operator.
         """
@@ -110,9 +112,13 @@ class Session(Wire):
                 hint="Only its owner and root may connect.",
             ) from error
         except BlockingIOError as error:
-            raise TimedOut(f"the holder of session {name!r} takes no connection in {timeout:g} s") from error
+            raise TimedOut(
+                f"the holder of session {name!r} takes no connection in {timeout:g} s"
+            ) from error
         except OSError as error:
-            raise SessionGone(f"session {name!r} has no holder on this host ({error.strerror or error})") from error
+            raise SessionGone(
+                f"session {name!r} has no holder on this host ({error.strerror or error})"
+            ) from error
         return cls(sock, kind=kind, operator=operator, role=role, resume=resume)
 
     # -- requests ---------------------------------------------------------------------------------
@@ -141,7 +147,9 @@ class Session(Wire):
             except KeyboardInterrupt:
                 self._cancel(request)
                 raise
-            answer = found | {key: value for key, value in answer.items() if key in ("offset", "held")}
+            answer = found | {
+                key: value for key, value in answer.items() if key in ("offset", "held")
+            }
         return answer
 
     def _not_taken(self, request: int, before: int, text: str, late: TimedOut) -> dict[str, Any]:
@@ -168,7 +176,9 @@ class Session(Wire):
         self.request("resize", rows=rows, cols=cols, xpixel=xpixel, ypixel=ypixel)
 
     def signal(self, number: int | str, to: str = "foreground") -> int:
-        """Signal the foreground group, the leader or the session; return the number of processes."""
+        """Signal the foreground group, the leader or the session; return the number of
+        processes.
+        """
         return int(self.request("signal", signal=number, to=to)["signalled"])
 
     def pause(self) -> dict[str, Any]:
@@ -192,7 +202,9 @@ class Session(Wire):
 
         It gets copies of the descriptors `fds` under the same numbers.
         """
-        return int(self.request("spawn", argv=list(argv), env=dict(env), numbers=list(fds), fds=fds)["pid"])
+        return int(
+            self.request("spawn", argv=list(argv), env=dict(env), numbers=list(fds), fds=fds)["pid"]
+        )
 
     # -- output -----------------------------------------------------------------------------------
 
@@ -204,10 +216,11 @@ class Session(Wire):
         write: bool = False,
         answers: bool | None = None,
     ) -> dict[str, Any]:
-        """Ask for output from `start` on (offset, "start", "now", -N); `receive` and `stream` return it.
+        """Ask for output from `start` on (offset, "start", "now", -N); `receive` and `stream`
+        return it.
 
-        `answers`: the output is shown to a terminal whose answers to queries are sent as input.  None:
-        that is so for a human.
+        `answers`: the output is shown to a terminal whose answers to queries are sent as input.
+        None: that is so for a human.
         """
         arguments: dict[str, Any] = {"from": start}
         if size is not None:
@@ -223,7 +236,9 @@ class Session(Wire):
         return int(self.request("detach")["offset"])
 
     def stream(self, timeout: float | None = None) -> Iterator[Output | Event]:
-        """Yield output and events as they come, until the event ``exit`` or `timeout` idle seconds."""
+        """Yield output and events as they come, until the event ``exit`` or `timeout` idle
+        seconds.
+        """
         while (message := self.receive(timeout)) is not None:
             if isinstance(message, Answer):
                 continue
@@ -287,9 +302,9 @@ class Session(Wire):
     ) -> re.Match[str]:
         """Wait until `pattern` is found in the output, and return the match.
 
-        `TimedOut`; `SessionGone` if the session ends first.  `since` is an offset, "start", "now", or
-        "input": the end of the output when any operator typed last.  The raw output is searched, escape
-        sequences included, undecodable bytes replaced; a match may be 64 KiB long.
+        `TimedOut`; `SessionGone` if the session ends first.  `since` is an offset, "start", "now",
+        or "input": the end of the output when any operator typed last.  The raw output is searched,
+        escape sequences included, undecodable bytes replaced; a match may be 64 KiB long.
         """
         wanted = re.compile(pattern) if isinstance(pattern, str) else pattern
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -310,7 +325,9 @@ class Session(Wire):
                 self.wait_output(since, left)
             except WrongState as error:
                 if int(self.status()["offset"]) <= since:
-                    raise SessionGone(f"the session ended before {wanted.pattern!r} came") from error
+                    raise SessionGone(
+                        f"the session ended before {wanted.pattern!r} came"
+                    ) from error
 
     # -- authority --------------------------------------------------------------------------------
 
@@ -324,10 +341,12 @@ class Session(Wire):
     ) -> dict[str, Any]:
         """Ask for the write lease; `LeaseHeld` if another operator has it.
 
-        With `queue`, wait for it.  A `soft` lease is lost to the next operator that types once this one
-        has not typed for a second, like the lease that comes by typing.
+        With `queue`, wait for it.  A `soft` lease is lost to the next operator that types once this
+        one has not typed for a second, like the lease that comes by typing.
         """
-        lease: dict[str, Any] = self.request("lease-request", ttl=ttl, queue=queue, soft=soft, timeout=timeout)["lease"]
+        lease: dict[str, Any] = self.request(
+            "lease-request", ttl=ttl, queue=queue, soft=soft, timeout=timeout
+        )["lease"]
         return lease
 
     def lease_take(self, ttl: float = protocol.DEFAULT_TTL) -> dict[str, Any]:

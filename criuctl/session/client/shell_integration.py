@@ -1,14 +1,14 @@
 """Running a command in the live shell of a session, and finding its output and exit code.
 
-The line that is typed prints an OSC 133 mark before the command (``C``) and one after it (``D``, with
-the exit code).  Both hold a nonce, so that no other output can be taken for them; the line as the
-terminal echoes it holds no escape, only the words that make one.  The command itself is sent as octal
-escapes of ``printf %b``: always one line, and nothing that a line editor, a history or a terminal would
-interpret.  The shell itself evaluates it, so ``cd`` and variables stay in effect.
+The line that is typed prints an OSC 133 mark before the command (``C``) and one after it (``D``,
+with the exit code).  Both hold a nonce, so that no other output can be taken for them; the line as
+the terminal echoes it holds no escape, only the words that make one.  The command itself is sent as
+octal escapes of ``printf %b``: always one line, and nothing that a line editor, a history or a
+terminal would interpret.  The shell itself evaluates it, so ``cd`` and variables stay in effect.
 
-A shell at its prompt is recognised from outside: it leads the terminal's foreground group, and its line
-editor has switched off the terminal's own.  A shell without a line editor (dash) counts as being at its
-prompt when it sleeps.
+A shell at its prompt is recognised from outside: it leads the terminal's foreground group, and its
+line editor has switched off the terminal's own.  A shell without a line editor (dash) counts as
+being at its prompt when it sleeps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _PLAIN = ("sh", "dash", "ash", "busybox", "ksh", "mksh")
 _MAX_CANONICAL = 4000  # bytes that a terminal takes as one line
 _BEGIN_TIMEOUT = 10.0  # seconds until the shell must have begun
 _SETTLE, _LOOK = 3.0, 0.02  # seconds for a shell to come to its prompt; between two looks
-_SAFE = frozenset(b'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _-./:=,+@^~[]{}()<>|&;*?#"')
+_SAFE = frozenset(
+    b'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _-./:=,+@^~[]{}()<>|&;*?#"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ def at_prompt(root: int) -> str | None:
         name = os.fsdecode(read_bytes(leader, "comm")).strip()
         if name not in _EDITORS + _PLAIN:
             return None
-        fd = os.open(f"/proc/{leader}/fd/0", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(
+            f"/proc/{leader}/fd/0", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+        )
     except (CriuctlError, OSError):
         return None
     try:
@@ -150,7 +154,8 @@ def execute(
     line = command_line(command, nonce)
     if shell not in _EDITORS and len(line) > _MAX_CANONICAL:
         raise UsageError(
-            f"the command is too long for {shell or 'this shell'}: {len(line)} bytes typed, {_MAX_CANONICAL} at most"
+            f"the command is too long for {shell or 'this shell'}: {len(line)} bytes typed, "
+            f"{_MAX_CANONICAL} at most"
         )
     # Delete what is half typed (the blank: an editor with nothing to delete rings the bell).
     # A paste does not trigger completion.
@@ -186,7 +191,8 @@ def _shell(status: dict[str, Any], *, force: bool) -> str | None:
         shell = at_prompt(root)
     if shell is None and not force:
         raise WrongState(
-            f"no shell is at its prompt in session {status['session']!r}: {foreground_name(root)} is in the foreground",
+            f"no shell is at its prompt in session {status['session']!r}: "
+            f"{foreground_name(root)} is in the foreground",
             hint="`criuctl wait NAME --prompt` waits for one; --force types all the same.",
         )
     return shell

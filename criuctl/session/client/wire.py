@@ -157,7 +157,9 @@ class Wire:
         while True:
             while looked < len(self._inbox):
                 message = self._inbox[looked]
-                if isinstance(message, Answer) and (message.id == request or (message.id == 0 and what == "input")):
+                if isinstance(message, Answer) and (
+                    message.id == request or (message.id == 0 and what == "input")
+                ):
                     del self._inbox[looked]
                     if message.error is not None:
                         raise message.error
@@ -171,7 +173,9 @@ class Wire:
             sent = socket.send_fds(self._socket, [frame], list(fds)) if fds else 0
             self._socket.sendall(frame[sent:])
         except OSError as error:
-            raise SessionGone(f"the connection to the session was lost ({error.strerror or error})") from error
+            raise SessionGone(
+                f"the connection to the session was lost ({error.strerror or error})"
+            ) from error
 
     def _fill(self, deadline: float | None) -> bool:
         """Wait for bytes and sort their messages; return False at the deadline."""
@@ -184,7 +188,9 @@ class Wire:
         try:
             data = self._socket.recv(_READ)
         except OSError as error:
-            raise SessionGone(f"the connection to the session was lost ({error.strerror or error})") from error
+            raise SessionGone(
+                f"the connection to the session was lost ({error.strerror or error})"
+            ) from error
         if not data:
             raise SessionGone("the holder closed the connection")
         self._decoder.feed(data)
@@ -222,7 +228,9 @@ class Wire:
                     )
                 )
             else:
-                raise _error(message) or DataError("the holder sent a message that is neither an answer nor an event")
+                raise _error(message) or DataError(
+                    "the holder sent a message that is neither an answer nor an event"
+                )
 
 
 def _error(message: dict[str, Any]) -> CriuctlError | None:
@@ -234,5 +242,9 @@ def _error(message: dict[str, Any]) -> CriuctlError | None:
     return kind(
         str(error.get("message", "the holder refused")),
         hint=str(error.get("hint", "")),
-        **({k: v for k, v in details.items() if k not in ("message", "hint")} if isinstance(details, dict) else {}),
+        **(
+            {k: v for k, v in details.items() if k not in ("message", "hint")}
+            if isinstance(details, dict)
+            else {}
+        ),
     )

@@ -10,7 +10,8 @@ re-exec each part writes its share of the state (`to_state`) and takes it over a
 What a session is:
 
 - `session_state`: identity and state of the session.
-- `session_files`: its folders and files: `output_log`, `timeline` (times of the output), `audit_log`.
+- `session_files`: its folders and files: `output_log`, `timeline` (times of the output),
+  `audit_log`.
 - `master`: the terminal's master: output into the log, input out of a queue.
 - `terminal_queries`: answer a program's terminal queries while no terminal is attached.
 - `processes`, `cgroup`: the processes of a session: find, signal, freeze, reap.

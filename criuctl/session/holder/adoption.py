@@ -1,8 +1,8 @@
 """A holder's part in a restore: taking a tree back.
 
 A restored tree is the session's from `adopt` on, but its restorer can take everything back until it
-lets go of it (`settle`).  A tree that is killed before that was not restored, and the session is where
-it was, in its checkpoint.
+lets go of it (`settle`).  A tree that is killed before that was not restored, and the session is
+where it was, in its checkpoint.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The audit log: who did what to a session, one JSON object a line, appended and never rewritten.
 
-It is opened once with O_APPEND; each entry is written at once with one write(2), and the sequence goes
-on over re-exec and restore.  A file belongs to one session: the first entry, ``opened``, names it.  When
-another session gets the name, the earlier session's file is renamed after its id.  A full disk must not
-stop a session, but a gap must be visible: entries that could not be written are counted, and the next
-entry says how many are missing.
+It is opened once with O_APPEND; each entry is written at once with one write(2), and the sequence
+goes on over re-exec and restore.  A file belongs to one session: the first entry, ``opened``, names
+it.  When another session gets the name, the earlier session's file is renamed after its id.  A full
+disk must not stop a session, but a gap must be visible: entries that could not be written are
+counted, and the next entry says how many are missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class AuditLog:
         self.path = path
         self.sequence = sequence
         self._lost = 0
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._fd = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
 
     @classmethod
     def opened(cls, path: Path, session: str, incarnation: int, sequence: int = 0) -> AuditLog:

@@ -1,10 +1,10 @@
 """A session's own control group: to freeze its processes, to find them, to end them.
 
 It exists as long as the holder.  Version 2 is preferred, also where both versions are mounted: its
-freezer is in the core and lets frozen processes be traced and killed.  Else the freezer hierarchy of
-version 1 is used.  Where neither can be written (a plain user, a container) there is no group, and
-`processes` walks the tree to find and stop processes.  The group is made below the holder's own group if
-that is a systemd scope that was delegated to it, else below ``criuctl``.
+freezer is in the core and lets frozen processes be traced and killed.  Else the freezer hierarchy
+of version 1 is used.  Where neither can be written (a plain user, a container) there is no group,
+and `processes` walks the tree to find and stop processes.  The group is made below the holder's own
+group if that is a systemd scope that was delegated to it, else below ``criuctl``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class SessionGroup:
 
     def has(self, pid: int) -> bool:
         """Whether a process is here or in a group below."""
-        return any(pid in SessionGroup(folder, self.version).pids() for folder, _folders, _files in os.walk(self.path))
+        return any(
+            pid in SessionGroup(folder, self.version).pids()
+            for folder, _folders, _files in os.walk(self.path)
+        )
 
     def freeze(self, patience: float = _FREEZE_SECONDS, busy: float = _BUSY_SECONDS) -> bool:
         """Freeze all; return whether every process stands still within `patience` seconds.
@@ -168,7 +171,9 @@ def _parent(mount: str, version: int) -> str:
     with open("/proc/self/cgroup") as file:
         for line in file:
             _number, controllers, path = line.rstrip("\n").split(":", 2)
-            if (version == 2 and not controllers) or (version == 1 and "freezer" in controllers.split(",")):
+            if (version == 2 and not controllers) or (
+                version == 1 and "freezer" in controllers.split(",")
+            ):
                 own = path
     if os.path.basename(own).startswith("criuctl-") and own.endswith(".scope"):
         return os.path.join(mount, own.lstrip("/"))
@@ -178,9 +183,9 @@ def _parent(mount: str, version: int) -> str:
 def leave_launchers() -> None:
     """Leave the launcher's groups.
 
-    Else ending them (those of a cron job, of a container's exec) would end the holder.  In a systemd
-    scope of its own there is nothing to leave; elsewhere other programs kill by the freezer of version 1
-    and by version 2.
+    Else ending them (those of a cron job, of a container's exec) would end the holder.  In a
+    systemd scope of its own there is nothing to leave; elsewhere other programs kill by the freezer
+    of version 1 and by version 2.
     """
     for mount, version in _hierarchies():
         parent = _parent(mount, version)

@@ -1,16 +1,17 @@
 """A holder's part in a dump: standing by while the tree is frozen, then letting it go or going on.
 
-A dump is a connection that calls, in this order: `prepare` (CRIU is about to seize the tree), `seized`,
-`begin` (the tree is frozen), then either `commit` (the checkpoint exists) and `done`, or `thawed` (the
-tree goes on while its checkpoint is still stored) and `done`, or `abort`.
+A dump is a connection that calls, in this order: `prepare` (CRIU is about to seize the tree),
+`seized`, `begin` (the tree is frozen), then either `commit` (the checkpoint exists) and `done`, or
+`thawed` (the tree goes on while its checkpoint is still stored) and `done`, or `abort`.
 
-Between `begin` and its end input is kept, output that was printed before the freeze is read to the last
-byte, and the end of the tree is not the session's end: a dump ends the tree by SIGKILL, and only
-afterwards calls `done`.  A connection that is lost in between means that the dump was not completed,
-unless it had called `commit`: then a tree that is killed within moments was checkpointed, and one that
-CRIU has let go of was not.
+Between `begin` and its end input is kept, output that was printed before the freeze is read to the
+last byte, and the end of the tree is not the session's end: a dump ends the tree by SIGKILL, and
+only afterwards calls `done`.  A connection that is lost in between means that the dump was not
+completed, unless it had called `commit`: then a tree that is killed within moments was
+checkpointed, and one that CRIU has let go of was not.
 
-A tree that goes on while its checkpoint is still stored, which may take minutes, is a session as any
+A tree that goes on while its checkpoint is still stored, which may take minutes, is a session as
+any
 other: it may be paused, signalled and killed, and its end is the session's.
 """
 
@@ -199,7 +200,9 @@ class Checkpointing:
             self._go_on()
 
     def takes_the_end(self, code: int | None, number: int | None) -> bool:
-        """The tree has ended; whether that is part of a dump or a restore, not the session's end."""
+        """The tree has ended; whether that is part of a dump or a restore, not the session's
+        end.
+        """
         killed = number == _SIGKILL or code is None
         if killed and self._adoption.pending:
             self._adoption.turn_back()
@@ -224,7 +227,10 @@ class Checkpointing:
     def _for_restore(self) -> dict[str, Any]:
         """Return the answer to `begin`."""
         master, status = self._master, self.status()
-        pending = fitting({**chunk.who, "base64": base64.b64encode(chunk.data[chunk.at :]).decode()} for chunk in master.queue)
+        pending = fitting(
+            {**chunk.who, "base64": base64.b64encode(chunk.data[chunk.at :]).decode()}
+            for chunk in master.queue
+        )
         ceilings = self._authority.ceilings.items()
         return {
             **{key: status[key] for key in _FOR_RESTORE},

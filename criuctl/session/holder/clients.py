@@ -1,7 +1,7 @@
 """The clients of a holder: its listening socket, and their connections in the event loop.
 
-A client must be root or the holder's own user.  What a client sends is handed to `on_request`; the end
-of its connection, whatever the reason, to `on_lost`.
+A client must be root or the holder's own user.  What a client sends is handed to `on_request`; the
+end of its connection, whatever the reason, to `on_lost`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Clients:
     # -- the socket -------------------------------------------------------------------------------
 
     def listen(self, path: Path) -> None:
-        """Listen on a new socket at `path`, which only root and the holder's user can connect to."""
+        """Listen on a new socket at `path`, which only root and the holder's user can connect
+        to.
+        """
         path.unlink(missing_ok=True)
         kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         listener = socket.socket(socket.AF_UNIX, kind)

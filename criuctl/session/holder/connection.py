@@ -1,11 +1,11 @@
 """One client of a holder: what was received from it, and what waits to be sent to it.
 
-Nothing here blocks.  A client is sent, in this order: answers, and the rest of a frame that did not fit;
-then, as there is room, the output that it attached to, with events at the places in the log where they
-happened; then the bytes that it asked to `read`.  Output is not queued: a client has a position in the
-log, and a client so slow that the log has dropped what it needs next gets a gap marker.  What is queued
-is bounded: while a client does not read its answers, its requests are not read either, and a client that
-lets thousands of events accumulate is cut off.
+Nothing here blocks.  A client is sent, in this order: answers, and the rest of a frame that did not
+fit; then, as there is room, the output that it attached to, with events at the places in the log
+where they happened; then the bytes that it asked to `read`.  Output is not queued: a client has a
+position in the log, and a client so slow that the log has dropped what it needs next gets a gap
+marker.  What is queued is bounded: while a client does not read its answers, its requests are not
+read either, and a client that lets thousands of events accumulate is cut off.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class Connection:
     def receive(self) -> bool:
         """Read once; False if there was nothing, or the client is gone."""
         try:
-            data, fds, _flags, _address = socket.recv_fds(self.sock, 1 << 16, protocol.MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _flags, _address = socket.recv_fds(
+                self.sock, 1 << 16, protocol.MAX_FDS, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return False
         except OSError as error:
@@ -151,7 +153,9 @@ class Connection:
                 return 1
             end = self.events[0][0] if self.events else self.log.end
             if self.position < end:
-                piece = self.log.view(self.position, min(end - self.position, protocol.OUTPUT_PIECE))
+                piece = self.log.view(
+                    self.position, min(end - self.position, protocol.OUTPUT_PIECE)
+                )
                 head = protocol.output_head(self.position, len(piece))
                 sent = self._send_piece(head, piece)
                 self.position += len(piece)
@@ -163,7 +167,9 @@ class Connection:
     def _gap(self) -> None:
         assert self.position is not None
         to = self.log.after_gap()
-        self.out += protocol.json_frame({"event": "gap", "sequence": 0, "from": self.position, "to": to})
+        self.out += protocol.json_frame(
+            {"event": "gap", "sequence": 0, "from": self.position, "to": to}
+        )
         self.position = to
 
     def _transfer(self, transfer: Transfer) -> int:

@@ -1,10 +1,11 @@
 """The holder's event loop: epoll and one-shot timers, in one thread.
 
-A handler that raises is a bug, which must not end a session: the exception is written to stderr (the
-holder's log), at most a hundred times, and the loop goes on.  A descriptor whose handler keeps raising
-is no longer watched.
+A handler that raises is a bug, which must not end a session: the exception is written to stderr
+(the holder's log), at most a hundred times, and the loop goes on.  A descriptor whose handler keeps
+raising is no longer watched.
 
-A holder without clients sleeps in ``epoll_wait`` without a deadline: two hundred of them cost nothing.
+A holder without clients sleeps in ``epoll_wait`` without a deadline: two hundred of them cost
+nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class Loop:
                     self._bugs_of[fd] = self._bugs_of.get(fd, 0) + 1
                     if self._bugs_of[fd] >= _MAX_BUGS_OF_ONE:
                         self.unwatch(fd)
-            while self._timers and (self._timers[0].cancelled or self._timers[0].due <= time.monotonic()):
+            while self._timers and (
+                self._timers[0].cancelled or self._timers[0].due <= time.monotonic()
+            ):
                 timer = heapq.heappop(self._timers)
                 if not timer.cancelled:
                     self._do(timer.action)

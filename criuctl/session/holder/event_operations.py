@@ -21,7 +21,9 @@ _MAX_WAITS = 64  # of one connection
 class EventOperations:
     """What every role may do with events, and `cancel`, which also cancels input."""
 
-    def __init__(self, loop: Loop, master: Master, events: Events, waits: Waits, audit: AuditWriter) -> None:
+    def __init__(
+        self, loop: Loop, master: Master, events: Events, waits: Waits, audit: AuditWriter
+    ) -> None:
         self._loop, self._master, self._events = loop, master, events
         self._waits, self._audit = waits, audit
         self.operations: Operations = {
@@ -63,7 +65,9 @@ class EventOperations:
             refuse(connection, request, Refused("cancelled", "cancelled"))
             return {}
         typed = (connection.sock.fileno(), request, False)
-        for chunk in self._master.drop(lambda chunk: (chunk.connection, chunk.request, chunk.answered) != typed):
+        for chunk in self._master.drop(
+            lambda chunk: (chunk.connection, chunk.request, chunk.answered) != typed
+        ):
             dropped = len(chunk.data) - chunk.at
             self._audit.record("cancel", by, written=chunk.at, dropped=dropped)
             cancelled = Refused("cancelled", "not all is typed", written=chunk.at)

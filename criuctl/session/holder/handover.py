@@ -1,9 +1,10 @@
 """A holder hands its session over to a fresh program, of a newer criuctl perhaps.
 
-Clients do not notice.  All that the holder knows goes through a memory file as JSON; sockets, terminal
-and children belong to the process and stay.  What the tree prints meanwhile waits in the terminal, what
-clients send waits in their sockets.  A child first tries whether the new program starts and can read
-this format: a holder that is gone would be a lost session.  `launch.reexec` is the other end.
+Clients do not notice.  All that the holder knows goes through a memory file as JSON; sockets,
+terminal and children belong to the process and stay.  What the tree prints meanwhile waits in the
+terminal, what clients send waits in their sockets.  A child first tries whether the new program
+starts and can read this format: a holder that is gone would be a lost session.  `launch.reexec` is
+the other end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Programs that a holder starts as its own children: its helpers, no processes of the session.
 
 The kernel gives an exit status only to the parent.  So a restore asks the holder to start CRIU
-(`spawn`), with the descriptors that it passes over the socket: what CRIU then makes its sibling, the
-restored tree, is the holder's child.
+(`spawn`), with the descriptors that it passes over the socket: what CRIU then makes its sibling,
+the restored tree, is the holder's child.
 """
 
 from __future__ import annotations
@@ -103,7 +103,11 @@ def _command(message: dict[str, Any]) -> tuple[list[str], dict[str, str], str]:
 def _numbers(message: dict[str, Any], count: int) -> list[int]:
     """Return the number that each of `count` descriptors is to have; `Refused`."""
     numbers = message.get("numbers", [])
-    if not isinstance(numbers, list) or len(numbers) != count or len(set(map(str, numbers))) != count:
+    if (
+        not isinstance(numbers, list)
+        or len(numbers) != count
+        or len(set(map(str, numbers))) != count
+    ):
         raise Refused("bad-request", "'numbers' must have one for each descriptor that was passed")
     if not all(isinstance(number, int) and 0 <= number < _MAX_NUMBER for number in numbers):
         raise Refused("bad-request", f"'numbers' must be below {_MAX_NUMBER}")
@@ -117,8 +121,8 @@ def _is_text(value: object) -> bool:
 def start(argv: list[str], env: dict[str, str], cwd: str, fds: dict[int, int]) -> int:
     """Fork and execute a program; return its PID.
 
-    It gets descriptor ``fds[N]`` as N; standard streams that are not in `fds` are /dev/null.  A failure
-    of the exec is raised here, as `OSError`.
+    It gets descriptor ``fds[N]`` as N; standard streams that are not in `fds` are /dev/null.  A
+    failure of the exec is raised here, as `OSError`.
     """
     report, failed = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()

@@ -1,13 +1,13 @@
 """The holder: one small process per session, outside its tree, that owns terminal, log and socket.
 
-It starts the tree (or waits for one that a restore brings), reads the terminal into the log whether or
-not a client is attached, serves any number of clients, reaps, and keeps the exit status until a client
-has collected it.  Its one thread never blocks but for a freeze.  It imports little: there is one holder
-for every session.
+It starts the tree (or waits for one that a restore brings), reads the terminal into the log whether
+or not a client is attached, serves any number of clients, reaps, and keeps the exit status until a
+client has collected it.  Its one thread never blocks but for a freeze.  It imports little: there is
+one holder for every session.
 
-`Holder` makes the parts, gives each what it needs, and does what concerns several of them: the end of
-the tree, the end of the session, the loss of a client.  `launch.fresh_start` and `launch.reexec` make
-the holder.
+`Holder` makes the parts, gives each what it needs, and does what concerns several of them: the end
+of the tree, the end of the session, the loss of a client.  `launch.fresh_start` and `launch.reexec`
+make the holder.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class Holder:
         self.waits = Waits(session, log, self.lifetime.collect)
         self.leasing = Leasing(loop, session, self.events, self.audit)
         self.helpers = HelperProcesses(self.tree, self.events)
-        self.queries = TerminalQueries(loop, log, self.modes, self.master, self.helpers, self.clients, self.leasing)
+        self.queries = TerminalQueries(
+            loop, log, self.modes, self.master, self.helpers, self.clients, self.leasing
+        )
         self.root_watch = RootWatch(loop, self.tree, identity, self.on_reaped, self.root_ended)
         self.kills = Kills(loop, self.tree, session, lambda: self.finish("exited", None, None))
 
@@ -150,7 +152,9 @@ class Holder:
         clients, leasing, master = self.clients, self.leasing, self.master
         presence = PresenceOperations(clients, leasing, events, audit, self.report.status)
         writing = WriteOperations(session, self.log, master, leasing, events, audit)
-        output = OutputOperations(self.loop, session, self.log, self.modes, master, self.lifetime, writing)
+        output = OutputOperations(
+            self.loop, session, self.log, self.modes, master, self.lifetime, writing
+        )
         waiting = EventOperations(self.loop, master, events, self.waits, audit)
         acting = (self._tree_operations(), self._holder_operations())
         groups = (presence, output, waiting, writing, *acting)

@@ -1,8 +1,8 @@
 """Ending every process of a session, and knowing when that is done.
 
-SIGTERM to all, after the grace SIGKILL to all, again and again until no process is found: a tree that
-forks while it is killed is killed too.  A frozen tree is thawed once the signals are pending.  A holder
-looks by a timer, and only while it kills.
+SIGTERM to all, after the grace SIGKILL to all, again and again until no process is found: a tree
+that forks while it is killed is killed too.  A frozen tree is thawed once the signals are pending.
+A holder looks by a timer, and only while it kills.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class Kills:
     `finish` is called when the session was ``checkpointed``, where no end of the tree ends it.
     """
 
-    def __init__(self, loop: Loop, tree: Tree, session: SessionState, finish: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: Loop, tree: Tree, session: SessionState, finish: Callable[[], None]
+    ) -> None:
         self._loop, self._tree, self._session, self._finish = loop, tree, session, finish
         self.under_way = 0
 

@@ -20,7 +20,9 @@ _FORGOTTEN_OPERATORS = 64  # operators that were lost; so many may still come ba
 class Leasing:
     """Keeps the lease of one session."""
 
-    def __init__(self, loop: Loop, session: SessionState, events: Events, audit: AuditWriter) -> None:
+    def __init__(
+        self, loop: Loop, session: SessionState, events: Events, audit: AuditWriter
+    ) -> None:
         self._loop, self._session, self._events, self._audit = loop, session, events, audit
         self.authority = Authority()
         self._timer: Timer | None = None
@@ -32,7 +34,9 @@ class Leasing:
             return None
         return self.authority.lease(time.monotonic(), time.time())
 
-    def claim(self, by: Operator, ttl: float, how: str, *, soft: bool = False, polite: bool = False) -> None:
+    def claim(
+        self, by: Operator, ttl: float, how: str, *, soft: bool = False, polite: bool = False
+    ) -> None:
         """Give the lease to `by`; `Refused` if another has it, or a human has halted the session.
 
         `soft` and `polite` are as in `Authority.request`.
@@ -47,7 +51,9 @@ class Leasing:
             self.changed(how, by)
 
     def withdraw(self, how: str, by: Operator, owner: Operator) -> None:
-        """Take the lease away from `owner`, if it has it, and give it to the next one in the queue."""
+        """Take the lease away from `owner`, if it has it, and give it to the next one in the
+        queue.
+        """
         if self.authority.release(owner):
             self.changed(how, by, **{"from": owner.who()})
             self.free()
@@ -65,7 +71,11 @@ class Leasing:
                 self.free()
         if how == "left":
             authority.operators.pop(operator.id, None)
-        gone = [other.id for other in authority.operators.values() if not other.connected and other.id != authority.holder]
+        gone = [
+            other.id
+            for other in authority.operators.values()
+            if not other.connected and other.id != authority.holder
+        ]
         for identifier in gone[:-_FORGOTTEN_OPERATORS]:
             del authority.operators[identifier]
 

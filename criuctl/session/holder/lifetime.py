@@ -2,7 +2,8 @@
 
 A session that is over keeps its holder until its exit status was collected, for `linger` seconds at
 most, and until its last client has left.  A session that has moved to another host keeps it for a
-while, for clients to follow.  A holder that was started for a restore ends if no restore brings a tree.
+while, for clients to follow.  A holder that was started for a restore ends if no restore brings a
+tree.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The master side of a session's terminal: output into the log, input out of a queue.
 
-It reads and writes in large steps and never blocks.  The slave side is kept open here too: a terminal
-whose last user closed it for a moment would otherwise report a hang-up for ever, and the session's end
-is known from its process, not from its terminal.  Reading until the kernel has nothing more is exact: it
-first delivers what writers have put into the terminal's buffers.
+It reads and writes in large steps and never blocks.  The slave side is kept open here too: a
+terminal whose last user closed it for a moment would otherwise report a hang-up for ever, and the
+session's end is known from its process, not from its terminal.  Reading until the kernel has
+nothing more is exact: it first delivers what writers have put into the terminal's buffers.
 
-Input is written in the order in which it was accepted, chunk by chunk, as the terminal takes it.  While
-it is `held` (a checkpoint is being made, or the tree is not here) it waits in the queue.
+Input is written in the order in which it was accepted, chunk by chunk, as the terminal takes it.
+While it is `held` (a checkpoint is being made, or the tree is not here) it waits in the queue.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Master:
         os.set_blocking(fd, False)
         os.set_inheritable(fd, False)
         self._slave = fcntl.ioctl(fd, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-        self.rows, self.cols, self.xpixel, self.ypixel = struct.unpack("HHHH", fcntl.ioctl(fd, termios.TIOCGWINSZ, b"\0" * 8))
+        self.rows, self.cols, self.xpixel, self.ypixel = struct.unpack(
+            "HHHH", fcntl.ioctl(fd, termios.TIOCGWINSZ, b"\0" * 8)
+        )
         self._watch()
 
     def close(self) -> None:
@@ -103,7 +105,9 @@ class Master:
     # -- output -----------------------------------------------------------------------------------
 
     def drain(self, limit: int = 1 << 24) -> None:
-        """Read until nothing is left, but at most `limit` bytes: a running tree may print for ever."""
+        """Read until nothing is left, but at most `limit` bytes: a running tree may print for
+        ever.
+        """
         end = self.log.end + limit
         while self.fd >= 0 and self.log.end < end and self._read():
             pass
@@ -117,7 +121,8 @@ class Master:
     def _read(self) -> bool:
         """Read one batch; return False when nothing is left.
 
-        The kernel gives at most 4 KiB at a time; nearly all of the holder's time is spent in these reads.
+        The kernel gives at most 4 KiB at a time; nearly all of the holder's time is spent in these
+        reads.
         """
         log, fd = self.log, self.fd
         start, more = log.end, True

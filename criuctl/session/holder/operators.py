@@ -1,8 +1,9 @@
 """Operators, their roles, and the write lease.
 
-An operator is a client that said `hello`.  This module keeps the books and has no descriptors and no
-clock: the time is passed in, and `lease_timer` reports changes.  An operator's role is the one that it
-asked for, but never above the ceiling that an admin has set for that (kind, name).
+An operator is a client that said `hello`.  This module keeps the books and has no descriptors and
+no
+clock: the time is passed in, and `lease_timer` reports changes.  An operator's role is the one that
+it asked for, but never above the ceiling that an admin has set for that (kind, name).
 """
 
 from __future__ import annotations
@@ -134,11 +135,16 @@ class Authority:
     ) -> bool:
         """Give the lease to `operator` unless another one has it; return whether it changed hands.
 
-        `Refused`.  A `soft` lease goes to the next operator that asks, unless that one is `polite`, as
-        soon as its owner has not typed for `QUIET` seconds: an operator that is only attached does not
-        keep others from typing.
+        `Refused`.  A `soft` lease goes to the next operator that asks, unless that one is `polite`,
+        as soon as its owner has not typed for `QUIET` seconds: an operator that is only attached
+        does not keep others from typing.
         """
-        if self.holder and self.holder != operator.id and self.operators[self.holder].connected and self.expires > now:
+        if (
+            self.holder
+            and self.holder != operator.id
+            and self.operators[self.holder].connected
+            and self.expires > now
+        ):
             if polite or not self.soft or now - self.wrote < QUIET:
                 other = self.operators[self.holder]
                 raise Refused(
@@ -161,7 +167,8 @@ class Authority:
             if not (operator.may("admin") or (operator.kind == "human" and other.kind != "human")):
                 raise Refused(
                     "forbidden",
-                    f"{other.kind} {other.name!r} ({other.id}) is writing, and only an admin may take that lease",
+                    f"{other.kind} {other.name!r} ({other.id}) is writing, and only an admin may "
+                    "take that lease",
                     holder=other.who(),
                 )
         self._give(operator, ttl, now)

@@ -1,12 +1,13 @@
 """The output of a session as a log of bytes with absolute offsets, bounded in memory and on disk.
 
-The newest bytes are in a ring in memory, into which the terminal is read directly (`room`, `advance`)
-and out of which clients are served without a copy (`view`).  `flush` writes them to a file of bounded
-size, at their offset modulo its capacity.  Readers that are further back find the scrollback there, also
-after the holder's end.  The file's first page holds the capacity and the range of offsets.
+The newest bytes are in a ring in memory, into which the terminal is read directly (`room`,
+`advance`) and out of which clients are served without a copy (`view`).  `flush` writes them to a
+file of bounded size, at their offset modulo its capacity.  Readers that are further back find the
+scrollback there, also after the holder's end.  The file's first page holds the capacity and the
+range of offsets.
 
-A full disk must not stop a session: the file is then given up, and only the ring is kept.  The bytes of
-a view are overwritten once a ring's size of output has come: use a view at once.
+A full disk must not stop a session: the file is then given up, and only the ring is kept.  The
+bytes of a view are overwritten once a ring's size of output has come: use a view at once.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ _MAGIC = b"criuctl-log-1\n\0\0"
 
 
 class OutputLog:
-    """One session's output; `end` is the offset of the next byte, `base` that of the oldest still kept."""
+    """One session's output; `end` is the offset of the next byte, `base` that of the oldest still
+    kept.
+    """
 
-    def __init__(self, path: Path, capacity: int = DEFAULT_CAPACITY, *, base: int = 0, ring: int = RING) -> None:
+    def __init__(
+        self, path: Path, capacity: int = DEFAULT_CAPACITY, *, base: int = 0, ring: int = RING
+    ) -> None:
         """Make an empty log that begins at offset `base`; a file at `path` is overwritten."""
         self.path = path
         self.capacity = max(_PAGE, capacity // _PAGE * _PAGE)
@@ -41,7 +46,9 @@ class OutputLog:
         self._size, self._piece = ring, min(OUTPUT_PIECE, ring // 4)
         self._ring = bytearray(ring)  # takes memory only as output comes
         self._view = memoryview(self._ring)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._fd = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         self.broken = ""  # why the file was given up
         try:
             self._write_header(base)
@@ -93,7 +100,11 @@ class OutputLog:
     @property
     def base(self) -> int:
         """Return the offset of the oldest byte that can still be read."""
-        kept = self._ring_start if self._fd < 0 else min(self._ring_start, max(self._flushed - self.capacity, 0))
+        kept = (
+            self._ring_start
+            if self._fd < 0
+            else min(self._ring_start, max(self._flushed - self.capacity, 0))
+        )
         return max(kept, self._first)
 
     # -- writing ----------------------------------------------------------------------------------
@@ -128,8 +139,8 @@ class OutputLog:
         try:
             oldest = min(self.end - self.capacity, self._flushed)
             if oldest > self._written_base:
-                # First: if the holder is killed in the middle, the file must not hold new bytes at the
-                # offsets of old ones.
+                # First: if the holder is killed in the middle, the file must not hold new bytes at
+                # the offsets of old ones.
                 self._write_header(oldest)
             while self._flushed < self.end:
                 at, place = self._flushed % self._size, self._flushed % self.capacity
@@ -207,7 +218,9 @@ class OutputLog:
 
 
 def _read_header(fd: int) -> tuple[int, int, int]:
-    magic, capacity, base, end = _HEADER.unpack(os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
+    magic, capacity, base, end = _HEADER.unpack(
+        os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+    )
     if magic != _MAGIC or not capacity or not 0 <= end - base <= capacity:
         raise ValueError("not an output log")
     return capacity, base, end

@@ -1,7 +1,7 @@
 """The operations of every operator on output: attach, detach, read.
 
-They change nothing of the session, except that `attach` may ask for the lease in the same step, so that
-a terminal has its size before anything is drawn.
+They change nothing of the session, except that `attach` may ask for the lease in the same step, so
+that a terminal has its size before anything is drawn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The operations of every operator that concern neither output nor tree: greeting, status, audit."""
+"""The operations of every operator that concern neither output nor tree: greeting, status,
+audit.
+"""
 
 from __future__ import annotations
 

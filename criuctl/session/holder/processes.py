@@ -1,12 +1,12 @@
 """The processes of a session: find, signal, freeze and reap them.
 
-They are the descendants of the tree's root, the orphans that the holder has adopted as the subreaper,
-and the processes in the session's control group; never the holder's own helpers.  A process is
-signalled by PID and start time as just read, never by a PID alone.
+They are the descendants of the tree's root, the orphans that the holder has adopted as the
+subreaper, and the processes in the session's control group; never the holder's own helpers.  A
+process is signalled by PID and start time as just read, never by a PID alone.
 
 Without a freezer a tree is stopped parents first, so that no shell sees its job stop and takes the
-terminal, and continued children first.  Walks are repeated until one finds no new process.  A process
-that was stopped before stays stopped.
+terminal, and continued children first.  Walks are repeated until one finds no new process.  A
+process that was stopped before stays stopped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Tree:
         order: list[int] = []
         if self.root is not None and self.root.exists():
             order.append(self.root.pid)
-        order += [pid for pid in _children(os.getpid()) if pid not in order and pid not in self.helpers]
+        order += [
+            pid for pid in _children(os.getpid()) if pid not in order and pid not in self.helpers
+        ]
         seen, at = set(order), 0
         while at < len(order):
             below = [pid for pid in _children(order[at]) if pid not in seen]
@@ -89,7 +91,9 @@ class Tree:
                 os.close(fd)
         return count
 
-    def signal_foreground(self, master: int, number: int, members: Iterable[ProcessIdentity]) -> int | None:
+    def signal_foreground(
+        self, master: int, number: int, members: Iterable[ProcessIdentity]
+    ) -> int | None:
         """Signal the foreground group of the terminal behind `master`.
 
         Return how many of `members` were in it; None: there is no such group.
@@ -106,15 +110,19 @@ class Tree:
             return None
         return len(inside)
 
-    def returns(self, stopped: Iterable[ProcessIdentity], asleep: Iterable[ProcessIdentity]) -> None:
-        """Take over a restored tree that stood still: processes `stopped` by the pause, or before."""
+    def returns(
+        self, stopped: Iterable[ProcessIdentity], asleep: Iterable[ProcessIdentity]
+    ) -> None:
+        """Take over a restored tree that stood still: processes `stopped` by the pause, or
+        before.
+        """
         self.stopped, self.asleep = list(stopped), frozenset(asleep)
 
     def freeze(self) -> tuple[str, int]:
         """Freeze all processes; return the method and their number.
 
-        If possible not in the middle of a vfork: a process that waits there for a frozen child cannot
-        be seized.
+        If possible not in the middle of a vfork: a process that waits there for a frozen child
+        cannot be seized.
         """
         fresh = not self.frozen and self.asleep is None
         for _ in range(_VFORK_TRIES if fresh else 0):
@@ -128,11 +136,13 @@ class Tree:
     def end_with_root(self, init: int) -> None:
         """The root has ended: kill the rest of a frozen tree.
 
-        `init`, PID 1 of the namespace, would do that if it were not frozen too.  No process of the tree
-        runs in between.
+        `init`, PID 1 of the namespace, would do that if it were not frozen too.  No process of the
+        tree runs in between.
         """
         if self.frozen:
-            self.signal(signal.SIGKILL, [identity for identity in self.members() if identity.pid != init])
+            self.signal(
+                signal.SIGKILL, [identity for identity in self.members() if identity.pid != init]
+            )
             self.thaw()
 
     def _freeze(self) -> tuple[str, int]:
@@ -142,7 +152,9 @@ class Tree:
         if self.asleep is None and not self.frozen:
             # Before the freeze: afterwards they look as frozen as the others, and one that a tracer
             # has just let go of looks awake for a moment.
-            self.asleep = frozenset(identity for identity in members if identity.state() in _STOPPED)
+            self.asleep = frozenset(
+                identity for identity in members if identity.state() in _STOPPED
+            )
         if self.group is not None and members:
             # A process may have been started or restored outside the group.
             inside = set(self.group.pids())
@@ -168,9 +180,9 @@ class Tree:
     def seizable(self) -> str | None:
         """Let a tracer seize a tree that stands still.
 
-        Return the control group that the tracer has to thaw; None: it needs none.  With a freezer of
-        version 1 a tracer would wait for ever for a process that was stopped: there all are stopped
-        before the group is thawed, and run no further than to that signal.
+        Return the control group that the tracer has to thaw; None: it needs none.  With a freezer
+        of version 1 a tracer would wait for ever for a process that was stopped: there all are
+        stopped before the group is thawed, and run no further than to that signal.
         """
         if self.group is None or self.frozen != self.group.method:
             return None
@@ -179,22 +191,29 @@ class Tree:
         self._stop()
         self.group.thaw()
         deadline = time.monotonic() + _STOP_SECONDS
-        while not all(identity.state() in _STANDING for identity in self.stopped) and time.monotonic() < deadline:
+        while (
+            not all(identity.state() in _STANDING for identity in self.stopped)
+            and time.monotonic() < deadline
+        ):
             select.select([], [], [], 0.001)
         return None
 
     def hold(self, asker: int) -> str | None:
         """Freeze a tree of many threads while a tracer seizes them; return its group.
 
-        None: it runs on.  A tracer stops one thread after the other and waits until each was scheduled,
-        which with many busy threads exceeds its time limit.  Only version 2 lets frozen processes be
-        seized without the tracer's knowledge.  The process `asker` must not be frozen itself: it has to
-        ask for the thaw.
+        None: it runs on.  A tracer stops one thread after the other and waits until each was
+        scheduled, which with many busy threads exceeds its time limit.  Only version 2 lets frozen
+        processes be seized without the tracer's knowledge.  The process `asker` must not be frozen
+        itself: it has to ask for the thaw.
         """
         if self.group is None or self.group.version < 2 or self.frozen:
             return None
         members = self.members()
-        if sum(_threads(identity.pid) for identity in members) <= _HOLD_THREADS or not asker or self.group.has(asker):
+        if (
+            sum(_threads(identity.pid) for identity in members) <= _HOLD_THREADS
+            or not asker
+            or self.group.has(asker)
+        ):
             return None
         for _ in range(_HOLD_TRIES):
             frozen = self.group.freeze(_HOLD_SECONDS, 0)
@@ -243,7 +262,11 @@ class Tree:
                 return
             for identity in new:
                 known.add(identity)
-                if identity not in self.stopped and identity not in asleep and self.signal(signal.SIGSTOP, (identity,)):
+                if (
+                    identity not in self.stopped
+                    and identity not in asleep
+                    and self.signal(signal.SIGSTOP, (identity,))
+                ):
                     self.stopped.append(identity)
 
 

@@ -1,8 +1,8 @@
 """Requests of the wire protocol on their way to the operations, and the answers on their way back.
 
-A request that is not allowed to its operator is refused before anything is touched, and so is one with
-a value that is not an integer in range or not a known word.  Nothing that a client sends can raise an
-exception past `process`.
+A request that is not allowed to its operator is refused before anything is touched, and so is one
+with a value that is not an integer in range or not a known word.  Nothing that a client sends can
+raise an exception past `process`.
 """
 
 from __future__ import annotations

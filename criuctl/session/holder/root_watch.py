@@ -1,7 +1,7 @@
 """When the tree's first process, its root, ends, and how.
 
-If it is a child of the holder, reaping it says how.  A restored one may be another's child: its pidfd
-says that it has ended, and newer kernels how.
+If it is a child of the holder, reaping it says how.  A restored one may be another's child: its
+pidfd says that it has ended, and newer kernels how.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3  # with the first version
 class RootWatch:
     """Watches the root of one session.
 
-    `reaped` gets PID and wait status of each child of the holder that has ended; `ended` the code and
-    the signal by which a root ended that is not the holder's child, (None, None) if it is not known.
+    `reaped` gets PID and wait status of each child of the holder that has ended; `ended` the code
+    and the signal by which a root ended that is not the holder's child, (None, None) if it is not
+    known.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Freezing a session when its home is no longer confirmed.
 
-`extend` confirms the home for some seconds.  When they are over without another call every process is
-frozen, as the operation `pause` does it, until the home is confirmed again.  In the middle of a dump
-that is done as soon as the tree is let go.  The clock goes on while the host sleeps.  The holder itself
+`extend` confirms the home for some seconds.  When they are over without another call every process
+is frozen, as the operation `pause` does it, until the home is confirmed again.  In the middle of a
+dump that is done as soon as the tree is let go.  The clock goes on while the host sleeps.  The
+holder itself
 counts: the program that confirms the home may be killed, stopped or cut off.
 
 A person who resumes a session that stands still for this reason has decided that it is to run, and

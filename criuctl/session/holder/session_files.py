@@ -1,7 +1,7 @@
 """The files of a session: its folders, its output log with the times of the output, its audit log.
 
-A session that has not begun yet keeps its files in the folder ``names.BEGINNING``, so that those of an
-earlier session of the same name, or of its own last life, are still there if it does not begin.
+A session that has not begun yet keeps its files in the folder ``names.BEGINNING``, so that those of
+an earlier session of the same name, or of its own last life, are still there if it does not begin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from .timeline import Timeline
 class SessionFiles:
     """The files of the session `session_id`."""
 
-    def __init__(self, run_folder: Path, state_folder: Path, log: OutputLog, audit: AuditLog, session_id: str) -> None:
+    def __init__(
+        self, run_folder: Path, state_folder: Path, log: OutputLog, audit: AuditLog, session_id: str
+    ) -> None:
         self.run_folder, self.state_folder = run_folder, state_folder
         self.log, self.audit = log, audit
         self.timeline = Timeline(state_folder / "timeline", log.end, session_id)

@@ -103,7 +103,9 @@ class StatusReport:
         """Return the operators that are connected, with how far each has read the output."""
         end = self._files.log.end
         clients = {
-            client.operator.id: client for client in self._clients.all() if client.operator is not None and not client.dead
+            client.operator.id: client
+            for client in self._clients.all()
+            if client.operator is not None and not client.dead
         }
         found = []
         for operator in self._leasing.authority.operators.values():

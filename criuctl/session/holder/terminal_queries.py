@@ -1,16 +1,16 @@
 """Answers to what a program asks its terminal while no terminal is attached, as in tmux and screen.
 
 A line editor asks where the cursor is (``CSI 6 n``) and reads the answer; in a session without an
-attached terminal it would wait for ever.  `Modes` notes each query with its place in the output.  When
-a query is read, it is decided once who answers: the terminal of the lease's owner, if it is attached
-with one (it is shown the query, and its answer comes as input), else the holder; never both, for a
-second answer would be typed text to the program.
+attached terminal it would wait for ever.  `Modes` notes each query with its place in the output.
+When a query is read, it is decided once who answers: the terminal of the lease's owner, if it is
+attached with one (it is shown the query, and its answer comes as input), else the holder; never
+both, for a second answer would be typed text to the program.
 
 An answer needs no lease, takes none, and is not in the audit log: no person typed it.  Answers are
-given in the order of the queries, into the same queue as all input.  Queries that wait are part of the
-modes, so a checkpoint and a re-exec take them along.  The cursor's place only an emulation of the
-screen knows, which is far too large and too slow for a holder: a child (`screen.cursor`) replays the
-log, and the holder goes on meanwhile.
+given in the order of the queries, into the same queue as all input.  Queries that wait are part of
+the modes, so a checkpoint and a re-exec take them along.  The cursor's place only an emulation of
+the screen knows, which is far too large and too slow for a holder: a child (`screen.cursor`)
+replays the log, and the holder goes on meanwhile.
 """
 
 from __future__ import annotations

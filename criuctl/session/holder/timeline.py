@@ -1,10 +1,10 @@
 """When a session printed what: a file next to the output log, so that it can be played back.
 
-It has one JSON array a line.  ``[time, offset]``: the output from `offset` on, up to the next line, came
-at `time` (UNIX seconds).  ``[time, offset, event, {...}]``: a resize, a checkpoint, a restore, the end
-happened there.  The resolution is 50 ms.  The first line names the session: ``[time, -1, "session",
-{"id"}]``.  The file is bounded: when it is full, its older half is removed.  A full disk must not stop a
-session; then only times are missing.
+It has one JSON array a line.  ``[time, offset]``: the output from `offset` on, up to the next line,
+came at `time` (UNIX seconds).  ``[time, offset, event, {...}]``: a resize, a checkpoint, a restore,
+the end happened there.  The resolution is 50 ms.  The first line names the session: ``[time, -1,
+"session", {"id"}]``.  The file is bounded: when it is full, its older half is removed.  A full disk
+must not stop a session; then only times are missing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from typing import Any
 RESOLUTION = 0.05
 MAX_SIZE = 4 << 20
 OWNER = "session"
-EVENTS = frozenset(("resize", "checkpoint", "checkpointed", "restored", "paused", "resumed", "halted", "exit"))
+EVENTS = frozenset(
+    ("resize", "checkpoint", "checkpointed", "restored", "paused", "resumed", "halted", "exit")
+)
 
 
 class Timeline:
     """Writes the timeline of one session."""
 
     def __init__(self, path: Path, position: int, session: str) -> None:
-        """Go on in the file that the session with this id has left at `path`, or begin a new one."""
+        """Go on in the file that the session with this id has left at `path`, or begin a new
+        one.
+        """
         self._path, self._position, self._session = path, position, session
         self._last = 0.0
         self._fd = -1
@@ -87,7 +91,9 @@ class Timeline:
         data = self._path.read_bytes()
         kept = data[data.find(b"\n", len(data) // 2) + 1 :]
         temporary = self._path.with_name(".timeline")
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        with open(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
+        ) as file:
             file.write(_line(self._first()) + kept)
         temporary.replace(self._path)
         os.close(self._fd)

@@ -25,7 +25,9 @@ class Wait:
 class Waits:
     """The waits of all clients; `on_collected` is called when one is given the exit status."""
 
-    def __init__(self, session: SessionState, log: OutputLog, on_collected: Callable[[], None]) -> None:
+    def __init__(
+        self, session: SessionState, log: OutputLog, on_collected: Callable[[], None]
+    ) -> None:
         self._session, self._log, self._on_collected = session, log, on_collected
         self.waiting: list[Wait] = []
 
@@ -80,7 +82,12 @@ class Waits:
 
     def to_state(self) -> dict[str, Any]:
         """Return all of it, for the next program of this holder."""
-        return {"waits": [[w.connection.sock.fileno(), w.request, w.what, w.offset, w.states] for w in self.waiting]}
+        return {
+            "waits": [
+                [w.connection.sock.fileno(), w.request, w.what, w.offset, w.states]
+                for w in self.waiting
+            ]
+        }
 
     def restore(self, state: dict[str, Any], connections: dict[int, Connection]) -> None:
         """Take over what `to_state` returned."""

@@ -69,7 +69,9 @@ class WriteOperations:
                 raise Refused("bad-request", "'text' has half of a character") from None
         return self.type_input(connection, by, data, message["id"])
 
-    def type_input(self, connection: Connection, by: Operator, data: bytes, request: int) -> Message | None:
+    def type_input(
+        self, connection: Connection, by: Operator, data: bytes, request: int
+    ) -> Message | None:
         """Queue input; the answer comes when the terminal has taken it, unless it is held."""
         session, master, authority = self._session, self._master, self._authority
         if session.state not in ("running", "paused"):

@@ -1,10 +1,10 @@
 """Starting a holder as a daemon: it survives its launcher, the launcher's terminal and its login.
 
-`start_holder` forks twice (own session, no controlling terminal, child of init), in a systemd scope of
-its own where systemd runs, and executes a fresh interpreter without site packages.  The caller waits
-until the holder has started the tree; if that fails the reason is raised and nothing is left.  A holder
-for a session that is to be restored is started without a command: it waits, ``checkpointed``, for
-`adopt`.
+`start_holder` forks twice (own session, no controlling terminal, child of init), in a systemd scope
+of its own where systemd runs, and executes a fresh interpreter without site packages.  The caller
+waits until the holder has started the tree; if that fails the reason is raised and nothing is left.
+A holder for a session that is to be restored is started without a command: it waits,
+``checkpointed``, for `adopt`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class HolderSpec:
     scrollback: int = 0  # bytes of output kept on disk; 0: the configuration's
     linger: float = 3600.0  # seconds that an exit status waits to be collected
     # Of a session that is to be restored:
-    log_fd: int | None = None  # a file, positioned, with the scrollback; its descriptor is passed on
+    # a file, positioned, with the scrollback; its descriptor is passed on
+    log_fd: int | None = None
     base: int = 0  # offset of the scrollback's first byte
     input_offset: int = 0  # the output's end when something was typed last
     modes: Mapping[str, Any] = field(default_factory=dict)
@@ -92,8 +93,8 @@ class Started:
 def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT) -> Started:
     """Start a holder and wait until its session stands.
 
-    `Conflict` if there is a holder of this name, `NotFound` if there is no such command, `CommandFailed`
-    for other failures.
+    `Conflict` if there is a holder of this name, `NotFound` if there is no such command,
+    `CommandFailed` for other failures.
     """
     run_folder = names.run_folder(config.run_dir, spec.name)
     state_folder = names.state_folder(config.state_dir, spec.name)
@@ -186,15 +187,22 @@ def _not_started(name: str, why: Mapping[str, Any]) -> CriuctlError:
     if number == errno.EACCES:
         return UsageError(text, hint="It is a folder, or may not be executed: see `ls -ld` of it.")
     if number == errno.ENOEXEC:
-        return UsageError(text, hint="A script begins with #! and its interpreter; or name that: `-- sh SCRIPT`.")
+        return UsageError(
+            text, hint="A script begins with #! and its interpreter; or name that: `-- sh SCRIPT`."
+        )
     if number in (errno.ENAMETOOLONG, errno.E2BIG, errno.ELOOP):
         return UsageError(text)
-    if number is not None and (known := of_the_host(OSError(number, text, why.get("file")))) is not None:
+    if (
+        number is not None
+        and (known := of_the_host(OSError(number, text, why.get("file")))) is not None
+    ):
         return PlatformError(text, hint=known.hint)
     return CommandFailed(text)
 
 
-def _launch(prefix: list[str], body: dict[str, Any], run_folder: Path, kept: list[int], timeout: float) -> dict[str, Any] | None:
+def _launch(
+    prefix: list[str], body: dict[str, Any], run_folder: Path, kept: list[int], timeout: float
+) -> dict[str, Any] | None:
     """Start the daemon and return its answer; None: it ended without one."""
     ours, theirs = socket.socketpair()
     with ours:
@@ -221,7 +229,9 @@ def _launch(prefix: list[str], body: dict[str, Any], run_folder: Path, kept: lis
             with ours.makefile("rb") as file:
                 answer = file.read()
         except TimeoutError:
-            raise TimedOut(f"the holder of {body['name']!r} did not answer in {timeout:g} s") from None
+            raise TimedOut(
+                f"the holder of {body['name']!r} did not answer in {timeout:g} s"
+            ) from None
         except OSError:
             return None
     return dict(json.loads(answer)) if answer else None
@@ -236,7 +246,9 @@ def _become_daemon(argv: list[str], run_folder: Path, kept: list[int]) -> None:
         os.chdir("/")
         os.umask(0o077)
         null = os.open("/dev/null", os.O_RDWR)
-        log = os.open(run_folder / "holder.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        log = os.open(
+            run_folder / "holder.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
+        )
         for number, fd in enumerate((null, null, log)):
             os.dup2(fd, number)
         for name in os.listdir("/proc/self/fd"):
@@ -245,7 +257,9 @@ def _become_daemon(argv: list[str], run_folder: Path, kept: list[int]) -> None:
                     os.close(int(name))
         for fd in kept:
             os.set_inheritable(fd, True)
-        path = os.environ.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        path = os.environ.get(
+            "PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        )
         environment = {"PATH": path, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
         for variable in ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"):
             if variable in os.environ:

@@ -5,10 +5,10 @@ The specification is one JSON object on a socket from `daemon.start_holder`, wit
 {"errno", "message", "file"}}``, and the end of the stream.  The socket listens before the tree is
 started, so no program that knows of the tree finds no holder.
 
-What an earlier session of the name has left (output, times, audit log) stays until the new one stands:
-that begins in a folder of its own, from where its files then take the places of the others.  So does
-the output of a session that is to be restored, until its tree is there: what its last life has printed
-since the checkpoint is not lost by a restore that fails.
+What an earlier session of the name has left (output, times, audit log) stays until the new one
+stands: that begins in a folder of its own, from where its files then take the places of the others.
+So does the output of a session that is to be restored, until its tree is there: what its last life
+has printed since the checkpoint is not lost by a restore that fails.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def _prepare(spec: dict[str, Any]) -> Holder:
 
 
 def _files(spec: dict[str, Any], identity: Identity) -> SessionFiles:
-    """Open the session's files, in the folder of those that begin if they belong to a new session."""
+    """Open the session's files, in the folder of those that begin if they belong to a new
+    session.
+    """
     run_folder, state_folder = Path(spec["run_folder"]), Path(spec["state_folder"])
     beginning = state_folder / names.BEGINNING
     if spec.get("spawner") or owner(state_folder / "timeline") not in ("", identity.id):

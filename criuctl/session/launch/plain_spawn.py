@@ -2,9 +2,9 @@
 
 A spawner is named in the holder's specification as ``module:function`` and called in the holder's
 process, so that the tree is the holder's child: ``spawn(request: SpawnRequest) -> Spawned``.
-`spawn_plain` gives the command a terminal of its own and nothing else: no namespaces, no init inside.
-Between fork and exec only system calls are made.  A failure of any of them, in particular of the exec,
-is raised in the caller as `OSError`.
+`spawn_plain` gives the command a terminal of its own and nothing else: no namespaces, no init
+inside.  Between fork and exec only system calls are made.  A failure of any of them, in particular
+of the exec, is raised in the caller as `OSError`.
 """
 
 from __future__ import annotations

@@ -1,18 +1,21 @@
 """Starting a session's tree: its namespaces, its init, its command on a terminal.
 
     holder (outside)
-      criuctl-init    PID 1 of the session's PID, mount and IPC namespaces; not dumped; a restore makes a new one
-        tini -s       root of the dumped tree: adopts daemons, so that they belong to the session; reaps
+      criuctl-init    PID 1 of the session's PID, mount and IPC namespaces; not dumped; a restore
+      makes a new one
+        tini -s       root of the dumped tree: adopts daemons, so that they belong to the session;
+        reaps
           COMMAND     leader of a session of its own, the terminal is its controlling terminal
 
-With `host_pids`, and where the holder may not make namespaces (a plain user), there is no criuctl-init
-and there are no namespaces: tini is the holder's child.  In both cases the holder reaps a process that
-ends with the command's status; ``init`` in the facts is its PID, if it is not the root.
+With `host_pids`, and where the holder may not make namespaces (a plain user), there is no
+criuctl-init and there are no namespaces: tini is the holder's child.  In both cases the holder
+reaps a process that ends with the command's status; ``init`` in the facts is its PID, if it is not
+the root.
 
 Inside, ``CRIUCTL_SESSION`` and ``CRIUCTL_SESSION_ID`` name the session.  The folder
-``CRIUCTL_SESSION_DIR`` has the file ``session.json`` with what may change: a restore writes it again
-before the tree runs (`Inside.write`).  In namespaces the folder is at the same place on every host, so
-the variable stays right.
+``CRIUCTL_SESSION_DIR`` has the file ``session.json`` with what may change: a restore writes it
+again before the tree runs (`Inside.write`).  In namespaces the folder is at the same place on every
+host, so the variable stays right.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ class Inside:
     def of(cls, run_dir: str, name: str, *, private: bool) -> Inside:
         """Return that of session `name`; `private`: it has a mount namespace of its own."""
         folder = names.run_folder(run_dir, name) / "inside"
-        return cls(folder, Path(run_dir or names.DEFAULT_RUN_DIR) / "session" if private else folder)
+        return cls(
+            folder, Path(run_dir or names.DEFAULT_RUN_DIR) / "session" if private else folder
+        )
 
     @property
     def bind(self) -> tuple[str, str] | None:
@@ -135,7 +140,9 @@ def _tini() -> str:
 
 
 def _first_program(request: SpawnRequest, terminal: str, report: str) -> list[str]:
-    """Return the program that takes the terminal, reports to the holder and executes the command."""
+    """Return the program that takes the terminal, reports to the holder and executes the
+    command.
+    """
     refused = [what for what in ("io_uring", "mptcp") if not request.options.get(what, True)]
     python = [sys.executable, "-I", "-S", "-E", sessionchild.__file__]
     return [*python, terminal, report, request.cwd, ",".join(refused) or "-"]
@@ -147,7 +154,9 @@ def _may_make_namespaces() -> bool:
     return bool(capabilities >> _CAP_SYS_ADMIN & 1)
 
 
-def _start_private(argv: list[str], env: Mapping[str, str], request: SpawnRequest, umask: int, inside: Inside) -> tuple[int, int]:
+def _start_private(
+    argv: list[str], env: Mapping[str, str], request: SpawnRequest, umask: int, inside: Inside
+) -> tuple[int, int]:
     """Start the tree in new namespaces; return the PIDs of its root and of PID 1, as seen here."""
     with PrivateNamespaces(ipc=True, bind=inside.bind) as spaces:
         spaces.run(argv, env, groups=request.cgroup_procs, umask=umask)
@@ -180,13 +189,19 @@ def _called(listener: socket.socket, init: int) -> socket.socket:
     """Accept the command's connection; any user may connect to an abstract address."""
     until = time.monotonic() + _TIMEOUT
     while True:
-        ready, _, _ = select.select([listener.fileno(), init], [], [], max(0.0, until - time.monotonic()))
+        ready, _, _ = select.select(
+            [listener.fileno(), init], [], [], max(0.0, until - time.monotonic())
+        )
         if listener.fileno() not in ready:
             raise CommandFailed(
-                "the session's init could not start its command" if ready else "the session did not start in time"
+                "the session's init could not start its command"
+                if ready
+                else "the session did not start in time"
             )
         channel, _ = listener.accept()
-        _pid, uid, _gid = struct.unpack("iII", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        _pid, uid, _gid = struct.unpack(
+            "iII", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
         if uid == os.geteuid():
             return channel
         channel.close()
@@ -206,7 +221,8 @@ def _await_command(listener: socket.socket, root: int, request: SpawnRequest) ->
             channel.settimeout(_TIMEOUT)
             # Before the command begins: it may end, and its init be reaped, at once.
             start_time = ProcessIdentity.of(root).start_time
-            with suppress(BrokenPipeError, ConnectionResetError):  # it has failed already, and says so
+            # it has failed already, and says so
+            with suppress(BrokenPipeError, ConnectionResetError):
                 channel.sendall(b"!")
             failure = channel.recv(4)
     except TimeoutError as error:

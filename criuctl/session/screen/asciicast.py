@@ -1,8 +1,9 @@
 """A session as a recording that asciinema plays: asciicast version 3, one JSON value a line.
 
-It is made from the output log and the times in `timeline`, so nothing has to be recorded beforehand,
-and all output that is kept can be played.  Markers show where the session was checkpointed and where it
-was restored; the time in between is shown as `GAP` seconds, however long it was.
+It is made from the output log and the times in `timeline`, so nothing has to be recorded
+beforehand, and all output that is kept can be played.  Markers show where the session was
+checkpointed and where it was restored; the time in between is shown as `GAP` seconds, however long
+it was.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def cast(
     `size` is (columns, rows) at its beginning.
     """
     end = base + len(data)
-    begun = next((when for when, offset, event, _ in reversed(records) if not event and offset <= base), None)
+    begun = next(
+        (when for when, offset, event, _ in reversed(records) if not event and offset <= base), None
+    )
     if begun is None:
         begun = records[0][0] if records else float(status.get("created") or 0)
     columns, rows = size or _first_size(status, records)
@@ -45,7 +48,9 @@ def cast(
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     now, position, dark = begun, base, False
     pieces = [record for record in records if base <= record[1] <= end]
-    for (when, offset, event, facts), following in zip(pieces, _next_offsets(pieces, end), strict=True):
+    for (when, offset, event, facts), following in zip(
+        pieces, _next_offsets(pieces, end), strict=True
+    ):
         interval = max(0.0, when - now)
         if dark:
             interval = min(interval, GAP)
@@ -64,7 +69,9 @@ def cast(
         dark = False
     if position < end:
         yield _line(0.0, "o", decoder.decode(data[position - base :]))
-    if status.get("exit_code") is not None and not any(event == "exit" for _, _, event, _ in pieces):
+    if status.get("exit_code") is not None and not any(
+        event == "exit" for _, _, event, _ in pieces
+    ):
         yield _line(0.0, "x", str(status["exit_code"]))
 
 

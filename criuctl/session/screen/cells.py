@@ -10,8 +10,16 @@ from pyte.screens import Char, wcwidth
 
 BLANK = Char(" ")
 
-_FOREGROUND = {name: number for table in (graphics.FG_ANSI, graphics.FG_AIXTERM) for number, name in table.items()}
-_BACKGROUND = {name: number for table in (graphics.BG_ANSI, graphics.BG_AIXTERM) for number, name in table.items()}
+_FOREGROUND = {
+    name: number
+    for table in (graphics.FG_ANSI, graphics.FG_AIXTERM)
+    for number, name in table.items()
+}
+_BACKGROUND = {
+    name: number
+    for table in (graphics.BG_ANSI, graphics.BG_AIXTERM)
+    for number, name in table.items()
+}
 _ATTRIBUTES = (
     ("bold", 1),
     ("italics", 3),
@@ -73,7 +81,9 @@ def rendition(char: Char) -> str:
             if colour != "default":
                 codes.append(str(names[colour]))
         else:
-            codes.append(f"{extended};2;{int(colour[0:2], 16)};{int(colour[2:4], 16)};{int(colour[4:6], 16)}")
+            codes.append(
+                f"{extended};2;{int(colour[0:2], 16)};{int(colour[2:4], 16)};{int(colour[4:6], 16)}"
+            )
     return f"\x1b[{';'.join(codes)}m"
 
 

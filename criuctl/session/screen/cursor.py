@@ -1,12 +1,13 @@
 """The program that finds out for a holder where the cursor was.
 
 The holder runs it by path, ``python -I cursor.py``, with the task as standard input.  The task is a
-file: a line of JSON (``rows``, ``cols``, ``start``: the offset of the output that follows, ``whole``: it
-begins where a screen does, ``at``: offsets) and output of the session.  It is overwritten with a JSON
+file: a line of JSON (``rows``, ``cols``, ``start``: the offset of the output that follows,
+``whole``: it begins where a screen does, ``at``: offsets) and output of the session.  It is
+overwritten with a JSON
 object: offset -> [row, column], counted from 1.
 
-It is a process of its own because the session's program chooses how much time and memory the emulation
-of its output takes, and the holder must survive that.
+It is a process of its own because the session's program chooses how much time and memory the
+emulation of its output takes, and the holder must survive that.
 """
 
 from __future__ import annotations

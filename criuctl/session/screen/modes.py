@@ -1,9 +1,9 @@
 """The terminal modes that the programs of a session have set, and the queries they have sent.
 
-That is enough to redraw and to reset a client's terminal, and to answer the queries.  The holder does
-not emulate a terminal (clients do, from the log); it only watches for the few sequences that switch
-modes.  One compiled expression runs over the output as it lies in the log; text without escapes costs a
-``memchr``.  A sequence that a read cuts in two is carried over to the next read.
+That is enough to redraw and to reset a client's terminal, and to answer the queries.  The holder
+does not emulate a terminal (clients do, from the log); it only watches for the few sequences that
+switch modes.  One compiled expression runs over the output as it lies in the log; text without
+escapes costs a ``memchr``.  A sequence that a read cuts in two is carried over to the next read.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ _MAX_CARRY = 512  # a title longer than this is not a title
 _SMALL = 4096  # bytes that may be copied to be joined with what was carried over
 _SEQUENCE = re.compile(
     rb"\x1b(?:"
-    rb"\[(?:\?([0-9;]{1,64})([hl])|(!p)|([23])J|(\??6n|5n|>?0?c))"  # DECSET, DECRST, DECSTR, ED; queries
+    # DECSET, DECRST, DECSTR, ED; queries
+    rb"\[(?:\?([0-9;]{1,64})([hl])|(!p)|([23])J|(\??6n|5n|>?0?c))"
     rb"|(c)|([=>])"  # RIS, DECKPAM and DECKPNM
     rb"|\][02];([^\x07\x1b\x00]{0,400})(?:\x07|\x1b\\)"  # title
     rb")"
 )
-_BEGINNING = re.compile(rb"\x1b(?:\[(?:\?[0-9;]{0,64}|!|[02356]|>0?)?|\][02]?(?:;[^\x07\x1b\x00]{0,400}\x1b?)?)?\Z")
+_BEGINNING = re.compile(
+    rb"\x1b(?:\[(?:\?[0-9;]{0,64}|!|[02356]|>0?)?|\][02]?(?:;[^\x07\x1b\x00]{0,400}\x1b?)?)?\Z"
+)
 _MOUSE = frozenset((9, 1000, 1001, 1002, 1003, 1005, 1006, 1015, 1016))
 _ALTERNATE = frozenset((47, 1047, 1049))
 
@@ -60,7 +63,11 @@ class Modes:
         last = tail.rfind(b"\x1b")
         if last >= 0:
             # A title may end by ESC \: then the sequence began at the escape before.
-            if tail.endswith(b"\x1b") and (before := tail.rfind(b"\x1b]", 0, last)) >= 0 and _BEGINNING.match(tail, before):
+            if (
+                tail.endswith(b"\x1b")
+                and (before := tail.rfind(b"\x1b]", 0, last)) >= 0
+                and _BEGINNING.match(tail, before)
+            ):
                 last = before
             if _BEGINNING.match(tail, last):
                 self.carry = tail[last:]

@@ -20,7 +20,9 @@ _OTHERS = (
 _SEQUENCE = re.compile(_OTHERS + _STRING)
 # Behind the last end of a string no string can end: do not search for one at each beginning.
 _AFTER = re.compile(_OTHERS)
-_UNFINISHED = re.compile(rb"(?:\x1b(?:\[[<-?]?[0-9:;]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[()*+# %])?|\r)\Z")
+_UNFINISHED = re.compile(
+    rb"(?:\x1b(?:\[[<-?]?[0-9:;]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[()*+# %])?|\r)\Z"
+)
 
 
 def strip(data: bytes) -> tuple[bytes, bytes]:
@@ -32,4 +34,6 @@ def strip(data: bytes) -> tuple[bytes, bytes]:
     carry = tail[0] if tail is not None and len(tail[0]) < _MAX_CARRY else b""
     data = data[: len(data) - len(carry)]
     end = data.rfind(b"\x1b\\") + 2 if b"\x1b\\" in data else 0
-    return (_SEQUENCE.sub(b"", data[:end]) + _AFTER.sub(b"", data[end:])).replace(b"\n\r", b"\n"), carry
+    return (_SEQUENCE.sub(b"", data[:end]) + _AFTER.sub(b"", data[end:])).replace(
+        b"\n\r", b"\n"
+    ), carry

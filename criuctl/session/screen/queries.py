@@ -1,8 +1,9 @@
 """Old output without the queries in it.
 
-A program asks its terminal things, where the cursor is for example, and reads the answer.  Each query
-is answered once, when it is printed (`holder.terminal_queries`).  A client that attaches later and is
-shown that output again must not show the queries to its terminal: a second answer would be typed text.
+A program asks its terminal things, where the cursor is for example, and reads the answer.  Each
+query is answered once, when it is printed (`holder.terminal_queries`).  A client that attaches
+later and is shown that output again must not show the queries to its terminal: a second answer
+would be typed text.
 """
 
 from __future__ import annotations

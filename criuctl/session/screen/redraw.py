@@ -1,7 +1,7 @@
 """Drawing the screen of a session again from its log.
 
-`beginning` says how much of the log that takes, `replay` does it, and `AlternateScreen` follows which
-of a terminal's two screens the output has switched to.
+`beginning` says how much of the log that takes, `replay` does it, and `AlternateScreen` follows
+which of a terminal's two screens the output has switched to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Readable(Protocol):
 def beginning(base: int, end: int, since: int | None) -> int:
     """Return the offset from which the log has to be replayed to know the screen at `end`.
 
-    `base` is the oldest offset in the log, `since` where a full-screen program that still runs began.
+    `base` is the oldest offset in the log, `since` where a full-screen program that still runs
+    began.
     """
     start = max(base, end - REPLAY)
     if since is not None and base <= since < start:
@@ -43,7 +44,9 @@ def beginning(base: int, end: int, since: int | None) -> int:
 
 
 def replay(session: Readable, status: dict[str, Any]) -> Any:
-    """Return the screen that the log shows; its ``end`` is the offset behind the last byte it has seen."""
+    """Return the screen that the log shows; its ``end`` is the offset behind the last byte it has
+    seen.
+    """
     from .screen import Screen
 
     end, since = status["offset"], status["modes"].get("alternate_since")

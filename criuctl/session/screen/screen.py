@@ -1,9 +1,9 @@
 """A terminal emulator: what a terminal shows after the bytes of a session's log.
 
-pyte keeps the cells.  This module adds what pyte lacks and full-screen programs need: a tokenizer that
-knows the whole grammar of control sequences (so that device control strings, private parameters or
-colons never end up as text), the alternate screen, scrollback, repeat, scrolling by lines, cursor
-styles.  It takes long to import: do so only where a screen is needed.
+pyte keeps the cells.  This module adds what pyte lacks and full-screen programs need: a tokenizer
+that knows the whole grammar of control sequences (so that device control strings, private
+parameters or colons never end up as text), the alternate screen, scrollback, repeat, scrolling by
+lines, cursor styles.  It takes long to import: do so only where a screen is needed.
 
 `Screen.redraw` returns the sequences that make a freshly reset terminal of any size look and behave
 like the screen: history in the terminal's own scrollback, cells, margins, modes, character sets,
@@ -144,7 +144,9 @@ class Screen(pyte.Screen):
             elif kind == "control":
                 self._named(_CONTROLS.get(token["control"]))
             elif kind == "final":
-                self._control_sequence(token["prefix"], token["args"], token["middle"], token["final"])
+                self._control_sequence(
+                    token["prefix"], token["args"], token["middle"], token["final"]
+                )
             elif kind == "escape":
                 self._escape(token["escape"])
             elif kind == "code":
@@ -153,7 +155,11 @@ class Screen(pyte.Screen):
                 number, _, value = token["osc"].partition(";")
                 if number in ("0", "2"):
                     self.title = value
-            elif kind == "sharp" and token["sharp"] == "8" and self.lines * self.columns <= _MAX_FILLED:
+            elif (
+                kind == "sharp"
+                and token["sharp"] == "8"
+                and self.lines * self.columns <= _MAX_FILLED
+            ):
                 self.alignment_display()
 
     def _named(self, name: str | None) -> None:
@@ -344,7 +350,8 @@ class Screen(pyte.Screen):
             kept = list(self.history)
             out.append("\x1b[H\x1b[2J")
             out += [f"{styled(line, width)}\r\n" for line in kept]
-            out.append("\r\n" * min(rows - 1, len(kept) + rows))  # the last of them leave the screen too
+            # the last of them leave the screen too
+            out.append("\r\n" * min(rows - 1, len(kept) + rows))
         if self.main is not None:
             out += self._cells(self.main[0], rows, width)
             out.append(position(self.main[1], rows, columns))

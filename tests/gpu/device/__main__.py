@@ -40,7 +40,9 @@ def _arguments() -> argparse.ArgumentParser:
     measuring.add_argument("--on", type=Path, default=Path("/dev/shm"), help="images and store")
     measuring.add_argument("--no-gpu", action="store_true", help="try the bench, on the CPU")
     merging = commands.add_parser("report", help="write tests/gpu/RESULT.md from several runs")
-    merging.add_argument("results", nargs="+", type=Path, help="their results.json, the oldest first")
+    merging.add_argument(
+        "results", nargs="+", type=Path, help="their results.json, the oldest first"
+    )
     probing = commands.add_parser("probe", parents=[common], help="what limits the driver's copy")
     probing.add_argument("--gib", type=float, default=4)
     probing.add_argument(
@@ -76,7 +78,9 @@ def main() -> int:
             some = running.chosen(asked.case, gpu=not asked.no_gpu)
             running.free_memory()
             report = Report([asked.out], where, result)
-            failed = running.run_cases(where, report, some, jobs=asked.jobs, cycles=asked.cycles, limit=asked.limit)
+            failed = running.run_cases(
+                where, report, some, jobs=asked.jobs, cycles=asked.cycles, limit=asked.limit
+            )
             print(f"{len(some)} cases, {failed} failed; {asked.out}/RESULT.md")
             return 1 if failed else 0
         if asked.command == "bench":

@@ -1,7 +1,8 @@
 """criuctl beside the way by hand, with device memory, in the same run.
 
-By hand: the driver's Lock and Checkpoint, `criu dump` to tmpfs, `tar | zstd -1 -T0` into a file; and `zstd -d | tar`,
-`criu restore`, the driver's Restore and Unlock.  The program is the same, half of its memory does not compress.
+By hand: the driver's Lock and Checkpoint, `criu dump` to tmpfs, `tar | zstd -1 -T0` into a file;
+and `zstd -d | tar`, `criu restore`, the driver's Restore and Unlock.  The program is the same, half
+of its memory does not compress.
 """
 
 from __future__ import annotations
@@ -131,7 +132,9 @@ def by_hand(home: Home, program: Program, storage: Path, driver: Driver | None) 
     _criu(home, "dump", "-t", str(pid), "-D", str(images), *CRIU_OPTIONS, *DUMP_ONLY)
     timed("criu dump", dump_begun)
     packing = time.monotonic()
-    _pipe(["tar", "-C", str(images), "-cf", "-", "."], [*zstd, "-q", "-1", "-T0", "-o", str(archive)])
+    _pipe(
+        ["tar", "-C", str(images), "-cf", "-", "."], [*zstd, "-q", "-1", "-T0", "-o", str(archive)]
+    )
     with archive.open("rb") as file:
         os.fsync(file.fileno())
     timed("tar and zstd", packing)
@@ -159,7 +162,9 @@ def by_hand(home: Home, program: Program, storage: Path, driver: Driver | None) 
 
 
 def _criu(home: Home, *words: str) -> None:
-    done = subprocess.run([*home.place.criu, *words, "-o", "criu.log"], check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [*home.place.criu, *words, "-o", "criu.log"], check=False, capture_output=True, text=True
+    )
     if done.returncode:
         log = Path(words[words.index("-D") + 1]) / "criu.log"
         said = log.read_text(errors="replace")[-1500:] if log.exists() else done.stderr[-1500:]
@@ -170,7 +175,9 @@ def _pipe(first: list[str], second: list[str]) -> None:
     with subprocess.Popen(first, stdout=subprocess.PIPE) as source:
         done = subprocess.run(second, check=False, stdin=source.stdout)
     if source.returncode or done.returncode:
-        raise Failed(f"{first[0]} ended with {source.returncode}, {second[0]} with {done.returncode}")
+        raise Failed(
+            f"{first[0]} ended with {source.returncode}, {second[0]} with {done.returncode}"
+        )
 
 
 def by_criuctl(home: Home, program: Program, storage: Path, driver: Driver | None) -> Times:
@@ -239,7 +246,8 @@ def table(hand: list[Times], ours: list[Times], asked: argparse.Namespace) -> st
         return f"{ratio:.2f} of it; the target, {most:g}, is {'met' if ratio <= most else 'missed'}"
 
     out = [
-        f"Half of the memory does not compress; images and stores on {asked.on}; medians of {len(ours)} in turns; seconds.",
+        f"Half of the memory does not compress; images and stores on {asked.on}; medians of "
+        f"{len(ours)} in turns; seconds.",
         "",
         "| | by hand | criuctl | ratio |",
         "|---|---|---|---|",

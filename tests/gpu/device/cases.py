@@ -47,7 +47,9 @@ class Run:
         """Record the parts of a dump's, snapshot's or restore's answer that the report shows."""
         told = {key: answer.json[key] for key in KEPT if key in answer.json}
         if "list" in answer.json:  # snapshot answers with one object per session
-            told = {key: answer.json["list"][0][key] for key in KEPT if key in answer.json["list"][0]}
+            told = {
+                key: answer.json["list"][0][key] for key in KEPT if key in answer.json["list"][0]
+            }
         told |= {"command": answer.words[0], "exit_code": answer.code}
         self.operations.append(told | {"seconds": round(answer.seconds, 3)})
         return answer
@@ -87,7 +89,9 @@ class Case:
 
 
 def cycle(run: Run) -> None:
-    """Dump and restore, again and again, with a snapshot before each; then compare with the undisturbed twin."""
+    """Dump and restore, again and again, with a snapshot before each; then compare with the
+    undisturbed twin.
+    """
     twin = Twin(run.home, run.program)
     try:
         if run.program.environment:  # they share compiled kernels: the twin makes them
@@ -121,7 +125,9 @@ def lazily(run: Run) -> None:
 
 
 def killed(run: Run) -> None:
-    """criuctl is killed at many moments of a snapshot: the program goes on each time, with its device."""
+    """criuctl is killed at many moments of a snapshot: the program goes on each time, with its
+    device.
+    """
     twin = Twin(run.home, run.program)
     try:
         session = run.session()
@@ -158,7 +164,9 @@ def plain(run: Run) -> None:
 
 
 def used_by_others(run: Run) -> None:
-    """Between dump and restore another program takes much of the device's memory and writes to it."""
+    """Between dump and restore another program takes much of the device's memory and writes to
+    it.
+    """
     twin = Twin(run.home, run.program)
     try:
         session = run.session()
@@ -210,7 +218,9 @@ def copied_store(run: Run) -> None:
 
 
 def shown(run: Run) -> None:
-    """`show` tells devices, memory and driver of a checkpoint; `check` has nothing against the program."""
+    """`show` tells devices, memory and driver of a checkpoint; `check` has nothing against the
+    program.
+    """
     session = run.session()
     told = run.home.must("check", session.name).json
     errors = [finding for finding in told.get("findings", []) if finding.get("level") == "error"]
@@ -272,9 +282,11 @@ def refused(run: Run) -> None:
     checked = run.home.criuctl("check", session.name)
     dumped = run.keep(run.home.criuctl("dump", session.name))
     session.go_on(10)
-    run.notes["check"] = [finding.get("text") for finding in checked.json.get("findings", []) if finding.get("level") == "error"][
-        :3
-    ]
+    run.notes["check"] = [
+        finding.get("text")
+        for finding in checked.json.get("findings", [])
+        if finding.get("level") == "error"
+    ][:3]
     run.notes["dump"] = dumped.error()
     if dumped.code != 4:
         raise Failed(f"dump ends with {dumped.error()}, wanted exit 4")
@@ -305,7 +317,8 @@ def long_kernel(run: Run) -> None:
 def debugged(run: Run) -> None:
     """A debugger is attached: refused before anything is touched, and the program goes on.
 
-    Any process that traces the program stands for it: cuda-gdb stops the program while it is attached.
+    Any process that traces the program stands for it: cuda-gdb stops the program while it is
+    attached.
     """
     session = run.session()
     pid = _cuda_pid(run.home)
@@ -408,7 +421,9 @@ def cases() -> list[Case]:
     return [
         Case("driver-api", "the driver's API alone", Program("driver_api.py"), cycle),
         _torch("torch-eager", "PyTorch, eager", train, cycles=20, host_pids=True, timeout=240),
-        _torch("torch-graph", "PyTorch, the step a CUDA graph", _train("graph"), cycles=20, timeout=240),
+        _torch(
+            "torch-graph", "PyTorch, the step a CUDA graph", _train("graph"), cycles=20, timeout=240
+        ),
         Case("jax", "JAX, jitted", Program("jax_train.py"), cycle, modules=("jax",)),
         _torch("torch-private", "PyTorch in a private PID namespace", train),
         _torch("torch-pinned", "PyTorch, pinned memory", _train("pinned")),
@@ -440,7 +455,12 @@ def cases() -> list[Case]:
             _train("compile", environment=COMPILE_ALONE),
             timeout=150,
         ),
-        Case("managed-api", "managed memory, by the driver's API", Program("driver_api.py", ("managed",)), refused),
+        Case(
+            "managed-api",
+            "managed memory, by the driver's API",
+            Program("driver_api.py", ("managed",)),
+            refused,
+        ),
         Case("open-nodes", "device files open", Program("open_device.py", ("nodes",)), plain),
         Case("open-init", "the driver started", Program("open_device.py", ("init",)), plain),
         _torch("server", "a server with its cache on the device", _server(), conversations),

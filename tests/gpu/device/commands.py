@@ -70,7 +70,9 @@ class Home:
             **({"CRIUCTL_GPU_DEVICE": device} if device else {}),
         }
 
-    def criuctl(self, *words: str | Path, timeout: float = 90, env: dict[str, str] | None = None) -> Answer:
+    def criuctl(
+        self, *words: str | Path, timeout: float = 90, env: dict[str, str] | None = None
+    ) -> Answer:
         """Run a command to its end, whatever its exit code is."""
         argv = [*self.place.criuctl, "-v", *map(str, words)]
         if "--" in argv:
@@ -120,7 +122,9 @@ class Home:
             start_new_session=True,
         )
 
-    def must(self, *words: str | Path, timeout: float = 90, env: dict[str, str] | None = None) -> Answer:
+    def must(
+        self, *words: str | Path, timeout: float = 90, env: dict[str, str] | None = None
+    ) -> Answer:
         """Run a command that must succeed; 11 (done, with a warning) counts."""
         answer = self.criuctl(*words, timeout=timeout, env=env)
         if answer.code not in {0, 11}:
@@ -137,7 +141,9 @@ class Home:
         found = []
         for name in os.listdir("/proc"):
             with contextlib.suppress(OSError):
-                if name.isdigit() and mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                if name.isdigit() and mark in Path(f"/proc/{name}/environ").read_bytes().split(
+                    b"\0"
+                ):
                     found.append(int(name))
         return [pid for pid in found if pid != os.getpid()]
 

@@ -2,8 +2,8 @@
 
 prefix.tar.gz   CRIU with its loader and libraries, and pycriu, as scripts/setup left them
 wheels/         criuctl's dependencies for the other machine's Python, without those of S3
-tools/          tini and zstd with the libraries they need beyond the C library; used where the machine has none
-commit          the commit of the checkout, and whether it had changes
+tools/          tini and zstd with the libraries they need beyond the C library; used where the
+machine has none commit          the commit of the checkout, and whether it had changes
 """
 
 from __future__ import annotations
@@ -52,8 +52,15 @@ def commit_of(checkout: Path) -> str:
     """The commit, with ``+changes`` where files differ from it; an empty string without git."""
     git = ["git", "-C", str(checkout), "-c", f"safe.directory={checkout}"]
     try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], check=False, capture_output=True, text=True)
-        changes = subprocess.run([*git, "status", "--porcelain", "--", "criuctl"], check=False, capture_output=True, text=True)
+        head = subprocess.run(
+            [*git, "rev-parse", "HEAD"], check=False, capture_output=True, text=True
+        )
+        changes = subprocess.run(
+            [*git, "status", "--porcelain", "--", "criuctl"],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
     except OSError:
         return ""
     if head.returncode:
@@ -66,7 +73,8 @@ def _prefix(prefix: Path, archive: Path) -> None:
     if not record["argv"][0].startswith(f"{prefix}/criu/"):
         raise SystemExit(
             f"error: CRIU is {record['argv'][0]}, not a private one with its own libraries\n"
-            "hint: let scripts/setup install one: without CRIUCTL_CRIU, and without criu on the PATH"
+            "hint: let scripts/setup install one: without CRIUCTL_CRIU, and without criu on the "
+            "PATH"
         )
 
     def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -88,7 +96,9 @@ def _wheels(checkout: Path, folder: Path, python: str) -> None:
     folder.mkdir(parents=True)
     pip = [sys.executable, "-m", "pip", "download", "-qq", "--only-binary=:all:", "-d", str(folder)]
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
-    subprocess.run([*pip, "--python-version", python, "--implementation", "cp", *platforms, *needs], check=True)
+    subprocess.run(
+        [*pip, "--python-version", python, "--implementation", "cp", *platforms, *needs], check=True
+    )
     mark.write_text(stamp)
 
 

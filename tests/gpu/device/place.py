@@ -1,8 +1,10 @@
-"""Set the machine up without a network, from the folder that `pack` filled, or use what scripts/setup left.
+"""Set the machine up without a network, from the folder that `pack` filled, or use what
+scripts/setup left.
 
-The prefix has the shape that scripts/setup gives it: criu.json, criu/, pycriu/ and venv/, so that criuctl finds CRIU by
-itself.  The environment sees the checkout, so what runs is the checkout's code.  It lies outside of the checkout and is kept
-for the next call; a stamp says from which pack it was made.
+The prefix has the shape that scripts/setup gives it: criu.json, criu/, pycriu/ and venv/, so that
+criuctl finds CRIU by itself.  The environment sees the checkout, so what runs is the checkout's
+code.  It lies outside of the checkout and is kept for the next call; a stamp says from which pack
+it was made.
 """
 
 from __future__ import annotations
@@ -58,7 +60,11 @@ def set_up(checkout: Path, pack: Path, python: str) -> Place:
     interpreter = prefix / "venv/bin/python" if packed else checkout / ".venv/bin/python"
     record = json.loads((prefix / "criu.json").read_text())
     # What was packed says so: a copy of the checkout may lack its newest commits.
-    commit = (pack / "commit").read_text().strip() if (pack / "commit").is_file() else commit_of(checkout)
+    commit = (
+        (pack / "commit").read_text().strip()
+        if (pack / "commit").is_file()
+        else commit_of(checkout)
+    )
     return Place(
         checkout=checkout,
         criuctl=(str(interpreter), "-m", "criuctl"),
@@ -75,7 +81,8 @@ def _installed(checkout: Path) -> Path:
     if not (prefix / "criu.json").is_file() or not (checkout / ".venv/bin/python").exists():
         raise SystemExit(
             "error: neither a pack nor an installation is here\n"
-            "hint: run `scripts/gpu-test pack` on a machine with a network, or `scripts/setup --dev` here"
+            "hint: run `scripts/gpu-test pack` on a machine with a network, or `scripts/setup "
+            "--dev` here"
         )
     return prefix
 
@@ -102,7 +109,16 @@ def _unpack(checkout: Path, pack: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     (site,) = venv.glob("lib/python3*/site-packages")
     quiet = ["-q", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-cache-dir"]
-    install = [sys.executable, "-m", "pip", "install", *quiet, "--no-compile", "--target", str(site)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        *quiet,
+        "--no-compile",
+        "--target",
+        str(site),
+    ]
     subprocess.run([*install, *map(str, wheels)], check=True)
     (site / "criuctl-checkout.pth").write_text(f"{checkout}\n{PREFIX / 'pycriu'}\n")
     code = [str(checkout / "criuctl"), str(site), str(PREFIX / "pycriu")]
@@ -114,7 +130,9 @@ def _unpack(checkout: Path, pack: Path) -> Path:
 
 @contextlib.contextmanager
 def machine(place: Place) -> Iterator[None]:
-    """Lend the machine what the tests need of it: an init for sessions, and PIDs that are not used again soon."""
+    """Lend the machine what the tests need of it: an init for sessions, and PIDs that are not used
+    again soon.
+    """
     if os.geteuid():
         raise SystemExit("error: this must run as root")
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
@@ -125,7 +143,8 @@ def machine(place: Place) -> Iterator[None]:
         shutil.copy2(place.tools / "tini", TINI)
         TINI.chmod(0o755)
     before = PID_MAX.read_text()
-    # A restore needs the PIDs of the dump, which the tests beside it would take where numbers soon begin again.
+    # A restore needs the PIDs of the dump, which the tests beside it would take where numbers soon
+    # begin again.
     with contextlib.suppress(OSError):
         if int(before) < WIDE_PIDS:
             PID_MAX.write_text(str(WIDE_PIDS))

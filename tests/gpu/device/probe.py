@@ -1,4 +1,6 @@
-"""What limits the driver's copy of device memory to host memory: rates, page faults, CPU time, page sizes."""
+"""What limits the driver's copy of device memory to host memory: rates, page faults, CPU time, page
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ class _Holders:
             folder.mkdir()
             argv = [place.python, str(FOLDER / "hold.py"), str(folder), *arguments]
             with (folder / "output").open("wb") as log:
-                self.processes.append(subprocess.Popen(argv, env=self.home.environment(), stdout=log, stderr=log))
+                self.processes.append(
+                    subprocess.Popen(argv, env=self.home.environment(), stdout=log, stderr=log)
+                )
         self.pids = [process.pid for process in self.processes]
 
     def await_steps(self, more: int = 3) -> None:
@@ -123,7 +127,9 @@ class _Holders:
             wanted = len(lines(folder)) + more
             while len(lines(folder)) < wanted:
                 if process.poll() is not None or time.monotonic() > end:
-                    raise Failed((folder / "output").read_text(errors="replace")[-500:] or "no steps")
+                    raise Failed(
+                        (folder / "output").read_text(errors="replace")[-500:] or "no steps"
+                    )
                 time.sleep(0.05)
 
     def end(self) -> None:
@@ -154,7 +160,9 @@ def _measure(place: Place, driver: Driver, variant: Variant, gib: float) -> list
                 list(pool.map(driver.restore, holders.pids))
                 back = time.monotonic() - begun
                 list(pool.map(driver.unlock, holders.pids))
-            user, system, faults = (sum(b[i] - a[i] for a, b in zip(before, after, strict=True)) for i in range(3))
+            user, system, faults = (
+                sum(b[i] - a[i] for a, b in zip(before, after, strict=True)) for i in range(3)
+            )
             size = gib * (1 << 30)
             name = variant.name + (", again" if number else "")
             rates = f"{size / down / 1e9:.2f} | {size / back / 1e9:.2f}"

@@ -1,4 +1,6 @@
-"""A test program under criuctl or by itself, seen through the record that it keeps (`programs/steplog.py`)."""
+"""A test program under criuctl or by itself, seen through the record that it keeps
+(`programs/steplog.py`).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ TWIN_LIMIT = 4000  # steps that a twin takes ahead; a case that takes more has o
 
 @dataclass(frozen=True)
 class Program:
-    """A program and its arguments after the folder; `children` are subfolders with a record each."""
+    """A program and its arguments after the folder; `children` are subfolders with a record
+    each.
+    """
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -61,7 +65,8 @@ class Session:
         pids = ["--host-pids"] if host_pids else []
         argv = program.argv(home, self.folder)
         self.log = self.folder / "output"
-        # A shell of its own keeps what the program prints: the terminal of the session is not read by anything.
+        # A shell of its own keeps what the program prints: the terminal of the session is not read
+        # by anything.
         script = ["sh", "-c", f'exec "$@" >{self.log} 2>&1', "sh", *argv]
         home.must("run", "-d", "--name", name, *pids, "--", *script, env=dict(program.environment))
 
@@ -100,7 +105,9 @@ class Session:
 
 
 class Wait:
-    """Pauses while a session gets somewhere; fails when time is over, or when the program has gone."""
+    """Pauses while a session gets somewhere; fails when time is over, or when the program has
+    gone.
+    """
 
     def __init__(self, session: Session, timeout: float, failure: str) -> None:
         self.session, self.failure = session, failure
@@ -160,7 +167,9 @@ class Twin:
         """Compare every line; return how many steps are equal."""
         self.reach(max(len(lines(folder)) for folder in self.program.records(session.folder)))
         compared = 0
-        pairs = zip(self.program.records(session.folder), self.program.records(self.folder), strict=True)
+        pairs = zip(
+            self.program.records(session.folder), self.program.records(self.folder), strict=True
+        )
         for ours, theirs in pairs:
             seen, wanted = lines(ours), lines(theirs)
             for number, (one, other) in enumerate(zip(seen, wanted, strict=False)):

@@ -1,4 +1,5 @@
-"""What is written of a run: results.json with everything, RESULT.md for people, logs.txt of what failed.
+"""What is written of a run: results.json with everything, RESULT.md for people, logs.txt of what
+failed.
 
 All are written again after every case, so that a run that is stopped keeps what it had.
 """
@@ -109,7 +110,9 @@ def merge(files: list[Path], result: Path) -> None:
         told[key] = ", ".join(dict.fromkeys(run["environment"][key] for run in runs))
     devices = [device for run in runs for device in run["environment"]["devices"]]
     told["devices"] = list({device["uuid"]: device for device in devices}.values())
-    _put(result, markdown({"environment": told, "cases": list(cases.values()), "sections": sections}))
+    _put(
+        result, markdown({"environment": told, "cases": list(cases.values()), "sections": sections})
+    )
 
 
 def _put(path: Path, text: str) -> None:
@@ -121,12 +124,15 @@ def _put(path: Path, text: str) -> None:
 def markdown(data: dict[str, Any]) -> str:
     """The report for people."""
     told = data["environment"]
-    devices = [f"{d['name']}, {d['memory.total']}, driver {d['driver_version']}" for d in told["devices"]]
+    devices = [
+        f"{d['name']}, {d['memory.total']}, driver {d['driver_version']}" for d in told["devices"]
+    ]
     programs = ", ".join(f"{name} {version}" for name, version in told["programs"].items())
     out = [
         "# Real GPU programs under criuctl",
         "",
-        "Written by `scripts/gpu-test`; times are seconds, medians over the cycles. `GPU` are the driver's",
+        "Written by `scripts/gpu-test`; times are seconds, medians over the cycles. `GPU` are "
+        "the driver's",
         "calls, which are part of the commands' times; `MiB` is the memory that lay on the device.",
         "",
         f"- Date: {told['date']}",
@@ -167,7 +173,9 @@ def _cases(cases: list[dict[str, Any]]) -> list[str]:
         cells = [case["name"], case["about"], case["result"], str(case.get("cycles", ""))]
         operations = case.get("operations", [])
         for _, command, key in COLUMNS:
-            chosen = [o for o in operations if o["command"] == command and o["exit_code"] in {0, 11}]
+            chosen = [
+                o for o in operations if o["command"] == command and o["exit_code"] in {0, 11}
+            ]
             values = [o[key] / 1000 if key else o["seconds"] for o in chosen if not key or key in o]
             cells.append(f"{statistics.median(values):.2f}" if values else "")
         gpu = [o["gpu"] for o in operations if isinstance(o.get("gpu"), dict)]

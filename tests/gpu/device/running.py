@@ -45,7 +45,15 @@ def chosen(names: Sequence[str], *, gpu: bool) -> list[Case]:
     return [case for case in known.values() if gpu or not case.device]
 
 
-def run_cases(place: Place, report: Report, some: Sequence[Case], *, jobs: int, cycles: int | None, limit: float) -> int:
+def run_cases(
+    place: Place,
+    report: Report,
+    some: Sequence[Case],
+    *,
+    jobs: int,
+    cycles: int | None,
+    limit: float,
+) -> int:
     """Run them; return how many failed."""
     have = available(place)
     end = time.monotonic() + limit
@@ -142,7 +150,9 @@ def _log(home: Home) -> str:
         errors = [line for line in said if "Error" in line or "Warn" in line][:15]
         parts.append(f"--- {log.name}\n" + "\n".join([*errors, "...", *said[-40:]]))
     kernel = subprocess.run(["dmesg"], check=False, capture_output=True, text=True)
-    said = [line for line in kernel.stdout.splitlines() if any(w in line for w in ("NVRM", "segfault"))]
+    said = [
+        line for line in kernel.stdout.splitlines() if any(w in line for w in ("NVRM", "segfault"))
+    ]
     parts.append("--- kernel\n" + "\n".join(said[-10:]))
     for pid in home.processes()[:40]:
         with contextlib.suppress(OSError):

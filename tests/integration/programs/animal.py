@@ -1,7 +1,8 @@
-"""The protocol between a program of the zoo and its test (standard library only; see tests/support/zoo.py).
+"""The protocol between a program of the zoo and its test (standard library only; see
+tests/support/zoo.py).
 
-`serve` tells the test that the program's state is built, then waits, quietly, for SIGUSR1; each time the program's own check runs
-and its findings are written to ``report-<n>.json`` by one rename.
+`serve` tells the test that the program's state is built, then waits, quietly, for SIGUSR1; each
+time the program's own check runs and its findings are written to ``report-<n>.json`` by one rename.
 """
 
 from __future__ import annotations
@@ -81,7 +82,13 @@ def report(check: Callable[[Check], None]) -> None:
         check(found)
     except BaseException:
         found.failures.append(traceback.format_exc())
-    body = {"ok": not found.failures, "failures": found.failures, "number": _reports, "pid": os.getpid(), **found.facts}
+    body = {
+        "ok": not found.failures,
+        "failures": found.failures,
+        "number": _reports,
+        "pid": os.getpid(),
+        **found.facts,
+    }
     temporary = path(f".report-{os.getpid()}")
     with open(temporary, "w") as file:
         json.dump(body, file)
@@ -98,7 +105,8 @@ def ready() -> None:
 def serve(check: Callable[[Check], None]) -> None:
     """Say ready and answer SIGUSR1 for ever, keeping still in between.
 
-    It waits in read(2), which a freeze interrupts without a trace (sigwait would return and set errno: a page that differs).
+    It waits in read(2), which a freeze interrupts without a trace (sigwait would return and set
+    errno: a page that differs).
     """
     asked, asking = os.pipe()
     os.set_blocking(asking, False)

@@ -1,7 +1,7 @@
 """Servers without SO_REUSEADDR that close first, each time it is asked: ``brusque.py FOLDER``.
 
-The kernel keeps their ports from everybody for a minute after that (TIME_WAIT), or until a visitor who takes his time closes
-his end, too (FIN_WAIT2).
+The kernel keeps their ports from everybody for a minute after that (TIME_WAIT), or until a visitor
+who takes his time closes his end, too (FIN_WAIT2).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ for listening in (plain, both):
 
 
 def check(found: Check) -> None:
-    """A visitor is sent away over each family; what the slow ones were told is still there to be read."""
+    """A visitor is sent away over each family; what the slow ones were told is still there to be
+    read.
+    """
     for visitor in slow:
         found.equal("last words", visitor.recv(64, socket.MSG_PEEK), b"that was it")
     for listening, host in ((plain, "127.0.0.1"), (both, "127.0.0.1"), (both, "::1")):

@@ -1,8 +1,9 @@
-"""Unmodified redis-py: ``cache.py FOLDER quiet|busy PORT SOCKET_PATH``, numbers pushed on lists, one list for each connection.
+"""Unmodified redis-py: ``cache.py FOLDER quiet|busy PORT SOCKET_PATH``, numbers pushed on lists,
+one list for each connection.
 
-``quiet``: one push on each connection when asked.  ``busy``: threads push for ever.  A number counts as acknowledged when the
-push was answered; after a lost connection the last number is looked for before it is pushed again.  REDIS_SECRET is the
-password of the user ``app``.
+``quiet``: one push on each connection when asked.  ``busy``: threads push for ever.  A number
+counts as acknowledged when the push was answered; after a lost connection the last number is looked
+for before it is pushed again.  REDIS_SECRET is the password of the user ``app``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ THINKS, MOST = 0.02, 0.2  # seconds
 
 def client(**options: Any) -> Any:
     """A client that does not try again by itself: whether a push was done is for us to find out."""
-    return redis.Redis(host="127.0.0.1", port=port, retry=Retry(NoBackoff(), 0), decode_responses=True, **options)
+    return redis.Redis(
+        host="127.0.0.1", port=port, retry=Retry(NoBackoff(), 0), decode_responses=True, **options
+    )
 
 
 class Writer:
@@ -58,7 +61,8 @@ class Writer:
     def forever(self) -> None:
         """Under load; the first thing that goes wrong is told and ends it.
 
-        It thinks for longer than a push takes, however slow the machine is: most connections are idle at any moment.
+        It thinks for longer than a push takes, however slow the machine is: most connections are
+        idle at any moment.
         """
         while True:
             began = time.monotonic()
@@ -67,27 +71,44 @@ class Writer:
 
 
 class Waits:
-    """redis.asyncio, whose one connection hangs on an event loop's epoll, called as the others are."""
+    """redis.asyncio, whose one connection hangs on an event loop's epoll, called as the others
+    are.
+    """
 
     def __init__(self, **options: Any) -> None:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.client = redis.asyncio.Redis(retry=AsyncRetry(NoBackoff(), 0), decode_responses=True, **options)
+        self.client = redis.asyncio.Redis(
+            retry=AsyncRetry(NoBackoff(), 0), decode_responses=True, **options
+        )
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *words: asyncio.run_coroutine_threadsafe(self._call(name, *words), self.loop).result()
+        return lambda *words: asyncio.run_coroutine_threadsafe(
+            self._call(name, *words), self.loop
+        ).result()
 
     async def _call(self, name: str, *words: Any) -> Any:
         return await getattr(self.client, name)(*words)
 
 
 pool = redis.ConnectionPool(
-    host="127.0.0.1", port=port, protocol=2, db=2, retry=Retry(NoBackoff(), 0), decode_responses=True, client_name="pool"
+    host="127.0.0.1",
+    port=port,
+    protocol=2,
+    db=2,
+    retry=Retry(NoBackoff(), 0),
+    decode_responses=True,
+    client_name="pool",
 )
 writers = [
     Writer("single", client(protocol=2, db=1, client_name="single")),
     Writer("resp3", client(protocol=3, db=0, username="app", password=PASSWORD)),
-    Writer("unix", redis.Redis(unix_socket_path=unix, protocol=3, retry=Retry(NoBackoff(), 0), decode_responses=True)),
+    Writer(
+        "unix",
+        redis.Redis(
+            unix_socket_path=unix, protocol=3, retry=Retry(NoBackoff(), 0), decode_responses=True
+        ),
+    ),
     Writer("epoll", Waits(port=port, protocol=3, client_name="epoll")),
     *(Writer(f"pool{n}", redis.Redis(connection_pool=pool)) for n in range(2)),
 ]
@@ -112,7 +133,9 @@ if mode == "busy":
 
 
 def check(found: Check) -> None:
-    """Push once on every connection, if quiet; how far each has come, and how many connections were lost."""
+    """Push once on every connection, if quiet; how far each has come, and how many connections were
+    lost.
+    """
     if mode == "quiet":
         for writer in writers:
             writer.push()
@@ -120,7 +143,10 @@ def check(found: Check) -> None:
         done, lost = os.read(answers[0], 2)
         found.facts |= {"child": done, "child_lost": lost}
         found.facts["infos"] = {w.name: w.client.client_info() for w in writers}
-    found.facts |= {"last": {w.name: w.last for w in writers}, "lost": {w.name: w.lost for w in writers}}
+    found.facts |= {
+        "last": {w.name: w.last for w in writers},
+        "lost": {w.name: w.lost for w in writers},
+    }
 
 
 serve(check)

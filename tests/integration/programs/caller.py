@@ -1,9 +1,11 @@
-"""A client with many habits: ``caller.py FOLDER WAY KIND ADDRESS [COUNT]``; holds COUNT connections and says what they see.
+"""A client with many habits: ``caller.py FOLDER WAY KIND ADDRESS [COUNT]``; holds COUNT connections
+and says what they see.
 
-KIND is tcp, udp, unix, seqpacket or unix-dgram.  WAY is how it waits for answers: blocking (a thread for each connection
-sits in recv), select, epoll, shared (the descriptor, a duplicate of it and a child's copy take turns), late (reads only
-when asked to, until the end) or accept (it is the server at ADDRESS: reads its last client until the end, then takes the
-next).  Each question is one line, and a right answer is the same line.
+KIND is tcp, udp, unix, seqpacket or unix-dgram.  WAY is how it waits for answers: blocking (a
+thread for each connection sits in recv), select, epoll, shared (the descriptor, a duplicate of it
+and a child's copy take turns), late (reads only when asked to, until the end) or accept (it is the
+server at ADDRESS: reads its last client until the end, then takes the next).  Each question is one
+line, and a right answer is the same line.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ from animal import Check, serve
 
 way, kind, address = sys.argv[2:5]
 count = int(sys.argv[5]) if len(sys.argv) > 5 else 1
-KINDS = {"unix": socket.SOCK_STREAM, "seqpacket": socket.SOCK_SEQPACKET, "unix-dgram": socket.SOCK_DGRAM}
+KINDS = {
+    "unix": socket.SOCK_STREAM,
+    "seqpacket": socket.SOCK_SEQPACKET,
+    "unix-dgram": socket.SOCK_DGRAM,
+}
 
 
 def connect(address: str) -> socket.socket:
@@ -136,7 +142,9 @@ def inside() -> object:
     """What criuctl tells a restored process, by the module that is made for it."""
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location("inside", os.path.join(os.path.dirname(__file__), "../../../criuctl/inside.py"))
+    spec = importlib.util.spec_from_file_location(
+        "inside", os.path.join(os.path.dirname(__file__), "../../../criuctl/inside.py")
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -179,8 +187,14 @@ def check(found: Check) -> None:
     answer = f"question {asked_times}\n"
 
     def tells(event: str) -> bool:
-        """Whether nothing more is to come: who cannot send because it is hung up is still to read of it."""
-        return answer in event or event in ends or (event.endswith("Error") and event != "send BrokenPipeError")
+        """Whether nothing more is to come: who cannot send because it is hung up is still to read
+        of it.
+        """
+        return (
+            answer in event
+            or event in ends
+            or (event.endswith("Error") and event != "send BrokenPipeError")
+        )
 
     def settled() -> bool:
         return all(any(map(tells, events)) for events in seen)
@@ -190,7 +204,12 @@ def check(found: Check) -> None:
         events = [list(each) for each in seen]
     answered = sum(any(answer in s for s in each) for each in events)
     flags = {fcntl.fcntl(c, fcntl.F_GETFL) & os.O_NONBLOCK for c in connections}
-    found.facts |= {"answered": answered, "events": events[:3], "seconds": time.monotonic() - began, "nonblocking": sorted(flags)}
+    found.facts |= {
+        "answered": answered,
+        "events": events[:3],
+        "seconds": time.monotonic() - began,
+        "nonblocking": sorted(flags),
+    }
     if kind == "tcp":
         timeouts = {c.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for c in connections}
         delays = {c.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for c in connections}

@@ -1,4 +1,6 @@
-"""A multiplexer that reads all the time what a program in its terminal prints all the time: numbers, none out of its turn."""
+"""A multiplexer that reads all the time what a program in its terminal prints all the time:
+numbers, none out of its turn.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Has children that end at once, when it is asked: ``children.py FOLDER``; none may have the PID of an earlier one."""
+"""Has children that end at once, when it is asked: ``children.py FOLDER``; none may have the PID of
+an earlier one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""/dev/tty of terminals that are inside the tree: of a leader, of who follows it, of one that has left, and of one hung up."""
+"""/dev/tty of terminals that are inside the tree: of a leader, of who follows it, of one that has
+left, and of one hung up.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,20 @@ def act(line: socket.socket, tty: int) -> None:
     while what := line.recv(200).decode():
         try:
             if what == "read":
-                got = os.read(tty, 100).decode() if select.select([tty], [], [], 10.0)[0] else "nothing comes"
+                got = (
+                    os.read(tty, 100).decode()
+                    if select.select([tty], [], [], 10.0)[0]
+                    else "nothing comes"
+                )
             elif what == "state":
                 size = os.get_terminal_size(tty)
-                mode = fcntl.fcntl(tty, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_NONBLOCK | os.O_APPEND)
-                got = f"{size.columns}x{size.lines} {mode:o} {termios.tcgetattr(tty)[3] & termios.ECHO:o}"
+                mode = fcntl.fcntl(tty, fcntl.F_GETFL) & (
+                    os.O_ACCMODE | os.O_NONBLOCK | os.O_APPEND
+                )
+                got = (
+                    f"{size.columns}x{size.lines} {mode:o} "
+                    f"{termios.tcgetattr(tty)[3] & termios.ECHO:o}"
+                )
             elif what == "again":
                 os.close(os.open("/dev/tty", os.O_RDWR))
                 got = "mine" if os.tcgetpgrp(tty) == os.getpgrp() else "not mine"
@@ -56,8 +67,11 @@ def terminal(columns: int) -> tuple[int, str]:
     return master, name
 
 
-def start(name: str, flags: int, *, follow: int | None = None, leave: bool = False, lose: int = -1) -> tuple[Actor, Actor]:
-    """A session's leader on that terminal, and one more process of it, which opens it with the flags `follow`.
+def start(
+    name: str, flags: int, *, follow: int | None = None, leave: bool = False, lose: int = -1
+) -> tuple[Actor, Actor]:
+    """A session's leader on that terminal, and one more process of it, which opens it with the
+    flags `follow`.
 
     `leave`: it goes on in a session of its own; `lose`: the master, which it closes.
     """
@@ -106,9 +120,15 @@ told = 0
 def check(found: Check) -> None:
     global told
     found.equal("leader", leader.ask("state"), "71x20 2 10")
-    found.equal("follower", follower.ask("state"), f"71x20 {os.O_RDWR | os.O_NONBLOCK | os.O_APPEND:o} 10")
+    found.equal(
+        "follower", follower.ask("state"), f"71x20 {os.O_RDWR | os.O_NONBLOCK | os.O_APPEND:o} 10"
+    )
     found.equal("reader", reader.ask("state"), f"72x20 {os.O_NONBLOCK:o} 10")
-    found.equal("controls", [each.ask("again") for each in (leader, follower, left)], ["mine", "mine", "ENXIO"])
+    found.equal(
+        "controls",
+        [each.ask("again") for each in (leader, follower, left)],
+        ["mine", "mine", "ENXIO"],
+    )
     found.equal("one that left", left.ask("state"), "73x20 2 10")
     if not told:
         found.equal("typed", leader.ask("read"), "typed\n")
@@ -116,7 +136,11 @@ def check(found: Check) -> None:
         found.equal("half a line", follower.ask("read"), "half a line\n")
         os.read(first, 1000)
     told += 1
-    for name, actor, master in (("leader", leader, first), ("follower", follower, first), ("one that left", left, third)):
+    for name, actor, master in (
+        ("leader", leader, first),
+        ("follower", follower, first),
+        ("one that left", left, third),
+    ):
         found.equal(f"{name} prints", actor.ask(name), str(len(name)))
         found.equal(f"{name} printed", os.read(master, 100), name.encode())
     found.equal("a reader only", reader.ask("prints"), "EBADF")

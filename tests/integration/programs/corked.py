@@ -1,8 +1,9 @@
-"""Has a datagram in the making (UDP_CORK), which CRIU refuses, from one SIGUSR2 to the next: ``corked.py FOLDER [PORT]``.
+"""Has a datagram in the making (UDP_CORK), which CRIU refuses, from one SIGUSR2 to the next:
+``corked.py FOLDER [PORT]``.
 
-That is the second child, and there is a file ``corked`` meanwhile.  CRIU saves before that a child which may end, and the parent
-with what a dump takes besides: memory, a line that is half typed on a terminal inside of the tree, and TCP connections, one of
-them to PORT.
+That is the second child, and there is a file ``corked`` meanwhile.  CRIU saves before that a child
+which may end, and the parent with what a dump takes besides: memory, a line that is half typed on a
+terminal inside of the tree, and TCP connections, one of them to PORT.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ if os.fork() == 0:
 
 memory = pattern(3 << 20)
 master, unnamed = os.openpty()
-slave = os.open(os.ttyname(unnamed), os.O_RDWR | os.O_NOCTTY)  # its flags are the same after a restore
+# its flags are the same after a restore
+slave = os.open(os.ttyname(unnamed), os.O_RDWR | os.O_NOCTTY)
 os.close(unnamed)
 os.write(master, b"half a line")
 listening = socket.create_server(("127.0.0.1", 0))

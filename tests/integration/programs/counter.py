@@ -1,4 +1,6 @@
-"""The smallest tree worth keeping: a counter, some megabytes, a child, a thread. Arguments: MiB of memory, default 4."""
+"""The smallest tree worth keeping: a counter, some megabytes, a child, a thread. Arguments: MiB of
+memory, default 4.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ def check(found: Check) -> None:
     found.equal("the child's count", int.from_bytes(os.read(answer_read, 4), "big"), counter)
     found.equal("memory", hashlib.sha256(b"".join(heap)).hexdigest(), wanted)
     os.write(log, b"%d\n" % counter)
-    found.facts |= {"counter": counter, "digest": wanted, "heap": hashlib.sha256(b"".join(heap)).hexdigest()}
+    found.facts |= {
+        "counter": counter,
+        "digest": wanted,
+        "heap": hashlib.sha256(b"".join(heap)).hexdigest(),
+    }
 
 
 serve(check)

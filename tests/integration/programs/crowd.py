@@ -1,4 +1,6 @@
-"""More processes than a program may usually have descriptors open, when the limit is set low for it."""
+"""More processes than a program may usually have descriptors open, when the limit is set low for
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ for _ in range(160):
 
 
 def check(found: Check) -> None:
-    theirs = {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+    theirs = {
+        int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    }
     found.equal("children", theirs, set(children))
 
 

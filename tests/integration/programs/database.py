@@ -25,12 +25,22 @@ def check(found: Check) -> None:
     global left
     for mode, connection in connections.items():
         if left:
-            found.equal(f"{mode}: rows inside the transaction", connection.execute("SELECT n FROM t").fetchall(), [(1,), (2,)])
+            found.equal(
+                f"{mode}: rows inside the transaction",
+                connection.execute("SELECT n FROM t").fetchall(),
+                [(1,), (2,)],
+            )
             connection.execute("INSERT INTO t VALUES (3)")
             connection.execute("COMMIT")
         other = sqlite3.connect(path(f"{mode}.db"), timeout=0)
-        found.equal(f"{mode}: rows for everybody", other.execute("SELECT n FROM t").fetchall(), [(1,), (2,), (3,)])
-        found.equal(f"{mode}: integrity", other.execute("PRAGMA integrity_check").fetchall(), [("ok",)])
+        found.equal(
+            f"{mode}: rows for everybody",
+            other.execute("SELECT n FROM t").fetchall(),
+            [(1,), (2,), (3,)],
+        )
+        found.equal(
+            f"{mode}: integrity", other.execute("PRAGMA integrity_check").fetchall(), [("ok",)]
+        )
         other.close()
     left = False
 

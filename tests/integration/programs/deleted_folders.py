@@ -136,7 +136,10 @@ def check(found: Check) -> None:
     groups: dict[int, set[int]] = {}
     for fd, inode in inodes.items():
         groups.setdefault(inode, set()).add(os.fstat(fd).st_ino)
-    found.true("descriptors of one folder are of one folder", all(len(group) == 1 for group in groups.values()))
+    found.true(
+        "descriptors of one folder are of one folder",
+        all(len(group) == 1 for group in groups.values()),
+    )
     found.equal("different folders", len(set().union(*groups.values())), len(groups))
     if WHICH == "cwd":
         found.equal("working folder", (os.stat(".").st_nlink, os.listdir(".")), (0, []))

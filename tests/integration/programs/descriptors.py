@@ -13,7 +13,8 @@ soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 limits = (max(soft, min(2 * COUNT, hard)), hard)
 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 pipes = [os.pipe() for _ in range(COUNT // 2)]
-for _one, other in pipes:  # the kernel counts all pipes of a user together: leave room for those of other tests
+# the kernel counts all pipes of a user together: leave room for those of other tests
+for _one, other in pipes:
     fcntl.fcntl(other, fcntl.F_SETPIPE_SZ, 4096)
 
 

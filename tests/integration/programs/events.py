@@ -1,4 +1,6 @@
-"""Readiness and time: epoll (level, edge, one-shot), eventfd, timerfd, signalfd with a pending signal, inotify, itimer, pidfd."""
+"""Readiness and time: epoll (level, edge, one-shot), eventfd, timerfd, signalfd with a pending
+signal, inotify, itimer, pidfd.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ if os.fork() == 0:
 
 def timer(first: float, interval: float) -> int:
     fd = libc.timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)
-    setting = struct.pack("qqqq", int(interval), int(interval % 1 * 1e9), int(first), int(first % 1 * 1e9))
+    setting = struct.pack(
+        "qqqq", int(interval), int(interval % 1 * 1e9), int(first), int(first % 1 * 1e9)
+    )
     libc.timerfd_settime(fd, 0, setting, None)
     return int(fd)
 
@@ -79,11 +83,16 @@ def check(found: Check) -> None:
     libc.timerfd_gettime(disarmed, remaining)
     found.equal("disarmed timer", remaining.raw, bytes(32))
     real, virtual = signal.getitimer(signal.ITIMER_REAL), signal.getitimer(signal.ITIMER_VIRTUAL)
-    found.true(f"itimers: {real} {virtual}", 2000 < real[0] <= 3000 and real[1] == 7 and 2900 < virtual[0] <= 3001)
+    found.true(
+        f"itimers: {real} {virtual}",
+        2000 < real[0] <= 3000 and real[1] == 7 and 2900 < virtual[0] <= 3001,
+    )
     with open(path(f"watched/{asked}"), "w"):
         pass
     event = os.read(watch, 4096)
-    found.equal("inotify", (struct.unpack("i", event[:4])[0], event[16:].rstrip(b"\0")), (wd, b"%d" % asked))
+    found.equal(
+        "inotify", (struct.unpack("i", event[:4])[0], event[16:].rstrip(b"\0")), (wd, b"%d" % asked)
+    )
     os.write(edge_write, b"e")
     found.true("edge", edge_read in {fd for fd, _ in poll.poll(1)})
     found.true("edge only once", edge_read not in {fd for fd, _ in poll.poll(1)})

@@ -1,6 +1,8 @@
-"""Internet sockets of every kind, with every option that the kernel takes set to another value than a new socket has.
+"""Internet sockets of every kind, with every option that the kernel takes set to another value than
+a new socket has.
 
-Nothing is listed here but what is left out: numbers are tried one by one, so that a newer kernel's options are tried as well.
+Nothing is listed here but what is left out: numbers are tried one by one, so that a newer kernel's
+options are tried as well.
 """
 
 from __future__ import annotations
@@ -86,7 +88,11 @@ def settings(sock: socket.socket) -> dict[tuple[int, int], bytes]:
 
 def make(kind: str, family: int) -> socket.socket:
     """A new one."""
-    types = {"tcp": (socket.SOCK_STREAM, 0), "udp": (socket.SOCK_DGRAM, 0), "raw": (socket.SOCK_RAW, 200)}
+    types = {
+        "tcp": (socket.SOCK_STREAM, 0),
+        "udp": (socket.SOCK_DGRAM, 0),
+        "raw": (socket.SOCK_RAW, 200),
+    }
     return socket.socket(family, *types[kind])
 
 
@@ -136,7 +142,9 @@ def check(found: Check) -> None:
     for name, sock, before in made:
         after = settings(sock)
         for key, value in before.items():
-            if after.get(key) != value and not (name.endswith(("pair", "addressed")) and key in OF_A_CONNECTION):
+            if after.get(key) != value and not (
+                name.endswith(("pair", "addressed")) and key in OF_A_CONNECTION
+            ):
                 found.equal(f"{name}: {key}", after.get(key, b"").hex(), value.hex())
 
 

@@ -1,4 +1,6 @@
-"""Processes: groups, sessions, a stopped job, a background job, threads, a zombie, an orphan adopted by a subreaper root."""
+"""Processes: groups, sessions, a stopped job, a background job, threads, a zombie, an orphan
+adopted by a subreaper root.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,12 @@ libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 answers_read, answers_write = os.pipe()
 
 
-def talker(name: str, *, group: bool = False, session: bool = False, threads: int = 0) -> tuple[int, int]:
-    """A child that answers each byte on its pipe with its name, PID, group and session; its PID and the pipe."""
+def talker(
+    name: str, *, group: bool = False, session: bool = False, threads: int = 0
+) -> tuple[int, int]:
+    """A child that answers each byte on its pipe with its name, PID, group and session; its PID and
+    the pipe.
+    """
     commands_read, commands_write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -57,7 +63,8 @@ stopped, stopped_pipe = talker("stopped", group=True)
 os.kill(stopped, signal.SIGSTOP)
 os.waitpid(stopped, os.WUNTRACED)
 
-# A whole pipeline of three in one group whose leader ended and was reaped: the group's id belongs to no process any more.
+# A whole pipeline of three in one group whose leader ended and was reaped: the group's id belongs
+# to no process any more.
 leaderless_read, leaderless_write = os.pipe()
 leader = os.fork()
 if leader == 0:
@@ -115,8 +122,14 @@ def check(found: Check) -> None:
     me = os.getpid()
     found.equal("own session and group", (os.getsid(0), os.getpgid(0)), (own_session, own_group))
     found.equal("plain child", ask(plain_pipe), f"plain {plain} {own_group} {own_session} {me} 6")
-    found.equal("background job", ask(background_pipe), f"background {background} {background} {own_session} {me} 1")
-    found.equal("session leader", ask(session_pipe), f"session {session} {session} {session} {me} 3")
+    found.equal(
+        "background job",
+        ask(background_pipe),
+        f"background {background} {background} {own_session} {me} 1",
+    )
+    found.equal(
+        "session leader", ask(session_pipe), f"session {session} {session} {session} {me} 3"
+    )
     found.equal("the group without its leader", os.getpgid(member), leader)
     found.equal("the orphans' parent", (parent_of(member), parent_of(daemon)), (me, me))
     found.equal("the daemon's session", os.getsid(daemon), middle)
@@ -130,7 +143,9 @@ def check(found: Check) -> None:
         codes = {pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in zombies}
         found.equal("zombies", codes, zombies)
         os.kill(stopped, signal.SIGCONT)
-        found.equal("continued job", ask(stopped_pipe), f"stopped {stopped} {stopped} {own_session} {me} 1")
+        found.equal(
+            "continued job", ask(stopped_pipe), f"stopped {stopped} {stopped} {own_session} {me} 1"
+        )
         orphan = os.fork()
         if orphan == 0:
             if os.fork() == 0:
@@ -138,7 +153,11 @@ def check(found: Check) -> None:
                 os._exit(9)
             os._exit(0)
         os.waitpid(orphan, 0)
-        found.equal("a new orphan comes to the subreaper", os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]), 9)
+        found.equal(
+            "a new orphan comes to the subreaper",
+            os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]),
+            9,
+        )
 
 
 serve(check)

@@ -1,4 +1,6 @@
-"""Files: offsets, appending, shared offsets, deleted, renamed, directories, devices. Argument: MiB of the deleted file."""
+"""Files: offsets, appending, shared offsets, deleted, renamed, directories, devices. Argument: MiB
+of the deleted file.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def check(found: Check) -> None:
     global position, lines
     found.equal("shared offset, mine", os.read(number, 10), content[position : position + 10])
     os.write(go_write, b"?")
-    found.equal("shared offset, the child's", os.read(told_read, 10), content[position + 10 : position + 20])
+    found.equal(
+        "shared offset, the child's", os.read(told_read, 10), content[position + 10 : position + 20]
+    )
     position += 20
     lines += 1
     os.write(log, b"line %d\n" % lines)
@@ -86,7 +90,11 @@ def check(found: Check) -> None:
     os.pwrite(deleted, big[:1], 0)
     found.equal("deleted file's mode", oct(os.fstat(deleted).st_mode & 0o777), oct(0o640))
     found.equal("links of the deleted file", os.fstat(deleted).st_nlink, 0)
-    found.equal("sparse deleted file", (os.pread(sparse, 3, 64 << 20), os.fstat(sparse).st_blocks < 64), (b"end", True))
+    found.equal(
+        "sparse deleted file",
+        (os.pread(sparse, 3, 64 << 20), os.fstat(sparse).st_blocks < 64),
+        (b"end", True),
+    )
     found.equal("file with another name", os.pread(linked, 64, 0), b"I have another name")
     with open(path("other-name"), "rb") as file:
         found.equal("its other name", file.read(), b"I have another name")
@@ -98,7 +106,11 @@ def check(found: Check) -> None:
     found.equal("renamed file", os.readlink(f"/proc/self/fd/{renamed}"), path("after"))
     found.true("folder", "book" in os.listdir(folder))
     found.equal("a place", os.readlink(f"/proc/self/fd/{place}"), path("empty"))
-    found.equal("devices", (os.read(zero, 4), os.write(null, b"x"), len(os.read(random, 8))), (bytes(4), 1, 8))
+    found.equal(
+        "devices",
+        (os.read(zero, 4), os.write(null, b"x"), len(os.read(random, 8))),
+        (bytes(4), 1, 8),
+    )
     found.true("proc", os.pread(proc, 64, 0).startswith(b"Name:"))
     found.equal("through a link", os.pread(through_link, 10, 0), content[:10])
     unflushed.flush()

@@ -1,4 +1,6 @@
-"""Terminals inside the tree that control more than a session's leader: what is theirs beside what `controlled` looks at."""
+"""Terminals inside the tree that control more than a session's leader: what is theirs beside what
+`controlled` looks at.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def terminal() -> tuple[int, int]:
 
 
 def follow(slave: int) -> list[int]:
-    """A session's leader on that terminal, and one more process of it: they only wait, and no one else has masters."""
+    """A session's leader on that terminal, and one more process of it: they only wait, and no one
+    else has masters.
+    """
     line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         os.setsid()
@@ -72,7 +76,9 @@ for fd, number in ((driven, signal.SIGRTMIN), (driven_slave, signal.SIGRTMIN + 1
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, F_SETSIG, number)
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_RDWR | os.O_ASYNC | os.O_NONBLOCK)
-followed = {slave: follow(slave) for slave in (packets_slave, granted_slave, taken_slave, driven_slave)}
+followed = {
+    slave: follow(slave) for slave in (packets_slave, granted_slave, taken_slave, driven_slave)
+}
 fcntl.ioctl(taken_slave, termios.TIOCEXCL)
 left, left_slave = terminal()
 leaving = follow(left_slave)
@@ -101,14 +107,21 @@ def end_of(master: int) -> bytes | str:
 def check(found: Check) -> None:
     global asked
     for slave, pids in followed.items():
-        found.equal(f"{slave} controls", [controlling(pid) for pid in pids], [os.fstat(slave).st_rdev] * 2)
+        found.equal(
+            f"{slave} controls", [controlling(pid) for pid in pids], [os.fstat(slave).st_rdev] * 2
+        )
     found.true("it reads packets", struct.unpack("i", fcntl.ioctl(packets, TIOCGPKT, bytes(4)))[0])
     found.equal("packets of nobody", select.select([packets], [], [], 0.1)[0], [])
     os.write(packets_slave, b"x")
     found.equal("a packet", os.read(packets, 100), b"\0x")
     status = os.fstat(granted_slave)
-    found.equal("its node", (oct(status.st_mode), status.st_uid, status.st_gid), ("0o20622", 1234, 5))
-    exclusive = [struct.unpack("i", fcntl.ioctl(fd, TIOCGEXCL, bytes(4)))[0] for fd in (taken_slave, taken, granted_slave)]
+    found.equal(
+        "its node", (oct(status.st_mode), status.st_uid, status.st_gid), ("0o20622", 1234, 5)
+    )
+    exclusive = [
+        struct.unpack("i", fcntl.ioctl(fd, TIOCGEXCL, bytes(4)))[0]
+        for fd in (taken_slave, taken, granted_slave)
+    ]
     found.equal("exclusive", exclusive, [1, 0, 0])
     for name, fd, other, number in (
         ("master", driven, driven_slave, signal.SIGRTMIN),
@@ -131,7 +144,8 @@ def check(found: Check) -> None:
             os.waitpid(pid, 0)
     asked += 1
     found.facts["terminals"] = [
-        struct.unpack("I", fcntl.ioctl(master, TIOCGPTN, bytes(4)))[0] for master in (packets, granted, taken, driven, left)
+        struct.unpack("I", fcntl.ioctl(master, TIOCGPTN, bytes(4)))[0]
+        for master in (packets, granted, taken, driven, left)
     ]
 
 

@@ -1,6 +1,8 @@
-"""One file under several names.  Arguments, NAME:HOW: each name is opened to read, write (at an offset) or append.
+"""One file under several names.  Arguments, NAME:HOW: each name is opened to read, write (at an
+offset) or append.
 
-Those that begin with a minus sign are deleted then.  HOW none: the name is only there; map: it is mapped, shared, and closed.
+Those that begin with a minus sign are deleted then.  HOW none: the name is only there; map: it is
+mapped, shared, and closed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Waits in poll(2) for ever, until a handler interrupts it: ``interruptible.py FOLDER`` writes each return to ``returns``."""
+"""Waits in poll(2) for ever, until a handler interrupts it: ``interruptible.py FOLDER`` writes each
+return to ``returns``.
+"""
 
 from __future__ import annotations
 

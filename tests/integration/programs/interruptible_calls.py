@@ -1,6 +1,8 @@
-"""Children that wait for ever, each in another system call; what one returns is written to ``returns``.
+"""Children that wait for ever, each in another system call; what one returns is written to
+``returns``.
 
-SIGUSR2 has a handler that interrupts every call, but those whose name ends with "again": there it lets them go on.
+SIGUSR2 has a handler that interrupts every call, but those whose name ends with "again": there it
+lets them go on.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ for name, enter in CALLS.items():
 
 def waits(child: int) -> bool:
     with open(f"/proc/{child}/stat") as stat, open(f"/proc/{child}/syscall") as now:
-        return stat.read().rpartition(")")[2].split()[0] == "S" and not now.read().startswith("running")
+        return stat.read().rpartition(")")[2].split()[0] == "S" and not now.read().startswith(
+            "running"
+        )
 
 
 while not all(waits(child) for child in children):

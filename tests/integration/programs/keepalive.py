@@ -1,4 +1,6 @@
-"""Clients without a session at the server: ``keepalive.py FOLDER HTTP_PORT CACHE_PORT``: http.client, urllib3, memcached."""
+"""Clients without a session at the server: ``keepalive.py FOLDER HTTP_PORT CACHE_PORT``:
+http.client, urllib3, memcached.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def check(found: Check) -> None:
     found.equal("urllib3", pool.request("GET", f"/pool/{count}").data, b"/pool/%d" % count)
     cache.sendall(b"set k 0 0 %d\r\n%d\r\nget k\r\n" % (len(str(count)), count))
     answer = [lines.readline() for _ in range(4)]
-    found.equal("memcached", answer, [b"STORED\r\n", b"VALUE k 0 %d\r\n" % len(str(count)), b"%d\r\n" % count, b"END\r\n"])
+    found.equal(
+        "memcached",
+        answer,
+        [b"STORED\r\n", b"VALUE k 0 %d\r\n" % len(str(count)), b"%d\r\n" % count, b"END\r\n"],
+    )
     found.facts["connections"] = pool.num_connections
 
 

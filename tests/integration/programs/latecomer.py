@@ -1,4 +1,6 @@
-"""Connects to itself when it is first asked, and talks over that connection each time: ``latecomer.py FOLDER``."""
+"""Connects to itself when it is first asked, and talks over that connection each time:
+``latecomer.py FOLDER``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ told = 0
 
 
 def check(found: Check) -> None:
-    """A word goes one way at once, and the word before it has waited in the queue since the last time."""
+    """A word goes one way at once, and the word before it has waited in the queue since the last
+    time.
+    """
     global told
     if not ends:
         ends.append(socket.create_connection(listening.getsockname()))

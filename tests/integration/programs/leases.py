@@ -1,4 +1,6 @@
-"""Files with leases (fcntl F_SETLEASE), as file servers hold them: whoever opens one of them breaks it, and ends the program."""
+"""Files with leases (fcntl F_SETLEASE), as file servers hold them: whoever opens one of them breaks
+it, and ends the program.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,11 @@ import os
 
 from animal import Check, path, serve
 
-WANTED = {"read": (os.O_RDONLY, fcntl.F_RDLCK), "both": (os.O_RDWR, fcntl.F_WRLCK), "written": (os.O_WRONLY, fcntl.F_WRLCK)}
+WANTED = {
+    "read": (os.O_RDONLY, fcntl.F_RDLCK),
+    "both": (os.O_RDWR, fcntl.F_WRLCK),
+    "written": (os.O_WRONLY, fcntl.F_WRLCK),
+}
 CONTENT = b"nobody else has this open\n"
 
 files = {}

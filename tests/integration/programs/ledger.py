@@ -1,4 +1,6 @@
-"""A file that is written to, not appended to, by two who share the offset, and one that is only mapped."""
+"""A file that is written to, not appended to, by two who share the offset, and one that is only
+mapped.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def check(found: Check) -> None:
     memory[:8] = count.to_bytes(8, "little")
     with open(path("mapped"), "ab") as file:  # it has another size now
         file.write(b"more")
-    found.equal("what was written", os.pread(ledger, 4096, 0), b"".join(b"line %d\n" % n for n in range(1, count + 1)))
+    found.equal(
+        "what was written",
+        os.pread(ledger, 4096, 0),
+        b"".join(b"line %d\n" % n for n in range(1, count + 1)),
+    )
     found.equal("the other's file", os.fstat(other).st_ino, os.fstat(ledger).st_ino)
     found.facts |= {"inode": os.fstat(ledger).st_ino, "count": int.from_bytes(memory[:8], "little")}
 

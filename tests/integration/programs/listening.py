@@ -1,7 +1,9 @@
-"""A server of unix sockets: ``listening.py FOLDER KIND:NAME...``, kinds stream, seqpacket, dgram, abstract and deleted.
+"""A server of unix sockets: ``listening.py FOLDER KIND:NAME...``, kinds stream, seqpacket, dgram,
+abstract and deleted.
 
-Whoever has to do with it sends a word; a check tells which words have come where, and tries each name as a client of its own.
-When there is a file ``remove``, it removes its sockets' files first, as servers do that end.
+Whoever has to do with it sends a word; a check tells which words have come where, and tries each
+name as a client of its own.  When there is a file ``remove``, it removes its sockets' files first,
+as servers do that end.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def heard(sock: socket.socket) -> list[str]:
 
 def check(found: Check) -> None:
     found.facts["heard"] = {name: heard(sock) for name, (_, sock) in sockets.items()}
-    found.facts["names"] = {name: sock.getsockname() for name, (kind, sock) in sockets.items() if kind != "abstract"}
+    found.facts["names"] = {
+        name: sock.getsockname() for name, (kind, sock) in sockets.items() if kind != "abstract"
+    }
     if os.path.exists(path("remove")):
         found.facts["removed"] = []
         for name in sockets:

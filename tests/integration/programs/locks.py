@@ -1,4 +1,6 @@
-"""Every kind of file lock: flock (shared, exclusive), fcntl ranges, open-file-description locks, each still held afterwards."""
+"""Every kind of file lock: flock (shared, exclusive), fcntl ranges, open-file-description locks,
+each still held afterwards.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ fcntl.fcntl(description, F_OFD_SETLK, flock(fcntl.F_WRLCK, 10, 20))
 inherited = os.dup(exclusive)
 go_read, go_write = os.pipe()
 locked_read, locked_write = os.pipe()
-if os.fork() == 0:  # shares the flock's open file description, and has locked what its parent has opened
+# shares the flock's open file description, and has locked what its parent has opened
+if os.fork() == 0:
     fcntl.lockf(childs, fcntl.LOCK_EX, 20, 7)
     fcntl.lockf(childs, fcntl.LOCK_SH, 0, 500)
     os.write(locked_write, b"x")
@@ -54,15 +57,27 @@ def refused(action: str) -> bool:
             elif action == "shared":
                 fcntl.flock(os.open(path("shared"), os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
             elif action == "range":
-                fcntl.lockf(os.open(path("ranges"), os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 99)
+                fcntl.lockf(
+                    os.open(path("ranges"), os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 99
+                )
             elif action == "child's":
-                fcntl.lockf(os.open(path("childs"), os.O_RDWR), fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 26)
+                fcntl.lockf(
+                    os.open(path("childs"), os.O_RDWR), fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 26
+                )
             elif action == "child's, to the end":
-                fcntl.lockf(os.open(path("childs"), os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1 << 40)
+                fcntl.lockf(
+                    os.open(path("childs"), os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1 << 40
+                )
             elif action == "read range":
-                fcntl.lockf(os.open(path("ranges"), os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 549)
+                fcntl.lockf(
+                    os.open(path("ranges"), os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 549
+                )
             else:
-                fcntl.fcntl(os.open(path("description"), os.O_RDWR), F_OFD_SETLK, flock(fcntl.F_RDLCK, 29, 1))
+                fcntl.fcntl(
+                    os.open(path("description"), os.O_RDWR),
+                    F_OFD_SETLK,
+                    flock(fcntl.F_RDLCK, 29, 1),
+                )
         except OSError:
             code = 1
         os._exit(code)
@@ -70,7 +85,15 @@ def refused(action: str) -> bool:
 
 
 def check(found: Check) -> None:
-    for action in ("exclusive", "shared", "range", "read range", "description", "child's", "child's, to the end"):
+    for action in (
+        "exclusive",
+        "shared",
+        "range",
+        "read range",
+        "description",
+        "child's",
+        "child's, to the end",
+    ):
         found.true(f"{action} lock is held", refused(action))
     pid = os.fork()
     if pid == 0:  # what is outside the ranges is free

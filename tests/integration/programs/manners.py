@@ -1,4 +1,6 @@
-"""How the kernel serves threads: priority of input and output, slack of timers, personality; and what a core dump holds."""
+"""How the kernel serves threads: priority of input and output, slack of timers, personality; and
+what a core dump holds.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from pathlib import Path
 
 from animal import Check, libc, serve
 
-IOPRIO_SET, IOPRIO_GET, WHO_PROCESS = (251, 252, 1) if os.uname().machine == "x86_64" else (30, 31, 1)
+IOPRIO_SET, IOPRIO_GET, WHO_PROCESS = (
+    (251, 252, 1) if os.uname().machine == "x86_64" else (30, 31, 1)
+)
 BEST_EFFORT, IDLE = 2 << 13, 3 << 13
 PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30
 ADDR_NO_RANDOMIZE, UNAME26 = 0x0040000, 0x0020000
@@ -28,7 +32,11 @@ def take(priority: int, slack: int, personality: int) -> None:
 def have() -> Manners:
     """Of the calling thread."""
     priority = libc.syscall(IOPRIO_GET, WHO_PROCESS, 0)
-    return (priority if priority >> 13 else 0, libc.prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0), libc.personality(ASK))
+    return (
+        priority if priority >> 13 else 0,
+        libc.prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0),
+        libc.personality(ASK),
+    )
 
 
 asked, answered = threading.Event(), threading.Event()

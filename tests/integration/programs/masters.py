@@ -1,4 +1,6 @@
-"""Masters of terminals, and what was printed on these and not read yet, whether or not somebody has them open."""
+"""Masters of terminals, and what was printed on these and not read yet, whether or not somebody has
+them open.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def check(found: Check) -> None:
         found.true("held up", read(held, 23) == b"before it was held up\r\n")
         found.true("closed", read(closed, 12) == b"last words\r\n")
     found.true("stopped still", not select.select([], [stopped_slave], [], 0)[1])
-    found.true("all read", not select.select([few, many, packets, stopped, held, fresh], [], [], 0)[0])
+    found.true(
+        "all read", not select.select([few, many, packets, stopped, held, fresh], [], [], 0)[0]
+    )
     found.true("closed, then the end", ended(closed))
     found.true("closed long ago", ended(done))
     found.true("not opened yet", not ended(fresh))

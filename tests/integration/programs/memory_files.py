@@ -1,4 +1,6 @@
-"""Memory files (memfd_create) with seals, mapped in every way. Arguments: which, and for some the descriptor of a program."""
+"""Memory files (memfd_create) with seals, mapped in every way. Arguments: which, and for some the
+descriptor of a program.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,20 @@ PAGE = 4096
 READ, EXECUTE = mmap.PROT_READ, mmap.PROT_EXEC
 CONTENT = pattern(5 * PAGE, 3)
 libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
 libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 WHICH = sys.argv[2]
 files: dict[int, tuple[bytes, int]] = {}  # descriptor -> contents, seals
-shown: list[tuple[int, bytes, bool]] = []  # address of a shared mapping, contents, whether it may become writable
+# address of a shared mapping, contents, whether it may become writable
+shown: list[tuple[int, bytes, bool]] = []
 
 
 def file(name: str, flags: int = ALLOW, content: bytes = CONTENT) -> int:
@@ -102,7 +112,8 @@ match WHICH:
         ctypes.memmove(address, b"mine", 4)
         shown[-1] = (address, b"mine" + CONTENT[4:], True)
     case "code":
-        fd = file("code", content=b"\xb8\x2a\x00\x00\x00\xc3".ljust(PAGE, b"\x90"))  # mov $42,%eax; ret
+        # mov $42,%eax; ret
+        fd = file("code", content=b"\xb8\x2a\x00\x00\x00\xc3".ljust(PAGE, b"\x90"))
         seal(fd, SEAL | SHRINK | GROW | WRITE)
         show(fd, READ | EXECUTE, mmap.MAP_PRIVATE, writable=True)
         show(fd, READ | EXECUTE)
@@ -112,7 +123,9 @@ match WHICH:
         os.pwrite(fd, b"end", (1 << 30) - 3)
         os.pwrite(fd, b"middle", 123 << 20)
         seal(fd, SEAL | SHRINK | GROW | WRITE)
-        shown.append((libc.mmap(None, 1 << 30, READ, mmap.MAP_SHARED, fd, 0) + (123 << 20), b"middle", False))
+        shown.append(
+            (libc.mmap(None, 1 << 30, READ, mmap.MAP_SHARED, fd, 0) + (123 << 20), b"middle", False)
+        )
     case "unmapped":
         seal(file("whole"), SEAL | SHRINK | GROW | WRITE)
         seal(file("empty", content=b""), SHRINK | GROW | WRITE)
@@ -147,7 +160,9 @@ match WHICH:
 
 def check(found: Check) -> None:
     for fd, (content, seals) in files.items():
-        found.equal("contents", os.pread(fd, len(content) + 1, 0) if WHICH != "holes" else content, content)
+        found.equal(
+            "contents", os.pread(fd, len(content) + 1, 0) if WHICH != "holes" else content, content
+        )
         if seals or WHICH == "unmapped":
             found.equal("seals", fcntl.fcntl(fd, F_GET_SEALS), seals)
         for bit, name, act in (
@@ -166,10 +181,18 @@ def check(found: Check) -> None:
         found.equal("mapped", ctypes.string_at(address, len(content)), content)
         page = address & -PAGE
         prot = READ | mmap.PROT_WRITE
-        now = next(line.split()[1] for line in lines if page in range(*(int(part, 16) for part in line.split()[0].split("-"))))
+        now = next(
+            line.split()[1]
+            for line in lines
+            if page in range(*(int(part, 16) for part in line.split()[0].split("-")))
+        )
         became = libc.mprotect(page, PAGE, prot) == 0
         found.equal(f"whether {page:x} ({now}) can be made writable", became, writable)
-        libc.mprotect(page, PAGE, sum(bit for letter, bit in zip("rwx", (1, 2, 4), strict=True) if letter in now[:3]))
+        libc.mprotect(
+            page,
+            PAGE,
+            sum(bit for letter, bit in zip("rwx", (1, 2, 4), strict=True) if letter in now[:3]),
+        )
     if WHICH == "code":
         for address, _, _ in shown:
             found.equal("the code", ctypes.CFUNCTYPE(ctypes.c_int)(address)(), 42)

@@ -1,4 +1,6 @@
-"""Anonymous shared memory that is open as a file, through ``map_files``; one that is still mapped, one that is not."""
+"""Anonymous shared memory that is open as a file, through ``map_files``; one that is still mapped,
+one that is not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Socket options that CRIU does not save: of a listener, of a connection inside, of datagram sockets; multicast groups."""
+"""Socket options that CRIU does not save: of a listener, of a connection inside, of datagram
+sockets; multicast groups.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 receiver.bind(("", 0))
 receiver.settimeout(10)
 receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton("239.9.8.7") + HOME)
+receiver.setsockopt(
+    socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton("239.9.8.7") + HOME
+)
 only_from = socket.inet_aton("239.9.8.6") + HOME + socket.inet_aton("10.9.8.7")
 receiver.setsockopt(socket.IPPROTO_IP, IP_ADD_SOURCE_MEMBERSHIP, only_from)
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -44,7 +48,11 @@ if newer is not None:
     newer.setsockopt(V6, IPV6_DONTFRAG, 1)
     newer.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)  # for what comes by IPv4
     newer.setsockopt(V6, socket.IPV6_MULTICAST_IF, socket.if_nametoindex("lo"))
-    newer.setsockopt(V6, socket.IPV6_JOIN_GROUP, socket.inet_pton(socket.AF_INET6, "ff01::987") + struct.pack("@I", 1))
+    newer.setsockopt(
+        V6,
+        socket.IPV6_JOIN_GROUP,
+        socket.inet_pton(socket.AF_INET6, "ff01::987") + struct.pack("@I", 1),
+    )
 
 
 def check(found: Check) -> None:
@@ -52,7 +60,9 @@ def check(found: Check) -> None:
     found.equal("TCP_FASTOPEN", listener.getsockopt(tcp, socket.TCP_FASTOPEN), 16)
     found.equal("TCP_DEFER_ACCEPT", listener.getsockopt(tcp, socket.TCP_DEFER_ACCEPT), 7)
     found.equal("TCP_USER_TIMEOUT", client.getsockopt(tcp, socket.TCP_USER_TIMEOUT), 9000)
-    found.equal("TCP_CONGESTION", client.getsockopt(tcp, socket.TCP_CONGESTION, 16).split(b"\0")[0], b"reno")
+    found.equal(
+        "TCP_CONGESTION", client.getsockopt(tcp, socket.TCP_CONGESTION, 16).split(b"\0")[0], b"reno"
+    )
     found.equal("SO_TIMESTAMPNS", receiver.getsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS), 1)
     found.equal("IP_MULTICAST_IF", sender.getsockopt(ip, socket.IP_MULTICAST_IF, 4), HOME)
     found.equal("IP_MULTICAST_TTL", sender.getsockopt(ip, socket.IP_MULTICAST_TTL), 5)
@@ -70,7 +80,9 @@ def check(found: Check) -> None:
         found.equal("IPV6_DONTFRAG", newer.getsockopt(V6, IPV6_DONTFRAG), 1)
         found.equal("IP_RECVERR of IPv6", newer.getsockopt(ip, IP_RECVERR), 1)
         with open("/proc/self/net/igmp6", encoding="ascii") as file:  # of this group nobody else is
-            found.true("it is in the newer group", "ff010000000000000000000000000987" in file.read())
+            found.true(
+                "it is in the newer group", "ff010000000000000000000000000987" in file.read()
+            )
 
 
 serve(check)

@@ -1,4 +1,6 @@
-"""Orphans of a session and group that are alive, adopted by a subreaper root: one that lives, and one that nobody has reaped."""
+"""Orphans of a session and group that are alive, adopted by a subreaper root: one that lives, and
+one that nobody has reaped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""TCP connections that are over, with something left to read; nothing else of this program knows the network."""
+"""TCP connections that are over, with something left to read; nothing else of this program knows
+the network.
+"""
 
 from __future__ import annotations
 

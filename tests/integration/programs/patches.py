@@ -1,4 +1,6 @@
-"""Memory in patches: plain, read-only, executable, locked, growing down, zeros, some of it shared with a child since a fork."""
+"""Memory in patches: plain, read-only, executable, locked, growing down, zeros, some of it shared
+with a child since a fork.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,22 @@ PAGE = mmap.PAGESIZE
 MAP_GROWSDOWN, MAP_LOCKED = 0x100, 0x2000
 PLAIN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 areas: dict[str, tuple[int, int]] = {}
 
 
-def area(name: str, size: int, flags: int = PLAIN, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> None:
+def area(
+    name: str, size: int, flags: int = PLAIN, protection: int = mmap.PROT_READ | mmap.PROT_WRITE
+) -> None:
     """Filled with what is its own, then given this protection; a gap behind it keeps it apart."""
     address = libc.mmap(None, size + PAGE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     ctypes.memmove(address, pattern(size, len(areas)), size)
@@ -59,7 +70,9 @@ deep = threading.Event()
 
 
 def thread() -> None:
-    """Uses much of its stack, as its own variables and what the kernel tells it about itself are behind that."""
+    """Uses much of its stack, as its own variables and what the kernel tells it about itself are
+    behind that.
+    """
     libc.memset(ctypes.c_char_p(bytes(8)), 0, 8)
 
     def recurse(depth: int) -> None:

@@ -1,4 +1,6 @@
-"""A client of somebody outside: ``peer.py FOLDER tcp|unix-dgram|unix-stream ADDRESS``; says what becomes of its connection."""
+"""A client of somebody outside: ``peer.py FOLDER tcp|unix-dgram|unix-stream ADDRESS``; says what
+becomes of its connection.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ sent = 0
 
 
 def check(found: Check) -> None:
-    """Send one line and tell how it went: ``echo``, ``eof``, ``reset``, ``timeout`` or an error's name."""
+    """Send one line and tell how it went: ``echo``, ``eof``, ``reset``, ``timeout`` or an error's
+    name.
+    """
     global sent
     sent += 1
     began = time.monotonic()
@@ -36,7 +40,15 @@ def check(found: Check) -> None:
         if kind == "tcp":
             readable = select.select([connection], [], [], 30)[0]
             data = connection.recv(64) if readable else None
-            outcome = "timeout" if data is None else "echo" if data == b"%d\n" % sent else "eof" if not data else repr(data)
+            outcome = (
+                "timeout"
+                if data is None
+                else "echo"
+                if data == b"%d\n" % sent
+                else "eof"
+                if not data
+                else repr(data)
+            )
     except OSError as error:
         outcome = type(error).__name__
         if kind == "tcp":

@@ -1,4 +1,6 @@
-"""Workers forked from one parent, and one from a worker: a part of their memory is their own by now, the rest is still shared."""
+"""Workers forked from one parent, and one from a worker: a part of their memory is their own by
+now, the rest is still shared.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,25 @@ from animal import Check, libc, pattern, serve
 SIZE = 6 << 20
 HALF = SIZE // 2
 libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 
 
 def area() -> int:
     """Its address; mappings without rights around it keep it apart."""
-    around: int = libc.mmap(None, SIZE + 2 * mmap.PAGESIZE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    around: int = libc.mmap(
+        None, SIZE + 2 * mmap.PAGESIZE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0
+    )
     address = around + mmap.PAGESIZE
     libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(SIZE), mmap.PROT_READ | mmap.PROT_WRITE)
-    # Pages of their own: of a huge one that some have in part, a kernel need not know who has which part.
+    # Pages of their own: of a huge one that some have in part, a kernel need not know who has which
+    # part.
     libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(SIZE), mmap.MADV_NOHUGEPAGE)
     return address
 
@@ -34,11 +46,16 @@ def fill(address: int, size: int, seed: int) -> None:
 
 
 def sums() -> str:
-    return ",".join(hashlib.sha256(ctypes.string_at(start, HALF)).hexdigest() for start in (memory, memory + HALF, apart))
+    return ",".join(
+        hashlib.sha256(ctypes.string_at(start, HALF)).hexdigest()
+        for start in (memory, memory + HALF, apart)
+    )
 
 
 def worker(number: int | None, before: Callable[[], None] = lambda: None) -> socket.socket:
-    """Fork one that has its own first half, unless `number` is None, and answers with its checksums."""
+    """Fork one that has its own first half, unless `number` is None, and answers with its
+    checksums.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid:
@@ -70,7 +87,8 @@ def forks_again() -> None:
     below.append(worker(50))
 
 
-# The last one still shares all with the parent, so that the one with zeros has them where it was forked with something else.
+# The last one still shares all with the parent, so that the one with zeros has them where it was
+# forked with something else.
 workers = [worker(2), worker(3, forks_again), worker(0), worker(None)]
 fill(apart, HALF, 100)
 expected: list[str] = []

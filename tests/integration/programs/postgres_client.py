@@ -1,9 +1,10 @@
-"""Clients of PostgreSQL that know nothing of checkpoints: ``postgres_client.py FOLDER WAY CONNINFO [COUNT] [STATEMENT]``.
+"""Clients of PostgreSQL that know nothing of checkpoints: ``postgres_client.py FOLDER WAY CONNINFO
+[COUNT] [STATEMENT]``.
 
-WAY is pool (COUNT psycopg connections here, on which STATEMENT is run first, and as many in a child process), psql (the
-program, fed through pipes), migration (one statement after another, each when asked), or load (COUNT processes write
-numbers without end and note each that was acknowledged; on an error they connect again and look whether the last one
-got through, as a careful client does).
+WAY is pool (COUNT psycopg connections here, on which STATEMENT is run first, and as many in a child
+process), psql (the program, fed through pipes), migration (one statement after another, each when
+asked), or load (COUNT processes write numbers without end and note each that was acknowledged; on
+an error they connect again and look whether the last one got through, as a careful client does).
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def use(connection: Any, number: int) -> list[Any]:
     import psycopg
 
     try:
-        row = connection.execute("INSERT INTO things VALUES (%s, %s) RETURNING number", (number, "x")).fetchone()
+        row = connection.execute(
+            "INSERT INTO things VALUES (%s, %s) RETURNING number", (number, "x")
+        ).fetchone()
         total = connection.execute("SELECT count(*) >= %s FROM things", (1,)).fetchone()
         path_set = connection.execute("SHOW search_path").fetchone()
         prepared = connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
@@ -59,7 +62,9 @@ def pool() -> None:
     if child:
         os.write(telling, b".")
         while os.read(asked, 1):
-            answers = [use(connection, 100 + number) for number, connection in enumerate(connections)]
+            answers = [
+                use(connection, 100 + number) for number, connection in enumerate(connections)
+            ]
             os.write(telling, repr(answers).encode())
         os._exit(0)
     os.read(told, 1)
@@ -67,7 +72,10 @@ def pool() -> None:
     def check(found: Check) -> None:
         os.write(asking, b"?")
         theirs = os.read(told, 65536).decode()
-        found.facts |= {"mine": [use(connection, n) for n, connection in enumerate(connections)], "theirs": theirs}
+        found.facts |= {
+            "mine": [use(connection, n) for n, connection in enumerate(connections)],
+            "theirs": theirs,
+        }
 
     serve(check)
 
@@ -77,7 +85,10 @@ def pool() -> None:
 
 def psql() -> None:
     program = subprocess.Popen(
-        ["psql", "-X", "-q", "-A", "-t", conninfo], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ["psql", "-X", "-q", "-A", "-t", conninfo],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     words, answers = program.stdin, program.stdout
     assert words is not None and answers is not None
@@ -93,7 +104,10 @@ def psql() -> None:
     def check(found: Check) -> None:
         nonlocal asked
         asked += 1
-        found.facts |= {"twice": say(f"EXECUTE twice ({asked});"), "date": say("SELECT date '2026-02-01';")}
+        found.facts |= {
+            "twice": say(f"EXECUTE twice ({asked});"),
+            "date": say("SELECT date '2026-02-01';"),
+        }
 
     serve(check)
 
@@ -132,7 +146,12 @@ def write(worker: int, log: int) -> None:
             if connection is None:
                 connection = connect()
             key = (worker, number)
-            known = unsure and connection.execute("SELECT 1 FROM written WHERE worker = %s AND number = %s", key).fetchone()
+            known = (
+                unsure
+                and connection.execute(
+                    "SELECT 1 FROM written WHERE worker = %s AND number = %s", key
+                ).fetchone()
+            )
             if not known:
                 unsure = True
                 connection.execute("INSERT INTO written VALUES (%s, %s)", key)

@@ -1,4 +1,6 @@
-"""Files of /proc that are about processes and threads. Arguments: which, and the PID of a process outside."""
+"""Files of /proc that are about processes and threads. Arguments: which, and the PID of a process
+outside.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from animal import Check, serve
 WHICH = sys.argv[2]
 OUTSIDE = int(sys.argv[3]) if len(sys.argv) > 3 and sys.argv[3].isdigit() else 0
 ME = os.getpid()
-opened: dict[int, bytes] = {}  # descriptor -> what it reads from the beginning on; b"" where it reads that there is none
+# descriptor -> what it reads from the beginning on; b"" where it reads that there is none
+opened: dict[int, bytes] = {}
 stop = threading.Event()
 
 
@@ -125,7 +128,10 @@ def check(found: Check) -> None:
         with open(f"/proc/{ME}/task/{tid}/comm") as file:
             found.equal("the thread's name", file.read(), "python renamed\n")
     if WHICH == "thread-folder":
-        found.true("a folder", not reads and "stat" in os.listdir(folder) and os.path.samefile(place, f"/proc/{tid}"))
+        found.true(
+            "a folder",
+            not reads and "stat" in os.listdir(folder) and os.path.samefile(place, f"/proc/{tid}"),
+        )
         found.true("close on exec", not os.get_inheritable(folder))
     if WHICH == "shared":
         os.lseek(fd, 7, os.SEEK_SET)

@@ -1,4 +1,6 @@
-"""Bytes that are nowhere but in the kernel: pipes, a FIFO, and socket pairs of all types, each partly filled."""
+"""Bytes that are nowhere but in the kernel: pipes, a FIFO, and socket pairs of all types, each
+partly filled.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ fifo_read = os.open(path("fifo"), os.O_RDONLY | os.O_NONBLOCK)
 fifo_write = os.open(path("fifo"), os.O_WRONLY)
 os.write(fifo_write, b"through a name")
 
-pairs = {kind: socket.socketpair(socket.AF_UNIX, kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET)}
+pairs = {
+    kind: socket.socketpair(socket.AF_UNIX, kind)
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET)
+}
 stream = pattern(100_000, 4)
 pairs[socket.SOCK_STREAM][0].send(stream)
 pairs[socket.SOCK_STREAM][1].send(b"and back")
@@ -74,16 +79,30 @@ def check(found: Check) -> None:
         found.equal("pipe", os.read(duplicate, 4) + drain(few_read), b"half a line")
         found.equal("full pipe", drain(full_read), full)
         found.equal("large pipe", drain(large_read), large)
-        found.equal("pipe without a writer", os.read(closed_read, 4096), b"the last words of a writer that is gone")
+        found.equal(
+            "pipe without a writer",
+            os.read(closed_read, 4096),
+            b"the last words of a writer that is gone",
+        )
         found.equal("fifo", drain(fifo_read), b"through a name")
         found.equal("stream", receive(pairs[socket.SOCK_STREAM][1], len(stream)), stream)
         found.equal("stream, back", receive(pairs[socket.SOCK_STREAM][0], 8), b"and back")
         for kind in (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
-            found.equal(kind.name, [pairs[kind][1].recv(8192) for _ in range(3)], [b"first", b"second", b"x" * 5000])
+            found.equal(
+                kind.name,
+                [pairs[kind][1].recv(8192) for _ in range(3)],
+                [b"first", b"second", b"x" * 5000],
+            )
         found.equal("half-closed stream", half[1].recv(4096), b"then no more")
         found.equal("socket without a peer", alone[1].recv(4096), b"my peer is gone")
-    found.equal("nothing comes twice", (drain(full_read), drain(few_read), drain(large_read), drain(fifo_read)), (b"",) * 4)
-    found.equal("ends of file", (os.read(closed_read, 1), half[1].recv(1), alone[1].recv(1)), (b"",) * 3)
+    found.equal(
+        "nothing comes twice",
+        (drain(full_read), drain(few_read), drain(large_read), drain(fifo_read)),
+        (b"",) * 4,
+    )
+    found.equal(
+        "ends of file", (os.read(closed_read, 1), half[1].recv(1), alone[1].recv(1)), (b"",) * 3
+    )
     for first, second in pairs.values():
         first.send(b"again")
         found.equal(f"{first.type.name} goes on", second.recv(64), b"again")

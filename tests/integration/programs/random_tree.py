@@ -1,8 +1,9 @@
 """A tree of processes that does what chance says: ``random_tree.py FOLDER SEED [KIND,...]``.
 
-Each process takes random steps (`steps`), some before it forks, so that parent and child share what they have made.  Two
-trees of one seed are alike: asked for what they find, they must answer alike, though only one of them was dumped and restored.
-KIND names the steps to choose from; without it all of them are.
+Each process takes random steps (`steps`), some before it forks, so that parent and child share what
+they have made.  Two trees of one seed are alike: asked for what they find, they must answer alike,
+though only one of them was dumped and restored.  KIND names the steps to choose from; without it
+all of them are.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ Step = tuple[str, Generator[Any, None, None]]
 
 
 class Cell:
-    """One process of the tree: its steps, and its children, each with a pipe to ask and one to answer."""
+    """One process of the tree: its steps, and its children, each with a pipe to ask and one to
+    answer.
+    """
 
     def __init__(self, name: str, inherited: list[Step]) -> None:
         self.name = name
@@ -92,7 +95,9 @@ class Cell:
         os._exit(0)
 
     def look(self) -> dict[str, Any]:
-        """What every step finds, of this process and of those below; one after the other, so that all is settled."""
+        """What every step finds, of this process and of those below; one after the other, so that
+        all is settled.
+        """
         found = self.failed | {label: _next(step) for label, step in self.steps}
         for ask, answered in self.children:
             os.write(ask, b"?")

@@ -1,4 +1,6 @@
-"""Unix sockets whose files were renamed after bind(2): listeners, a datagram socket, over a symlink, with their folder."""
+"""Unix sockets whose files were renamed after bind(2): listeners, a datagram socket, over a
+symlink, with their folder.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from collections.abc import Callable
 from animal import Check, path, serve
 
 
-def bound(kind: socket.SocketKind, name: str, then: str = "", how: Callable[[str, str], None] = os.rename) -> socket.socket:
+def bound(
+    kind: socket.SocketKind, name: str, then: str = "", how: Callable[[str, str], None] = os.rename
+) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, kind)
     sock.bind(path(name))
     if kind != socket.SOCK_DGRAM:
@@ -28,7 +32,8 @@ def moved(name: str, then: str) -> None:
 for folder in ("real", "before"):
     os.mkdir(path(folder))
 os.symlink("real", path("link"))
-replaced = bound(socket.SOCK_STREAM, "admin.0.tmp", "admin.sock")  # as by a program that was started anew, the old one living on
+# as by a program that was started anew, the old one living on
+replaced = bound(socket.SOCK_STREAM, "admin.0.tmp", "admin.sock")
 listeners = {
     "admin.sock": bound(socket.SOCK_STREAM, "admin.1.tmp", "admin.sock"),
     "seq.sock": bound(socket.SOCK_SEQPACKET, "seq.tmp", "seq.sock"),
@@ -78,9 +83,20 @@ def check(found: Check) -> None:
         client.send(name.encode())
         found.equal(f"a client of {name}", accepted.recv(64), name.encode())
     found.equal("mode", os.stat(path("admin.sock")).st_mode & 0o777, 0o640)
-    name = listeners["link/s"].getsockname().partition(".copy-")[0]  # beside the original it is another one
+    # beside the original it is another one
+    name = listeners["link/s"].getsockname().partition(".copy-")[0]
     found.equal("the name of one that was not renamed", name, path("link/s"))
-    for name in ("admin.0.tmp", "admin.1.tmp", "seq.tmp", "real/t.tmp", "before", "short", "l" * 40, "log.tmp", "linked.tmp"):
+    for name in (
+        "admin.0.tmp",
+        "admin.1.tmp",
+        "seq.tmp",
+        "real/t.tmp",
+        "before",
+        "short",
+        "l" * 40,
+        "log.tmp",
+        "linked.tmp",
+    ):
         found.true(f"there is no {name}", not os.path.lexists(path(name)))
 
 

@@ -1,4 +1,6 @@
-"""Memory that is written to all the time: of 32 MiB the pages of one MiB, spread over a part. Argument: how far apart (pages)."""
+"""Memory that is written to all the time: of 32 MiB the pages of one MiB, spread over a part.
+Argument: how far apart (pages).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def rewrite() -> None:
     while True:
         turns += 1
         for place in places:
-            memory[place : place + PAGE] = (turns * len(memory) + place).to_bytes(8, "little") * (PAGE // 8)
+            memory[place : place + PAGE] = (turns * len(memory) + place).to_bytes(8, "little") * (
+                PAGE // 8
+            )
         time.sleep(0.005)
 
 
@@ -48,7 +52,10 @@ def check(found: Check) -> None:
         after = turns  # the thread goes on meanwhile
         turn, rest = divmod(int.from_bytes(page[:8], "little"), len(memory))
         found.true(f"page {place // PAGE} is of one turn", page == page[:8] * (PAGE // 8))
-        found.true(f"page {place // PAGE} is of this turn or the last", rest == place and before - 1 <= turn <= after)
+        found.true(
+            f"page {place // PAGE} is of this turn or the last",
+            rest == place and before - 1 <= turn <= after,
+        )
     found.facts["turns"] = turns
 
 

@@ -1,4 +1,6 @@
-"""Descriptors in flight: a file, a pipe, and the other end of a socket, sent over a unix socket and not received yet."""
+"""Descriptors in flight: a file, a pipe, and the other end of a socket, sent over a unix socket and
+not received yet.
+"""
 
 from __future__ import annotations
 

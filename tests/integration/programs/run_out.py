@@ -1,4 +1,6 @@
-"""Timer descriptors that were set to an absolute time: never armed, run out and read or not, in step with the clock."""
+"""Timer descriptors that were set to an absolute time: never armed, run out and read or not, in
+step with the clock.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def check(found: Check) -> None:
     libc.timerfd_gettime(periodic, left)
     _, _, seconds, nanoseconds = struct.unpack("qqqq", left.raw)
     due = time.monotonic_ns() + seconds * SECOND + nanoseconds
-    found.true("the periodic one is in step", (due - began - 15 * SECOND + SECOND // 2) % PERIOD < SECOND)
+    found.true(
+        "the periodic one is in step", (due - began - 15 * SECOND + SECOND // 2) % PERIOD < SECOND
+    )
 
 
 serve(check)

@@ -1,4 +1,6 @@
-"""A small asyncio web server with a counter in memory: ``server.py FOLDER``; its port is in the file ``port``."""
+"""A small asyncio web server with a counter in memory: ``server.py FOLDER``; its port is in the
+file ``port``.
+"""
 
 from __future__ import annotations
 

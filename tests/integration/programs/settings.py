@@ -1,4 +1,6 @@
-"""What a process may be told about itself: name, limits, priority, credentials, capabilities, filters, and more."""
+"""What a process may be told about itself: name, limits, priority, credentials, capabilities,
+filters, and more.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,20 @@ import struct
 from animal import Check, libc, path, serve
 
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG, PR_SET_DUMPABLE, PR_GET_DUMPABLE = 1, 2, 4, 3
-PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_SET_THP_DISABLE, PR_GET_THP_DISABLE = 15, 38, 22, 41, 42
-PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_GET_SECUREBITS, PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 24, 28, 27, 29, 30
+PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_SET_THP_DISABLE, PR_GET_THP_DISABLE = (
+    15,
+    38,
+    22,
+    41,
+    42,
+)
+PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_GET_SECUREBITS, PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = (
+    24,
+    28,
+    27,
+    29,
+    30,
+)
 CAP_SYS_TIME, CAP_SYS_MODULE = 25, 16
 SYS_GETCPU_X86 = 309
 
@@ -55,9 +69,17 @@ libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 # A filter that answers sethostname with ENOTNAM and allows the rest (x86-64: 170, elsewhere 161).
 number = 170 if os.uname().machine == "x86_64" else 161
 program = struct.pack("HBBI", 0x20, 0, 0, 0) + struct.pack("HBBI", 0x15, 0, 1, number)
-program += struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | 118) + struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
+program += struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | 118) + struct.pack(
+    "HBBI", 0x06, 0, 0, 0x7FFF0000
+)
 buffer = ctypes.create_string_buffer(program, len(program))
-installed = libc.prctl(PR_SET_SECCOMP, 2, ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 4, ctypes.addressof(buffer))), 0, 0)
+installed = libc.prctl(
+    PR_SET_SECCOMP,
+    2,
+    ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 4, ctypes.addressof(buffer))),
+    0,
+    0,
+)
 
 go_read, go_write = os.pipe()
 told_read, told_write = os.pipe()

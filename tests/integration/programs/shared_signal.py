@@ -1,4 +1,5 @@
-"""Each SIGUSR2 arms timers that run out once, one after the other, and that all send one signal; their values go to ``fired``.
+"""Each SIGUSR2 arms timers that run out once, one after the other, and that all send one signal;
+their values go to ``fired``.
 
 There is much memory, so that a dump of it takes longer than from one timer to the next.
 """

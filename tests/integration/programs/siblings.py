@@ -1,4 +1,6 @@
-"""A parent and five children; it writes down how each ends: ``PID wait-status`` lines in the file ``ended``."""
+"""A parent and five children; it writes down how each ends: ``PID wait-status`` lines in the file
+``ended``.
+"""
 
 from __future__ import annotations
 

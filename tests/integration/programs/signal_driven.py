@@ -1,4 +1,6 @@
-"""Signal-driven input: each kind of descriptor that can says by a signal of its own that something has arrived (O_ASYNC)."""
+"""Signal-driven input: each kind of descriptor that can says by a signal of its own that something
+has arrived (O_ASYNC).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def arm(name: str, fd: int, action: Callable[[], object], flags: int = 0) -> Non
     signal.pthread_sigmask(signal.SIG_BLOCK, [number])
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, F_SETSIG, number)
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK | flags)
+    fcntl.fcntl(
+        fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK | flags
+    )
     kinds[name] = fd, number
     trigger[name] = action
 
@@ -55,7 +59,11 @@ client = socket.create_connection(listener.getsockname())
 served, _ = listener.accept()
 arm("tcp", served.fileno(), lambda: client.send(b"x"))
 clients: list[socket.socket] = []
-arm("listener", listener.fileno(), lambda: clients.append(socket.create_connection(listener.getsockname())))
+arm(
+    "listener",
+    listener.fileno(),
+    lambda: clients.append(socket.create_connection(listener.getsockname())),
+)
 udp = socket.socket(type=socket.SOCK_DGRAM)
 udp.bind(("127.0.0.1", 0))
 sender = socket.socket(type=socket.SOCK_DGRAM)
@@ -122,5 +130,6 @@ def check(found: Check) -> None:
     found.true("inotify appends", fcntl.fcntl(watcher, fcntl.F_GETFL) & os.O_APPEND)
 
 
-signal.signal(signal.SIGTRAP, lambda number, frame: None)  # whoever has a process do something must not leave traces
+# whoever has a process do something must not leave traces
+signal.signal(signal.SIGTRAP, lambda number, frame: None)
 serve(check)

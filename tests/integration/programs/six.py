@@ -1,4 +1,5 @@
-"""A server that listens over IPv6 alone, and leaves its port to others over IPv4: ``six.py FOLDER``.  Its report tells the port.
+"""A server that listens over IPv6 alone, and leaves its port to others over IPv4: ``six.py
+FOLDER``.  Its report tells the port.
 
 It has closed a connection first, whose client has not, and has not set SO_REUSEADDR.
 """

@@ -1,6 +1,8 @@
-"""Threads that sleep, and do not ask what is left when they are interrupted: ``sleeps.py FOLDER MILLISECONDS [filter]``.
+"""Threads that sleep, and do not ask what is left when they are interrupted: ``sleeps.py FOLDER
+MILLISECONDS [filter]``.
 
-What a call returns is in ``returned``, with the milliseconds that it has taken; ``filter``: the process has a seccomp filter.
+What a call returns is in ``returned``, with the milliseconds that it has taken; ``filter``: the
+process has a seccomp filter.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ events = ctypes.create_string_buffer(12)
 epoll = select.epoll()
 code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 code.write(NANOSLEEP)
-own = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+own = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)(
+    ctypes.addressof(ctypes.c_char.from_buffer(code))
+)
 returned = os.open(path("returned"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
 libc.syscall.restype = ctypes.c_long
 

@@ -1,4 +1,6 @@
-"""Sockets that stay inside the tree: listeners of every kind, loopback TCP with queues, unix sockets by path and name."""
+"""Sockets that stay inside the tree: listeners of every kind, loopback TCP with queues, unix
+sockets by path and name.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ os.chdir(path("."))
 data = pattern(200_000, 8)
 
 
-def listener(family: socket.AddressFamily, address: tuple[str, int] | str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+def listener(
+    family: socket.AddressFamily, address: tuple[str, int] | str, kind: int = socket.SOCK_STREAM
+) -> socket.socket:
     sock = socket.socket(family, kind)
     if family != socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,7 +56,11 @@ closed_client, closed_server = connected(tcp4)
 closed_server.sendall(b"bye")
 closed_server.close()
 FIN_WAIT2, CLOSE_WAIT = 5, 8
-for sock, state in ((half_client, FIN_WAIT2), (half_server, CLOSE_WAIT), (closed_client, CLOSE_WAIT)):
+for sock, state in (
+    (half_client, FIN_WAIT2),
+    (half_server, CLOSE_WAIT),
+    (closed_client, CLOSE_WAIT),
+):
     while sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != state:
         os.sched_yield()
 listeners = {"path": absolute, "relative": unix, "abstract": abstract, "seq": seqpacket}
@@ -98,8 +106,12 @@ def check(found: Check) -> None:
         found.equal("half-closed TCP, back", receive(half_client, 9), b"heard you")
         found.equal("TCP whose peer closed", receive(closed_client, 64), b"bye")
         for name, (one, other) in streams.items():
-            found.equal(f"unix {name}", (other.recv(64), one.recv(64)), (b"from client", b"from server"))
-        found.equal("datagrams", (datagram.recv(64), datagram.recv(64)), (b"datagram 1", b"datagram 2"))
+            found.equal(
+                f"unix {name}", (other.recv(64), one.recv(64)), (b"from client", b"from server")
+            )
+        found.equal(
+            "datagrams", (datagram.recv(64), datagram.recv(64)), (b"datagram 1", b"datagram 2")
+        )
     client.sendall(b"more")
     found.equal("TCP goes on", receive(server, 4), b"more")
     found.equal("TCP options", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), 1)
@@ -108,7 +120,13 @@ def check(found: Check) -> None:
     found.equal("UDP goes on", udp.recv(64), b"udp")
     sender.send(b"again")
     found.equal("datagram goes on", datagram.recv(64), b"again")
-    for name, listening in (("tcp4", tcp4), ("tcp6", tcp6), ("anywhere", anywhere), ("path", absolute), ("abstract", abstract)):
+    for name, listening in (
+        ("tcp4", tcp4),
+        ("tcp6", tcp6),
+        ("anywhere", anywhere),
+        ("path", absolute),
+        ("abstract", abstract),
+    ):
         if name == "tcp4":
             os.write(go_write, b"?")
             with socket.create_connection(tcp4.getsockname(), 30) as fresh:

@@ -1,6 +1,8 @@
-"""Knows for how long it has stood still: ``standing.py FOLDER MIB [ADDRESS]``; with a TCP connection to the echo there.
+"""Knows for how long it has stood still: ``standing.py FOLDER MIB [ADDRESS]``; with a TCP
+connection to the echo there.
 
-It looks at the clock every few milliseconds, and remembers the longest time between two looks since it was last asked.
+It looks at the clock every few milliseconds, and remembers the longest time between two looks since
+it was last asked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""System V shared memory, semaphores and a message queue (to be run in an IPC namespace of its own)."""
+"""System V shared memory, semaphores and a message queue (to be run in an IPC namespace of its
+own).
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,16 @@ def check(found: Check) -> None:
     found.equal("segment by key", libc.shmget(0x5A5A, 0, 0), segment)
     found.equal("removed segment", ctypes.string_at(unnamed, 12), b"ends with us")
     with open("/proc/sysvipc/shm") as file:
-        found.equal("modes", sorted(line.split()[2] for line in file.readlines()[1:]), ["1600", "600"])
+        found.equal(
+            "modes", sorted(line.split()[2] for line in file.readlines()[1:]), ["1600", "600"]
+        )
     found.equal("semaphore", libc.semctl(semaphores, 1, GETVAL), 5)
     if left:
         left = False
         buffer = ctypes.create_string_buffer(64)
-        found.equal("message", (libc.msgrcv(queue, buffer, 50, 0, 0), buffer.raw[8:17]), (9, b"a message"))
+        found.equal(
+            "message", (libc.msgrcv(queue, buffer, 50, 0, 0), buffer.raw[8:17]), (9, b"a message")
+        )
 
 
 os.chdir("/")

@@ -1,4 +1,6 @@
-"""Never still: appends a number to ``ticks`` every few milliseconds and keeps a thousand of them in memory."""
+"""Never still: appends a number to ``ticks`` every few milliseconds and keeps a thousand of them in
+memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Timer descriptors that run: relative, absolute on two clocks, periodic; what each has left is told at every look."""
+"""Timer descriptors that run: relative, absolute on two clocks, periodic; what each has left is
+told at every look.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ SECOND = 10**9
 
 def armed(clock: int, flags: int, first: int, interval: int = 0) -> int:
     fd = libc.timerfd_create(clock, TFD_CLOEXEC)
-    libc.timerfd_settime(fd, flags, struct.pack("qqqq", *divmod(interval, SECOND), *divmod(first, SECOND)), None)
+    libc.timerfd_settime(
+        fd, flags, struct.pack("qqqq", *divmod(interval, SECOND), *divmod(first, SECOND)), None
+    )
     return int(fd)
 
 
@@ -35,7 +39,9 @@ def check(found: Check) -> None:
         left = ctypes.create_string_buffer(32)
         libc.timerfd_gettime(fd, left)
         seconds, nanoseconds, *first = struct.unpack("qqqq", left.raw)
-        found.equal(f"interval of {name}", (seconds, nanoseconds), (7 if name == "periodic" else 0, 0))
+        found.equal(
+            f"interval of {name}", (seconds, nanoseconds), (7 if name == "periodic" else 0, 0)
+        )
         found.facts[name] = first[0] + first[1] / SECOND
 
 

@@ -1,4 +1,5 @@
-"""Connections of a tree to its own server, which has not accepted them yet: ``unaccepted.py FOLDER``.
+"""Connections of a tree to its own server, which has not accepted them yet: ``unaccepted.py
+FOLDER``.
 
 Two wait silently, over each family; one has sent something.
 """

@@ -1,7 +1,8 @@
-"""Threads that wait, each in another system call, and never expect to be interrupted: ``waiting.py FOLDER [CALL...]``.
+"""Threads that wait, each in another system call, and never expect to be interrupted: ``waiting.py
+FOLDER [CALL...]``.
 
-A check tells which of them have left their calls.  When there is a file ``finish``, each gets what it waits for, and the check
-tells what its call has returned.
+A check tells which of them have left their calls.  When there is a file ``finish``, each gets what
+it waits for, and the check tells what its call has returned.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ CALLS: dict[str, Callable[[], int]] = {
     "epoll_wait": call(232, epoll.fileno(), events, 1, -1),
     "nanosleep": call(35, ctypes.byref(span), ctypes.byref(left)),
     "futex": call(202, ctypes.byref(words), FUTEX_WAIT, 0, ctypes.byref(span), None, 0),
-    "futex until": call(202, ctypes.byref(words, 4), FUTEX_WAIT_BITSET, 0, ctypes.byref(until), None, -1),
+    "futex until": call(
+        202, ctypes.byref(words, 4), FUTEX_WAIT_BITSET, 0, ctypes.byref(until), None, -1
+    ),
     "sigtimedwait": call(128, ctypes.byref(alarm), None, ctypes.byref(span), 8),
     "recv": lambda: int(libc.recv(limited.fileno(), byte, 1, 0)),
 }
@@ -84,8 +87,17 @@ def check(found: Check) -> None:
         if thread.name != "nanosleep":
             thread.join()
     results = {name: result for name, (result, _errno) in returned.items()}
-    wanted = {"poll": 1, "epoll_wait": 1, "futex": 0, "futex until": 0, "sigtimedwait": signal.SIGALRM, "recv": 1}
-    found.equal("results", results, {name: result for name, result in wanted.items() if name in CALLS})
+    wanted = {
+        "poll": 1,
+        "epoll_wait": 1,
+        "futex": 0,
+        "futex until": 0,
+        "sigtimedwait": signal.SIGALRM,
+        "recv": 1,
+    }
+    found.equal(
+        "results", results, {name: result for name, result in wanted.items() if name in CALLS}
+    )
 
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGUSR1})

@@ -1,4 +1,6 @@
-"""Programs that ask their terminal and wait: the holder answers where no terminal does, and only there."""
+"""Programs that ask their terminal and wait: the holder answers where no terminal does, and only
+there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from support.travel import Desk, Travel
 
 pytestmark = pytest.mark.integration
 
-# Prints what it is told to (Python's way of writing it), and what it reads then, up to the end that it is told.
+# Prints what it is told to (Python's way of writing it), and what it reads then, up to the end that
+# it is told.
 ASKER = r"""
 import os, tty
 tty.setraw(0)
@@ -110,7 +113,9 @@ while True:
 
 
 def test_a_query_under_way_in_a_dump_is_answered_after_the_restore(travel: Travel) -> None:
-    """By the holder that it had and by another one's: it asks all the time, and every answer comes once."""
+    """By the holder that it had and by another one's: it asks all the time, and every answer comes
+    once.
+    """
     desk = travel.start("python3", "-I", "-S", "-c", ON_AND_ON)
     desk.expect("\r2\x1b")
     travel.away()

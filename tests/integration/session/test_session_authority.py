@@ -14,7 +14,16 @@ from msgspec.structs import replace
 from support.holding import TIMEOUT, Holders
 from support.keeper import wait_until
 
-from criuctl.errors import Conflict, CriuctlError, Forbidden, LeaseHeld, NotFound, PlatformError, SessionGone, WrongState
+from criuctl.errors import (
+    Conflict,
+    CriuctlError,
+    Forbidden,
+    LeaseHeld,
+    NotFound,
+    PlatformError,
+    SessionGone,
+    WrongState,
+)
 from criuctl.session.client.session import Event, Session
 from criuctl.session.launch.daemon import HolderSpec, start_holder
 
@@ -65,7 +74,10 @@ def groups(mount: str) -> list[str]:
 
 def test_a_role_allows_what_it_says_and_nothing_else(holders: Holders) -> None:
     started = holders.start("cat")
-    observer, writer = holders.connect(role="observe", operator="o"), holders.connect(role="write", operator="w")
+    observer, writer = (
+        holders.connect(role="observe", operator="o"),
+        holders.connect(role="write", operator="w"),
+    )
     before = observer.status()
     for op, arguments in WRITES + ADMINISTERS:
         with pytest.raises(Forbidden, match="needs the role"):
@@ -79,14 +91,19 @@ def test_a_role_allows_what_it_says_and_nothing_else(holders: Holders) -> None:
     refusal = observer.receive(TIMEOUT)
     assert refusal is not None and isinstance(getattr(refusal, "error", None), Forbidden)
     after = observer.status()
-    assert {k: v for k, v in after.items() if k != "operators"} == {k: v for k, v in before.items() if k != "operators"}
+    assert {k: v for k, v in after.items() if k != "operators"} == {
+        k: v for k, v in before.items() if k != "operators"
+    }
     assert holders.state()["pid"] == started.pid
     assert {entry["what"] for entry in observer.audit()} == {"opened", "joined"}
 
 
 def test_the_lease_goes_round(holders: Holders) -> None:
     holders.start("cat")
-    alice, bob = holders.connect(operator="alice", role="write"), holders.connect(operator="bob", role="write")
+    alice, bob = (
+        holders.connect(operator="alice", role="write"),
+        holders.connect(operator="bob", role="write"),
+    )
     agent = holders.connect(operator="bot", kind="agent", role="write")
     agent.lease_request()
     agent.send("asked\n")
@@ -113,7 +130,9 @@ def test_the_lease_goes_round(holders: Holders) -> None:
 
 
 def test_who_is_only_attached_stands_in_nobodys_way(holders: Holders) -> None:
-    """The lease of an attached operator is anybody's once he pauses; who types next has it, and a second attaching has not."""
+    """The lease of an attached operator is anybody's once he pauses; who types next has it, and a
+    second attaching has not.
+    """
     holders.start("cat")
     alice = holders.connect(operator="alice", role="write")
     assert alice.attach(write=True)["lease"]["soft"]
@@ -132,18 +151,30 @@ def test_who_is_only_attached_stands_in_nobodys_way(holders: Holders) -> None:
         alice.send("x")
 
 
-def test_the_lease_expires_without_a_heartbeat_and_is_free_when_its_holder_is_lost(holders: Holders) -> None:
+def test_the_lease_expires_without_a_heartbeat_and_is_free_when_its_holder_is_lost(
+    holders: Holders,
+) -> None:
     holders.start("cat")
-    one, two, watcher = holders.connect(operator="one"), holders.connect(operator="two"), holders.connect(role="observe")
+    one, two, watcher = (
+        holders.connect(operator="one"),
+        holders.connect(operator="two"),
+        holders.connect(role="observe"),
+    )
     watcher.request("subscribe")
     one.lease_request(ttl=60)
     waiting = two.request("lease-request", queue=True, ttl=60)
     assert waiting["queued"]
     one.lease_request(ttl=1)  # only now does its time begin to run
-    wait_until(lambda: (two.heartbeat() or {}).get("operator") == two.operator, TIMEOUT, "the lease expired and went on")
+    wait_until(
+        lambda: (two.heartbeat() or {}).get("operator") == two.operator,
+        TIMEOUT,
+        "the lease expired and went on",
+    )
     assert [event["how"] for event in events(watcher, "lease")] == ["request", "expired", "request"]
     two.close()
-    wait_until(lambda: watcher.status()["lease"] is None, TIMEOUT, "the lease of a lost connection is free")
+    wait_until(
+        lambda: watcher.status()["lease"] is None, TIMEOUT, "the lease of a lost connection is free"
+    )
     one.send("x\n")
 
 
@@ -168,7 +199,9 @@ def test_two_who_race_for_the_lease_never_both_write(holders: Holders) -> None:
 
     def race(number: int) -> None:
         try:
-            client = Session.connect("s", config=holders.config, operator=f"racer{number}", kind="agent")
+            client = Session.connect(
+                "s", config=holders.config, operator=f"racer{number}", kind="agent"
+            )
             for _ in range(rounds):
                 try:
                     client.lease_request()
@@ -201,18 +234,32 @@ def test_two_who_race_for_the_lease_never_both_write(holders: Holders) -> None:
 
 
 def test_what_is_typed_at_a_prompt_for_a_password_is_not_recorded(holders: Holders) -> None:
-    holders.start("sh", "-c", "read name; stty -echo; echo password:; read secret; stty echo; echo got ${#secret}; read again")
+    holders.start(
+        "sh",
+        "-c",
+        (
+            "read name; stty -echo; echo password:; read secret; stty echo; echo got ${#secret}; "
+            "read "
+            "again"
+        ),
+    )
     client = holders.connect()
     client.send("my name\n")
     client.wait_match("password:", since="start", timeout=TIMEOUT)
     client.send("correct horse battery\n")
     client.wait_match("got 21", since="start", timeout=TIMEOUT)
     client.send("public\n")
-    typed = [(entry["bytes"], entry.get("text"), entry.get("hidden")) for entry in client.audit() if entry["what"] == "input"]
+    typed = [
+        (entry["bytes"], entry.get("text"), entry.get("hidden"))
+        for entry in client.audit()
+        if entry["what"] == "input"
+    ]
     assert typed == [(8, "my name\n", None), (22, None, True), (7, "public\n", None)]
     path = Path(client.status()["audit"])
     assert b"horse" not in path.read_bytes() and stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [entry["sequence"] for entry in client.audit()] == list(range(1, len(client.audit()) + 1))
+    assert [entry["sequence"] for entry in client.audit()] == list(
+        range(1, len(client.audit()) + 1)
+    )
 
 
 def test_the_size_follows_the_writer(holders: Holders) -> None:
@@ -242,7 +289,10 @@ def test_a_ceiling_holds_for_the_connected_and_for_those_to_come(holders: Holder
 def test_only_the_owner_and_root_may_connect(holders: Holders) -> None:
     holders.start("cat")
     path = Path(holders.config.run_dir) / "holders" / "s" / "socket"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(path.stat().st_mode) == 0o600
+        and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    )
     # The modes keep others out; were they wrong, the peer's credentials would.
     for folder in (path.parent, path.parent.parent, path.parent.parent.parent):
         folder.chmod(0o755)
@@ -270,10 +320,17 @@ def test_a_name_is_one_session(holders: Holders) -> None:
         holders.start("cat")
     with pytest.raises(NotFound, match="no-such-command"):
         holders.start("no-such-command", name=holders.token)
-    assert not [name for mount in ("unified", "freezer", "") for name in groups(mount) if name.startswith(holders.token)]
+    assert not [
+        name
+        for mount in ("unified", "freezer", "")
+        for name in groups(mount)
+        if name.startswith(holders.token)
+    ]
     assert sorted(os.listdir(Path(holders.config.run_dir) / "holders")) == ["s"]
     with pytest.raises(PlatformError, match="no place for its files"):
-        start_holder(replace(holders.config, run_dir="/proc/self"), HolderSpec("nowhere", argv=["cat"]))
+        start_holder(
+            replace(holders.config, run_dir="/proc/self"), HolderSpec("nowhere", argv=["cat"])
+        )
 
 
 def test_a_session_that_is_over_takes_no_input(holders: Holders) -> None:
@@ -299,6 +356,10 @@ def test_an_unread_status_keeps_the_holder_and_a_collected_one_does_not(holders:
     holders.gone(started)
     again = holders.start("cat")  # the name is free again, and its audit log is another one
     entries = holders.connect().audit()
-    assert (entries[0]["sequence"], entries[0]["what"], entries[0]["session"]) == (1, "opened", again.id)
+    assert (entries[0]["sequence"], entries[0]["what"], entries[0]["session"]) == (
+        1,
+        "opened",
+        again.id,
+    )
     aside = Path(holders.config.state_dir) / "holders" / "s" / f"audit-{started.id[:16]}.jsonl"
     assert f'"session":"{started.id}"' in aside.read_text()

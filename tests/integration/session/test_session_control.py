@@ -43,13 +43,20 @@ def ticks(client: Session) -> int:
 
 def test_an_agent_that_ignores_signals_is_halted_and_a_human_goes_on(holders: Holders) -> None:
     holders.start("sh", "-c", STUBBORN)
-    agent, human = holders.connect(kind="agent", operator="bot", role="write"), holders.connect(role="write", operator="eve")
+    agent, human = (
+        holders.connect(kind="agent", operator="bot", role="write"),
+        holders.connect(role="write", operator="eve"),
+    )
     human.request("subscribe")
     human.wait_match("(?s)deep.*tick", since="start", timeout=TIMEOUT)
     agent.lease_request()
     halted = human.halt()
     status = human.status()
-    assert status["state"] == "paused" and status["paused_by"]["name"] == "eve" and status["lease"] is None
+    assert (
+        status["state"] == "paused"
+        and status["paused_by"]["name"] == "eve"
+        and status["lease"] is None
+    )
     assert halted["processes"] >= 3
     assert halted["method"] == status["freezer"]
     before = human.wait_idle(0.5, TIMEOUT)  # which a counter that runs never is
@@ -59,9 +66,14 @@ def test_an_agent_that_ignores_signals_is_halted_and_a_human_goes_on(holders: Ho
     assert human.status()["state"] == "running"
 
 
-def test_a_pause_waits_for_what_only_lacks_a_processor(holders: Holders, home: Home, keeper: Keeper) -> None:
-    """It freezes once it is scheduled, which beside other load takes seconds: no reason to send SIGSTOP, which can be seen."""
-    nice = "if [ -w /proc/self/autogroup ]; then echo {} > /proc/self/autogroup; fi"  # its session's, among others
+def test_a_pause_waits_for_what_only_lacks_a_processor(
+    holders: Holders, home: Home, keeper: Keeper
+) -> None:
+    """It freezes once it is scheduled, which beside other load takes seconds: no reason to send
+    SIGSTOP, which can be seen.
+    """
+    # its session's, among others
+    nice = "if [ -w /proc/self/autogroup ]; then echo {} > /proc/self/autogroup; fi"
     counts = "echo up; while :; do :; done"
     holders.start("sh", "-c", f"{nice.format(19)}; exec chrt --idle 0 sh -c '{counts}'")
     client = holders.connect(role="write")
@@ -84,7 +96,10 @@ def test_a_pause_waits_for_what_only_lacks_a_processor(holders: Holders, home: H
 def test_halt_drops_queued_input_of_agents_only(holders: Holders) -> None:
     """A raw terminal that nobody reads takes some 4 KiB; the rest queues in the holder."""
     holders.start("sh", "-c", "stty raw -echo; echo ready; read end")
-    agent, human = holders.connect(kind="agent", operator="bot", role="write"), holders.connect(operator="eve")
+    agent, human = (
+        holders.connect(kind="agent", operator="bot", role="write"),
+        holders.connect(operator="eve"),
+    )
     human.wait_match("ready", since="start", timeout=TIMEOUT)
     human.signal("STOP", to="session")
     human.lease_yield()
@@ -93,7 +108,11 @@ def test_halt_drops_queued_input_of_agents_only(holders: Holders) -> None:
     dropped = human.halt()["dropped"]
     assert 0 < dropped < 200_000 and human.status()["queued_input"] == 0
     answer = agent.receive(TIMEOUT)
-    assert answer is not None and getattr(answer, "id", None) == waiting and isinstance(getattr(answer, "error", None), Conflict)
+    assert (
+        answer is not None
+        and getattr(answer, "id", None) == waiting
+        and isinstance(getattr(answer, "error", None), Conflict)
+    )
     with pytest.raises(WrongState, match="only humans"):
         agent.send("again")
     human.resume()
@@ -130,9 +149,13 @@ def test_pause_without_a_freezer_keeps_who_was_stopped_stopped(holders: Holders)
     stopped = {member: member.state() == "T" for member in tree.members()}
     try:
         assert tree.freeze() == ("SIGSTOP", 4)
-        wait_until(lambda: all(m.state() == "T" for m in tree.members()), TIMEOUT, "all stand still")
+        wait_until(
+            lambda: all(m.state() == "T" for m in tree.members()), TIMEOUT, "all stand still"
+        )
         tree.thaw()
-        wait_until(lambda: {m: m.state() == "T" for m in tree.members()} == stopped, TIMEOUT, "as it was")
+        wait_until(
+            lambda: {m: m.state() == "T" for m in tree.members()} == stopped, TIMEOUT, "as it was"
+        )
     finally:
         tree.signal(signal.SIGKILL, reversed(tree.members()))
         os.waitpid(spawned.pid, 0)
@@ -144,18 +167,30 @@ def test_signals_reach_the_foreground_group_the_leader_or_all(holders: Holders) 
     client = holders.connect()
     client.send("sleep 1000\n")
     leader = client.status()["pid"]
-    wait_until(lambda: [p.command for p in read_tree(leader)] == ["bash", "sleep"], TIMEOUT, "sleep runs")
+    wait_until(
+        lambda: [p.command for p in read_tree(leader)] == ["bash", "sleep"], TIMEOUT, "sleep runs"
+    )
     assert client.signal(signal.SIGINT) == 1
     wait_until(lambda: len(read_tree(leader)) == 1, TIMEOUT, "sleep is interrupted")
     client.send("sleep 1000\n")
-    wait_until(lambda: [p.command for p in read_tree(leader)] == ["bash", "sleep"], TIMEOUT, "sleep runs again")
+    wait_until(
+        lambda: [p.command for p in read_tree(leader)] == ["bash", "sleep"],
+        TIMEOUT,
+        "sleep runs again",
+    )
     assert client.signal("TERM") == 1  # which no key sends, so the terminal does not either
     wait_until(lambda: len(read_tree(leader)) == 1, TIMEOUT, "sleep is ended")
     for wrong in ("NOSUCH", 0, 10_000, "", None, True, 1.5):
         with pytest.raises(UsageError):
             client.request("signal", signal=wrong)
     assert client.signal("SIGHUP", to="leader") == 1
-    assert client.wait_exit(TIMEOUT) | {"id": 0} == {"id": 0, "ok": True, "exit_code": 129, "exit_signal": 1, "state": "exited"}
+    assert client.wait_exit(TIMEOUT) | {"id": 0} == {
+        "id": 0,
+        "ok": True,
+        "exit_code": 129,
+        "exit_signal": 1,
+        "state": "exited",
+    }
 
 
 def test_kill_ends_daemons_and_those_who_ignore_it(holders: Holders) -> None:
@@ -163,7 +198,8 @@ def test_kill_ends_daemons_and_those_who_ignore_it(holders: Holders) -> None:
     client = holders.connect()
     client.wait_match("deep", since="start", timeout=TIMEOUT)
     assert started.pid is not None
-    client.pause()  # a frozen tree dies as well, and nobody of it comes and goes while it is looked at
+    # a frozen tree dies as well, and nobody of it comes and goes while it is looked at
+    client.pause()
     members = [process.identity for process in read_tree(started.pid)]
     assert client.kill(grace=0.2) >= len(members) >= 3
     assert not any(member.alive() for member in members)
@@ -205,7 +241,8 @@ def test_a_session_knows_that_it_is_one(holders: Holders) -> None:
     assert inner.wait_match("inside inner", since="start", timeout=TIMEOUT)
 
 
-# -- checkpoints, with a tree that ends and another that comes ----------------------------------------
+# -- checkpoints, with a tree that ends and another that comes
+# ----------------------------------------
 
 
 def collect(client: Session, name: str) -> dict[str, Any]:
@@ -217,7 +254,9 @@ def collect(client: Session, name: str) -> dict[str, Any]:
             return message.body
 
 
-def test_while_a_checkpoint_is_made_input_waits_and_output_is_recorded_to_the_last_byte(holders: Holders) -> None:
+def test_while_a_checkpoint_is_made_input_waits_and_output_is_recorded_to_the_last_byte(
+    holders: Holders,
+) -> None:
     holders.start("sh", "-c", "echo before; cat")
     dumper, writer = holders.connect(), holders.connect(operator="writer")
     writer.wait_match("before\r\n", since="start", timeout=TIMEOUT)
@@ -233,12 +272,19 @@ def test_while_a_checkpoint_is_made_input_waits_and_output_is_recorded_to_the_la
         writer.request("checkpoint-abort")  # not his
     dumper.request("checkpoint-done", checkpoint="c1", ended=False)
     writer.wait_match("later", since="start", timeout=TIMEOUT)
-    assert writer.status()["checkpoint"] == holders.state()["checkpoint"] == "c1" and writer.status()["state"] == "running"
+    assert (
+        writer.status()["checkpoint"] == holders.state()["checkpoint"] == "c1"
+        and writer.status()["state"] == "running"
+    )
 
 
 @pytest.mark.parametrize("how", ["done", "abort", "lost"])
-def test_while_a_checkpoint_is_stored_the_session_is_as_any_other(holders: Holders, how: str) -> None:
-    """That may take minutes: whoever wants to stop it, or to know how it ended, does not wait for them."""
+def test_while_a_checkpoint_is_stored_the_session_is_as_any_other(
+    holders: Holders, how: str
+) -> None:
+    """That may take minutes: whoever wants to stop it, or to know how it ended, does not wait for
+    them.
+    """
     holders.start("sh", "-c", "read line; exit 7")
     dumper, operator = holders.connect(), holders.connect(operator="person")
     operator.attach("start")
@@ -256,7 +302,9 @@ def test_while_a_checkpoint_is_stored_the_session_is_as_any_other(holders: Holde
     assert operator.wait_exit(TIMEOUT)["exit_code"] == 7
     if how == "done":
         dumper.request("checkpoint-done", checkpoint="c1", ended=False)
-        assert collect(operator, "checkpoint")["checkpoint"] == holders.state()["checkpoint"] == "c1"
+        assert (
+            collect(operator, "checkpoint")["checkpoint"] == holders.state()["checkpoint"] == "c1"
+        )
     else:
         dumper.request("checkpoint-abort") if how == "abort" else dumper.close()
         assert collect(operator, "checkpoint-aborted")
@@ -304,21 +352,33 @@ def test_a_session_goes_into_a_checkpoint_and_comes_back(holders: Holders, told:
     assert started.pid is not None
     os.kill(started.pid, signal.SIGKILL)  # as CRIU does
     if told == "done":
-        wait_until(lambda: not os.path.exists(f"/proc/{started.pid}"), TIMEOUT, "the holder reaps it")
+        wait_until(
+            lambda: not os.path.exists(f"/proc/{started.pid}"), TIMEOUT, "the holder reaps it"
+        )
         dumper.request("checkpoint-done", checkpoint="c7", ended=True)
     else:
         dumper.close()
     assert collect(operator, "checkpointed")["checkpoint"] == "c7"
-    assert operator.status()["state"] == "checkpointed" and holders.state()["state"] == "checkpointed"
+    assert (
+        operator.status()["state"] == "checkpointed" and holders.state()["state"] == "checkpointed"
+    )
     with pytest.raises(WrongState, match="checkpointed"):
         operator.send("nobody reads this\n")
 
     spawned = spawn_plain(
-        SpawnRequest(("sh", "-c", "echo second life; cat"), {"PATH": os.environ["PATH"], "TOKEN": holders.token})
+        SpawnRequest(
+            ("sh", "-c", "echo second life; cat"),
+            {"PATH": os.environ["PATH"], "TOKEN": holders.token},
+        )
     )
     start_time = ProcessIdentity.of(spawned.pid).start_time
     restorer = holders.connect()
-    restored = {"host": "elsewhere", "checkpoint": "c7", "created": 1.5, "dropped": ["one connection"]}
+    restored = {
+        "host": "elsewhere",
+        "checkpoint": "c7",
+        "created": 1.5,
+        "dropped": ["one connection"],
+    }
     facts: dict[str, Any] = {"pid": spawned.pid, "incarnation": 2, "restored": restored}
     with pytest.raises(NotFound, match="another process"):
         restorer.request("adopt", fds=[spawned.master], **facts, start_time=start_time + 1)
@@ -333,7 +393,9 @@ def test_a_session_goes_into_a_checkpoint_and_comes_back(holders: Holders, told:
         ["one connection"],
         17,
     )
-    operator.wait_match("(?s)typed in between\r\n.*typed in between", since="start", timeout=TIMEOUT)
+    operator.wait_match(
+        "(?s)typed in between\r\n.*typed in between", since="start", timeout=TIMEOUT
+    )
     data = operator.read("start").data
     assert data.startswith(b"first life\r\n") and b"second life" in data
     with pytest.raises(WrongState):
@@ -354,8 +416,18 @@ def test_a_restored_sessions_holder_has_the_old_scrollback(holders: Holders) -> 
     os.close(memory)
     client = holders.connect()
     status = client.status()
-    assert (status["state"], status["incarnation"], status["id"], status["pid"]) == ("checkpointed", 4, "feed" * 8, None)
-    assert (status["base"], status["offset"], status["input_offset"], status["checkpoint"]) == (5000, 5021, 5007, "c9")
+    assert (status["state"], status["incarnation"], status["id"], status["pid"]) == (
+        "checkpointed",
+        4,
+        "feed" * 8,
+        None,
+    )
+    assert (status["base"], status["offset"], status["input_offset"], status["checkpoint"]) == (
+        5000,
+        5021,
+        5007,
+        "c9",
+    )
     assert (status["rows"], status["cols"], status["modes"]["alternate"]) == (33, 77, True)
     assert client.read("start").data == b"from the other host\r\n"
     assert holders.connect(kind="agent", operator="bot").role == "observe"
@@ -364,7 +436,9 @@ def test_a_restored_sessions_holder_has_the_old_scrollback(holders: Holders) -> 
     holders.gone(started)
 
 
-def test_the_holder_of_a_restore_that_comes_to_nothing_ends_also_as_another_program(holders: Holders) -> None:
+def test_the_holder_of_a_restore_that_comes_to_nothing_ends_also_as_another_program(
+    holders: Holders,
+) -> None:
     started = holders.start("cat", spawner="")
     restorer = holders.connect(operator=RESTORES)
     restorer.reexec()
@@ -375,13 +449,17 @@ def test_the_holder_of_a_restore_that_comes_to_nothing_ends_also_as_another_prog
 
 def _come(holders: Holders, restorer: Session, **facts: Any) -> int:
     """A tree comes to a holder that waits; its root's PID."""
-    spawned = spawn_plain(SpawnRequest(("cat",), {"PATH": os.environ["PATH"], "TOKEN": holders.token}))
+    spawned = spawn_plain(
+        SpawnRequest(("cat",), {"PATH": os.environ["PATH"], "TOKEN": holders.token})
+    )
     restorer.request("adopt", fds=[spawned.master], pid=spawned.pid, incarnation=2, **facts)
     os.close(spawned.master)
     return spawned.pid
 
 
-def test_a_holder_that_one_restore_has_left_stays_with_the_tree_of_the_next(holders: Holders) -> None:
+def test_a_holder_that_one_restore_has_left_stays_with_the_tree_of_the_next(
+    holders: Holders,
+) -> None:
     started = holders.start("cat", spawner="")
     operator = holders.connect(operator="waits")
     holders.connect(operator=RESTORES).close()
@@ -395,7 +473,9 @@ def test_a_holder_that_one_restore_has_left_stays_with_the_tree_of_the_next(hold
     os.waitpid(root, 0)
 
 
-def test_what_a_tree_that_is_taken_back_would_have_been_typed_is_the_next_ones(holders: Holders) -> None:
+def test_what_a_tree_that_is_taken_back_would_have_been_typed_is_the_next_ones(
+    holders: Holders,
+) -> None:
     started = holders.start("cat")
     dumper, operator = holders.connect(), holders.connect(operator="stays")
     dumper.request("checkpoint-begin")
@@ -408,7 +488,10 @@ def test_what_a_tree_that_is_taken_back_would_have_been_typed_is_the_next_ones(h
     operator.request("moved", to="ssh://there/s", host="there")
 
     root = _come(holders, holders.connect(), settles=True)
-    assert (operator.status()["state"], operator.status()["home"]) == ("running", os.uname().nodename)
+    assert (operator.status()["state"], operator.status()["home"]) == (
+        "running",
+        os.uname().nodename,
+    )
     os.kill(root, signal.SIGKILL)
     os.waitpid(root, 0)
     operator.wait_state("checkpointed", timeout=TIMEOUT)
@@ -416,20 +499,28 @@ def test_what_a_tree_that_is_taken_back_would_have_been_typed_is_the_next_ones(h
 
     root = _come(holders, restorer := holders.connect(), settles=True)
     restorer.request("settle")
-    operator.wait_match("(?s)typed in between\r\n.*typed in between", since="start", timeout=TIMEOUT)
+    operator.wait_match(
+        "(?s)typed in between\r\n.*typed in between", since="start", timeout=TIMEOUT
+    )
     assert operator.status()["moved_to"] is None
     os.kill(root, signal.SIGKILL)
     os.waitpid(root, 0)
 
 
 def test_what_is_still_rolled_back_does_not_keep_the_control_group(holders: Holders) -> None:
-    """CRIU, or what it was restoring, comes to the holder when who started it is gone; none of that is in the session's group."""
+    """CRIU, or what it was restoring, comes to the holder when who started it is gone; none of that
+    is in the session's group.
+    """
     started = holders.start("cat", spawner="")
     group = holders.state()["cgroup"]
     restorer = holders.connect(operator=RESTORES)
     environment = {"PATH": os.environ["PATH"], "TOKEN": holders.token}
     starter = restorer.spawn(["sh", "-c", "sleep 600 &"], environment, [])
-    wait_until(lambda: not Path(f"/proc/{starter}").exists(), TIMEOUT, "what it has started is the holder's child")
+    wait_until(
+        lambda: not Path(f"/proc/{starter}").exists(),
+        TIMEOUT,
+        "what it has started is the holder's child",
+    )
     (left,) = children(started.holder_pid)
     restorer.close()
     holders.gone(started)
@@ -437,22 +528,37 @@ def test_what_is_still_rolled_back_does_not_keep_the_control_group(holders: Hold
     assert group is None or not Path(group).exists()
 
 
-def test_with_a_session_whose_holder_was_killed_its_control_group_is_forgotten(holders: Holders) -> None:
+def test_with_a_session_whose_holder_was_killed_its_control_group_is_forgotten(
+    holders: Holders,
+) -> None:
     started = holders.start("cat")
     group = holders.state()["cgroup"]
     os.kill(started.holder_pid, signal.SIGKILL)
-    wait_until(lambda: not holders.state()["holder_alive"] and not leftovers(holders.state()), TIMEOUT, "its terminal hangs up")
+    wait_until(
+        lambda: not holders.state()["holder_alive"] and not leftovers(holders.state()),
+        TIMEOUT,
+        "its terminal hangs up",
+    )
     assert forget(holders.config, "s")
     assert group is None or not Path(group).exists()
 
 
 def test_a_session_that_came_too_late_for_who_wanted_it_ends(holders: Holders) -> None:
-    spec = HolderSpec("s", argv=["sleep", "600"], env={"PATH": os.environ["PATH"], "TOKEN": holders.token})
+    spec = HolderSpec(
+        "s", argv=["sleep", "600"], env={"PATH": os.environ["PATH"], "TOKEN": holders.token}
+    )
     with pytest.raises(TimedOut):
         start_holder(holders.config, spec, timeout=0.01)
-    wait_until(lambda: (state := state_of(holders.config, "s")) is not None and not state["holder_alive"], 20, "it has ended")
+    wait_until(
+        lambda: (state := state_of(holders.config, "s")) is not None and not state["holder_alive"],
+        20,
+        "it has ended",
+    )
     state = holders.state()
-    assert state["state"] == "exited" and not ProcessIdentity(state["pid"] or 1, state["start_time"] or 0).alive()
+    assert (
+        state["state"] == "exited"
+        and not ProcessIdentity(state["pid"] or 1, state["start_time"] or 0).alive()
+    )
 
 
 def test_a_holder_whose_files_are_gone_does_not_become_another_program(holders: Holders) -> None:
@@ -475,7 +581,11 @@ def test_a_program_that_the_holder_starts_for_a_restore_is_its_child(holders: Ho
         with theirs:
             script = "echo parent $PPID >&7; exit 6"
             client.request(
-                "spawn", fds=[theirs.fileno()], argv=["sh", "-c", script], env={"PATH": os.environ["PATH"]}, numbers=[7]
+                "spawn",
+                fds=[theirs.fileno()],
+                argv=["sh", "-c", script],
+                env={"PATH": os.environ["PATH"]},
+                numbers=[7],
             )
         assert ours.recv(100) == b"parent %d\n" % started.holder_pid
     event = collect(client, "child-exited")
@@ -485,8 +595,12 @@ def test_a_program_that_the_holder_starts_for_a_restore_is_its_child(holders: Ho
 
 
 def test_a_host_that_goes_down_does_not_wait_for_holders(holders: Holders) -> None:
-    """It tells holder and tree to end; one that is told by its holder to have ended of itself would not be brought back."""
-    graceful = holders.start("sh", "-c", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done")
+    """It tells holder and tree to end; one that is told by its holder to have ended of itself would
+    not be brought back.
+    """
+    graceful = holders.start(
+        "sh", "-c", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+    )
     holders.connect().wait_match("ready", since="start", timeout=TIMEOUT)
     for pid in (graceful.holder_pid, graceful.pid):
         assert pid is not None
@@ -519,7 +633,9 @@ def test_a_holder_that_is_killed_leaves_a_lost_session_that_is_told(holders: Hol
     assert holders.state()["state"] == "running"
 
 
-def test_what_a_session_has_left_stays_until_another_one_of_its_name_stands(holders: Holders) -> None:
+def test_what_a_session_has_left_stays_until_another_one_of_its_name_stands(
+    holders: Holders,
+) -> None:
     """A command that is not there, say, is no reason to lose it."""
     folder = state_folder(holders.config.state_dir, "s")
     first = holders.start("echo", "what", "it", "printed")
@@ -535,12 +651,17 @@ def test_what_a_session_has_left_stays_until_another_one_of_its_name_stands(hold
     (folder / BEGINNING / "output").write_text("half")
     second = holders.start("cat")
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert kept.pop(f"audit-{first.id[:16]}.jsonl") == left["audit.jsonl"] and kept.keys() == left.keys()
+    assert (
+        kept.pop(f"audit-{first.id[:16]}.jsonl") == left["audit.jsonl"]
+        and kept.keys() == left.keys()
+    )
     assert all(kept[name] != left[name] for name in ("output", "timeline", "audit.jsonl"))
     client = holders.connect()
     client.reexec()
     assert client.status()["audit"] == str(folder / "audit.jsonl")
-    assert [entry["session"] for entry in client.audit() if entry["what"] == "opened"] == [second.id]
+    assert [entry["session"] for entry in client.audit() if entry["what"] == "opened"] == [
+        second.id
+    ]
 
 
 def test_times_from_before_the_first_output_outlive_another_program(holders: Holders) -> None:
@@ -555,7 +676,9 @@ def test_times_from_before_the_first_output_outlive_another_program(holders: Hol
     assert list(records(timeline))[:3] == before
 
 
-def test_what_its_last_life_has_printed_outlives_a_restore_that_comes_to_nothing(holders: Holders) -> None:
+def test_what_its_last_life_has_printed_outlives_a_restore_that_comes_to_nothing(
+    holders: Holders,
+) -> None:
     """And gives way to what the checkpoint has when the tree is there."""
     folder = state_folder(holders.config.state_dir, "s")
     first = holders.start("echo", "after the checkpoint")
@@ -568,12 +691,21 @@ def test_what_its_last_life_has_printed_outlives_a_restore_that_comes_to_nothing
         stored.write(b"before it\r\n")
         for adopted in (False, True):
             stored.seek(0)
-            waiting = holders.start("cat", spawner="", id=first.id, incarnation=2, log_fd=stored.fileno())
+            waiting = holders.start(
+                "cat", spawner="", id=first.id, incarnation=2, log_fd=stored.fileno()
+            )
             client = holders.connect()
             client.reexec()
-            assert client.read("start").data == b"before it\r\n" and read_file(folder / "output") == printed
+            assert (
+                client.read("start").data == b"before it\r\n"
+                and read_file(folder / "output") == printed
+            )
             if adopted:
-                spawned = spawn_plain(SpawnRequest(("echo", "again"), {"PATH": os.environ["PATH"], "TOKEN": holders.token}))
+                spawned = spawn_plain(
+                    SpawnRequest(
+                        ("echo", "again"), {"PATH": os.environ["PATH"], "TOKEN": holders.token}
+                    )
+                )
                 client.request("adopt", fds=[spawned.master], pid=spawned.pid, incarnation=2)
                 os.close(spawned.master)
                 os.waitpid(spawned.pid, 0)
@@ -581,11 +713,16 @@ def test_what_its_last_life_has_printed_outlives_a_restore_that_comes_to_nothing
             client.request("shutdown")
             client.close()
             holders.gone(waiting)
-            assert holders.state()["log"] == str(folder / "output") and not (folder / BEGINNING).exists()
+            assert (
+                holders.state()["log"] == str(folder / "output")
+                and not (folder / BEGINNING).exists()
+            )
     assert read_file(folder / "output") == (0, b"before it\r\nagain\r\n")
 
 
-def test_what_another_session_has_left_outlives_a_restore_under_its_name_that_comes_to_nothing(holders: Holders) -> None:
+def test_what_another_session_has_left_outlives_a_restore_under_its_name_that_comes_to_nothing(
+    holders: Holders,
+) -> None:
     folder = state_folder(holders.config.state_dir, "s")
     first = holders.start("echo", "what", "it", "printed")
     holders.connect().wait_exit(TIMEOUT)

@@ -38,7 +38,9 @@ def _frozen(group: str) -> bool:
 
 @pytest.mark.parametrize("how", ["seized", "begin", "abort", "lost"])
 def test_it_is_held_until_the_tracer_has_it_or_gives_up(how: str, holders: Holders) -> None:
-    """Busy threads are seized one after the other as each is scheduled; more than a hundred took longer than CRIU is patient."""
+    """Busy threads are seized one after the other as each is scheduled; more than a hundred took
+    longer than CRIU is patient.
+    """
     operator = _many(holders)
     dumper = holders.connect()
     told = dumper.request("checkpoint-prepare", hold=True)
@@ -76,7 +78,8 @@ def test_it_is_not_held_for_one_of_its_own(holders: Holders) -> None:
     assert Tree(group=group).hold(member) is None
 
 
-# A thread that is not its process's first waits for the child of its vfork, which waits for ever; its stack is its own.
+# A thread that is not its process's first waits for the child of its vfork, which waits for ever;
+# its stack is its own.
 VFORK = """import ctypes, mmap, os, threading
 libc = ctypes.CDLL(None)
 libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
@@ -88,15 +91,23 @@ threading.Event().wait()"""
 
 
 def test_it_is_not_held_in_the_middle_of_a_thread_s_vfork(holders: Holders) -> None:
-    """The child stands still, and nobody can seize the thread that waits for it: a dump gave up after half a minute."""
+    """The child stands still, and nobody can seize the thread that waits for it: a dump gave up
+    after half a minute.
+    """
     holders.start("sh", "-c", f'"$0" -I -S -c "$1" & {CROWD}', sys.executable, VFORK)
     client = holders.connect()
-    wait_until(lambda: len(read_tree(client.status()["pid"])) > 22, TIMEOUT, "the tree is complete, with the child")
+    wait_until(
+        lambda: len(read_tree(client.status()["pid"])) > 22,
+        TIMEOUT,
+        "the tree is complete, with the child",
+    )
     assert holders.connect().request("checkpoint-prepare", hold=True)["held"] is None
 
 
 class _Pair(Tree):
-    """Two processes of a test; a holder's tree is all of its children, which here are everybody's."""
+    """Two processes of a test; a holder's tree is all of its children, which here are
+    everybody's.
+    """
 
     def __init__(self, *pair: ProcessIdentity) -> None:
         super().__init__(group=None)
@@ -106,9 +117,15 @@ class _Pair(Tree):
         return list(self.pair)
 
 
-def test_who_was_stopped_before_looks_awake_for_a_moment_when_a_tracer_lets_go(keeper: Keeper, home: Home) -> None:
-    """CRIU lets go of a stopped one by stopping it anew; a holder that looked just then took it for one that it had stopped."""
-    first, other = (keeper.spawn(["sleep", "1000"], env={"CZOO_TOKEN": home.token}) for _ in range(2))
+def test_who_was_stopped_before_looks_awake_for_a_moment_when_a_tracer_lets_go(
+    keeper: Keeper, home: Home
+) -> None:
+    """CRIU lets go of a stopped one by stopping it anew; a holder that looked just then took it for
+    one that it had stopped.
+    """
+    first, other = (
+        keeper.spawn(["sleep", "1000"], env={"CZOO_TOKEN": home.token}) for _ in range(2)
+    )
     awake, job = ProcessIdentity.of(first.pid), ProcessIdentity.of(other.pid)
     pair = _Pair(awake, job)
     pair.signal(signal.SIGSTOP, [job])
@@ -121,7 +138,9 @@ def test_who_was_stopped_before_looks_awake_for_a_moment_when_a_tracer_lets_go(k
     assert pair.stopped == [awake]
     pair.signal(signal.SIGSTOP, [job])
     pair.thaw()
-    wait_until(lambda: (awake.state(), job.state()) == ("S", "T"), TIMEOUT, "only the other goes on")
+    wait_until(
+        lambda: (awake.state(), job.state()) == ("S", "T"), TIMEOUT, "only the other goes on"
+    )
     for launched in (first, other):
         launched.kill()
         launched.wait(TIMEOUT)

@@ -1,4 +1,6 @@
-"""Output is one log: everybody reads the same bytes at the same offsets, and nobody holds up the session."""
+"""Output is one log: everybody reads the same bytes at the same offsets, and nobody holds up the
+session.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def test_the_scrollback_outlives_the_holder(holders: Holders) -> None:
     with pytest.raises(SessionGone):
         holders.connect()
     for name in ("state.json", "holder.log"):
-        assert (Path(holders.config.run_dir) / "holders" / "s" / name).stat().st_mode & 0o777 == 0o600
+        assert (
+            Path(holders.config.run_dir) / "holders" / "s" / name
+        ).stat().st_mode & 0o777 == 0o600
 
 
 def test_waiting(holders: Holders) -> None:
@@ -102,7 +106,8 @@ def test_waiting(holders: Holders) -> None:
         client.wait_match("never", since="start", timeout=0.05)
     mark = client.send("hello\n")["offset"]
     assert client.wait_match(r"hel+o\r\nhello", since=mark, timeout=TIMEOUT)
-    assert client.wait_match(r"hel+o\r\nhello", timeout=TIMEOUT)  # it came already, but after the input
+    # it came already, but after the input
+    assert client.wait_match(r"hel+o\r\nhello", timeout=TIMEOUT)
     client.send("more\n")
     client.wait_match(r"more\r\nmore\r\n", timeout=TIMEOUT)
     with pytest.raises(TimedOut):
@@ -115,14 +120,19 @@ def test_waiting(holders: Holders) -> None:
 
 
 def test_clients_that_are_killed_leave_the_session_alone(holders: Holders) -> None:
-    """kill -9 of client after client in the middle of the output: a counter inside misses no tick."""
-    holders.start("sh", "-c", "i=0; while [ $i -lt 100000 ]; do echo tick $i; i=$((i+1)); done; read end")
+    """kill -9 of client after client in the middle of the output: a counter inside misses no
+    tick.
+    """
+    holders.start(
+        "sh", "-c", "i=0; while [ $i -lt 100000 ]; do echo tick $i; i=$((i+1)); done; read end"
+    )
     witness = holders.connect()
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from criuctl.config import Config\n"
         "from criuctl.session.client.session import Session\n"
-        "s = Session.connect('s', config=Config(run_dir=sys.argv[2]), kind='agent', operator='victim', role='write')\n"
+        "s = Session.connect('s', config=Config(run_dir=sys.argv[2]), kind='agent', "
+        "operator='victim', role='write')\n"
         "s.attach('start', write=True, size=(30, 90))\n"
         "print('in', flush=True)\n"
         "while True: s.receive()\n"
@@ -136,7 +146,9 @@ def test_clients_that_are_killed_leave_the_session_alone(holders: Holders) -> No
     witness.wait_match("tick 99999\r\n", since="start", timeout=120)
     lines = witness.read("start").data.split(b"\r\n")
     assert lines[:100_000] == [b"tick %d" % n for n in range(100_000)]
-    wait_until(lambda: len(witness.status()["operators"]) == 1, TIMEOUT, "the dead are gone from the list")
+    wait_until(
+        lambda: len(witness.status()["operators"]) == 1, TIMEOUT, "the dead are gone from the list"
+    )
     assert witness.status()["lease"] is None
     assert holders.state()["state"] == "running"
 

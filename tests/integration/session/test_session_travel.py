@@ -1,4 +1,6 @@
-"""Sessions dumped and restored in the middle of real work: what was typed, the jobs, the screen, the status at the end."""
+"""Sessions dumped and restored in the middle of real work: what was typed, the jobs, the screen,
+the status at the end.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def travel(criuctl: Criuctl, holders: Holders) -> Iterator[Travel]:
 
 
 def bash(desk: Desk) -> None:
-    """A job in the background, one that is stopped, a variable, and a half-typed line for a third that reads."""
+    """A job in the background, one that is stopped, a variable, and a half-typed line for a third
+    that reads.
+    """
     desk.expect(r"\$ ")
     desk.type("X=41; sleep 1000 &\r")
     desk.expect(r"(?s)\[1\] \d+.*\$ ")
@@ -172,10 +176,12 @@ def tmux(desk: Desk) -> None:
     desk.expect(r"[#$] ")
     desk.type("Y=41; echo in-$((Y + 1))\r")
     desk.expect("in-42")
-    desk.type("echo re''ading; cat\r")  # reads lines: tmux's own terminal inside holds what is typed
+    # reads lines: tmux's own terminal inside holds what is typed
+    desk.type("echo re''ading; cat\r")
     desk.expect("reading\r\n")  # so bash has given the terminal inside back
     desk.type("whole\r")
-    desk.expect(r"(?s)whole\r\n.*whole\r\n")  # in between tmux may write the program's name into its status line
+    # in between tmux may write the program's name into its status line
+    desk.expect(r"(?s)whole\r\n.*whole\r\n")
     desk.type("half-")
     desk.expect("half-")
 
@@ -190,7 +196,8 @@ def tmux_goes_on(desk: Desk) -> None:
 
 
 PASSWORD = (
-    "import getpass, sys, termios\np = getpass.getpass()\nprint((p, bool(termios.tcgetattr(0)[3] & termios.ECHO)))\ninput()"
+    "import getpass, sys, termios\np = getpass.getpass()\nprint((p, bool(termios.tcgetattr(0)[3] "
+    "& termios.ECHO)))\ninput()"
 )
 RAW = """
 import os, signal, tty
@@ -201,7 +208,8 @@ signal.sigwait([signal.SIGUSR1])
 os.write(1, b"got %r" % os.read(0, 100))
 os.read(0, 1)
 """
-# Opens a terminal of its own, which controls two processes, and the session's, many times; a signal tells what is typed.
+# Opens a terminal of its own, which controls two processes, and the session's, many times; a signal
+# tells what is typed.
 SIGNALLED = """
 import fcntl, os, pty, select, signal
 inside = os.ttyname(pty.openpty()[1])
@@ -233,7 +241,11 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], Callable[[Desk], None], Callable[[Des
     "password": (("python3", "-I", "-S", "-c", PASSWORD), password, password_goes_on),
     "raw": (("python3", "-I", "-S", "-c", RAW), raw, raw_goes_on),
     "signalled": (("python3", "-I", "-S", "-c", SIGNALLED), signalled, signalled_goes_on),
-    "tmux": (("tmux", "-S", "FOLDER/tmux", "-f", "/dev/null", "new-session", "bash --norc --noprofile"), tmux, tmux_goes_on),
+    "tmux": (
+        ("tmux", "-S", "FOLDER/tmux", "-f", "/dev/null", "new-session", "bash --norc --noprofile"),
+        tmux,
+        tmux_goes_on,
+    ),
 }
 
 
@@ -265,7 +277,10 @@ def test_everything_of_a_session_comes_along(travel: Travel) -> None:
     started = travel.holders.started[-1]
     desk.client.set_role("agent", "bot", "observe")
     desk.expect(r"\$ ")
-    desk.type("ipcmk -M 4096 >/dev/null; (setsid sleep 1234 </dev/null >/dev/null 2>&1 &); cd /tmp; umask 027; ulimit -n 333\r")
+    desk.type(
+        "ipcmk -M 4096 >/dev/null; (setsid sleep 1234 </dev/null >/dev/null 2>&1 &); cd /tmp; "
+        "umask 027; ulimit -n 333\r"
+    )
     desk.expect(r"333\r\n(?s:.*)\$ ")
     desk.type("echo scrollback-$((40 + 2)); bash --norc --noprofile\r")
     desk.expect("scrollback-42")
@@ -283,16 +298,26 @@ def test_everything_of_a_session_comes_along(travel: Travel) -> None:
         if incarnation == 3:
             desk = Desk(travel.holders.connect())
         after = desk.client.status()
-        assert (after["id"], after["incarnation"], after["state"]) == (before["id"], incarnation, "running")
+        assert (after["id"], after["incarnation"], after["state"]) == (
+            before["id"],
+            incarnation,
+            "running",
+        )
         assert after["base"] == before["base"] and after["offset"] >= before["offset"]
-        assert after["command"] == ["bash", "--norc", "--noprofile"] and (after["rows"], after["cols"]) == (31, 99)
+        assert after["command"] == ["bash", "--norc", "--noprofile"] and (
+            after["rows"],
+            after["cols"],
+        ) == (31, 99)
         assert "scrollback-42" in desk.log()
         desk.type("-typed\r")
         desk.expect(r"7-half-typed\r\n(?s:.*)\$ ")
         desk.type(
-            "ipcs -m | grep -c 4096; pgrep -f 'sleep 123[4]'; pwd; umask; ulimit -n; cat $CRIUCTL_SESSION_DIR/session.json\r"
+            "ipcs -m | grep -c 4096; pgrep -f 'sleep 123[4]'; pwd; umask; ulimit -n; cat "
+            "$CRIUCTL_SESSION_DIR/session.json\r"
         )
-        found = desk.expect(r'(?s)[\r\n]1\r\n\d+\r\n/tmp\r\n0027\r\n333\r\n\{"session": "s".*"incarnation": (\d)')
+        found = desk.expect(
+            r'(?s)[\r\n]1\r\n\d+\r\n/tmp\r\n0027\r\n333\r\n\{"session": "s".*"incarnation": (\d)'
+        )
         assert int(found[1]) == incarnation
         desk.expect(r"\$ ")
     assert travel.holders.connect(kind="agent", operator="bot", role="admin").role == "observe"
@@ -363,7 +388,9 @@ def _counted(path: str) -> bytes:
 
 
 def test_a_copy_of_a_server_of_a_unix_socket(travel: Travel, criuctl: Criuctl) -> None:
-    """As of tmux, say: the copy has a path of its own, and does not remove the other one when it ends."""
+    """As of tmux, say: the copy has a path of its own, and does not remove the other one when it
+    ends.
+    """
     path = str(criuctl.home.path / "server.sock")
     desk = travel.start("python3", "-I", "-S", "-u", "-c", COUNTING, path)
     desk.expect("ready")
@@ -371,7 +398,12 @@ def test_a_copy_of_a_server_of_a_unix_socket(travel: Travel, criuctl: Criuctl) -
     copied = criuctl("restore", told["checkpoint"], "--as", "copy")
     travel.names.add("copy")
     (own,) = (f["own_copy"] for f in copied["files"])
-    assert [_counted(path), _counted(own), _counted(path), _counted(own)] == [b"1", b"1", b"2", b"2"]
+    assert [_counted(path), _counted(own), _counted(path), _counted(own)] == [
+        b"1",
+        b"1",
+        b"2",
+        b"2",
+    ]
     copy = travel.desk("copy")
     assert _counted(own) == b"3"
     copy.expect("Device or resource busy")
@@ -396,7 +428,10 @@ def test_twenty_times_there_and_back(travel: Travel) -> None:
     log = desk.log()
     assert until(watcher, lambda data: len(data) >= len(log))[1].decode() == log
     lines = [f"cycle-{n}-{n * 7}" for n in range(20)]
-    assert log.replace("\r", "").splitlines() == ["ready", *(text for line in lines for text in (line, repr(line)))]
+    assert log.replace("\r", "").splitlines() == [
+        "ready",
+        *(text for line in lines for text in (line, repr(line))),
+    ]
 
 
 def test_a_restore_that_fails_leaves_the_holder_waiting(travel: Travel) -> None:
@@ -419,7 +454,9 @@ def test_a_restore_that_fails_leaves_the_holder_waiting(travel: Travel) -> None:
 
 @pytest.mark.crash
 def test_a_restore_that_is_killed_leaves_no_holder(travel: Travel) -> None:
-    """The one that it had started for the tree ends; the checkpoint is restored again as if nothing had been."""
+    """The one that it had started for the tree ends; the checkpoint is restored again as if nothing
+    had been.
+    """
     desk = travel.start(*ECHO_LINE)
     desk.expect("ready")
     travel.away()
@@ -443,7 +480,9 @@ def _held(travel: Travel) -> bool:
     return state is not None and bool(state["holder_alive"])
 
 
-def test_what_has_passed_of_time_limits_in_a_session_of_many_threads(travel: Travel, tmp_path: Path) -> None:
+def test_what_has_passed_of_time_limits_in_a_session_of_many_threads(
+    travel: Travel, tmp_path: Path
+) -> None:
     """Its threads are stopped twice for a dump: by the session's group, and by CRIU."""
     program = Path(__file__).parents[1] / "programs" / "limited.py"
     desk = travel.start(sys.executable, "-S", str(program), str(tmp_path), "20")

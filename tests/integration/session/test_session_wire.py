@@ -1,4 +1,6 @@
-"""The wire as strangers use it: a client in another language, other versions, and whoever sends nonsense."""
+"""The wire as strangers use it: a client in another language, other versions, and whoever sends
+nonsense.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,20 @@ from criuctl.session.sessions import forget
 
 pytestmark = pytest.mark.integration
 
-GROUPS: list[Any] = [PresenceOperations, OutputOperations, EventOperations, WriteOperations, TreeOperations, HolderOperations]
+GROUPS: list[Any] = [
+    PresenceOperations,
+    OutputOperations,
+    EventOperations,
+    WriteOperations,
+    TreeOperations,
+    HolderOperations,
+]
 OPERATIONS_OF_THE_HOLDER = sorted(
     name
     for kind in GROUPS
-    for name in kind(**dict.fromkeys(kind.__init__.__annotations__.keys() - {"return"}, MagicMock())).operations
+    for name in kind(
+        **dict.fromkeys(kind.__init__.__annotations__.keys() - {"return"}, MagicMock())
+    ).operations
 )
 
 
@@ -86,7 +97,9 @@ def talk(sock: socket.socket, frames: list[bytes]) -> list[dict[str, Any]]:
 def test_a_client_in_another_language(holders: Holders) -> None:
     started = holders.start("sh", "-c", "read line; echo heard: $line; exit 42")
     script = Path(__file__).with_name("client.pl")
-    done = subprocess.run(["perl", str(script), started.socket], capture_output=True, timeout=TIMEOUT, check=False)
+    done = subprocess.run(
+        ["perl", str(script), started.socket], capture_output=True, timeout=TIMEOUT, check=False
+    )
     assert (done.returncode, done.stderr) == (42, b"")
     assert done.stdout == b"spoken from perl\r\nheard: spoken from perl\r\n"
 
@@ -116,7 +129,9 @@ def test_every_operation_is_documented_and_every_documented_one_exists() -> None
         protocol.preface("raw/1") + protocol.json_frame({"id": True, "op": "hello"}),
     ],
 )
-def test_who_speaks_something_else_is_told_and_cut_off(holders: Holders, socket_path: Path, stream: bytes) -> None:
+def test_who_speaks_something_else_is_told_and_cut_off(
+    holders: Holders, socket_path: Path, stream: bytes
+) -> None:
     with names.connect(socket_path) as sock:
         sock.settimeout(TIMEOUT)
         sock.sendall(stream)
@@ -130,11 +145,17 @@ def test_who_speaks_something_else_is_told_and_cut_off(holders: Holders, socket_
 def test_nothing_is_done_for_who_did_not_say_hello(holders: Holders, socket_path: Path) -> None:
     with raw(socket_path) as sock:
         sock.sendall(
-            protocol.json_frame({"id": 9, "op": "kill"}) + protocol.input_frame(10, b"x") + protocol.input_frame(0, b"y")
+            protocol.json_frame({"id": 9, "op": "kill"})
+            + protocol.input_frame(10, b"x")
+            + protocol.input_frame(0, b"y")
         )
         sock.shutdown(socket.SHUT_WR)
         found = answers(sock)
-    assert [(m["id"], m["error"]["code"]) for m in found] == [(9, "hello-first"), (10, "hello-first"), (0, "hello-first")]
+    assert [(m["id"], m["error"]["code"]) for m in found] == [
+        (9, "hello-first"),
+        (10, "hello-first"),
+        (0, "hello-first"),
+    ]
 
 
 def test_descriptors_that_nobody_asked_for_are_closed(holders: Holders, socket_path: Path) -> None:
@@ -157,12 +178,22 @@ def test_descriptors_that_nobody_asked_for_are_closed(holders: Holders, socket_p
     assert len(os.listdir(f"/proc/{pid}/fd")) == before
 
 
-def test_descriptors_are_of_the_frame_that_they_come_with_whatever_came_before_it(holders: Holders, socket_path: Path) -> None:
-    """A client may ask again before it is answered: the kernel gives both requests at once, with the descriptors."""
+def test_descriptors_are_of_the_frame_that_they_come_with_whatever_came_before_it(
+    holders: Holders, socket_path: Path
+) -> None:
+    """A client may ask again before it is answered: the kernel gives both requests at once, with
+    the descriptors.
+    """
     pid = holders.state()["holder"]["pid"]
     hello = {"id": 1, "op": "hello", "kind": "agent", "name": "eager", "role": "admin"}
     argv = ["sh", "-c", "echo there >&7"]
-    spawn = {"id": 2, "op": "spawn", "argv": argv, "env": {"PATH": os.environ["PATH"]}, "numbers": [7]}
+    spawn = {
+        "id": 2,
+        "op": "spawn",
+        "argv": argv,
+        "env": {"PATH": os.environ["PATH"]},
+        "numbers": [7],
+    }
     reading, writing = os.pipe()
     with open(reading, "rb") as told, names.connect(socket_path) as client:
         os.kill(pid, signal.SIGSTOP)
@@ -173,7 +204,21 @@ def test_descriptors_are_of_the_frame_that_they_come_with_whatever_came_before_i
         assert told.read() == b"there\n"
 
 
-WORDS = ["start", "now", "observe", "write", "admin", "human", "exit", "output", "state", "session", "op-1", "op-2", "INT"]
+WORDS = [
+    "start",
+    "now",
+    "observe",
+    "write",
+    "admin",
+    "human",
+    "exit",
+    "output",
+    "state",
+    "session",
+    "op-1",
+    "op-2",
+    "INT",
+]
 KEYS = [
     *(
         "from",
@@ -192,7 +237,20 @@ KEYS = [
         "ttl",
         "queue",
     ),
-    *("request", "kind", "name", "role", "operator", "token", "text", "base64", "checkpoint", "ended", "pid", "incarnation"),
+    *(
+        "request",
+        "kind",
+        "name",
+        "role",
+        "operator",
+        "token",
+        "text",
+        "base64",
+        "checkpoint",
+        "ended",
+        "pid",
+        "incarnation",
+    ),
     *("master", "argv", "env", "numbers", "grace", "force", "code", "executable"),
 ]
 OPERATIONS = [*OPERATIONS_OF_THE_HOLDER, "hello", "no-such"]
@@ -217,11 +275,15 @@ FRAMES = st.one_of(
     MESSAGES,
     st.binary(max_size=40),
     st.builds(
-        lambda kind, body: struct.pack(">IB", len(body) + 1, kind) + body, st.sampled_from(b"JODIx"), st.binary(max_size=40)
+        lambda kind, body: struct.pack(">IB", len(body) + 1, kind) + body,
+        st.sampled_from(b"JODIx"),
+        st.binary(max_size=40),
     ),
 )
 FUZZ = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
@@ -230,12 +292,16 @@ FUZZ = settings(
 def test_an_observer_who_sends_nonsense_has_no_effect(
     holders: Holders, socket_path: Path, frames: list[bytes], hello: bool
 ) -> None:
-    """No crash, no hang, no unauthorised effect: the session is as it was, and its holder answers."""
+    """No crash, no hang, no unauthorised effect: the session is as it was, and its holder
+    answers.
+    """
     witness = Session.connect("s", config=holders.config, role="observe", operator="witness")
     before = witness.status()
     greeting = {"kind": "agent", "name": "fuzz", "role": "observe"} if hello else None
     # Without a greeting its own hello could ask for any role; that is not what is tested here.
-    talk(raw(socket_path, greeting), [frame for frame in frames if hello or b'"hello"' not in frame])
+    talk(
+        raw(socket_path, greeting), [frame for frame in frames if hello or b'"hello"' not in frame]
+    )
     after = witness.status()
     for key in (
         "state",
@@ -255,9 +321,18 @@ def test_an_observer_who_sends_nonsense_has_no_effect(
 
 
 @FUZZ
-@given(frames=st.lists(MESSAGES.filter(lambda frame: b'"shutdown"' not in frame and b'"kill"' not in frame), max_size=12))
-def test_an_admin_who_sends_nonsense_breaks_nothing(holders: Holders, socket_path: Path, frames: list[bytes]) -> None:
-    """Allowed operations with senseless arguments: whatever they do, the holder lives and answers."""
+@given(
+    frames=st.lists(
+        MESSAGES.filter(lambda frame: b'"shutdown"' not in frame and b'"kill"' not in frame),
+        max_size=12,
+    )
+)
+def test_an_admin_who_sends_nonsense_breaks_nothing(
+    holders: Holders, socket_path: Path, frames: list[bytes]
+) -> None:
+    """Allowed operations with senseless arguments: whatever they do, the holder lives and
+    answers.
+    """
     talk(raw(socket_path, {"kind": "human", "name": "fuzz", "role": "admin"}), frames)
     with Session.connect("s", config=holders.config, role="admin") as witness:
         witness.resume()
@@ -267,11 +342,15 @@ def test_an_admin_who_sends_nonsense_breaks_nothing(holders: Holders, socket_pat
 
 def test_no_answer_is_longer_than_a_frame_may_be(holders: Holders) -> None:
     """However long the command is, whatever was typed, and however much of it nobody reads."""
-    started = holders.start("sh", "-c", "stty raw; echo ready; exec sleep 600", "sh", *["x" * 1000] * 1500)
+    started = holders.start(
+        "sh", "-c", "stty raw; echo ready; exec sleep 600", "sh", *["x" * 1000] * 1500
+    )
     client = holders.connect()
     client.wait_match("ready", since="start", timeout=TIMEOUT)
     command = client.status()["command"]
-    assert command[:4] == ["sh", "-c", "stty raw; echo ready; exec sleep 600", "sh"] and command[-1].endswith("...")
+    assert command[:4] == ["sh", "-c", "stty raw; echo ready; exec sleep 600", "sh"] and command[
+        -1
+    ].endswith("...")
     assert holders.state()["command"] == command
     for _ in range(14):
         client.submit_input(b"z" * (64 << 10))

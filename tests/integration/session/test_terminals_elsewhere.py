@@ -1,4 +1,6 @@
-"""Trees on a terminal that criuctl knows nothing of (ssh, a window): dumped, and restored under a holder of their own."""
+"""Trees on a terminal that criuctl knows nothing of (ssh, a window): dumped, and restored under a
+holder of their own.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,12 @@ def test_a_shell_comes_back_under_a_holder(window: Callable[..., Window], travel
     there.expect("half-")
     told = travel.criuctl("dump", there.pid, "--name", "mine")
     (terminal,) = told["terminals"]
-    assert (terminal["master"], terminal["queued"], terminal["rows"], terminal["columns"]) == ("outside", 5, 31, 99)
+    assert (terminal["master"], terminal["queued"], terminal["rows"], terminal["columns"]) == (
+        "outside",
+        5,
+        31,
+        99,
+    )
     assert "half" not in str(told)
     travel.back("mine")
     desk = travel.desk("mine")
@@ -89,7 +96,9 @@ def test_a_shell_comes_back_under_a_holder(window: Callable[..., Window], travel
     assert desk.client.wait_exit(TIMEOUT)["exit_code"] == 5
 
 
-def test_a_shells_job_takes_along_what_was_typed_for_it(window: Callable[..., Window], travel: Travel) -> None:
+def test_a_shells_job_takes_along_what_was_typed_for_it(
+    window: Callable[..., Window], travel: Travel
+) -> None:
     """The shell, which gets its terminal back, must not run what was meant for the job."""
     there = window("bash", "--norc", "--noprofile")
     stray = travel.criuctl.home.path / "stray"
@@ -101,7 +110,11 @@ def test_a_shells_job_takes_along_what_was_typed_for_it(window: Callable[..., Wi
     there.type("fg\r")
     there.expect(r"fg\r\n")
     (job,) = _children(there.pid)
-    wait_until(lambda: os.tcgetpgrp(there.master) == job and there.cooked, TIMEOUT, "the job has the terminal")
+    wait_until(
+        lambda: os.tcgetpgrp(there.master) == job and there.cooked,
+        TIMEOUT,
+        "the job has the terminal",
+    )
     there.type(f"go\rtouch {stray}\rha")
     there.expect(f"touch {stray}\r\nha")
     told = travel.criuctl("dump", job, "--name", "job")
@@ -113,7 +126,8 @@ def test_a_shells_job_takes_along_what_was_typed_for_it(window: Callable[..., Wi
     desk = travel.desk("job")
     assert told["terminals"][0]["led_outside"]
     status = Path(f"/proc/{answer['pid']}/stat").read_text().rpartition(")")[2].split()
-    assert status[2] == status[3] == status[5] == str(answer["pid"])  # group, session and foreground group
+    # group, session and foreground group
+    assert status[2] == status[3] == status[5] == str(answer["pid"])
     desk.type("lf\r")
     desk.client.request("signal", signal="USR1", to="session")
     desk.expect(rf"(?s)'touch {stray}.*'half")
@@ -123,7 +137,9 @@ def _children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_snapshot_disturbs_nobody_who_types(window: Callable[..., Window], travel: Travel) -> None:
+def test_a_snapshot_disturbs_nobody_who_types(
+    window: Callable[..., Window], travel: Travel
+) -> None:
     there = window("python3", "-I", "-S", "-c", READER)
     there.expect("ready")
     there.type("go\rwhole line\r\x16\x03h")
@@ -143,7 +159,9 @@ def test_a_snapshot_disturbs_nobody_who_types(window: Callable[..., Window], tra
 
 @pytest.mark.crash
 @pytest.mark.parametrize("step", ["frozen", "collect", "commit", "kill"])
-def test_kill_9_loses_nothing_that_was_typed(window: Callable[..., Window], travel: Travel, step: str) -> None:
+def test_kill_9_loses_nothing_that_was_typed(
+    window: Callable[..., Window], travel: Travel, step: str
+) -> None:
     """criuctl is killed in the middle of a dump: the program goes on and reads the whole line."""
     there = window("python3", "-I", "-S", "-c", READER)
     there.expect("ready")
@@ -158,10 +176,21 @@ def test_kill_9_loses_nothing_that_was_typed(window: Callable[..., Window], trav
 
 
 def test_a_window_that_is_closed_already(window: Callable[..., Window], travel: Travel) -> None:
-    """A program that ignored the hang-up keeps a dead terminal, here and there; it needs no holder."""
+    """A program that ignored the hang-up keeps a dead terminal, here and there; it needs no
+    holder.
+    """
     file = travel.criuctl.home.path / "lives"
-    program = f"import signal, time\nsignal.signal(1, signal.SIG_IGN)\nprint('ready', flush=True)\nf = open('{file}', 'w')\n"
-    there = window("python3", "-I", "-S", "-c", program + "while True: f.write('x'); f.flush(); time.sleep(0.02)")
+    program = (
+        "import signal, time\nsignal.signal(1, signal.SIG_IGN)\nprint('ready', flush=True)\nf = "
+        f"open('{file}', 'w')\n"
+    )
+    there = window(
+        "python3",
+        "-I",
+        "-S",
+        "-c",
+        program + "while True: f.write('x'); f.flush(); time.sleep(0.02)",
+    )
     there.expect("ready")
     os.close(there.master)
     there.master = os.open("/dev/null", os.O_RDWR)
@@ -197,8 +226,12 @@ os.write(master, b"half")
 """
 
 
-def test_what_was_typed_on_a_terminal_inside_that_nobody_has_open(criuctl: Criuctl, tmp_path: Path) -> None:
-    """It controls a session and no more: nobody could read that, and the tree comes back without it."""
+def test_what_was_typed_on_a_terminal_inside_that_nobody_has_open(
+    criuctl: Criuctl, tmp_path: Path
+) -> None:
+    """It controls a session and no more: nobody could read that, and the tree comes back without
+    it.
+    """
     with running(CLOSED, tmp_path) as program:
         told = criuctl("dump", program.pid, "--name", "closed")
     (terminal,) = told["terminals"]
@@ -218,8 +251,12 @@ os.symlink(os.ttyname(slave), sys.argv[1])
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_terminal_inside_whose_number_is_taken_is_told_of(taken: bool, criuctl: Criuctl, tmp_path: Path) -> None:
-    """What the program has noted of its name, a link to it, is another's then: socat writes such links."""
+def test_a_terminal_inside_whose_number_is_taken_is_told_of(
+    taken: bool, criuctl: Criuctl, tmp_path: Path
+) -> None:
+    """What the program has noted of its name, a link to it, is another's then: socat writes such
+    links.
+    """
     link = tmp_path / "link"
     with running(NAMED.replace("sys.argv[1]", repr(str(link))), tmp_path) as program:
         criuctl("dump", program.pid, "--name", "named")

@@ -1,4 +1,6 @@
-"""Queries of a program and the terminal that `run` and `attach` show it on: one answer to each, never two."""
+"""Queries of a program and the terminal that `run` and `attach` show it on: one answer to each,
+never two.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ while True:
 
 
 def test_each_query_is_answered_once_by_whoever_is_there(operators: Operators) -> None:
-    """Before anybody came by the holder, whatever is drawn then; by the terminal afterwards; by the holder again."""
+    """Before anybody came by the holder, whatever is drawn then; by the terminal afterwards; by the
+    holder again.
+    """
     operators("run", "-d", "--name", "work", "--", sys.executable, "-I", "-S", "-c", ASKER)
     operators("wait", "work", "--match", "4R.>", "--since", 0, "--timeout", TIMEOUT)
     window = operators.window("attach", "work")
@@ -42,8 +46,12 @@ def test_each_query_is_answered_once_by_whoever_is_there(operators: Operators) -
 
 
 def test_a_session_that_run_shows_from_its_beginning(operators: Operators) -> None:
-    """Its first query is before or after the terminal's coming, as it happens: there is one answer."""
-    window = operators.window("run", "--name", "work", "--", sys.executable, "-I", "-S", "-c", ASKER)
+    """Its first query is before or after the terminal's coming, as it happens: there is one
+    answer.
+    """
+    window = operators.window(
+        "run", "--name", "work", "--", sys.executable, "-I", "-S", "-c", ASKER
+    )
     if window.expect([rb"\x1b\[6n", rb"1;4R'>"]) == 0:
         window.send(b"\x1b[1;4R")
         window.expect(rb"1;4R'>")

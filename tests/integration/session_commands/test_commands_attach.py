@@ -1,4 +1,6 @@
-"""`run` and `attach` on real terminals: coming, going, several at once; who stands still or is killed."""
+"""`run` and `attach` on real terminals: coming, going, several at once; who stands still or is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,17 @@ pytestmark = pytest.mark.integration
 BASH = ("bash", "--norc", "--noprofile")
 
 
-def test_run_ends_with_the_exit_code_of_the_session_and_prints_what_it_prints(operators: Operators) -> None:
-    window = operators.window("run", "--", "sh", "-c", "tty; stty size; printf 'x%sy\\n' \"$CRIUCTL_SESSION\"; exit 7", rows=31)
+def test_run_ends_with_the_exit_code_of_the_session_and_prints_what_it_prints(
+    operators: Operators,
+) -> None:
+    window = operators.window(
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "tty; stty size; printf 'x%sy\\n' \"$CRIUCTL_SESSION\"; exit 7",
+        rows=31,
+    )
     window.expect(rb"/dev/pts/\d+\r\n31 80\r\nxshy\r\n")
     assert ended(window) == 7
     (session,) = operators("ls")
@@ -39,7 +50,11 @@ def test_detaching_and_coming_back(operators: Operators) -> None:
         window.send(piece)
     window.expect(rb"pasted.{0,40}-here\r\n")
     window.setwinsize(40, 100)
-    wait_until(lambda: operators("status", "work")["rows"] == 40, TIMEOUT, "the session has the window's size")
+    wait_until(
+        lambda: operators("status", "work")["rows"] == 40,
+        TIMEOUT,
+        "the session has the window's size",
+    )
     operators("wait", "work", "--prompt", "--timeout", TIMEOUT)
     window.send(b"stty size\r")
     window.expect(rb"40 100\r\n")
@@ -57,7 +72,9 @@ def test_detaching_and_coming_back(operators: Operators) -> None:
 
 def test_what_is_shown_goes_to_a_full_disk(operators: Operators) -> None:
     """It is not criuctl's own files that have no room."""
-    operators("run", "-d", "--name", "work", "--", "sh", "-c", "while sleep 0.05; do echo more; done")
+    operators(
+        "run", "-d", "--name", "work", "--", "sh", "-c", "while sleep 0.05; do echo more; done"
+    )
     argv = [sys.executable, "-m", "criuctl", "attach", "work", "--read-only"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
@@ -72,7 +89,9 @@ def test_what_is_shown_goes_to_a_full_disk(operators: Operators) -> None:
     assert done.returncode == 1 and b"could not be written: No space left" in done.stderr
 
 
-def test_attach_starts_a_session_that_is_not_there_and_finds_one_that_is(operators: Operators) -> None:
+def test_attach_starts_a_session_that_is_not_there_and_finds_one_that_is(
+    operators: Operators,
+) -> None:
     assert ended(operators.window("attach", "work")) == 3
     first = operators.window("attach", "work", "--", *BASH)
     first.expect(literally("$"))
@@ -113,19 +132,38 @@ def test_one_writes_at_a_time(operators: Operators) -> None:
     assert (lease["name"], lease["kind"]) == ("tester", "human")
 
 
-def test_a_full_screen_program_is_drawn_again_and_left_behind_clean(operators: Operators, tmp_path: Path) -> None:
+def test_a_full_screen_program_is_drawn_again_and_left_behind_clean(
+    operators: Operators, tmp_path: Path
+) -> None:
     text = tmp_path / "text"
     text.write_text("".join(f"line {n} of the text\n" for n in range(1, 200)))
-    operators("run", "-d", "--name", "edit", "--", "vim", "-u", "NONE", "-N", "--cmd", "set mouse=a ruler", text)
+    operators(
+        "run",
+        "-d",
+        "--name",
+        "edit",
+        "--",
+        "vim",
+        "-u",
+        "NONE",
+        "-N",
+        "--cmd",
+        "set mouse=a ruler",
+        text,
+    )
     operators("wait", "edit", "--match", "line 5 of", "--since", 0, "--timeout", TIMEOUT)
-    at = operators("send", "edit", "--text", "17G5lihalf", "--keys", "Escape", "--text", "i")["offset"]
+    at = operators("send", "edit", "--text", "17G5lihalf", "--keys", "Escape", "--text", "i")[
+        "offset"
+    ]
     operators("wait", "edit", "--match", "17,", "--since", at, "--timeout", TIMEOUT)
 
     def inserting() -> Any:
         """The screen once vim has read all of it, and inserts for the second time."""
         shown = operators("capture", "edit")
         cursor = (shown["cursor"]["row"], shown["cursor"]["column"])
-        return shown if cursor == (16, 8) and re.search(r"INSERT.*17,9", shown["lines"][-1]) else None
+        return (
+            shown if cursor == (16, 8) and re.search(r"INSERT.*17,9", shown["lines"][-1]) else None
+        )
 
     wait_until(inserting, TIMEOUT, "vim is in its insert mode again")
     operators("wait", "edit", "--idle", "0.3", "--timeout", TIMEOUT)
@@ -149,9 +187,14 @@ def test_a_client_that_stands_still_holds_up_nobody(operators: Operators) -> Non
     window = operators.window("attach", "work")
     window.expect(literally("$"))
     os.kill(pid_of(window), signal.SIGSTOP)
-    at = operators("send", "work", "--take", "--text", "yes 0123456789abcdef | head -c 100M; echo; echo do''ne", "--enter")[
-        "offset"
-    ]
+    at = operators(
+        "send",
+        "work",
+        "--take",
+        "--text",
+        "yes 0123456789abcdef | head -c 100M; echo; echo do''ne",
+        "--enter",
+    )["offset"]
     operators("wait", "work", "--match", "^done$", "--since", at, "--timeout", 300, timeout=330)
     assert operators("status", "work")["offset"] > at + (100 << 20)
     os.kill(pid_of(window), signal.SIGCONT)
@@ -171,23 +214,48 @@ def test_killed_clients_leave_the_session_alone(operators: Operators) -> None:
         window.wait()
     operators("wait", "tick", "--match", r"tick \d+")
     assert operators("status", "tick")["state"] == "running"
-    wait_until(lambda: not operators("status", "tick")["lease"], TIMEOUT, "the lease of the killed is free")
-    ticks = [int(n) for n in re.findall(r"tick (\d+)", "\n".join(operators("capture", "tick", "--scrollback")["lines"]))]
+    wait_until(
+        lambda: not operators("status", "tick")["lease"], TIMEOUT, "the lease of the killed is free"
+    )
+    ticks = [
+        int(n)
+        for n in re.findall(
+            r"tick (\d+)", "\n".join(operators("capture", "tick", "--scrollback")["lines"])
+        )
+    ]
     assert ticks == list(range(1, len(ticks) + 1)) and len(ticks) > 5
 
 
 def test_without_a_terminal_the_streams_are_used_as_they_are(operators: Operators) -> None:
-    answer = operators.text("run", "--", "sh", "-c", "cat; echo end", code=0)  # standard input is /dev/null
+    # standard input is /dev/null
+    answer = operators.text("run", "--", "sh", "-c", "cat; echo end", code=0)
     assert answer.replace("\r", "") == "end\n"
 
 
 def test_a_session_on_another_host_by_ssh(operators: Operators, tmp_path: Path) -> None:
-    """The system's ssh is a stand-in here that runs the command at once: what is tested is what we carry over it."""
+    """The system's ssh is a stand-in here that runs the command at once: what is tested is what we
+    carry over it.
+    """
     ssh = tmp_path / "ssh"
-    ssh.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nfor last; do :; done\nexec sh -c "$last"\n')
+    ssh.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nfor last; do :; done\nexec sh -c "$last"\n'
+    )
     program = tmp_path / "criuctl"
-    lines = [f"export {key}={value!r}" for key, value in operators.environment().items() if key.startswith("CRIUCTL_")]
-    program.write_text("\n".join(["#!/bin/sh", *lines, f'PYTHONPATH={Path.cwd()} exec {sys.executable} -m criuctl "$@"', ""]))
+    lines = [
+        f"export {key}={value!r}"
+        for key, value in operators.environment().items()
+        if key.startswith("CRIUCTL_")
+    ]
+    program.write_text(
+        "\n".join(
+            [
+                "#!/bin/sh",
+                *lines,
+                f'PYTHONPATH={Path.cwd()} exec {sys.executable} -m criuctl "$@"',
+                "",
+            ]
+        )
+    )
     for path in (ssh, program):
         path.chmod(0o755)
     operators.shell("work")
@@ -196,7 +264,8 @@ def test_a_session_on_another_host_by_ssh(operators: Operators, tmp_path: Path) 
     window.expect(literally("$"))
     window.send(b"echo far | tr a-z A-Z\r")
     window.expect(rb"FAR\r\n")
-    # The connection breaks: it is made again, as the same operator, and nothing of the output is missing.
+    # The connection breaks: it is made again, as the same operator, and nothing of the output is
+    # missing.
     before = operators("status", "work")["lease"]["operator"]
     (link,) = psutil.Process(pid_of(window)).children()
     at = operators("status", "work")["offset"]
@@ -209,5 +278,7 @@ def test_a_session_on_another_host_by_ssh(operators: Operators, tmp_path: Path) 
     assert operators("status", "work")["lease"]["operator"] == before
     window.send(b"exit 6\r")
     assert ended(window) == 6
-    assert "-p 2222 -- me@far.example criuctl attach --stdio work" in (tmp_path / "calls").read_text()
+    assert (
+        "-p 2222 -- me@far.example criuctl attach --stdio work" in (tmp_path / "calls").read_text()
+    )
     assert ended(operators.window("attach", "ssh://far/none", env=env)) == 3

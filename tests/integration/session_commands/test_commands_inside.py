@@ -1,4 +1,6 @@
-"""criuctl at work inside of a session, as in any shell: the other sessions are not taken for gone, and nothing runs twice."""
+"""criuctl at work inside of a session, as in any shell: the other sessions are not taken for gone,
+and nothing runs twice.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def tree(operators: Operators, zoo: Zoo) -> Animal:
 
 def _within(operators: Operators, command: str) -> tuple[int, Any]:
     """What criuctl says inside of the session `outer`: exit code and result."""
-    told = operators("exec", "outer", "--timeout", TIMEOUT, "--", f"{CRIUCTL} --json {command}", check=False)
+    told = operators(
+        "exec", "outer", "--timeout", TIMEOUT, "--", f"{CRIUCTL} --json {command}", check=False
+    )
     return told["exit_code"], json.loads(told["output"])
 
 
@@ -38,8 +42,23 @@ def test_the_other_sessions_are_not_taken_for_gone(operators: Operators, tree: A
     )
     code, told = _within(operators, "status tree")
     assert (code, told["state"], told["pid"], told["command"]) == (0, "running", tree.pid, [])
-    refused = ["restore tree", "restore tree --as copy", "forget held", "forget tree", "kill tree", "dump held", "check tree"]
-    refused += ["dump $$", "connections held", "fence --all", "recover --all", "supervise held", "migrate held ssh://none"]
+    refused = [
+        "restore tree",
+        "restore tree --as copy",
+        "forget held",
+        "forget tree",
+        "kill tree",
+        "dump held",
+        "check tree",
+    ]
+    refused += [
+        "dump $$",
+        "connections held",
+        "fence --all",
+        "recover --all",
+        "supervise held",
+        "migrate held ssh://none",
+    ]
     for command in refused:
         code, told = _within(operators, command)
         assert code == 9 and "inside of session 'outer'" in told["error"]["message"], command
@@ -54,7 +73,9 @@ def test_the_other_sessions_are_not_taken_for_gone(operators: Operators, tree: A
     assert {body["session"]: body["state"] for body in listed}["held"] == "exited"
 
 
-def test_what_is_restored_does_not_become_a_part_of_a_session(operators: Operators, tree: Animal) -> None:
+def test_what_is_restored_does_not_become_a_part_of_a_session(
+    operators: Operators, tree: Animal
+) -> None:
     """It would end with it, and no dump of that session would be possible any more."""
     operators.shell("outer", "--host-pids")
     code, told = _within(operators, "dump tree")  # whose processes can be seen

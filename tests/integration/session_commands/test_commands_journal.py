@@ -1,4 +1,6 @@
-"""Services under systemd: what is printed after a restore is in the journal; being started anew is warned of."""
+"""Services under systemd: what is printed after a restore is in the journal; being started anew is
+warned of.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from support.command import Home
 from support.keeper import Keeper, wait_until
 from support.operating import TIMEOUT, Operators
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(not available(), reason="no systemd or no cgroup2 here")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not available(), reason="no systemd or no cgroup2 here"),
+]
 
 _SOCKET = """[Unit]
 DefaultDependencies=no
@@ -51,13 +56,20 @@ class Service:
         booted.run("systemctl", "start", "systemd-journald.socket", "systemd-journald.service")
         program = [sys.executable, "-c", _PROGRAM]
         booted.run(
-            "systemd-run", "--quiet", "--unit=web", "--property=DefaultDependencies=no", f"--property=Restart={restart}", *program
+            "systemd-run",
+            "--quiet",
+            "--unit=web",
+            "--property=DefaultDependencies=no",
+            f"--property=Restart={restart}",
+            *program,
         )
         self.pid = int(booted.run("systemctl", "show", "--property=MainPID", "--value", "web"))
 
     def lines(self) -> list[dict[str, Any]]:
         """What the journal has of the unit."""
-        told = self.booted.run("journalctl", "--no-pager", "-o", "json", "-u", "web", "_TRANSPORT=stdout", check=False)
+        told = self.booted.run(
+            "journalctl", "--no-pager", "-o", "json", "-u", "web", "_TRANSPORT=stdout", check=False
+        )
         return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
 
     def group(self) -> bool:
@@ -78,7 +90,9 @@ class Service:
 
 
 @pytest.fixture
-def service(request: pytest.FixtureRequest, keeper: Keeper, home: Home, operators: Operators) -> Iterator[Service]:
+def service(
+    request: pytest.FixtureRequest, keeper: Keeper, home: Home, operators: Operators
+) -> Iterator[Service]:
     booted = Booted(keeper, home)
     operators.prefix = booted.prefix
     yield Service(booted, operators, getattr(request, "param", "no"))
@@ -93,7 +107,9 @@ def _numbers(lines: list[dict[str, Any]], stream: str) -> list[int]:
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 @pytest.mark.parametrize("options", [[], ["--connections", "keep"]], ids=["plain", "keep"])
 def test_it_goes_on_where_it_was(options: list[str], late: bool, service: Service) -> None:
-    """Also once systemd has removed the group of the ended service, by which journald tells whose lines they are."""
+    """Also once systemd has removed the group of the ended service, by which journald tells whose
+    lines they are.
+    """
     before = service.prints(service.pid)[0]
     told = service.operators("dump", str(service.pid), "--name", "web", *options)
     assert told["warnings"] == []
@@ -101,7 +117,11 @@ def test_it_goes_on_where_it_was(options: list[str], late: bool, service: Servic
         wait_until(lambda: not service.group(), TIMEOUT, "systemd has removed the service's group")
     restored = service.operators("restore", "web")
     (report,) = [c for c in restored["connections"] if c["application"] == "journal"]
-    assert (report["policy"], report["outcome"], report["reason"]) == ("reconnect", "reconnected", ""), report
+    assert (report["policy"], report["outcome"], report["reason"]) == (
+        "reconnect",
+        "reconnected",
+        "",
+    ), report
     after = service.prints(restored["pid"])[-1]
     for key in ("SYSLOG_IDENTIFIER", "PRIORITY", "SYSLOG_FACILITY", "_SYSTEMD_UNIT", "_COMM"):
         assert after.get(key) == before.get(key), (key, before, after)
@@ -122,7 +142,9 @@ def test_where_there_is_no_journal(service: Service) -> None:
     service.operators("dump", str(service.pid), "--name", "web")
     service.booted.run("systemctl", "stop", "systemd-journald.socket", "systemd-journald.service")
     restored = service.operators("restore", "web")
-    assert [(c["outcome"], c["reason"]) for c in restored["connections"]] == [("hangup", "there is no journal here")]
+    assert [(c["outcome"], c["reason"]) for c in restored["connections"]] == [
+        ("hangup", "there is no journal here")
+    ]
     assert any("there is no journal here" in warning for warning in restored["warnings"])
 
 
@@ -131,7 +153,9 @@ def test_a_service_that_is_started_anew(service: Service) -> None:
     """Two of it would run after the restore; a snapshot ends nothing."""
     checked = service.operators("check", str(service.pid))
     (finding,) = [f for f in checked["findings"] if f["code"] == "started-again"]
-    assert finding["level"] == "warning" and "web.service has Restart=on-failure" in finding["text"], finding
+    assert (
+        finding["level"] == "warning" and "web.service has Restart=on-failure" in finding["text"]
+    ), finding
     assert service.operators("dump", str(service.pid), "--leave-running")["warnings"] == []
     (warning,) = service.operators("dump", str(service.pid))["warnings"]
     assert "Restart=on-failure" in warning

@@ -1,4 +1,6 @@
-"""criuctl is killed in the middle of a session's dump or restore: the session runs, or is in its checkpoint, and says which."""
+"""criuctl is killed in the middle of a session's dump or restore: the session runs, or is in its
+checkpoint, and says which.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from criuctl.proc.tree import ProcessIdentity
 
 pytestmark = [pytest.mark.integration, pytest.mark.crash]
 
-# Does harm when CRIU is about to let go of the tree: before (or after) the holder is told, to itself or to the tree's root.
+# Does harm when CRIU is about to let go of the tree: before (or after) the holder is told, to
+# itself or to the tree's root.
 HARM = """
 import os, signal, sys, time
 from criuctl.cli.main import program
@@ -51,7 +54,12 @@ def _goes_on(operators: Operators) -> None:
 
 def _kill_criu(*parents: int) -> None:
     """It is criuctl's child, or the holder's."""
-    found = [pid for parent in parents for pid in oracle.tree(parent) if "criu: restore" in oracle.read(f"/proc/{pid}/cmdline")]
+    found = [
+        pid
+        for parent in parents
+        for pid in oracle.tree(parent)
+        if "criu: restore" in oracle.read(f"/proc/{pid}/cmdline")
+    ]
     assert found
     for pid in reversed(found):
         os.kill(pid, signal.SIGKILL)
@@ -65,13 +73,19 @@ def _settled(operators: Operators, held: Paused) -> str:
 
     def state() -> str:
         status = operators("status", "work")
-        return "" if status["checkpointing"] or any(o["kind"] == "service" for o in status["operators"]) else str(status["state"])
+        return (
+            ""
+            if status["checkpointing"] or any(o["kind"] == "service" for o in status["operators"])
+            else str(status["state"])
+        )
 
     return str(wait_until(state, TIMEOUT, "no dump and no restore is under way"))
 
 
 def test_kill_9_at_every_step(operators: Operators) -> None:
-    """Of a dump and of a restore: the session runs on, or it is checkpointed and comes back, and is told to be what it is."""
+    """Of a dump and of a restore: the session runs on, or it is checkpointed and comes back, and is
+    told to be what it is.
+    """
     operators("run", "-d", "--name", "work", "--", "sh", "-c", TICKS)
     operators("wait", "work", "--since", "0", "--match", "tick 3", "--timeout", TIMEOUT)
     steps = {verb: steps_of(operators, verb, "work") for verb in ("dump", "restore")}
@@ -91,7 +105,9 @@ def test_kill_9_at_every_step(operators: Operators) -> None:
         _goes_on(operators)
         operators("dump", "work")
     assert {state for states in fates.values() for state in states} == {"running", "checkpointed"}
-    assert fates["dump"][: steps["dump"].index("commit")] == ["running"] * steps["dump"].index("commit")
+    assert fates["dump"][: steps["dump"].index("commit")] == ["running"] * steps["dump"].index(
+        "commit"
+    )
     reached = steps["restore"].index("resume") + 1
     assert fates["restore"][:reached] == ["checkpointed"] * reached
     assert (fates["dump"][-1], fates["restore"][-1]) == ("checkpointed", "running")
@@ -110,7 +126,9 @@ def test_kill_9_at_every_step(operators: Operators) -> None:
 def test_a_restore_that_is_broken_off_when_the_holder_has_the_tree(
     killed: str, holder: str, where: tuple[str, ...], stands: str, operators: Operators
 ) -> None:
-    """CRIU has not let go of it: nothing was restored, and the session is in its checkpoint still."""
+    """CRIU has not let go of it: nothing was restored, and the session is in its checkpoint
+    still.
+    """
     operators("run", "-d", "--name", "work", *where, "--", "sh", "-c", TICKS)
     operators("wait", "work", "--since", "0", "--match", "tick 3", "--timeout", TIMEOUT)
     if stands == "paused":
@@ -124,19 +142,33 @@ def test_a_restore_that_is_broken_off_when_the_holder_has_the_tree(
     with paused(operators, "resume", "restore", "work") as held:
         adopted = operators("status", "work")
         assert (adopted["state"], adopted["incarnation"]) == (stands, 2)
-        held.kill() if killed == "criuctl" else _kill_criu(held.command.process.pid, adopted["holder_pid"])
+        held.kill() if killed == "criuctl" else _kill_criu(
+            held.command.process.pid, adopted["holder_pid"]
+        )
         held.go_on()
         code = held.command.process.wait(TIMEOUT)
         assert code == (-signal.SIGKILL if killed == "criuctl" else 6), held.command.told()
-        wait_until(lambda: operators("status", "work")["state"] != stands, TIMEOUT, "what was restored is killed")
+        wait_until(
+            lambda: operators("status", "work")["state"] != stands,
+            TIMEOUT,
+            "what was restored is killed",
+        )
 
     left = operators("status", "work")
-    assert (left["state"], left["checkpoint"]["id"], left["pid"]) == ("checkpointed", checkpoint, None)
+    assert (left["state"], left["checkpoint"]["id"], left["pid"]) == (
+        "checkpointed",
+        checkpoint,
+        None,
+    )
     if holder == "waits":
         assert (left["holder_pid"], left["restored"]) == (waiting.pid, None)
         assert waiting.exists()
     else:
-        wait_until(lambda: not operators("status", "work")["holder"], TIMEOUT, "the holder that was made for it has ended")
+        wait_until(
+            lambda: not operators("status", "work")["holder"],
+            TIMEOUT,
+            "the holder that was made for it has ended",
+        )
 
     operators("restore", "work")
     back = operators("status", "work")
@@ -161,7 +193,9 @@ def _harmed(operators: Operators, when: str, whom: str, number: signal.Signals) 
 
 
 @pytest.mark.parametrize("where", [(), ("--host-pids",)])
-def test_asked_to_end_when_there_is_no_way_back(where: tuple[str, ...], operators: Operators) -> None:
+def test_asked_to_end_when_there_is_no_way_back(
+    where: tuple[str, ...], operators: Operators
+) -> None:
     """It ends when the tree runs."""
     _dumped(operators, *where)
     assert _harmed(operators, "after", "criuctl", signal.SIGTERM) == 128 + signal.SIGTERM
@@ -185,13 +219,22 @@ def test_the_root_is_killed_when_there_is_no_way_back(operators: Operators) -> N
     _dumped(operators)
     assert _harmed(operators, "after", "root", signal.SIGKILL) == 0
     ended = operators("wait", "work", "--exit", "--timeout", TIMEOUT)
-    assert (ended["state"], ended["exit_code"], ended["exit_signal"]) == ("exited", 128 + signal.SIGKILL, signal.SIGKILL)
+    assert (ended["state"], ended["exit_code"], ended["exit_signal"]) == (
+        "exited",
+        128 + signal.SIGKILL,
+        signal.SIGKILL,
+    )
 
 
 @pytest.mark.parametrize("where", [(), ("--host-pids",)])
-def test_of_a_tree_whose_holder_is_killed_before_it_runs_nothing_runs(where: tuple[str, ...], operators: Operators) -> None:
+def test_of_a_tree_whose_holder_is_killed_before_it_runs_nothing_runs(
+    where: tuple[str, ...], operators: Operators
+) -> None:
     done = operators.home.path / "done"
-    writes = f"n = 0\nfile = open('{done}', 'a', 1)\nwhile 1: n += 1; print('tick', n, file=file); print('tick', n)"
+    writes = (
+        f"n = 0\nfile = open('{done}', 'a', 1)\nwhile 1: n += 1; print('tick', n, file=file); "
+        "print('tick', n)"
+    )
     _dumped(operators, *where, program=f'exec python3 -uc "{writes}"')
     size = done.stat().st_size
     with paused(operators, "resume", "restore", "work") as held:

@@ -1,4 +1,6 @@
-"""Maintenance of a host: everything is stored and ended, nothing begins meanwhile, all comes back; and what a host has lost."""
+"""Maintenance of a host: everything is stored and ended, nothing begins meanwhile, all comes back;
+and what a host has lost.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def tree(zoo: Zoo, operators: Operators) -> Animal:
     """A tree that the configuration calls ``db``."""
     animal = zoo.launch("counter.py", "1")
     command = rf"counter\.py {animal.folder} "
-    operators.extra["CRIUCTL_TREES"] = json.dumps({"db": {"command": command, "order": 20, "labels": {"tier": "data"}}})
+    operators.extra["CRIUCTL_TREES"] = json.dumps(
+        {"db": {"command": command, "order": 20, "labels": {"tier": "data"}}}
+    )
     return animal
 
 
@@ -29,13 +33,20 @@ def _states(told: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
     return {item["session"]: (item["state"], item["tries"]) for item in told}
 
 
-def test_everything_is_ended_and_comes_back(operators: Operators, zoo: Zoo, tree: Animal, home: Home) -> None:
-    """`begin` is killed in the middle; later, one restore is refused by a hook until the hook is gone."""
+def test_everything_is_ended_and_comes_back(
+    operators: Operators, zoo: Zoo, tree: Animal, home: Home
+) -> None:
+    """`begin` is killed in the middle; later, one restore is refused by a hook until the hook is
+    gone.
+    """
     hooks = HookFolder(home.path / "hooks")
     for name, order, label in (("first", "10", "web"), ("last", "50", "data")):
         operators.shell(name, "--label", f"order={order}", "--label", f"tier={label}")
         operators("exec", name, "--", f"remembered={name}-{home.token}")
-    assert {told["target"] for told in operators("snapshot", "--label", "tier=data")} == {"db", "last"}
+    assert {told["target"] for told in operators("snapshot", "--label", "tier=data")} == {
+        "db",
+        "last",
+    }
     with paused(operators, "frozen", "maintenance", "begin", "--reason", "a new kernel") as held:
         held.kill()  # and the process that has the session frozen lets it go
         held.wait_settled()
@@ -44,11 +55,20 @@ def test_everything_is_ended_and_comes_back(operators: Operators, zoo: Zoo, tree
         held.kill()
         held.command.process.wait(TIMEOUT)
     status = operators("maintenance", "status")
-    assert (status["maintenance"], status["phase"], status["reason"]) == (True, "storing", "a new kernel")
-    assert _states(status["sessions"]) == {"first": ("waiting", 0), "db": ("waiting", 0), "last": ("stored", 0)}
+    assert (status["maintenance"], status["phase"], status["reason"]) == (
+        True,
+        "storing",
+        "a new kernel",
+    )
+    assert _states(status["sessions"]) == {
+        "first": ("waiting", 0),
+        "db": ("waiting", 0),
+        "last": ("stored", 0),
+    }
     tree.ask()
     told = operators("maintenance", "begin")
-    assert [item["session"] for item in told] == ["db", "first"]  # the highest order was stored before
+    # the highest order was stored before
+    assert [item["session"] for item in told] == ["db", "first"]
     assert not tree.alive()
     assert {state["session"]: state["state"] for state in operators("ls")} == dict.fromkeys(
         ("first", "db", "last"), "checkpointed"
@@ -60,7 +80,11 @@ def test_everything_is_ended_and_comes_back(operators: Operators, zoo: Zoo, tree
     hooks.sh("pre-restore", "no", """if grep -q '"session": *"last"'; then exit 10; fi""")
     told = operators("maintenance", "end", "--retry-after", "0s", check=False)
     assert told["exit_code"] == 10
-    assert _states(told["list"]) == {"first": ("back", 1), "db": ("back", 1), "last": ("given-up", 3)}
+    assert _states(told["list"]) == {
+        "first": ("back", 1),
+        "db": ("back", 1),
+        "last": ("given-up", 3),
+    }
     (finding,) = told["list"][-1]["findings"]
     assert finding["level"] == "error"
     again = operators("maintenance", "end", check=False)
@@ -70,7 +94,10 @@ def test_everything_is_ended_and_comes_back(operators: Operators, zoo: Zoo, tree
     assert _states(operators("maintenance", "end", "--again"))["last"] == ("back", 1)
     assert operators("maintenance", "status")["sessions"] == []
     for name in ("first", "last"):
-        assert operators("exec", name, "--", "echo $remembered")["output"].strip() == f"{name}-{home.token}"
+        assert (
+            operators("exec", name, "--", "echo $remembered")["output"].strip()
+            == f"{name}-{home.token}"
+        )
     zoo.adopt(operators("status", "db")["pid"], tree).ask()
     told = [event for event in operators("events") if event["operation"].startswith("maintenance-")]
     assert [(event["operation"], event["exit_code"], event.get("states")) for event in told] == [
@@ -83,9 +110,12 @@ def test_everything_is_ended_and_comes_back(operators: Operators, zoo: Zoo, tree
 
 
 def test_what_a_host_has_lost(operators: Operators, zoo: Zoo, tree: Animal, home: Home) -> None:
-    """`recover` alone brings back nothing of it; with --all it does, but not what had ended of itself."""
+    """`recover` alone brings back nothing of it; with --all it does, but not what had ended of
+    itself.
+    """
     operators("run", "-d", "--name", "over", "--", "sh", "-c", "read line")
-    operators("snapshot", "--all", "--store", operators.store.name)  # as it is called in this folder
+    # as it is called in this folder
+    operators("snapshot", "--all", "--store", operators.store.name)
     operators("send", "over", "--enter")
     operators("wait", "over", "--exit", "--timeout", TIMEOUT)
     tree.end()

@@ -28,7 +28,9 @@ def _speak_of(operators: Operators, name: str, pid: int) -> None:
     assert operators("kill", name, "--timeout", 0)["killed"] >= 1
 
 
-def test_a_tree_is_dumped_under_the_name_of_a_session_that_has_ended(operators: Operators, tree: Animal) -> None:
+def test_a_tree_is_dumped_under_the_name_of_a_session_that_has_ended(
+    operators: Operators, tree: Animal
+) -> None:
     _ended(operators, "work")
     operators("dump", tree.pid, "--name", "work", "--leave-running")
     _speak_of(operators, "work", tree.pid)

@@ -21,11 +21,19 @@ def _net(pid: int) -> int:
 def test_a_session_comes_back_to_those_it_shared_its_network_with(
     options: tuple[str, ...], home: Home, operators: Operators
 ) -> None:
-    """Whether its holder starts CRIU, which has waited for it, or CRIU runs in namespaces of the session."""
+    """Whether its holder starts CRIU, which has waited for it, or CRIU runs in namespaces of the
+    session.
+    """
     up = "ip link set lo up; exec sleep 600"
-    other = operators.keeper.spawn(["unshare", "--net", "sh", "-c", up], env=operators.environment(), cwd=home.path)
+    other = operators.keeper.spawn(
+        ["unshare", "--net", "sh", "-c", up], env=operators.environment(), cwd=home.path
+    )
     try:
-        wait_until(lambda: Path(f"/proc/{other.pid}/comm").read_text() == "sleep\n", 60, "its network is there")
+        wait_until(
+            lambda: Path(f"/proc/{other.pid}/comm").read_text() == "sleep\n",
+            60,
+            "its network is there",
+        )
         operators.prefix = ["nsenter", "-t", str(other.pid), "-n"]
         session = operators("run", "-d", *options, "--", "sleep", "600")
         operators.prefix = []

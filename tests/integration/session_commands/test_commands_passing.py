@@ -21,7 +21,9 @@ def test_a_session_between_two_tries(operators: Operators) -> None:
     """Its holder has let go of it: it is paused, and goes on."""
     folder = operators.home.path / "corked"
     folder.mkdir()
-    operators("run", "-d", "--name", "work", "--", sys.executable, "-S", PROGRAMS / "corked.py", folder)
+    operators(
+        "run", "-d", "--name", "work", "--", sys.executable, "-S", PROGRAMS / "corked.py", folder
+    )
     wait_until((folder / "ready").exists, 60, "it is ready")
     root: int = operators("status", "work")["pid"]
     child = max(oracle.tree(root)[1:], key=lambda pid: (start_time(pid), pid))

@@ -1,4 +1,6 @@
-"""Sessions that stand still: by each kind of freezer and without one, through a dump, and to the store and back."""
+"""Sessions that stand still: by each kind of freezer and without one, through a dump, and to the
+store and back.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,27 @@ pytestmark = pytest.mark.integration
 
 # A job that was stopped before anybody paused anything, and a counter.
 COUNTER = "sleep 1000 & kill -STOP $!; i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.01; done"
-METHODS = {"freezer-v2": (), "freezer-v1": ("cgroup2",), "SIGSTOP": ("cgroup2", "freezer")}  # and which mounts hide it
+# and which mounts hide it
+METHODS = {"freezer-v2": (), "freezer-v1": ("cgroup2",), "SIGSTOP": ("cgroup2", "freezer")}
 
 
 def _mounted(kind: str) -> list[str]:
     """Where hierarchies of version 2, or of version 1 with this controller, are mounted."""
     lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return [fields[4] for fields in lines if fields[fields.index("-") + 1] == kind or kind in fields[-1].split(",")]
+    return [
+        fields[4]
+        for fields in lines
+        if fields[fields.index("-") + 1] == kind or kind in fields[-1].split(",")
+    ]
 
 
 @pytest.fixture(params=METHODS)
-def method(request: pytest.FixtureRequest, keeper: Keeper, home: Home, operators: Operators) -> Iterator[str]:
-    """The way by which this test's sessions are paused: all commands run where the better ones are not mounted."""
+def method(
+    request: pytest.FixtureRequest, keeper: Keeper, home: Home, operators: Operators
+) -> Iterator[str]:
+    """The way by which this test's sessions are paused: all commands run where the better ones are
+    not mounted.
+    """
     kinds = {"freezer-v2": "cgroup2", "freezer-v1": "freezer"}
     if request.param in kinds and not _mounted(kinds[request.param]):
         pytest.skip(f"no {request.param} here")
@@ -42,7 +53,9 @@ def method(request: pytest.FixtureRequest, keeper: Keeper, home: Home, operators
         ready = home.path / "hidden"
         script = f"umount {' '.join(hidden)} && touch {ready} && exec sleep 1000"
         environment = {"PATH": os.environ["PATH"], "CZOO_TOKEN": home.token}
-        apart = keeper.spawn(["unshare", "--mount", "--propagation", "private", "sh", "-c", script], env=environment)
+        apart = keeper.spawn(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", script], env=environment
+        )
         wait_until(ready.exists, TIMEOUT, "the mount namespace is there")
         operators.prefix = ["nsenter", f"--mount=/proc/{apart.pid}/ns/mnt", "--"]
     yield request.param
@@ -69,7 +82,9 @@ def _states(root: int) -> set[str]:
     return {stat.rpartition(")")[2].split()[0] for stat in stats if stat}
 
 
-def test_a_paused_session_is_dumped_and_comes_back_paused(operators: Operators, method: str) -> None:
+def test_a_paused_session_is_dumped_and_comes_back_paused(
+    operators: Operators, method: str
+) -> None:
     operators("run", "-d", "--name", "work", "--", "sh", "-c", COUNTER)
     assert operators("status", "work")["freezer"] == method
     operators("wait", "work", "--match", r"tick 5\b", "--timeout", TIMEOUT)
@@ -78,7 +93,11 @@ def test_a_paused_session_is_dumped_and_comes_back_paused(operators: Operators, 
     last = _ticks(operators, "work")[-1]
     operators("snapshot", "work")
     after = operators("status", "work")
-    assert (after["state"], after["offset"], after["paused_by"]) == ("paused", before["offset"], before["paused_by"])
+    assert (after["state"], after["offset"], after["paused_by"]) == (
+        "paused",
+        before["offset"],
+        before["paused_by"],
+    )
     operators("resume", "work")
     _goes_on(operators, "work", last)
     operators("halt", "work")
@@ -93,7 +112,9 @@ def test_a_paused_session_is_dumped_and_comes_back_paused(operators: Operators, 
     root = ProcessIdentity.of(status["pid"])
     operators("resume", "work")
     _goes_on(operators, "work", last)
-    wait_until(lambda: "T" in _states(root.pid), TIMEOUT, "who was stopped before the pause still is")
+    wait_until(
+        lambda: "T" in _states(root.pid), TIMEOUT, "who was stopped before the pause still is"
+    )
     operators("pause", "work")
     holder = ProcessIdentity.of(status["holder_pid"])
     os.kill(holder.pid, signal.SIGKILL)
@@ -103,7 +124,9 @@ def test_a_paused_session_is_dumped_and_comes_back_paused(operators: Operators, 
 
 
 def test_a_criu_that_is_killed_does_not_let_a_paused_session_run(operators: Operators) -> None:
-    """The kernel lets everybody go whom CRIU held; the holder, whose dump comes to nothing, freezes them again."""
+    """The kernel lets everybody go whom CRIU held; the holder, whose dump comes to nothing, freezes
+    them again.
+    """
     operators("run", "-d", "--name", "work", "--", "sh", "-c", COUNTER)
     operators("wait", "work", "--match", r"tick 5\b", "--timeout", TIMEOUT)
     operators("pause", "work")
@@ -115,15 +138,24 @@ def test_a_criu_that_is_killed_does_not_let_a_paused_session_run(operators: Oper
     stands = operators("status", "work")
     assert stands["state"] == "paused"
     last = _ticks(operators, "work")[-1]
-    assert operators("wait", "work", "--match", rf"tick {last + 5}\b", "--timeout", 1, check=False)["exit_code"] == 12
+    assert (
+        operators("wait", "work", "--match", rf"tick {last + 5}\b", "--timeout", 1, check=False)[
+            "exit_code"
+        ]
+        == 12
+    )
     assert operators("status", "work")["offset"] == stands["offset"]
     operators("resume", "work")
     _goes_on(operators, "work", last)
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
-def test_while_its_snapshot_is_stored_a_session_is_as_any_other(operators: Operators, how: str) -> None:
-    """That may take minutes: it can be stopped, how it ends is told at once, and then it has ended and is not checkpointed."""
+def test_while_its_snapshot_is_stored_a_session_is_as_any_other(
+    operators: Operators, how: str
+) -> None:
+    """That may take minutes: it can be stopped, how it ends is told at once, and then it has ended
+    and is not checkpointed.
+    """
     operators("run", "-d", "--name", "work", "--", "sh", "-c", "read line; exit 7")
     with paused(operators, "store", "dump", "work", "--leave-running") as held:
         assert operators("halt", "work")["processes"] > 0

@@ -1,4 +1,6 @@
-"""Sessions that end by themselves just when they are dumped: nothing is lost, and no dump has failed."""
+"""Sessions that end by themselves just when they are dumped: nothing is lost, and no dump has
+failed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sessions that are checkpointed and restored while somebody is attached to them, and what is told of it."""
+"""Sessions that are checkpointed and restored while somebody is attached to them, and what is told
+of it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ def test_who_is_attached_is_told_and_follows(operators: Operators) -> None:
     dumped = operators("dump", "work")
     window.expect(rb"work is checkpointed \(" + dumped["checkpoint"][:12].encode())
     status = operators("status", "work")
-    assert (status["state"], status["pid"], status["checkpoint"]["id"]) == ("checkpointed", None, dumped["checkpoint"])
+    assert (status["state"], status["pid"], status["checkpoint"]["id"]) == (
+        "checkpointed",
+        None,
+        dumped["checkpoint"],
+    )
     assert operators("exec", "work", "--take", "--", "true", check=False)["exit_code"] == 9
     assert operators("run", "-d", "--name", "work", "--", "true", check=False)["exit_code"] == 9
     restored = operators("restore", "work")
@@ -30,12 +36,20 @@ def test_who_is_attached_is_told_and_follows(operators: Operators) -> None:
     window.send(b"\x15echo $kept | tr a-z A-Z\r")
     window.expect(rb"YES\r\n")
     status = operators("status", "work")
-    assert (status["state"], status["pid"], status["incarnation"]) == ("running", restored["pid"], 2)
+    assert (status["state"], status["pid"], status["incarnation"]) == (
+        "running",
+        restored["pid"],
+        2,
+    )
     late = operators.window("attach", "work", "--read-only")
     late.expect(rb"restored, incarnation 2")
-    recording = [json.loads(line) for line in operators.text("log", "work", "--export", "cast").splitlines()][1:]
+    recording = [
+        json.loads(line) for line in operators.text("log", "work", "--export", "cast").splitlines()
+    ][1:]
     marks = [data for _, code, data in recording if code == "m"]
-    assert re.match(f"checkpointed {dumped['checkpoint'][:12]}", marks[0]) and marks[1].startswith("restored")
+    assert re.match(f"checkpointed {dumped['checkpoint'][:12]}", marks[0]) and marks[1].startswith(
+        "restored"
+    )
     window.send(b"exit 8\r")
     assert ended(window) == 8
 
@@ -61,10 +75,23 @@ def test_restoring_attached(operators: Operators) -> None:
 
 
 def test_terminals_inside_of_sessions_that_are_restored_at_once(operators: Operators) -> None:
-    """Each restore chooses numbers that are free; meanwhile no other one, and no new session, takes them."""
+    """Each restore chooses numbers that are free; meanwhile no other one, and no new session, takes
+    them.
+    """
     names = [f"one{number}" for number in range(6)]
     for name in names:
-        operators("run", "-d", "--name", name, "--", "script", "-q", "-c", "bash --norc --noprofile", "/dev/null")
+        operators(
+            "run",
+            "-d",
+            "--name",
+            name,
+            "--",
+            "script",
+            "-q",
+            "-c",
+            "bash --norc --noprofile",
+            "/dev/null",
+        )
     for name in names:
         operators("wait", name, "--match", "[#$]", "--since", 0, "--timeout", TIMEOUT)
     for name in names:
@@ -76,4 +103,6 @@ def test_terminals_inside_of_sessions_that_are_restored_at_once(operators: Opera
             future.result()
     for name in names:
         sent = operators("send", name, "--text", "echo li$((1))ves", "--enter")
-        operators("wait", name, "--match", "li1ves", "--since", sent["offset"], "--timeout", TIMEOUT)
+        operators(
+            "wait", name, "--match", "li1ves", "--since", sent["offset"], "--timeout", TIMEOUT
+        )

@@ -1,4 +1,6 @@
-"""What foreign bytes may become, seen from those that are sound: large, regular, and not refused."""
+"""What foreign bytes may become, seen from those that are sound: large, regular, and not
+refused.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def sound(repository: Repository) -> Manifest:
 
 
 def test_ten_thousand_equal_processes_are_stored_and_read(repository: Repository) -> None:
-    many = tuple(ProcessRecord(pid=7 + n, ns_pid=7 + n, ppid=7, command="worker") for n in range(10_000))
+    many = tuple(
+        ProcessRecord(pid=7 + n, ns_pid=7 + n, ppid=7, command="worker") for n in range(10_000)
+    )
     made = sound(repository).with_use(id=secrets.token_hex(16), processes=many)
     assert committed(repository, made).processes == many
 
@@ -46,7 +50,10 @@ def test_ten_thousand_equal_processes_are_stored_and_read(repository: Repository
 def test_command_lines_that_compress_very_well_are_stored_and_read(repository: Repository) -> None:
     """Forty MiB of one letter: padded to what may be read again."""
     words = tuple("x" * (1 << 20) for _ in range(40))
-    many = (ProcessRecord(pid=7, ns_pid=7, argv=words), ProcessRecord(pid=8, ns_pid=8, argv=("",) * 1_000_000))
+    many = (
+        ProcessRecord(pid=7, ns_pid=7, argv=words),
+        ProcessRecord(pid=8, ns_pid=8, argv=("",) * 1_000_000),
+    )
     made = sound(repository).with_use(id=secrets.token_hex(16), processes=many)
     summary = repository.publish(made)
     assert repository.manifest(summary).processes == many
@@ -77,7 +84,9 @@ def test_a_million_equal_chunks_are_a_stream_like_any_other(repository: Reposito
     assert len(entries) == 1 << 20 and entries[-1] == entries[0] == next(iter(entries))
     assert sum(part.length for part in reading.layout(large).walk()) == large.size
     assert reading.verify([large]) == large.size
-    assert sum(map(len, reading.chunks(StreamRef(200 * kit.WINDOW, list=short)))) == 200 * kit.WINDOW
+    assert (
+        sum(map(len, reading.chunks(StreamRef(200 * kit.WINDOW, list=short)))) == 200 * kit.WINDOW
+    )
     with pytest.raises(Damaged, match="are stored in"):
         reading.read(large)
 
@@ -116,12 +125,20 @@ def test_the_table_of_bounds_is_true() -> None:
     """``images/FORMAT.md`` says what the code does."""
     text = (Path(__file__).parents[3] / "images" / "FORMAT.md").read_text()
     rows = text.partition("<!-- bounds -->\n")[2].partition("\n\n")[0].splitlines()[2:]
-    told = {what: (most, free, ratio) for what, most, free, ratio in (map(str.strip, row.strip("|").split("|")) for row in rows)}
+    told = {
+        what: (most, free, ratio)
+        for what, most, free, ratio in (map(str.strip, row.strip("|").split("|")) for row in rows)
+    }
 
     def said(number: int) -> str:
         sizes = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
         return next(
-            (f"{number >> bits} {word}" for bits, word in sizes if number >> bits << bits == number and number >> bits), ""
+            (
+                f"{number >> bits} {word}"
+                for bits, word in sizes
+                if number >> bits << bits == number and number >> bits
+            ),
+            "",
         )
 
     ratio = str(bounds.RATIO)
@@ -143,10 +160,23 @@ def test_the_table_of_bounds_is_true() -> None:
         "config": (said(configobject._MAX_SIZE), "", ""),
         "a list of chunks": (said(reader._MAX_LIST), said(bounds.FREE_LIST), ratio),
         "a list of runs": (said(reader._MAX_LIST), said(bounds.FREE_RUNS), ratio),
-        "other content that is read at once (lists of pages, what was typed)": ("", said(bounds.FREE_CONTENT), ratio),
+        "other content that is read at once (lists of pages, what was typed)": (
+            "",
+            said(bounds.FREE_CONTENT),
+            ratio,
+        ),
         "objects of an exported checkpoint": (str(archive.MAX_SECTIONS), "", ""),
     }
-    assert f"an image that is read has at most {said(plain._MAX_IMAGE)}, all together {said(plain._MAX_ALL)}" in text
+    assert (
+        f"an image that is read has at most {said(plain._MAX_IMAGE)}, all together "
+        f"{said(plain._MAX_ALL)}" in text
+    )
     assert f"at most {said(archives.FREE)} are kept,\nor {archives.RATIO} times its size" in text
-    assert f"each of which has at most {said(archives._MAX_HEADER)}; it has at most {archives._FREE_MEMBERS} members" in text
-    assert f"one for {archives._BYTES_EACH} of its bytes; zstd and xz may keep {said(archives._WINDOW)}" in text
+    assert (
+        f"each of which has at most {said(archives._MAX_HEADER)}; it has at most "
+        f"{archives._FREE_MEMBERS} members" in text
+    )
+    assert (
+        f"one for {archives._BYTES_EACH} of its bytes; zstd and xz may keep "
+        f"{said(archives._WINDOW)}" in text
+    )

@@ -1,4 +1,6 @@
-"""What this host remembers of a store may be lost, damaged or shared; it never decides what is true."""
+"""What this host remembers of a store may be lost, damaged or shared; it never decides what is
+true.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def harms() -> dict[str, bytes]:
     return {"empty": b"", "noise": secrets.token_bytes(20_000), "text": b"hello\n"}
 
 
-@pytest.mark.parametrize("harm", ["empty", "noise", "text", "middle", "cut", "gone", "other-store", "no-table", "version"])
+@pytest.mark.parametrize(
+    "harm",
+    ["empty", "noise", "text", "middle", "cut", "gone", "other-store", "no-table", "version"],
+)
 def test_a_damaged_cache_is_made_anew(tmp_path: Path, harm: str) -> None:
     repo, path = local(tmp_path)
     whole = path.read_bytes()
@@ -76,7 +81,9 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path, harm: str) -> None:
 
 
 def test_a_pack_is_known_for_as_long_as_one_segment_tells_of_it(tmp_path: Path) -> None:
-    """Two collections at once may both tell of it; the next one takes one of these segments away."""
+    """Two collections at once may both tell of it; the next one takes one of these segments
+    away.
+    """
     repo = kit.repository(tmp_path, workers=1)
     kit.write(repo)
     (older,) = (info.name for info in repo.store.list("index/"))
@@ -100,10 +107,16 @@ def test_a_cache_damaged_under_a_running_dump_only_costs_time(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "harm", ["DELETE FROM chunks", *(f"UPDATE chunks SET {name} = 99" for name in ("offset", "stored", "plain"))]
+    "harm",
+    [
+        "DELETE FROM chunks",
+        *(f"UPDATE chunks SET {name} = 99" for name in ("offset", "stored", "plain")),
+    ],
 )
 def test_damage_that_the_database_does_not_see_fails_nothing(tmp_path: Path, harm: str) -> None:
-    """Above all no collection takes a pack for garbage because its host has forgotten what is in it."""
+    """Above all no collection takes a pack for garbage because its host has forgotten what is in
+    it.
+    """
     repo, path = local(tmp_path)
     db = sqlite3.connect(path)
     db.execute(harm)
@@ -204,7 +217,12 @@ def test_several_processes_share_a_cache(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"}
     running = [
-        subprocess.Popen([sys.executable, "-c", _WORKER, str(tmp_path), name], env=environment, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", _WORKER, str(tmp_path), name],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for name in ("one", "two", "three")
     ]
     told = [process.communicate(timeout=120)[1] for process in running]
@@ -218,7 +236,10 @@ def test_half_a_million_chunks_are_learned_in_seconds(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path, store=LocalStore(str(tmp_path / "store")))
     packs = []
     for _ in range(125):
-        entries = b"".join(ENTRY.pack(secrets.token_bytes(32), HEADER.size + n * 5000, 4000, 4096) for n in range(4000))
+        entries = b"".join(
+            ENTRY.pack(secrets.token_bytes(32), HEADER.size + n * 5000, 4000, 4096)
+            for n in range(4000)
+        )
         packs.append(PackIndex(secrets.token_bytes(16), 32 << 20, entries))
     published: list[str] = []
     repo.index.publish(packs, published)
@@ -249,7 +270,9 @@ def test_two_hundred_checkpoints_are_listed_at_once(tmp_path: Path) -> None:
     assert time.process_time() - began < 0.3
 
 
-def test_another_process_that_begins_anew_keeps_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_that_begins_anew_keeps_its_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As soon as the database is gone, files of its names are those of another one."""
     path = tmp_path / "cache" / "one.sqlite"
     mine, other, third = (Cache(path, "store") for _ in range(3))
@@ -259,7 +282,9 @@ def test_another_process_that_begins_anew_keeps_its_own_files(tmp_path: Path, mo
     def unlink_and_begin(file: str) -> None:
         unlink(file)
         if file == str(path):
-            other.run(lambda db: db.execute("INSERT INTO heads VALUES ('new', 1, x'00')"), write=True)
+            other.run(
+                lambda db: db.execute("INSERT INTO heads VALUES ('new', 1, x'00')"), write=True
+            )
 
     monkeypatch.setattr(os, "unlink", unlink_and_begin)
     mine.leave_disk()

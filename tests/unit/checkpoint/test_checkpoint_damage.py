@@ -1,7 +1,9 @@
-"""Whatever happens to a stored object, it is met as damage: never as other content, never as a hang.
+"""Whatever happens to a stored object, it is met as damage: never as other content, never as a
+hang.
 
-Every object of a small store is damaged in every region of it; reading everything then raises a `DataError` or
-`ObjectMissing` that says so, or, where the damaged byte is redundant, still gives exactly what was written.
+Every object of a small store is damaged in every region of it; reading everything then raises a
+`DataError` or `ObjectMissing` that says so, or, where the damaged byte is redundant, still gives
+exactly what was written.
 """
 
 from __future__ import annotations
@@ -41,9 +43,12 @@ class Scene:
     """A store with one small checkpoint, of which copies are damaged."""
 
     def __init__(self, path: Path, encrypted: bool) -> None:
-        self.repo = kit.repository(path, encrypted=encrypted, workers=1)  # so that there is one pack
+        # so that there is one pack
+        self.repo = kit.repository(path, encrypted=encrypted, workers=1)
         kit.write(self.repo)
-        self.objects = {info.name: self.repo.store.get(info.name) for info in self.repo.store.list()}
+        self.objects = {
+            info.name: self.repo.store.get(info.name) for info in self.repo.store.list()
+        }
 
     def one(self, prefix: str) -> str:
         return next(name for name in self.objects if name.startswith(prefix))
@@ -93,7 +98,9 @@ def test_a_flipped_bit_anywhere_is_met(scene: Scene, kind: str) -> None:
     assert harmless <= (HEADER.size + FOOTER.size + 150 * 48 if kind == "packs/" else 0)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_other_content_is_met(scene: Scene, kind: str, data: st.DataObject) -> None:
@@ -115,7 +122,22 @@ def test_any_other_content_is_met(scene: Scene, kind: str, data: st.DataObject) 
 def test_a_truncated_object_is_met(scene: Scene, kind: str) -> None:
     name = scene.one(kind)
     data = scene.objects[name]
-    for cut in {0, 1, 7, 8, 9, 27, 28, 32, 40, len(data) // 2, len(data) - 500, len(data) - 33, len(data) - 25, len(data) - 1}:
+    for cut in {
+        0,
+        1,
+        7,
+        8,
+        9,
+        27,
+        28,
+        32,
+        40,
+        len(data) // 2,
+        len(data) - 500,
+        len(data) - 33,
+        len(data) - 25,
+        len(data) - 1,
+    }:
         if kind == "packs/" and cut > len(data) // 2:
             continue  # the chunks may all be there: see the test of packs below
         with pytest.raises((DataError, ObjectMissing)):
@@ -148,11 +170,22 @@ def test_packs_describe_themselves(scene: Scene) -> None:
     name = scene.one("packs/")
     data = scene.objects[name]
     lost: dict[str, bytes | None] = {n: None for n in scene.objects if n.startswith("index/")}
-    for wrong in (data[:-1], data[: -FOOTER.size], data + b"\0", data[:8] + b"\2\0" + data[10:], b"", data[:40]):
+    for wrong in (
+        data[:-1],
+        data[: -FOOTER.size],
+        data + b"\0",
+        data[:8] + b"\2\0" + data[10:],
+        b"",
+        data[:40],
+    ):
         with pytest.raises(DataError):
             scene.read({**lost, name: wrong})
     index = FOOTER.unpack(data[-FOOTER.size :])[2]
-    for position in [*range(HEADER.size), *range(index, index + 200), *range(len(data) - FOOTER.size - 20, len(data))]:
+    for position in [
+        *range(HEADER.size),
+        *range(index, index + 200),
+        *range(len(data) - FOOTER.size - 20, len(data)),
+    ]:
         bad = bytearray(data)
         bad[position] ^= 4
         with pytest.raises(DataError):
@@ -183,7 +216,9 @@ def test_what_is_newer_is_refused_by_name(scene: Scene) -> None:
     with pytest.raises(UnsupportedFormat, match="format 9"):
         scene.read({"config": config.replace('"version": 1', '"version": 9').encode()})
     with pytest.raises(UnsupportedFormat, match="telepathy"):
-        scene.read({"config": config.replace('"features": []', '"features": ["telepathy"]').encode()})
+        scene.read(
+            {"config": config.replace('"features": []', '"features": ["telepathy"]').encode()}
+        )
     with pytest.raises(UnsupportedFormat):
         scene.read({"config": b'{"hello": 1}'})
     changed = config.replace('"aes-256-gcm"', '"rot13"').replace('"none"', '"rot13"')
@@ -209,7 +244,9 @@ def test_one_damaged_manifest_hides_no_other(tmp_path: Path, encrypted: bool) ->
 
 
 def test_numbers_that_nobody_counts_up_to_are_in_nobodys_way(tmp_path: Path) -> None:
-    """Whoever may put objects may put such names; a session of which one was removed could be dumped no more."""
+    """Whoever may put objects may put such names; a session of which one was removed could be
+    dumped no more.
+    """
     repo = kit.repository(tmp_path, workers=1)
     token, forged = repo.sealer.token("web"), 10**20 - 1
     repo.store.put(f"numbers/{token}/{forged:020d}", b"used\n")
@@ -250,7 +287,13 @@ def test_compressed_content_cannot_claim_more_than_it_should(tmp_path: Path) -> 
 
     bomb = zstandard.ZstdCompressor().compress(bytes(64 << 20))
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100))
-    for payload, size in ((bomb, 1 << 20), (unsized, 100), (b"", 10), (b"\x28\xb5\x2f\xfd", 4), (bomb[:-3], 64 << 20)):
+    for payload, size in (
+        (bomb, 1 << 20),
+        (unsized, 100),
+        (b"", 10),
+        (b"\x28\xb5\x2f\xfd", 4),
+        (bomb[:-3], 64 << 20),
+    ):
         with pytest.raises(SealBroken):
             Decompressor()(ZSTD, payload, size)
     with pytest.raises(SealBroken):
@@ -266,14 +309,21 @@ def test_pack_indexes_match_what_was_published(tmp_path: Path, encrypted: bool) 
     for info in repo.store.list("packs/"):
         inner = read_index(repo.store, info.name, info.size, repo.sealer)
         assert inner.pack == pack_of(info.name) and inner.size == info.size
-        told = [p for s in repo.store.list("index/") for p in repo.index.read_segment(s.name) if p.pack == inner.pack]
+        told = [
+            p
+            for s in repo.store.list("index/")
+            for p in repo.index.read_segment(s.name)
+            if p.pack == inner.pack
+        ]
         assert told == [inner]
         ends = [offset + RECORD.size + stored for _c, offset, stored, _p in inner]
         assert [offset for _c, offset, _s, _p in inner] == [HEADER.size, *ends[:-1]]
 
 
 def test_damage_found_once_is_not_relied_on_again(tmp_path: Path) -> None:
-    """A pack in which damage was met counts as unknown: the next dump stores what it held anew, and is whole."""
+    """A pack in which damage was met counts as unknown: the next dump stores what it held anew, and
+    is whole.
+    """
     repo = kit.repository(tmp_path)
     kit.write(repo)
     for info in list(repo.store.list("packs/")):
@@ -357,7 +407,11 @@ def test_what_is_sound_in_another_pack_is_read_there(tmp_path: Path) -> None:
     one = host()
     one.index.sync()
     manifest = one.manifest(summary)
-    chunks = [chunk for stream in manifest.streams() for chunk, _size in one.reader(Reporter()).entries(stream)]
+    chunks = [
+        chunk
+        for stream in manifest.streams()
+        for chunk, _size in one.reader(Reporter()).entries(stream)
+    ]
     (used,) = {place.pack for place in one.index.find(chunks).values()}
     (spare,) = one.index.pack_sizes().keys() - {used}
     damage(used)
@@ -406,13 +460,18 @@ def test_no_secret_is_readable_in_an_encrypted_store(tmp_path: Path) -> None:
     repo.list()
     repo.remove(summary)
     kit.write(
-        repo, kit.Content(secret * 20_000, {"canary.img": secret}, secret), session="canary-session", labels={"canary": "yes"}
+        repo,
+        kit.Content(secret * 20_000, {"canary.img": secret}, secret),
+        session="canary-session",
+        labels={"canary": "yes"},
     )
     repo.close()
     files = [p for p in (tmp_path / "store").rglob("*") if p.is_file()]
     assert len(files) > 5 and any(p.suffix == ".sqlite" for p in files)
     for path in files:
-        assert b"canary" not in path.read_bytes().lower() and "canary" not in str(path.relative_to(tmp_path))
+        assert b"canary" not in path.read_bytes().lower() and "canary" not in str(
+            path.relative_to(tmp_path)
+        )
     (tmp_path / "keys" / f"{repo.id}.key").write_text("criuctl key 1\n" + "A" * 43 + "=\n")
     with pytest.raises(WrongKey):
         Repository.open(store, repo.config)

@@ -31,7 +31,9 @@ MB = 1e6
         (1, 0.0, 0.45, 10 * MB, 1),
     ],
 )
-def test_the_slower_of_both_decides(level: int, compressing: float, ratio: float, sending: float, wanted: int) -> None:
+def test_the_slower_of_both_decides(
+    level: int, compressing: float, ratio: float, sending: float, wanted: int
+) -> None:
     assert fitting(level, compressing, ratio, sending) == wanted
 
 

@@ -17,7 +17,15 @@ from support import golden
 from criuctl.checkpoint.exported import Key
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.errors import Conflict, DataError, KeyMissing, StoreFull, UnsupportedFormat, UsageError, WrongKey
+from criuctl.errors import (
+    Conflict,
+    DataError,
+    KeyMissing,
+    StoreFull,
+    UnsupportedFormat,
+    UsageError,
+    WrongKey,
+)
 from criuctl.ops import transfer
 from criuctl.ops.transfer import Exported, Imported, Seal
 from criuctl.report import Reporter
@@ -34,7 +42,9 @@ CUTS = (0, 1, 7, 8, 15, 16, 25, 27, 100, -33, -32, -1)
 class Host:
     """A store in a folder, with the keys and caches of a host of its own."""
 
-    def __init__(self, path: Path, *, encrypted: bool = False, passphrase: bytes | None = None) -> None:
+    def __init__(
+        self, path: Path, *, encrypted: bool = False, passphrase: bytes | None = None
+    ) -> None:
         path.mkdir()
         self.path = path
         self.config = kit.config(path, store=str(path / "store"), workers=1)  # one pack at a time
@@ -42,16 +52,22 @@ class Host:
             phrase = secret(path / "phrase", passphrase)
             self.config = self.config.with_options(passphrase_file=str(phrase))
         store = LocalStore(self.config.store)
-        self.repository = Repository.init(store, encryption=encrypted, passphrase=passphrase, config=self.config)
+        self.repository = Repository.init(
+            store, encryption=encrypted, passphrase=passphrase, config=self.config
+        )
 
     @property
     def key(self) -> Path:
         return next((self.path / "keys").glob("*.key"))
 
-    def export(self, ref: str, target: Path | int, seal: Seal | None = None, **more: bool) -> Exported:
+    def export(
+        self, ref: str, target: Path | int, seal: Seal | None = None, **more: bool
+    ) -> Exported:
         return transfer.export(self.config, ref, target, reporter=Reporter(), seal=seal, **more)
 
-    def import_(self, source: Path | int, key: Key | None = None, name: str | None = None) -> Imported:
+    def import_(
+        self, source: Path | int, key: Key | None = None, name: str | None = None
+    ) -> Imported:
         return transfer.import_(self.config, source, reporter=Reporter(), key=key, name=name)
 
     def objects(self) -> dict[str, int]:
@@ -76,7 +92,10 @@ def source(tmp_path: Path) -> Host:
     host = Host(tmp_path / "source")
     kit.write(host.repository, OTHER)
     kit.write(host.repository, CONTENT, labels={"why": "upgrade"})
-    kit.write(host.repository, kit.Content(CONTENT.memory[4096:] + bytes(4096), CONTENT.images, b"newer", window=4096))
+    kit.write(
+        host.repository,
+        kit.Content(CONTENT.memory[4096:] + bytes(4096), CONTENT.images, b"newer", window=4096),
+    )
     return host
 
 
@@ -87,13 +106,20 @@ def target(tmp_path: Path) -> Host:
 
 @pytest.mark.parametrize("encrypted", [(False, False), (True, True), (True, False), (False, True)])
 def test_there_and_back(tmp_path: Path, encrypted: tuple[bool, bool]) -> None:
-    source, target = Host(tmp_path / "a", encrypted=encrypted[0]), Host(tmp_path / "b", encrypted=encrypted[1])
+    source, target = (
+        Host(tmp_path / "a", encrypted=encrypted[0]),
+        Host(tmp_path / "b", encrypted=encrypted[1]),
+    )
     kit.write(source.repository, OTHER, session=NAME)
     written = kit.write(source.repository, CONTENT, session=NAME, labels={"why": "upgrade"})
     before = source.objects()
     file = tmp_path / "web.criuctl"
     exported = source.export(f"{NAME}@2", file).to_dict()
-    assert (exported["checkpoint"], exported["number"], exported["encrypted"]) == (written.id, 2, encrypted[0])
+    assert (exported["checkpoint"], exported["number"], exported["encrypted"]) == (
+        written.id,
+        2,
+        encrypted[0],
+    )
     assert exported["bytes"]["file"] == file.stat().st_size
     assert file.stat().st_mode & 0o777 == 0o600
     assert source.objects() == before
@@ -105,13 +131,25 @@ def test_there_and_back(tmp_path: Path, encrypted: tuple[bool, bool]) -> None:
             assert word not in data
         lend(source, target)
     imported = target.import_(file).to_dict()
-    assert (imported["checkpoint"], imported["session"], imported["number"]) == (written.id, NAME, 1)
+    assert (imported["checkpoint"], imported["session"], imported["number"]) == (
+        written.id,
+        NAME,
+        1,
+    )
     assert imported["imported"]
     assert imported["labels"] == {"why": "upgrade"}
     assert imported["origin"] == {"store": source.repository.id, "session": NAME, "number": 2}
     assert imported["warnings"] == []
-    there, here = kit.check(target.repository, NAME, CONTENT), source.repository.manifest(f"{NAME}@2")
-    assert (there.created, there.session, there.host, there.processes) == (here.created, here.session, here.host, here.processes)
+    there, here = (
+        kit.check(target.repository, NAME, CONTENT),
+        source.repository.manifest(f"{NAME}@2"),
+    )
+    assert (there.created, there.session, there.host, there.processes) == (
+        here.created,
+        here.session,
+        here.host,
+        here.processes,
+    )
     target.import_(_again(target, tmp_path))  # an import can be exported, and its origin stays
 
 
@@ -122,16 +160,24 @@ def _again(host: Host, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("version", "newest"), [("1", 1), ("1-layers", 2)])
-def test_the_golden_checkpoints_travel_and_golden_files_are_read(tmp_path: Path, target: Host, version: str, newest: int) -> None:
+def test_the_golden_checkpoints_travel_and_golden_files_are_read(
+    tmp_path: Path, target: Host, version: str, newest: int
+) -> None:
     folder = golden.FOLDER / version
     key = Key(file=secret(tmp_path / golden.KEY, (folder / golden.KEY).read_bytes()))
     for name in ("plain", "encrypted"):
         shutil.copytree(folder / name, tmp_path / name)
         config = kit.config(tmp_path, store=str(tmp_path / name))
-        config = config.with_options(key_file=str(tmp_path / golden.KEY)) if name == "encrypted" else config
+        config = (
+            config.with_options(key_file=str(tmp_path / golden.KEY))
+            if name == "encrypted"
+            else config
+        )
         transfer.export(config, "golden", tmp_path / f"{name}.criuctl", reporter=Reporter())
         for file in (tmp_path / f"{name}.criuctl", folder / f"{name}.exported"):
-            done = target.import_(file, key=key if name == "encrypted" else None, name=file.stem + file.suffix[1:])
+            done = target.import_(
+                file, key=key if name == "encrypted" else None, name=file.stem + file.suffix[1:]
+            )
             assert done.summary.labels == {"made": "by hand"}
             content = golden.contents()[newest]
             manifest = target.repository.manifest(done.summary)
@@ -157,14 +203,19 @@ def test_imported_twice_it_is_there_once(tmp_path: Path, source: Host, target: H
     assert target.import_(file).summary.number == 2  # a number is never used twice
 
 
-def test_it_becomes_the_newest_of_its_session_or_of_the_one_named(tmp_path: Path, source: Host, target: Host) -> None:
+def test_it_becomes_the_newest_of_its_session_or_of_the_one_named(
+    tmp_path: Path, source: Host, target: Host
+) -> None:
     file = tmp_path / "file"
     source.export("web@2", file)
     kit.write(target.repository, OTHER, session="web")
     stored = sum(target.objects().values())
-    assert target.import_(file, name="copy").summary.object.endswith(source.repository.resolve("web@2").id)
+    assert target.import_(file, name="copy").summary.object.endswith(
+        source.repository.resolve("web@2").id
+    )
     assert sum(target.objects().values()) > stored
-    assert kit.check(target.repository, "copy", CONTENT).session.id != "ab" * 16  # a session of its own
+    # a session of its own
+    assert kit.check(target.repository, "copy", CONTENT).session.id != "ab" * 16
     target.repository.remove(target.repository.resolve("copy"))
     again = target.import_(file)
     assert (again.summary.session, again.summary.number) == ("web", 2)
@@ -182,7 +233,8 @@ def test_a_session_of_the_same_name_is_told(tmp_path: Path, source: Host, target
     assert "web@1" in warning
 
 
-# -- damage ---------------------------------------------------------------------------------------------
+# -- damage
+# ---------------------------------------------------------------------------------------------
 
 
 def refused(target: Host, file: Path) -> DataError:
@@ -206,10 +258,15 @@ def test_every_cut_is_told_and_leaves_nothing(tmp_path: Path, source: Host, targ
     assert "1 bytes follow its end" in refused(target, tmp_path / "cut").message
 
 
-def test_every_flipped_bit_is_told_and_leaves_nothing(tmp_path: Path, source: Host, target: Host) -> None:
+def test_every_flipped_bit_is_told_and_leaves_nothing(
+    tmp_path: Path, source: Host, target: Host
+) -> None:
     source.export("web@2", tmp_path / "whole")
     data = bytearray((tmp_path / "whole").read_bytes())
-    places = [*(cut % len(data) for cut in CUTS), *(len(data) * part // 23 for part in range(1, 23))]
+    places = [
+        *(cut % len(data) for cut in CUTS),
+        *(len(data) * part // 23 for part in range(1, 23)),
+    ]
     for place in places:
         data[place] ^= 0x10
         (tmp_path / "flipped").write_bytes(data)
@@ -240,7 +297,9 @@ def forge(path: Path, parts: list[tuple[bytes, bytes]]) -> Path:
     return path
 
 
-def test_what_somebody_has_changed_on_purpose_is_refused_though_the_digest_fits(tmp_path: Path, target: Host) -> None:
+def test_what_somebody_has_changed_on_purpose_is_refused_though_the_digest_fits(
+    tmp_path: Path, target: Host
+) -> None:
     source = Host(tmp_path / "sealed", encrypted=True)
     kit.write(source.repository, CONTENT)
     kit.write(source.repository, OTHER)
@@ -248,17 +307,28 @@ def test_what_somebody_has_changed_on_purpose_is_refused_though_the_digest_fits(
     for number in (1, 2):
         source.export(f"web@{number}", tmp_path / str(number))
     parts, others = (sections((tmp_path / str(number)).read_bytes()) for number in (1, 2))
-    assert [name.partition(b"/")[0] for name, _ in parts] == [b"config", b"packs", b"index", b"checkpoints", b"end"]
+    assert [name.partition(b"/")[0] for name, _ in parts] == [
+        b"config",
+        b"packs",
+        b"index",
+        b"checkpoints",
+        b"end",
+    ]
 
     def changed(index: int, edit: Callable[[bytes], bytes]) -> list[tuple[bytes, bytes]]:
-        return [(name, edit(content)) if n == index else (name, content) for n, (name, content) in enumerate(parts)]
+        return [
+            (name, edit(content)) if n == index else (name, content)
+            for n, (name, content) in enumerate(parts)
+        ]
 
     def flip(at: int) -> Callable[[bytes], bytes]:
         return lambda content: content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
     before = target.objects()
     forged = {
-        "config": changed(0, lambda c: c.replace(b'"file"\n', b'"none"\n').replace(b"aes-256-gcm", b"none")),
+        "config": changed(
+            0, lambda c: c.replace(b'"file"\n', b'"none"\n').replace(b"aes-256-gcm", b"none")
+        ),
         "config's date": changed(0, lambda c: c.replace(b'"created": "2', b'"created": "3')),
         "pack": changed(1, flip(500)),
         "index": changed(2, flip(-1 + len(parts[2][1]))),
@@ -284,7 +354,10 @@ def test_other_files_are_no_exported_checkpoints(tmp_path: Path, target: Host) -
     (tmp_path / "text").write_text("hello, world: this is a text, and longer than a header\n")
     newer = archive.HEADER.pack(archive.MAGIC, archive.VERSION + 1, 0, 0) + bytes(99)
     (tmp_path / "newer").write_bytes(newer)
-    for name, words in (("text", "no checkpoint that criuctl has exported"), ("newer", "export format 2")):
+    for name, words in (
+        ("text", "no checkpoint that criuctl has exported"),
+        ("newer", "export format 2"),
+    ):
         found = refused(target, tmp_path / name)
         assert isinstance(found, UnsupportedFormat)
         assert words in found.message
@@ -293,7 +366,8 @@ def test_other_files_are_no_exported_checkpoints(tmp_path: Path, target: Host) -
             target.import_(wrong)
 
 
-# -- keys -----------------------------------------------------------------------------------------------
+# -- keys
+# -----------------------------------------------------------------------------------------------
 
 
 def test_what_opens_a_file_is_what_was_chosen(tmp_path: Path) -> None:
@@ -349,16 +423,24 @@ def test_a_store_with_a_passphrase_exports_with_it(tmp_path: Path) -> None:
     kit.check(target.repository, "web", CONTENT)
     master = tmp_path / "master.key"
     source.repository.export_key(master)
-    by_master = Config(store=source.config.store, key_file=str(master), cache_dir=str(tmp_path), state_dir=str(tmp_path))
+    by_master = Config(
+        store=source.config.store,
+        key_file=str(master),
+        cache_dir=str(tmp_path),
+        state_dir=str(tmp_path),
+    )
     with pytest.raises(UsageError):
         transfer.export(by_master, "web", tmp_path / "other", reporter=Reporter())
     assert not (tmp_path / "other").exists()
 
 
-# -- files ----------------------------------------------------------------------------------------------
+# -- files
+# ----------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_replaced_only_if_told_and_a_failed_export_leaves_nothing(tmp_path: Path, source: Host) -> None:
+def test_a_file_is_replaced_only_if_told_and_a_failed_export_leaves_nothing(
+    tmp_path: Path, source: Host
+) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     file = folder / "file"
@@ -388,7 +470,9 @@ def test_a_file_is_replaced_only_if_told_and_a_failed_export_leaves_nothing(tmp_
 def test_a_file_may_have_the_longest_of_names(tmp_path: Path, source: Host, target: Host) -> None:
     file = tmp_path / ("\u0436" * 127)  # 254 bytes
     source.export("web@2", file)
-    assert target.import_(file).done and [path for path in tmp_path.iterdir() if path.is_file()] == [file]
+    assert target.import_(file).done and [
+        path for path in tmp_path.iterdir() if path.is_file()
+    ] == [file]
 
 
 def test_force_replaces_it_at_once(tmp_path: Path, source: Host, target: Host) -> None:

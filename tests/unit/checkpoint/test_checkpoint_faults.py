@@ -1,4 +1,6 @@
-"""A store or a thread that fails in the middle: the error is told, nothing is listed, nothing is left running."""
+"""A store or a thread that fails in the middle: the error is told, nothing is listed, nothing is
+left running.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,21 @@ from support.keeper import wait_until
 from criuctl.checkpoint.codec import Compressor
 from criuctl.checkpoint.packs import object_name
 from criuctl.checkpoint.repository import Repository
-from criuctl.errors import CriuctlError, Damaged, ObjectMissing, StoreDenied, StoreFull, StoreUnreachable
+from criuctl.errors import (
+    CriuctlError,
+    Damaged,
+    ObjectMissing,
+    StoreDenied,
+    StoreFull,
+    StoreUnreachable,
+)
 from criuctl.report import Reporter
 from criuctl.store.base import Data
 from criuctl.store.memory import MemoryStore
 
-BIG = kit.Content(b"".join(n.to_bytes(4, "little") * 65536 for n in range(104)), {"a.img": b"x" * 300_000})
+BIG = kit.Content(
+    b"".join(n.to_bytes(4, "little") * 65536 for n in range(104)), {"a.img": b"x" * 300_000}
+)
 ERRORS = {"E": StoreUnreachable, "D": StoreDenied, "F": StoreFull}
 
 
@@ -33,7 +44,9 @@ def faulty(repo: Repository) -> tuple[Repository, FaultyStore]:
 
 @pytest.mark.parametrize("letter", ERRORS)
 @pytest.mark.parametrize("nth", range(5))
-def test_a_put_that_fails_fails_the_dump_and_leaves_nothing(tmp_path: Path, letter: str, nth: int) -> None:
+def test_a_put_that_fails_fails_the_dump_and_leaves_nothing(
+    tmp_path: Path, letter: str, nth: int
+) -> None:
     repo = kit.repository(tmp_path, buffers_mib=24)
     kit.write(repo, session="before")
     before = {info.name for info in repo.store.list()}
@@ -44,9 +57,14 @@ def test_a_put_that_fails_fails_the_dump_and_leaves_nothing(tmp_path: Path, lett
     except ERRORS[letter]:
         left = {info.name for info in repo.store.list()} - before
         assert not any(name.startswith("checkpoints/") for name in left)
-        # Once an index segment is (or may be) published its packs may be in use: only then do they stay.
+        # Once an index segment is (or may be) published its packs may be in use: only then do they
+        # stay.
         failed = next(name for verb, name, was in store.calls if was == letter)
-        assert not left or any(name.startswith("index/") for name in left) or (letter == "E" and failed.startswith("index/"))
+        assert (
+            not left
+            or any(name.startswith("index/") for name in left)
+            or (letter == "E" and failed.startswith("index/"))
+        )
     else:
         assert nth >= 3
         kit.check(repo, "web", BIG)
@@ -71,7 +89,9 @@ def test_a_lost_answer_leaves_a_whole_checkpoint_or_none(tmp_path: Path, nth: in
     assert kit.pipeline_threads() == []
 
 
-def test_a_thread_that_fails_stops_a_producer_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_fails_stops_a_producer_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_self: Compressor, _content: object) -> tuple[int, bytes]:
         raise MemoryError("no room in this test")
 
@@ -158,7 +178,9 @@ def test_leaving_without_commit_leaves_nothing(tmp_path: Path, step: str) -> Non
     writer.close()
 
 
-def test_a_signal_while_the_index_is_published_leaves_no_segment_that_tells_of_deleted_packs(tmp_path: Path) -> None:
+def test_a_signal_while_the_index_is_published_leaves_no_segment_that_tells_of_deleted_packs(
+    tmp_path: Path,
+) -> None:
     """Other hosts may rely on those packs as soon as they see the segment."""
 
     class Interrupted(FaultyStore):
@@ -190,7 +212,9 @@ def test_an_error_of_the_caller_is_not_hidden(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut"])
-def test_a_pack_that_vanished_fails_the_commit_and_the_next_dump_mends_it(tmp_path: Path, harm: str) -> None:
+def test_a_pack_that_vanished_fails_the_commit_and_the_next_dump_mends_it(
+    tmp_path: Path, harm: str
+) -> None:
     repo = kit.repository(tmp_path)
     kit.write(repo)
     with repo.writer(Reporter()) as writer:
@@ -207,8 +231,12 @@ def test_a_pack_that_vanished_fails_the_commit_and_the_next_dump_mends_it(tmp_pa
     kit.check(repo, summary)
 
 
-@pytest.mark.parametrize(("packs", "listings", "looks"), [(3, True, 3), (20, True, 0), (20, False, 20)])
-def test_many_packs_are_looked_at_by_one_listing(tmp_path: Path, packs: int, listings: bool, looks: int) -> None:
+@pytest.mark.parametrize(
+    ("packs", "listings", "looks"), [(3, True, 3), (20, True, 0), (20, False, 20)]
+)
+def test_many_packs_are_looked_at_by_one_listing(
+    tmp_path: Path, packs: int, listings: bool, looks: int
+) -> None:
     opened, store = faulty(kit.repository(tmp_path))
     sizes = {bytes([n]) * 16: 100 + n for n in range(packs)}
     for pack, size in sizes.items():
@@ -218,7 +246,10 @@ def test_many_packs_are_looked_at_by_one_listing(tmp_path: Path, packs: int, lis
     store.delete(object_name(gone))
     store.put(object_name(cut), b"p")
     store.calls.clear()
-    assert opened.index.check_packs(sizes, 4, listings=listings) == [object_name(gone), object_name(cut)]
+    assert opened.index.check_packs(sizes, 4, listings=listings) == [
+        object_name(gone),
+        object_name(cut),
+    ]
     assert [verb for verb, _name, _letter in store.calls].count("stat") == looks
 
 
@@ -231,11 +262,17 @@ def test_a_pack_that_is_gone_before_a_dump_is_not_relied_on(tmp_path: Path) -> N
     kit.check(opened, kit.write(opened))
 
 
-@pytest.mark.parametrize(("fault", "error"), [("E", StoreUnreachable), ("M", ObjectMissing), ("W", Damaged)])
+@pytest.mark.parametrize(
+    ("fault", "error"), [("E", StoreUnreachable), ("M", ObjectMissing), ("W", Damaged)]
+)
 @pytest.mark.parametrize("nth", range(3))
-def test_a_read_that_fails_fails_the_restore(tmp_path: Path, fault: str, error: type[CriuctlError], nth: int) -> None:
+def test_a_read_that_fails_fails_the_restore(
+    tmp_path: Path, fault: str, error: type[CriuctlError], nth: int
+) -> None:
     repo = kit.repository(tmp_path)
-    content = kit.Content(BIG.memory + b"".join(n.to_bytes(8, "big") * 512 for n in range(9000)), {})
+    content = kit.Content(
+        BIG.memory + b"".join(n.to_bytes(8, "big") * 512 for n in range(9000)), {}
+    )
     kit.write(repo, content)
     opened, store = faulty(repo)
     manifest = opened.manifest("web")

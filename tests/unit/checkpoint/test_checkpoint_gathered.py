@@ -1,4 +1,6 @@
-"""Chunks that are opened as their packs come: they are what a reader would give; what cannot be opened is left to the reader."""
+"""Chunks that are opened as their packs come: they are what a reader would give; what cannot be
+opened is left to the reader.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def _read(repo: Repository, reader: CheckpointReader, got: Gathered) -> bytes:
     return b"".join(piece for first in range(0, PAGES, 100) for piece in pages.read(first, 100))
 
 
-def test_what_has_come_is_not_read_again(stored: tuple[Repository, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_come_is_not_read_again(
+    stored: tuple[Repository, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     repo, memory = stored
     reader = repo.reader(Reporter())
     got = _gather(repo, reader, lambda _: True)
@@ -60,7 +64,9 @@ def test_what_has_come_is_not_read_again(stored: tuple[Repository, bytes], monke
         pages.read(0, 1)
 
 
-def test_it_takes_no_more_than_there_is_room_for(stored: tuple[Repository, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_no_more_than_there_is_room_for(
+    stored: tuple[Repository, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     repo, memory = stored
     monkeypatch.setattr(opened_chunks, "_SLAB", 1 << 20)
     asked: list[int] = []
@@ -80,7 +86,9 @@ def test_it_takes_no_more_than_there_is_room_for(stored: tuple[Repository, bytes
 
 
 def test_what_cannot_be_opened_is_left_to_the_reader(stored: tuple[Repository, bytes]) -> None:
-    """A pack that is gone, no pack at all, and some that are cut off: the reader looks for itself."""
+    """A pack that is gone, no pack at all, and some that are cut off: the reader looks for
+    itself.
+    """
     repo, memory = stored
     reader = repo.reader(Reporter())
     got = Gathered(reader, lambda _: True)

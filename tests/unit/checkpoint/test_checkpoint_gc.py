@@ -1,4 +1,6 @@
-"""Garbage collection: what is freed, what is kept, cut off anywhere, and beside dumps and other collections."""
+"""Garbage collection: what is freed, what is kept, cut off anywhere, and beside dumps and other
+collections.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def noise(seed: int, windows: int = 4) -> bytes:
 
 def content(*seeds: int) -> kit.Content:
     """A checkpoint whose memory is made of these pieces, a MiB each."""
-    return kit.Content(b"".join(noise(seed) for seed in seeds), {"a.img": b"image %d" % seeds[0]}, b"file %d" % seeds[0])
+    return kit.Content(
+        b"".join(noise(seed) for seed in seeds),
+        {"a.img": b"image %d" % seeds[0]},
+        b"file %d" % seeds[0],
+    )
 
 
 def collect(repo: Repository, grace: float = 0.0, **options: bool) -> Collected:
@@ -45,7 +51,11 @@ def packs(repo: Repository) -> set[bytes]:
 
 def left(repo: Repository) -> list[str]:
     """What writers and collections have left lying about."""
-    return [info.name for info in repo.store.list() if info.name.startswith(("gc/marked-", "gc/doomed-", "writing/"))]
+    return [
+        info.name
+        for info in repo.store.list()
+        if info.name.startswith(("gc/marked-", "gc/doomed-", "writing/"))
+    ]
 
 
 def again(repo: Repository, store: Store | None = None) -> Repository:
@@ -67,12 +77,16 @@ class Aged(MemoryStore):
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_what_no_checkpoint_needs_goes(tmp_path: Path, encrypted: bool) -> None:
     repo = kit.repository(tmp_path, workers=1, encrypted=encrypted)
-    first, second = kit.write(repo, content(1), session="a"), kit.write(repo, content(2), session="b")
+    first, second = (
+        kit.write(repo, content(1), session="a"),
+        kit.write(repo, content(2), session="b"),
+    )
     before = packs(repo)
     assert collect(repo).deleted == 0 and packs(repo) == before
     repo.remove(first)
     plan = collect(again(repo), dry_run=True)
-    assert (plan.repacked, plan.deleted, packs(repo)) == (1, 0, before)  # the other one shares a small chunk with it
+    # the other one shares a small chunk with it
+    assert (plan.repacked, plan.deleted, packs(repo)) == (1, 0, before)
     done = collect(again(repo))
     assert (done.deleted, done.checkpoints, done.refused, done.spared, done.lost) == (1, 1, 0, 0, 0)
     assert done.freed_bytes > 1 << 20 and len(packs(repo)) == 2
@@ -92,7 +106,8 @@ def test_a_mark_stands_for_the_grace_time(tmp_path: Path) -> None:
     first = kit.write(repo, content(1))
     repo.remove(first)
     done = collect(repo, DAY)
-    assert (done.marked, done.unneeded, done.young) == (0, 0, 1)  # it may belong to a dump under way
+    # it may belong to a dump under way
+    assert (done.marked, done.unneeded, done.young) == (0, 0, 1)
     store.now += DAY
     done = collect(repo, DAY)
     assert (done.marked, done.waiting, done.deleted) == (1, 1, 0)
@@ -134,7 +149,10 @@ def test_a_pack_that_is_mostly_garbage_is_copied(tmp_path: Path) -> None:
     second = kit.write(repo, content(3), session="b")
     repo.remove(first)
     done = collect(repo)
-    assert (done.repacked, done.deleted) == (1, 1 + done.deleted - 1) and done.copied_bytes > 1 << 20
+    assert (done.repacked, done.deleted) == (
+        1,
+        1 + done.deleted - 1,
+    ) and done.copied_bytes > 1 << 20
     sizes = sum(info.size for info in repo.store.list("packs/"))
     assert sizes < 2 << 20
     kit.check(again(repo), second, content(3))
@@ -142,14 +160,22 @@ def test_a_pack_that_is_mostly_garbage_is_copied(tmp_path: Path) -> None:
     assert (done.repacked, done.deleted, done.unneeded) == (0, 0, 0)
 
 
-def test_who_began_to_read_before_packs_went_finds_what_was_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Marks are of no concern to readers: who begins when the grace time is over may find chunks in packs that go at once."""
-    names = iter(range(1 << 20, 0, -1))  # so that a host that has just come learns the oldest segments last
+def test_who_began_to_read_before_packs_went_finds_what_was_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Marks are of no concern to readers: who begins when the grace time is over may find chunks in
+    packs that go at once.
+    """
+    # so that a host that has just come learns the oldest segments last
+    names = iter(range(1 << 20, 0, -1))
     monkeypatch.setattr(secrets, "token_hex", lambda size: f"{next(names):0{2 * size}x}")
     monkeypatch.setattr(pipeline, "_FIRST", 16 << 20)  # all of it in one pack
     store = Aged()
     repo = kit.repository(tmp_path, workers=1, store=store)
-    first, second = kit.write(repo, content(1, 2, 3, 4), session="a"), kit.write(repo, content(3), session="b")
+    first, second = (
+        kit.write(repo, content(1, 2, 3, 4), session="a"),
+        kit.write(repo, content(3), session="b"),
+    )
     repo.remove(first)
     store.now += DAY
     done = collect(repo, DAY)
@@ -199,16 +225,22 @@ class CutStore(FaultyStore):
 
 
 def busy(tmp_path: Path) -> tuple[Repository, dict[str, kit.Content]]:
-    """A store with something for each step: garbage, a half-empty pack, a marked pack that is needed, an orphan."""
+    """A store with something for each step: garbage, a half-empty pack, a marked pack that is
+    needed, an orphan.
+    """
     repo = kit.repository(tmp_path, workers=1)
     wanted = {"a": content(3), "b": content(5, 6), "c": content(8)}
-    gone = [kit.write(repo, content(1, 2, 3, 4), session="x"), kit.write(repo, content(7), session="y")]
+    gone = [
+        kit.write(repo, content(1, 2, 3, 4), session="x"),
+        kit.write(repo, content(7), session="y"),
+    ]
     for name, what in wanted.items():
         kit.write(repo, what, session=name)
     for summary in gone:
         repo.remove(summary)
     doomed = next(place.pack for place in repo.index.find(_chunks(repo, "c")).values())
-    gclists.put(repo.store, repo.sealer, gclists.DOOMED, [doomed])  # of a collection that died; what is in it must be copied
+    # of a collection that died; what is in it must be copied
+    gclists.put(repo.store, repo.sealer, gclists.DOOMED, [doomed])
     return repo, wanted
 
 
@@ -218,7 +250,9 @@ def _chunks(repo: Repository, session: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-def test_cut_off_anywhere_nothing_is_lost_and_the_next_run_goes_on(tmp_path: Path, done: bool) -> None:
+def test_cut_off_anywhere_nothing_is_lost_and_the_next_run_goes_on(
+    tmp_path: Path, done: bool
+) -> None:
     step, ends = 0, False
     while not ends:
         step += 1
@@ -245,7 +279,9 @@ def test_cut_off_anywhere_nothing_is_lost_and_the_next_run_goes_on(tmp_path: Pat
 
 
 def test_dumps_and_collections_at_once(tmp_path: Path) -> None:
-    """Every checkpoint that was committed can be restored, whatever was collected meanwhile, without any grace time."""
+    """Every checkpoint that was committed can be restored, whatever was collected meanwhile,
+    without any grace time.
+    """
     repo = kit.repository(tmp_path, workers=1, buffers_mib=8)
     committed: dict[str, kit.Content] = {}
     refused, errors = [0], list[BaseException]()
@@ -256,7 +292,9 @@ def test_dumps_and_collections_at_once(tmp_path: Path) -> None:
         try:
             for turn in range(12):
                 name = f"s{number}-{turn}"
-                what = kit.Content(b"".join(noise(rng.randrange(6), 1) for _ in range(3)), {"a.img": b"i"}, b"f")
+                what = kit.Content(
+                    b"".join(noise(rng.randrange(6), 1) for _ in range(3)), {"a.img": b"i"}, b"f"
+                )
                 host = again(repo)
                 try:
                     summary = kit.write(host, what, session=name)
@@ -297,14 +335,18 @@ def test_dumps_and_collections_at_once(tmp_path: Path) -> None:
 
 
 def test_a_writer_is_seen_or_sees(tmp_path: Path) -> None:
-    """Between a writer's intent and its manifest no collection deletes its packs; one that was before it is told."""
+    """Between a writer's intent and its manifest no collection deletes its packs; one that was
+    before it is told.
+    """
     repo = kit.repository(tmp_path, workers=1)
     repo.remove(kit.write(repo, content(1)))
     with again(repo).writer(Reporter()) as writer:
         manifest = kit.fill(writer, content(1))
         writer.flush()
         assert writer.stats.bytes_new == 0
-        held = FaultyStore(repo.store, put=".H", hook=lambda _verb, _name: spared.append(collect(again(repo))))
+        held = FaultyStore(
+            repo.store, put=".H", hook=lambda _verb, _name: spared.append(collect(again(repo)))
+        )
         spared: list[Collected] = []
         writer._repository.store = held
         summary = writer.commit(manifest)
@@ -369,8 +411,12 @@ def test_lost_index_segments_are_told_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("put", "number"), [("F", 2), ("F*", 1)])
-def test_a_checkpoint_can_be_removed_from_a_store_that_is_full(tmp_path: Path, put: str, number: int) -> None:
-    """Nothing else makes room there. Its number is used again only if there is no room even then to note it."""
+def test_a_checkpoint_can_be_removed_from_a_store_that_is_full(
+    tmp_path: Path, put: str, number: int
+) -> None:
+    """Nothing else makes room there. Its number is used again only if there is no room even then to
+    note it.
+    """
     repo = kit.repository(tmp_path, workers=1)
     only = kit.write(repo)
     full = again(repo, FaultyStore(repo.store, put=put))
@@ -380,7 +426,9 @@ def test_a_checkpoint_can_be_removed_from_a_store_that_is_full(tmp_path: Path, p
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_damaged_index_segment_is_replaced(tmp_path: Path, known: bool) -> None:
-    """Else every check of every checkpoint would end with its damage, for ever; also where this host has learned it before."""
+    """Else every check of every checkpoint would end with its damage, for ever; also where this
+    host has learned it before.
+    """
     repo = kit.repository(tmp_path, workers=1)
     kept, gone = kit.write(repo, content(1)), kit.write(repo, content(2), session="gone")
     host = repo if known else again(repo)
@@ -393,7 +441,9 @@ def test_a_damaged_index_segment_is_replaced(tmp_path: Path, known: bool) -> Non
     done = collect(host)
     assert done.lost == 0 and any("index/" in text for text in done.warnings)
     collect(again(host))
-    assert {p.pack for s in host.store.list("index/") for p in host.index.read_segment(s.name)} == packs(host)
+    assert {
+        p.pack for s in host.store.list("index/") for p in host.index.read_segment(s.name)
+    } == packs(host)
     fresh = again(host)
     assert fresh.verify(fresh.manifest(kept), Reporter()) and collect(fresh).warnings == []
     there = [info.name for info in host.store.list("index/")]
@@ -403,7 +453,9 @@ def test_a_damaged_index_segment_is_replaced(tmp_path: Path, known: bool) -> Non
 
 
 def test_damaged_lists_of_packs_are_marked_anew_or_told_with_what_helps(tmp_path: Path) -> None:
-    """A mark only advises, so it keeps nobody from dumping or collecting; what is doomed, or written, somebody must know."""
+    """A mark only advises, so it keeps nobody from dumping or collecting; what is doomed, or
+    written, somebody must know.
+    """
     store = Aged()
     repo = kit.repository(tmp_path, workers=1, store=store)
     repo.remove(kit.write(repo, content(1)))
@@ -458,7 +510,9 @@ def test_pins_hold_on_every_host_and_go_with_their_checkpoint(tmp_path: Path) ->
 
 
 def test_a_writer_that_came_just_before_the_doom_is_spared(tmp_path: Path) -> None:
-    """It looked at doomed lists before this one was put, so the collection must see its intent, and what it commits."""
+    """It looked at doomed lists before this one was put, so the collection must see its intent, and
+    what it commits.
+    """
     repo = kit.repository(tmp_path, workers=1)
     repo.remove(kit.write(repo, content(1)))
     writer = again(repo).writer(Reporter())
@@ -476,17 +530,25 @@ def test_a_writer_that_came_just_before_the_doom_is_spared(tmp_path: Path) -> No
     summary = repo.publish(manifest)
     intent.end()
     writer.close()
-    done = collect(again(repo))  # goes on with the list that stands: what is needed now is copied first
+    # goes on with the list that stands: what is needed now is copied first
+    done = collect(again(repo))
     assert done.deleted == len(before) and not before & packs(repo) and left(repo) == []
     kit.check(again(repo), summary, content(1))
 
 
-def test_many_small_packs_and_segments_become_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What every snapshot of an idle tree leaves is put together once there is much of it, and not again and again."""
+def test_many_small_packs_and_segments_become_a_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What every snapshot of an idle tree leaves is put together once there is much of it, and not
+    again and again.
+    """
     monkeypatch.setattr(gc, "MANY", 6)
     monkeypatch.setattr(gcsegments, "MANY", 6)
     repo = kit.repository(tmp_path, workers=1)
-    wanted = {f"s{number}": kit.Content(bytes([number]) * 5000, {"a.img": b"%d" % number}) for number in range(6)}
+    wanted = {
+        f"s{number}": kit.Content(bytes([number]) * 5000, {"a.img": b"%d" % number})
+        for number in range(6)
+    }
     summaries = {}
     for number, (name, what) in enumerate(wanted.items()):
         if number == 5:
@@ -503,7 +565,9 @@ def test_many_small_packs_and_segments_become_a_few(tmp_path: Path, monkeypatch:
             kit.check(host, name, what)
     assert len(packs(repo)) == 1 and left(repo) == []
     segments = [info.name for info in repo.store.list("index/")]
-    assert {pack.pack for name in segments for pack in repo.index.read_segment(name)} == packs(repo) and len(segments) == 1
+    assert {pack.pack for name in segments for pack in repo.index.read_segment(name)} == packs(
+        repo
+    ) and len(segments) == 1
     again_done = collect(again(repo))
     assert (again_done.repacked, again_done.segments, again_done.deleted) == (0, 0, 0)
     fresh = again(repo)
@@ -514,9 +578,14 @@ def test_many_small_packs_and_segments_become_a_few(tmp_path: Path, monkeypatch:
 
 
 def test_segments_of_packs_that_went_before_they_were_told_of_go(tmp_path: Path) -> None:
-    """A collection puts a pack, another one deletes it since nobody needs it any more, and the first one tells of it."""
+    """A collection puts a pack, another one deletes it since nobody needs it any more, and the
+    first one tells of it.
+    """
     repo = kit.repository(tmp_path, workers=1)
-    first, second = kit.write(repo, content(1, 2, 3, 4), session="a"), kit.write(repo, content(3), session="b")
+    first, second = (
+        kit.write(repo, content(1, 2, 3, 4), session="a"),
+        kit.write(repo, content(3), session="b"),
+    )
     kept = kit.write(repo, content(5), session="c")
     repo.remove(first)
     others: list[Collected] = []
@@ -528,8 +597,14 @@ def test_segments_of_packs_that_went_before_they_were_told_of_go(tmp_path: Path)
 
     collect(again(repo, FaultyStore(repo.store, put="H" * 40, hook=hook)))
     assert [done.deleted >= 2 for done in others] == [True]
-    collect(again(repo))  # the first one has read what the removed checkpoint needed, and cannot tell that from what is lost
-    told = {pack.pack for info in repo.store.list("index/") for pack in repo.index.read_segment(info.name)}
+    # the first one has read what the removed checkpoint needed, and cannot tell that from what is
+    # lost
+    collect(again(repo))
+    told = {
+        pack.pack
+        for info in repo.store.list("index/")
+        for pack in repo.index.read_segment(info.name)
+    }
     assert told == packs(repo)
     kit.check(again(repo), kept, content(5))
 
@@ -551,7 +626,9 @@ def test_segments_go_on_telling_of_a_lost_pack_that_is_needed(tmp_path: Path) ->
     assert list(repo.store.list("index/")) == []
 
 
-def test_segments_that_cannot_be_deleted_are_put_together_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_that_cannot_be_deleted_are_put_together_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gcsegments, "MANY", 4)
     monkeypatch.setattr(gc, "SMALL_PACK", 0)
     repo = kit.repository(tmp_path, workers=1)
@@ -569,17 +646,21 @@ def test_segments_that_cannot_be_deleted_are_put_together_once(tmp_path: Path, m
         kit.check(again(repo), f"s{number}", kit.Content(bytes([number]) * 5000, {"a.img": b"i"}))
 
 
-def test_what_no_room_was_left_to_tell_anew_counts_as_untold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_room_was_left_to_tell_anew_counts_as_untold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another segment that tells of the same packs stays then."""
     monkeypatch.setattr(pipeline, "_FIRST", 16 << 20)  # each of them in one pack
     monkeypatch.setattr(gcsegments, "MANY", 2)
     monkeypatch.setattr(gcsegments, "_TOLD_AT_ONCE", 1)
-    monkeypatch.setattr("criuctl.checkpoint.index._AT_ONCE", (4 << 20, 3))  # three segments are looked at before the fourth
+    # three segments are looked at before the fourth
+    monkeypatch.setattr("criuctl.checkpoint.index._AT_ONCE", (4 << 20, 3))
     repo = kit.repository(tmp_path, workers=1)
     for session, what in {"twice": content(5), "one": content(6, 7), "two": content(8, 9)}.items():
         kit.write(repo, what, session=session)
     gone = kit.write(repo, content(1, 2, 3, 4), session="gone")
-    before = sorted(repo.store.list("index/"), key=lambda info: info.size)  # by how much there is in the packs
+    # by how much there is in the packs
+    before = sorted(repo.store.list("index/"), key=lambda info: info.size)
     twice, one, two, dead = ((*repo.index.read_segment(info.name),) for info in before)
     repo.index.publish([*dead, *twice], [])
     for info in before[3:]:
@@ -591,6 +672,12 @@ def test_what_no_room_was_left_to_tell_anew_counts_as_untold(tmp_path: Path, mon
             raise StoreFull("no room")
 
     done = collect(again(repo, FaultyStore(repo.store, put="H*", hook=full)))
-    told = [pack.pack for info in repo.store.list("index/") for pack in repo.index.read_segment(info.name)]
+    told = [
+        pack.pack
+        for info in repo.store.list("index/")
+        for pack in repo.index.read_segment(info.name)
+    ]
     assert done.deleted == 1
-    assert sorted(told) == sorted(pack.pack for pack in (*twice, *one, *two)) and set(told) == packs(repo)
+    assert sorted(told) == sorted(pack.pack for pack in (*twice, *one, *two)) and set(
+        told
+    ) == packs(repo)

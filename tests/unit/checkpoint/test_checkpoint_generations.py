@@ -1,4 +1,6 @@
-"""Keys that come and go: cut off at each step, by two at once, on weak servers, and by whoever has no key at all."""
+"""Keys that come and go: cut off at each step, by two at once, on weak servers, and by whoever has
+no key at all.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,15 @@ from criuctl.errors import (
     UsageError,
     WrongKey,
 )
-from criuctl.ops.store_keys import NewKey, key_add, key_list, key_recovery, key_remove, key_rotate, key_tidy
+from criuctl.ops.store_keys import (
+    NewKey,
+    key_add,
+    key_list,
+    key_recovery,
+    key_remove,
+    key_rotate,
+    key_tidy,
+)
 from criuctl.report import Reporter
 from criuctl.store import memory
 from criuctl.store.base import Capabilities, Data, ObjectInfo
@@ -45,7 +55,8 @@ class Killed(BaseException):
 class Stage(memory.MemoryStore):
     """A store on which something happens just before, or just after, one of its verbs.
 
-    A weak one ignores conditions; and replacing an object there removes it first, so that a kill may lose it.
+    A weak one ignores conditions; and replacing an object there removes it first, so that a kill
+    may lose it.
     """
 
     def __init__(self, url: str, *, weak: bool = False) -> None:
@@ -64,7 +75,9 @@ class Stage(memory.MemoryStore):
     def delete(self, name: str) -> None:
         self.at("delete", name)
         # Somebody may have settled on it: what is removed is older than something that is there.
-        assert name != "config" and (generations.number(name) or 0) < max([1, *generations.names(self).values()])
+        assert name != "config" and (generations.number(name) or 0) < max(
+            [1, *generations.names(self).values()]
+        )
         super().delete(name)
         self.at("was deleted", name)
 
@@ -155,7 +168,9 @@ def steps(stage: Stage, verbs: tuple[str, ...], work: Callable[[], object]) -> i
     return count
 
 
-def happening(stage: Stage, number: int, verbs: tuple[str, ...], what: Callable[[], object]) -> None:
+def happening(
+    stage: Stage, number: int, verbs: tuple[str, ...], what: Callable[[], object]
+) -> None:
     """At the `number`-th of these verbs, once."""
     left = number
 
@@ -181,16 +196,22 @@ def kill() -> None:
 CHANGES: dict[str, Callable[[Site], object]] = {
     "add": lambda site: key_add(site.one, NewKey(Path(site.one.key_dir) / "third.key")),
     "remove": lambda site: key_remove(site.one, "two"),
-    "remove the own": lambda site: key_remove(site.one, site.fingerprint(site.one), other_key_file=Path(site.two.key_file)),
+    "remove the own": lambda site: key_remove(
+        site.one, site.fingerprint(site.one), other_key_file=Path(site.two.key_file)
+    ),
     "rotate": lambda site: key_rotate(site.one, NewKey()),
-    "rotate to a file": lambda site: key_rotate(site.two, NewKey(Path(site.one.key_dir) / "third.key")),
+    "rotate to a file": lambda site: key_rotate(
+        site.two, NewKey(Path(site.one.key_dir) / "third.key")
+    ),
     "recovery": lambda site: key_recovery(site.one),
 }
 
 
 @pytest.mark.parametrize("weak", [False, True], ids=["strong", "weak"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_killed_anywhere_the_store_opens_and_the_next_change_settles_it(site: Setting, change: str, weak: bool) -> None:
+def test_killed_anywhere_the_store_opens_and_the_next_change_settles_it(
+    site: Setting, change: str, weak: bool
+) -> None:
     model = site(weak=weak)
     count = steps(model.stage, WRITES, lambda: CHANGES[change](model))
     assert count >= 2
@@ -235,7 +256,8 @@ def test_a_key_file_that_is_being_replaced_opens_the_store_at_every_instant(
     assert here.opens(here.one) and (path.read_bytes() != old) is bool(number)
     assert any("rotation" in note for note in key_list(here.one)[1]) is bool(number)
     if tidied:
-        assert len(key_tidy(here.one).removed) == number  # its place was taken; before that it is the one in use
+        # its place was taken; before that it is the one in use
+        assert len(key_tidy(here.one).removed) == number
         assert [one.used for one in key_list(here.one)[0]] == [True, False][: 2 - number]
     key_rotate(here.one, NewKey())  # goes on with the key that was made, or replaces that
     assert here.opens(here.one) and not path.with_suffix(".new").exists()
@@ -269,13 +291,18 @@ def test_a_new_key_file_that_was_half_written_is_made_again(site: Setting) -> No
 
 
 def test_two_at_once_both_have_their_way_or_one_is_told(site: Setting) -> None:
-    """At each step of the one, the other does all of its change: both are in force, or the loser is told why not."""
+    """At each step of the one, the other does all of its change: both are in force, or the loser is
+    told why not.
+    """
     model = site()
     for number in range(steps(model.stage, WRITES + READS, lambda: CHANGES["add"](model))):
         here = site()
         happening(here.stage, number, WRITES + READS, lambda here=here: key_recovery(here.two))  # type: ignore[misc]
         CHANGES["add"](here)
-        assert sorted(here.kinds(here.one)) == ["file", "file", "file", "recovery"] and not key_list(here.two)[1]
+        assert (
+            sorted(here.kinds(here.one)) == ["file", "file", "file", "recovery"]
+            and not key_list(here.two)[1]
+        )
     lost = 0
     for number in range(20):  # each removes the other's key
         here = site()
@@ -304,7 +331,10 @@ def test_two_at_once_on_a_weak_server_never_shut_anybody_out(site: Setting) -> N
         here = site(weak=True)
         happening(here.stage, number, WRITES + READS, lambda here=here: key_recovery(here.two))  # type: ignore[misc]
         CHANGES["add"](here)
-        assert sorted(here.kinds(here.one)) == ["file", "file", "file", "recovery"] and here.stage.replaced == []
+        assert (
+            sorted(here.kinds(here.one)) == ["file", "file", "file", "recovery"]
+            and here.stage.replaced == []
+        )
     # One that dies after both have put the same number leaves two texts: the keys of both count.
     here = site(weak=True)
 
@@ -322,11 +352,20 @@ def test_two_at_once_on_a_weak_server_never_shut_anybody_out(site: Setting) -> N
 
 
 def test_who_opens_meanwhile_is_not_disturbed(site: Setting) -> None:
-    """At each step of an opening the keys are changed twice; a key that stays opens the store, another one may be refused."""
+    """At each step of an opening the keys are changed twice; a key that stays opens the store,
+    another one may be refused.
+    """
     model = site()
     for number in range(steps(model.stage, READS, lambda: Repository.open(model.stage, model.two))):
         here = site()
-        happening(here.stage, number, READS, lambda here=here: [key_rotate(here.one, NewKey()) for _ in "12"])  # type: ignore[misc]
+        happening(
+            here.stage,
+            number,
+            READS,
+            lambda here=here: [  # type: ignore[misc]
+                key_rotate(here.one, NewKey()) for _ in "12"
+            ],
+        )
         Repository.open(here.stage, here.two)
 
 
@@ -367,7 +406,9 @@ def test_what_was_not_written_with_the_key_counts_for_nothing(site: Setting) -> 
     body = here.stage.config_body()
     forged = {**body, "generation": 7, "slots": body["slots"][:1]}
     names = ["0" * 19 + "7", "0" * 19 + "8", "0" * 19 + "9" + "-" + "ab" * 16, "9" * 20, "readme"]
-    for name, text in zip(names, [json.dumps(forged), "nonsense", '{"format": 1}', "x", "y"], strict=True):
+    for name, text in zip(
+        names, [json.dumps(forged), "nonsense", '{"format": 1}', "x", "y"], strict=True
+    ):
         here.stage.put(f"keys/{name}", text.encode())
     assert here.opens(here.one) and here.opens(here.two)
     key_remove(here.one, "two")
@@ -378,14 +419,17 @@ def test_what_was_not_written_with_the_key_counts_for_nothing(site: Setting) -> 
         key_recovery(here.one)
 
 
-def test_golden_generations_and_stores_of_before_there_were_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_generations_and_stores_of_before_there_were_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(golden.FOLDER / "1" / "encrypted", tmp_path / "store")
     config = kit.config(tmp_path, store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"))
     first = tmp_path / golden.KEY
     shutil.copyfile(golden.FOLDER / "1" / golden.KEY, first)
     first.chmod(0o600)
     by_first = replace(config, key_file=str(first))
-    # One that was made before there were generations: its key is replaced, its checkpoints are read by the new one.
+    # One that was made before there were generations: its key is replaced, its checkpoints are read
+    # by the new one.
     done = key_rotate(by_first, NewKey(tmp_path / "new.key"))
     by_new = replace(config, key_file=str(tmp_path / "new.key"))
     assert done.generation == 1 and [one.fingerprint for one in key_list(by_new)[0]] == done.added
@@ -405,7 +449,9 @@ def test_golden_generations_and_stores_of_before_there_were_any(tmp_path: Path, 
     assert {one.used for one in key_list(by_first)[0]} == {True, False}
     with pytest.raises(WrongKey):
         key_list(by_new)
-    monkeypatch.setenv(keys.RECOVERY_VARIABLE, "AAYTTH-HEBRYK-DPJEMA-VJGYDV-SVKBAC-FZNRPM-NWSNJX-PEKPGX")
+    monkeypatch.setenv(
+        keys.RECOVERY_VARIABLE, "AAYTTH-HEBRYK-DPJEMA-VJGYDV-SVKBAC-FZNRPM-NWSNJX-PEKPGX"
+    )
     with Repository.open(store, config) as repository:
         assert repository.key_info()["fingerprint"] == "4d2ca2693f70d882"
         repository.verify(repository.manifest("golden"), Reporter())
@@ -448,7 +494,8 @@ def test_nobody_is_shut_out_by_mistake(site: Setting, tmp_path: Path) -> None:
         key_recovery(by_paper, replace=True)
     key_remove(here.one, mine[:6], other_key_file=paper)
     assert not here.opens(here.one) and here.opens(by_paper)
-    with pytest.raises(Conflict, match="has a key file already"):  # it may have been removed for a reason
+    # it may have been removed for a reason
+    with pytest.raises(Conflict, match="has a key file already"):
         key_add(by_paper, NewKey())
     keys.key_path(here.one, here.id).unlink()
     key_add(by_paper, NewKey())
@@ -456,7 +503,9 @@ def test_nobody_is_shut_out_by_mistake(site: Setting, tmp_path: Path) -> None:
         key_add(by_paper, NewKey(keys.key_path(here.one, here.id)))
     again = key_recovery(here.one, replace=True)
     assert again.removed == shown.added and not here.opens(by_paper) and here.opens(here.one)
-    assert again.recovery_key is not None and again.recovery_key not in repr(again) + here.stage.text()
+    assert (
+        again.recovery_key is not None and again.recovery_key not in repr(again) + here.stage.text()
+    )
 
 
 def test_an_exported_master_key_is_no_slot(site: Setting, tmp_path: Path) -> None:
@@ -484,7 +533,9 @@ def test_an_exported_master_key_is_no_slot(site: Setting, tmp_path: Path) -> Non
         key_list(plain)
 
 
-def test_a_file_that_opens_no_more_is_passed_over_for_a_passphrase(site: Setting, tmp_path: Path) -> None:
+def test_a_file_that_opens_no_more_is_passed_over_for_a_passphrase(
+    site: Setting, tmp_path: Path
+) -> None:
     here = site()
     phrase = tmp_path / "phrase"
     keys.write_secret(phrase, "correct horse\n")
@@ -518,7 +569,12 @@ def test_a_lost_answer_is_resolved_and_a_refused_clean_up_is_told(site: Setting)
 
     here.stage.at = refuse
     done = key_recovery(here.one)
-    assert "key tidy" in done.warnings[0] and done.degraded and here.kinds(here.one) == ["file", "recovery"]
+    assert (
+        "key tidy" in done.warnings[0]
+        and done.degraded
+        and here.kinds(here.one) == ["file", "recovery"]
+    )
     here.stage.at = lambda _verb, _name: None
     assert key_list(here.one)[1] and not key_tidy(here.one).warnings and not key_list(here.one)[1]
-    kit.check(Repository.open(here.stage, here.one), written)  # by keys that are not those by which it was written
+    # by keys that are not those by which it was written
+    kit.check(Repository.open(here.stage, here.one), written)

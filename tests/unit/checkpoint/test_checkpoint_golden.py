@@ -1,4 +1,6 @@
-"""Checkpoints that older versions wrote are read by this one, and what this one writes is what the schema says."""
+"""Checkpoints that older versions wrote are read by this one, and what this one writes is what the
+schema says.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def test_golden_checkpoints_are_read(tmp_path: Path, version: str, kind: str) ->
         assert [s.number for s in summaries] == [e["manifest"]["number"] for e in expected]
         for summary, wanted in zip(summaries, expected, strict=True):
             manifest = repository.manifest(summary)
-            assert json.loads(json.dumps(golden.describe(repository, manifest)))["streams"] == wanted["streams"]
+            assert (
+                json.loads(json.dumps(golden.describe(repository, manifest)))["streams"]
+                == wanted["streams"]
+            )
             assert manifest == Manifest.from_dict(wanted["manifest"])
             repository.verify(manifest, Reporter())
             validate(manifest.to_dict())
@@ -75,11 +80,21 @@ def test_the_golden_write_only_host_reads_its_own_and_goes_on(tmp_path: Path) ->
     with Repository.open(LocalStore(str(tmp_path / "store")), kit.config(tmp_path)) as repository:
         (mine,) = repository.list(hidden=hidden)
         manifest = repository.manifest(mine)
-        assert json.loads(json.dumps(golden.describe(repository, manifest)))["streams"] == expected[-1]["streams"]
-        assert manifest == Manifest.from_dict(expected[-1]["manifest"]) and len(hidden) == len(expected) - 1
+        assert (
+            json.loads(json.dumps(golden.describe(repository, manifest)))["streams"]
+            == expected[-1]["streams"]
+        )
+        assert (
+            manifest == Manifest.from_dict(expected[-1]["manifest"])
+            and len(hidden) == len(expected) - 1
+        )
         repository.verify(manifest, Reporter())
         before = repository.index.pack_sizes()
-        kit.check(repository, kit.write(repository, golden.contents()[1], session="golden"), golden.contents()[1])
+        kit.check(
+            repository,
+            kit.write(repository, golden.contents()[1], session="golden"),
+            golden.contents()[1],
+        )
         assert repository.index.pack_sizes() == before  # it knows all that it has stored
 
 
@@ -108,8 +123,13 @@ def test_the_schema_names_what_the_records_have() -> None:
         "terminal": manifests.TerminalRecord,
     }
     told = {name: set(SCHEMA["$defs"][name]["properties"]) for name in records}
-    assert told == {name: set(record.__struct_fields__) - {"extra"} for name, record in records.items()}
-    assert set(SCHEMA["properties"]) - {"origin"} == set(Manifest.__struct_fields__) - {"extra", "image_data"}
+    assert told == {
+        name: set(record.__struct_fields__) - {"extra"} for name, record in records.items()
+    }
+    assert set(SCHEMA["properties"]) - {"origin"} == set(Manifest.__struct_fields__) - {
+        "extra",
+        "image_data",
+    }
 
 
 def test_manifests_fit_the_schema_and_others_do_not(tmp_path: Path) -> None:
@@ -147,11 +167,15 @@ def test_manifests_fit_the_schema_and_others_do_not(tmp_path: Path) -> None:
 
 
 def test_the_specification_tells_the_sizes_that_the_code_uses() -> None:
-    """Layouts in FORMAT.md are tables of ``| offset | size | ...``; each adds up to what the code packs."""
+    """Layouts in FORMAT.md are tables of ``| offset | size | ...``; each adds up to what the code
+    packs.
+    """
     text = (IMAGES / "FORMAT.md").read_text()
     tables = {}
     for title, table in re.findall(r"<!-- layout: (\w+) -->\n((?:\|.*\n)+)", text):
-        rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+        rows = [
+            [cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]
+        ]
         end = 0
         for offset, size, *_rest in rows:
             assert int(offset) == end, title

@@ -1,4 +1,6 @@
-"""Who may open a store: each way of giving the key, each way of getting it wrong, and what is never shown."""
+"""Who may open a store: each way of giving the key, each way of getting it wrong, and what is never
+shown.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def test_the_key_file_is_private_and_durable_before_the_store(tmp_path: Path) ->
     assert (info["kind"], info["file"]) == ("file", str(path)) and len(info["fingerprint"]) == 16
     secret = path.read_text().splitlines()[1]
     config = repo.store.get("config").decode()
-    assert secret not in json.dumps(info) + config and keys.KeyText.parse(path.read_bytes(), "").key.hex() not in config
+    assert (
+        secret not in json.dumps(info) + config
+        and keys.KeyText.parse(path.read_bytes(), "").key.hex() not in config
+    )
 
 
 def test_a_store_whose_making_fails_leaves_no_key(tmp_path: Path) -> None:
@@ -63,7 +68,9 @@ def test_an_existing_store_is_never_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["file", "command", "variable"])
-def test_a_passphrase_opens_the_store(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_passphrase_opens_the_store(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = kit.config(tmp_path)
     store = MemoryStore()
     Repository.init(store, encryption=True, passphrase=b"correct horse", config=config)
@@ -96,7 +103,9 @@ def test_a_passphrase_opens_the_store(tmp_path: Path, way: str, monkeypatch: pyt
 @pytest.mark.parametrize("command", ["false", "cat '", "echo"])
 def test_a_command_that_prints_no_passphrase_is_named(tmp_path: Path, command: str) -> None:
     store = MemoryStore()
-    Repository.init(store, encryption=True, passphrase=b"correct horse", config=kit.config(tmp_path))
+    Repository.init(
+        store, encryption=True, passphrase=b"correct horse", config=kit.config(tmp_path)
+    )
     with pytest.raises((KeyMissing, WrongKey), match="passphrase_command"):
         Repository.open(store, replace(kit.config(tmp_path), passphrase_command=command))
 
@@ -104,7 +113,9 @@ def test_a_command_that_prints_no_passphrase_is_named(tmp_path: Path, command: s
 @pytest.mark.parametrize("field", ["key_file", "passphrase_file"])
 def test_a_folder_is_no_key(tmp_path: Path, field: str) -> None:
     store = MemoryStore()
-    Repository.init(store, encryption=True, passphrase=b"correct horse", config=kit.config(tmp_path))
+    Repository.init(
+        store, encryption=True, passphrase=b"correct horse", config=kit.config(tmp_path)
+    )
     given: dict[str, Any] = {field: str(tmp_path)}
     with pytest.raises(KeyMissing, match="is no regular file"):
         Repository.open(store, replace(kit.config(tmp_path), **given))
@@ -155,7 +166,9 @@ def test_an_exported_key_opens_the_store_and_no_other(tmp_path: Path) -> None:
         ("criuctl key 2\nxyz\n", UnsupportedFormat),
     ],
 )
-def test_a_key_file_that_does_not_fit_is_told(tmp_path: Path, text: str, error: type[CriuctlError]) -> None:
+def test_a_key_file_that_does_not_fit_is_told(
+    tmp_path: Path, text: str, error: type[CriuctlError]
+) -> None:
     repo = kit.repository(tmp_path, encrypted=True)
     (tmp_path / "keys" / f"{repo.id}.key").write_text(text)
     with pytest.raises(error):
@@ -179,7 +192,10 @@ def test_the_five_errors_are_five(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path, encrypted=True)
     key = tmp_path / "keys" / f"{repo.id}.key"
     other = kit.repository(tmp_path / "other", encrypted=True)
-    key_text, other_text = key.read_bytes(), (tmp_path / "other" / "keys" / f"{other.id}.key").read_bytes()
+    key_text, other_text = (
+        key.read_bytes(),
+        (tmp_path / "other" / "keys" / f"{other.id}.key").read_bytes(),
+    )
     key.write_bytes(other_text)
     with pytest.raises(WrongKey, match="fingerprint"):
         Repository.open(repo.store, repo.config)
@@ -221,7 +237,9 @@ def test_many_may_make_a_local_store_at_once(tmp_path: Path) -> None:
 
     def open_it() -> None:
         start.wait()
-        found.append(Repository.open(LocalStore(str(tmp_path / "store")), config, create_local=True).id)
+        found.append(
+            Repository.open(LocalStore(str(tmp_path / "store")), config, create_local=True).id
+        )
 
     threads = [threading.Thread(target=open_it) for _ in range(8)]
     for thread in threads:

@@ -1,4 +1,6 @@
-"""Memory in layers: of what was sent ahead only changed pages are stored again, and every reader makes the last state of it."""
+"""Memory in layers: of what was sent ahead only changed pages are stored again, and every reader
+makes the last state of it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def page(seed: int) -> bytes:
 
 def state(windows: int, seed: int = 0) -> State:
     """So many full windows, no two pages alike."""
-    return {n * kit.WINDOW: [page(seed + n * FULL + i) for i in range(FULL)] for n in range(windows)}
+    return {
+        n * kit.WINDOW: [page(seed + n * FULL + i) for i in range(FULL)] for n in range(windows)
+    }
 
 
 def changed(before: State, *places: tuple[int, int], seed: int = 1 << 20) -> State:
@@ -59,7 +63,9 @@ def joined(what: State) -> bytes:
     return b"".join(content for _at, pages in sorted(what.items()) for content in pages)
 
 
-def put(writer: CheckpointWriter, key: object, what: State, *, ahead: bool = False, flush: bool = True) -> None:
+def put(
+    writer: CheckpointWriter, key: object, what: State, *, ahead: bool = False, flush: bool = True
+) -> None:
     """All windows, as the walk ahead or the page receiver hand them over."""
     buffer, fill = writer.acquire(), 0
     for at, pages in sorted(what.items()):
@@ -78,7 +84,9 @@ def put(writer: CheckpointWriter, key: object, what: State, *, ahead: bool = Fal
         writer.flush()
 
 
-def commit(repo: Repository, writer: CheckpointWriter, key: object, session: str = "web") -> StreamRef:
+def commit(
+    repo: Repository, writer: CheckpointWriter, key: object, session: str = "web"
+) -> StreamRef:
     """Commit a checkpoint whose memory is that stream."""
     manifest = kit.fill(writer, kit.SMALL, session=session)
     data = writer.stream(key)
@@ -101,7 +109,10 @@ def check(repo: Repository, ref: StreamRef, content: bytes) -> None:
     """Every reader finds this."""
     reader = repo.reader(Reporter())
     assert reader.read(ref) == kit.placed(reader, ref) == content
-    assert b"".join(StoredPages(reader, ref).read_all([(n, 1) for n in range(len(content) // PAGE)])) == content
+    assert (
+        b"".join(StoredPages(reader, ref).read_all([(n, 1) for n in range(len(content) // PAGE)]))
+        == content
+    )
     assert reader.verify([ref]) == len(content)
 
 
@@ -111,7 +122,13 @@ PASSES = st.lists(st.tuples(CHANGES, st.sets(st.integers(0, 3))), min_size=1, ma
 
 
 @settings(max_examples=60, deadline=None)
-@given(SMALL_WINDOWS, PASSES, CHANGES, st.sampled_from([0, 2 * PAGE, 1 << 30]), st.sampled_from([1, 1 << 16]))
+@given(
+    SMALL_WINDOWS,
+    PASSES,
+    CHANGES,
+    st.sampled_from([0, 2 * PAGE, 1 << 30]),
+    st.sampled_from([1, 1 << 16]),
+)
 def test_whatever_changes_between_rounds_the_last_state_comes_back(
     sizes: list[int],
     passes: list[tuple[list[tuple[int, int, int]], set[int]]],
@@ -119,7 +136,9 @@ def test_whatever_changes_between_rounds_the_last_state_comes_back(
     little: int,
     remembered: int,
 ) -> None:
-    """Few different pages, so that they come back, move and are in several places; rounds that miss windows; two processes."""
+    """Few different pages, so that they come back, move and are in several places; rounds that miss
+    windows; two processes.
+    """
     what = {n * kit.WINDOW: [page(n * 7 + i) for i in range(size)] for n, size in enumerate(sizes)}
 
     def change(changes: list[tuple[int, int, int]]) -> None:
@@ -137,8 +156,14 @@ def test_whatever_changes_between_rounds_the_last_state_comes_back(
         with repo.writer(Reporter()) as writer:
             for changes, missed in passes:
                 change(changes)
-                put(writer, "m", {at: pages for at, pages in what.items() if at // kit.WINDOW not in missed}, ahead=True)
-            put(writer, "other", what)  # whose memory is that of the first, and at the same addresses
+                put(
+                    writer,
+                    "m",
+                    {at: pages for at, pages in what.items() if at // kit.WINDOW not in missed},
+                    ahead=True,
+                )
+            # whose memory is that of the first, and at the same addresses
+            put(writer, "other", what)
             other = joined(what)
             change(final)
             put(writer, "m", what)
@@ -221,7 +246,9 @@ def test_what_changed_mostly_or_has_other_pages_is_stored_whole(tmp_path: Path) 
 
 @pytest.mark.usefixtures("at_once")
 def test_memory_that_is_sent_faster_than_it_is_taken_waits(tmp_path: Path) -> None:
-    """With the fewest buffers there are, patches of more than those, and packs that are slow to go."""
+    """With the fewest buffers there are, patches of more than those, and packs that are slow to
+    go.
+    """
     repo = kit.repository(tmp_path, workers=1, uploads=1, buffers_mib=4)
     first = state(96)
     last = changed(first, *((n, m) for n in range(96) for m in range(0, 60, 2)))
@@ -242,10 +269,14 @@ def test_what_is_needed_of_a_layered_stream_is_not_collected(tmp_path: Path) -> 
     repo.remove(repo.resolve("gone"))
     live = Live(repo, Reporter())
     live.look()
-    assert live.chunks >= {chunk for part in ref.parts for chunk, _size in repo.reader(Reporter()).entries(part)}
+    assert live.chunks >= {
+        chunk for part in ref.parts for chunk, _size in repo.reader(Reporter()).entries(part)
+    }
     for _ in range(2):
         Collection(repo, Reporter(), grace=0.0).run()
-    assert sum(info.size for info in repo.store.list("packs/")) < 9.5 * kit.WINDOW + len(kit.SMALL.memory)
+    assert sum(info.size for info in repo.store.list("packs/")) < 9.5 * kit.WINDOW + len(
+        kit.SMALL.memory
+    )
     check(Repository.open(repo.store, repo.config), ref, joined(last))
 
 
@@ -280,7 +311,12 @@ def test_runs_that_do_not_fit_are_damage(tmp_path: Path, runs: bytes, size: int)
         ref = StreamRef(size, pages=writer.stream("pages"), runs=writer.stream("runs"))
         writer.commit(kit.fill(writer, kit.SMALL))
     reader = repo.reader(Reporter())
-    for read in (reader.read, reader.extents, lambda ref: kit.placed(reader, ref), lambda ref: reader.verify([ref])):
+    for read in (
+        reader.read,
+        reader.extents,
+        lambda ref: kit.placed(reader, ref),
+        lambda ref: reader.verify([ref]),
+    ):
         with pytest.raises(Damaged):
             read(ref)
 
@@ -326,7 +362,12 @@ def test_a_store_that_is_full_ends_a_dump_that_waits_for_room(tmp_path: Path, le
         store.left = left
         writer.hurry()
         with pytest.raises(StoreFull):
-            put(writer, "m", changed(first, *((n, m) for n in range(64) for m in range(0, 60, 2))), ahead=True)
+            put(
+                writer,
+                "m",
+                changed(first, *((n, m) for n in range(64) for m in range(0, 60, 2))),
+                ahead=True,
+            )
     assert kit.pipeline_threads() == []
 
 

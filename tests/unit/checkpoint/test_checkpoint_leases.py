@@ -35,7 +35,12 @@ def test_a_session_is_held_until_it_is_released(tmp_path: Path) -> None:
         claim(repo, B)
     assert not leases.release(repo, "web", host=B) and leases.release(repo, "web", host=A)
     second = claim(repo, B, 3)
-    assert (second.head.epoch, second.head.incarnation, second.leased, second.warning) == (2, 3, True, "")
+    assert (second.head.epoch, second.head.incarnation, second.leased, second.warning) == (
+        2,
+        3,
+        True,
+        "",
+    )
     second.release_unless_kept()
     second.release_unless_kept()
     head = leases.read_head(repo, "web")
@@ -73,7 +78,9 @@ def test_of_many_claims_one_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("letter", "held"), [("A", True), ("E", False)])
-def test_an_unknown_outcome_is_resolved_by_the_store(tmp_path: Path, letter: str, held: bool) -> None:
+def test_an_unknown_outcome_is_resolved_by_the_store(
+    tmp_path: Path, letter: str, held: bool
+) -> None:
     repo = kit.repository(tmp_path)
     store = FaultyStore(repo.store, put=letter)
     opened = Repository.open(store, repo.config)
@@ -88,7 +95,9 @@ def test_an_unknown_outcome_is_resolved_by_the_store(tmp_path: Path, letter: str
 
 @pytest.mark.parametrize("letter", ["E", "D", "F"])
 def test_a_lease_that_cannot_be_given_back_hides_no_failure(tmp_path: Path, letter: str) -> None:
-    """A restore that has failed is told as that, also when the store has become full or read-only meanwhile."""
+    """A restore that has failed is told as that, also when the store has become full or read-only
+    meanwhile.
+    """
     repo = kit.repository(tmp_path)
     store = FaultyStore(repo.store, put="." + letter)
     made = claim(Repository.open(store, repo.config), A)
@@ -101,8 +110,12 @@ def test_a_lease_that_cannot_be_given_back_hides_no_failure(tmp_path: Path, lett
 
 @pytest.mark.parametrize("before", ["", A, B])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_signal_while_it_is_claimed_leaves_the_lease_as_it_was(tmp_path: Path, nth: int, before: str) -> None:
-    """It comes when the record is in the store: before its answer, or at one of the looks that follow."""
+def test_a_signal_while_it_is_claimed_leaves_the_lease_as_it_was(
+    tmp_path: Path, nth: int, before: str
+) -> None:
+    """It comes when the record is in the store: before its answer, or at one of the looks that
+    follow.
+    """
 
     class Interrupted(FaultyStore):
         left = -1
@@ -134,7 +147,9 @@ def test_a_signal_while_it_is_claimed_leaves_the_lease_as_it_was(tmp_path: Path,
     with pytest.raises(KeyboardInterrupt):
         leases.claim(opened, "web", SESSION, 2, host=A, host_name="host-a", take_over=before == B)
     head = leases.read_head(repo, "web")
-    assert head is not None and (head.state, head.host) == (("held", before) if before else ("released", A))
+    assert head is not None and (head.state, head.host) == (
+        ("held", before) if before else ("released", A)
+    )
 
 
 def test_a_weak_store_gives_no_lease_and_says_so(tmp_path: Path) -> None:
@@ -157,11 +172,13 @@ def test_records_do_not_pile_up_and_are_not_forged(tmp_path: Path) -> None:
     names = [info.name for info in repo.store.list("sessions/")]
     assert 4 <= len(names) <= 8 and names[-1].endswith("0012")
     data = repo.store.get(names[-1])
-    for wrong in (data, data[:-1], data[:-1] + bytes([data[-1] ^ 1])):  # an older record passed off as the newest; damage
+    # an older record passed off as the newest; damage
+    for wrong in (data, data[:-1], data[:-1] + bytes([data[-1] ^ 1])):
         repo.store.put(names[-1][:-2] + "13", wrong)
         with pytest.raises(Damaged) as caught:
             claim(repo, B)
-        assert "restore --as NAME" in caught.value.hint  # and not what helps where a checkpoint is damaged
+        # and not what helps where a checkpoint is damaged
+        assert "restore --as NAME" in caught.value.hint
 
 
 def test_the_end_of_a_session_is_not_that_of_another_one_of_its_name(tmp_path: Path) -> None:
@@ -182,7 +199,8 @@ def test_a_take_over_goes_over_a_damaged_record(tmp_path: Path, before: int) -> 
     repo = kit.repository(tmp_path, encrypted=True)
     for _turn in range(before):
         claim(repo, B).release_unless_kept()
-    home = leases.claim(repo, "web", SESSION, 2, host=A, above=9)  # whose records were lost once, say
+    # whose records were lost once, say
+    home = leases.claim(repo, "web", SESSION, 2, host=A, above=9)
     home.keep()
     repo.store.put(records(repo)[-1], b"what a broken disk left")
     repo.store.put(records(repo)[0][:-20] + "zz" + "9" * 20, b"put to be in the way")
@@ -206,7 +224,8 @@ def test_a_take_over_goes_over_a_damaged_record(tmp_path: Path, before: int) -> 
 def test_a_take_over_does_not_go_over_what_only_cannot_be_opened(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path)
     name = heads.record_name(repo, claim(repo, A).head)
-    repo.store.put(name, repo.store.get(name)[:8] + b"\xff" + repo.store.get(name)[9:])  # of a later version
+    # of a later version
+    repo.store.put(name, repo.store.get(name)[:8] + b"\xff" + repo.store.get(name)[9:])
     with pytest.raises(UnsupportedFormat):
         leases.claim(repo, "web", SESSION, 3, host=B, take_over=True)
 
@@ -234,10 +253,14 @@ def held(repo: Repository) -> leases.Head:
 
 
 def expired(repo: Repository, host: str, seen: leases.Head) -> leases.Claim:
-    return leases.claim(repo, "web", SESSION, 3, host=host, host_name=f"host-{host[0]}", ttl=9000, instead_of=seen)
+    return leases.claim(
+        repo, "web", SESSION, 3, host=host, host_name=f"host-{host[0]}", ttl=9000, instead_of=seen
+    )
 
 
-def test_a_beat_is_the_same_claim_and_a_take_over_needs_the_beat_that_was_seen(tmp_path: Path) -> None:
+def test_a_beat_is_the_same_claim_and_a_take_over_needs_the_beat_that_was_seen(
+    tmp_path: Path,
+) -> None:
     repo = kit.repository(tmp_path)
     session = SessionRef("web", SESSION)
     assert leases.renew(repo, session, host=A, ttl=9000) is None
@@ -246,12 +269,17 @@ def test_a_beat_is_the_same_claim_and_a_take_over_needs_the_beat_that_was_seen(t
     assert (mine.head.beat, mine.head.ttl) == (0, 0)
     for beat in range(1, 8):
         found = leases.renew(repo, session, host=A, ttl=9000)
-        assert found is not None and (found.epoch, found.beat, found.ttl) == (mine.head.epoch, beat, 9000)
+        assert found is not None and (found.epoch, found.beat, found.ttl) == (
+            mine.head.epoch,
+            beat,
+            9000,
+        )
         assert found.time == mine.head.time and found.beaten
     assert len(list(repo.store.list("sessions/"))) <= 5
     mine.check()
     seen = held(repo)
-    assert leases.renew(repo, session, host=B, ttl=1) == seen == held(repo)  # what is another's is only looked at
+    # what is another's is only looked at
+    assert leases.renew(repo, session, host=B, ttl=1) == seen == held(repo)
     leases.renew(repo, session, host=A, ttl=9000)
     with pytest.raises(Conflict, match="has changed: host-a"):
         expired(repo, B, seen)
@@ -261,7 +289,8 @@ def test_a_beat_is_the_same_claim_and_a_take_over_needs_the_beat_that_was_seen(t
     taken = expired(repo, B, seen)
     with pytest.raises(Conflict, match="taken over by host host-b"):
         mine.check()
-    # It comes to nothing, though it was renewed meanwhile: the old home has it again, by the beat that was seen.
+    # It comes to nothing, though it was renewed meanwhile: the old home has it again, by the beat
+    # that was seen.
     leases.renew(repo, session, host=B, ttl=9000)
     taken.release_unless_kept()
     assert held(repo).is_beat_of(seen) and held(repo).sequence > seen.sequence
@@ -283,7 +312,10 @@ def test_of_many_that_saw_a_lease_run_out_one_wins(tmp_path: Path) -> None:
             if n:
                 expired(repo, f"{n:032x}", seen).keep()
                 won.append(f"{n:032x}")
-            elif not leases.renew(repo, SessionRef("web", SESSION), host=A, ttl=9000) or held(repo).host == A:
+            elif (
+                not leases.renew(repo, SessionRef("web", SESSION), host=A, ttl=9000)
+                or held(repo).host == A
+            ):
                 won.append(A)
         except Conflict:
             pass
@@ -296,7 +328,9 @@ def test_of_many_that_saw_a_lease_run_out_one_wins(tmp_path: Path) -> None:
     assert [held(repo).host] == won
 
 
-def test_who_slept_since_it_looked_has_not_won(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_slept_since_it_looked_has_not_won(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The number that it found free was used meanwhile, and cleared."""
     repo = kit.repository(tmp_path)
     claim(repo, A).keep()
@@ -345,7 +379,9 @@ def test_the_end_of_a_session_outlives_a_restore_that_comes_to_nothing(tmp_path:
 
 
 def test_the_end_is_said_after_a_restore_elsewhere_that_came_to_nothing(tmp_path: Path) -> None:
-    """It lay checkpointed here, and a restore there came to nothing: it is still who lived here last that may say it."""
+    """It lay checkpointed here, and a restore there came to nothing: it is still who lived here
+    last that may say it.
+    """
     repo = kit.repository(tmp_path)
     claim(repo, A).release_unless_kept()
     claim(repo, B, 3).release_unless_kept()

@@ -36,37 +36,62 @@ small = st.integers(1, 4 << 20)
 @st.composite
 def streams(draw: st.DrawFn) -> StreamRef:
     parts = draw(st.lists(st.tuples(st.binary(min_size=32, max_size=32), small), max_size=4))
-    ref = StreamRef(sum(size for _name, size in parts), b"".join(ENTRY.pack(*part) for part in parts))
+    ref = StreamRef(
+        sum(size for _name, size in parts), b"".join(ENTRY.pack(*part) for part in parts)
+    )
     inner = StreamRef(72, ENTRY.pack(bytes(32), 72))
     size = draw(st.integers(9 << 12, 1 << 40))  # of nine runs, a page each at least
-    return draw(st.sampled_from([ref, StreamRef(draw(number), b"", inner), StreamRef(size, pages=ref, runs=inner)]))
+    return draw(
+        st.sampled_from(
+            [ref, StreamRef(draw(number), b"", inner), StreamRef(size, pages=ref, runs=inner)]
+        )
+    )
 
 
 @st.composite
 def areas(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
     borders = sorted(draw(st.sets(st.integers(0, 1 << 35), max_size=6)))
-    return tuple((low << 12, high << 12) for low, high in zip(borders[::2], borders[1::2], strict=False))
+    return tuple(
+        (low << 12, high << 12) for low, high in zip(borders[::2], borders[1::2], strict=False)
+    )
 
 
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
-    names = draw(st.lists(st.from_regex(r"[a-z]{1,8}\.img", fullmatch=True), unique=True, max_size=3))
+    names = draw(
+        st.lists(st.from_regex(r"[a-z]{1,8}\.img", fullmatch=True), unique=True, max_size=3)
+    )
     images = tuple(ImageFile(name, draw(small)) for name in names)
     total = sum(image.size for image in images)
     pairs = st.lists(st.tuples(number, number), max_size=2).map(tuple)
     return Manifest(
         id=draw(ids),
-        session=SessionRef(draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)), draw(ids)),
+        session=SessionRef(
+            draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)), draw(ids)
+        ),
         incarnation=draw(number),
         parent=draw(st.none() | ids),
         labels=draw(st.dictionaries(text, text, max_size=2)),
         pinned=draw(st.booleans()),
         host=HostInfo(name=draw(text), cpu_flags=tuple(draw(st.lists(text, max_size=2)))),
-        criu=draw(st.dictionaries(text, st.none() | st.integers(-5, 5) | st.lists(text, max_size=2), max_size=2)),
-        processes=tuple(
-            draw(st.lists(st.builds(ProcessRecord, pid=st.integers(0, 9), ns_pid=st.integers(0, 9), cwd=text), max_size=2))
+        criu=draw(
+            st.dictionaries(
+                text, st.none() | st.integers(-5, 5) | st.lists(text, max_size=2), max_size=2
+            )
         ),
-        namespaces=draw(st.dictionaries(text, st.dictionaries(text, st.none() | text, max_size=2), max_size=2)),
+        processes=tuple(
+            draw(
+                st.lists(
+                    st.builds(
+                        ProcessRecord, pid=st.integers(0, 9), ns_pid=st.integers(0, 9), cwd=text
+                    ),
+                    max_size=2,
+                )
+            )
+        ),
+        namespaces=draw(
+            st.dictionaries(text, st.dictionaries(text, st.none() | text, max_size=2), max_size=2)
+        ),
         images=images,
         image_data=StreamRef(total, b"", StreamRef(36, ENTRY.pack(bytes(32), 36))),
         memory=tuple(
@@ -74,10 +99,18 @@ def manifests(draw: st.DrawFn) -> Manifest:
             for n in range(draw(st.integers(0, 2)))
         ),
         connections=tuple(
-            draw(st.lists(st.builds(ConnectionRecord, pid=number, fd=number, holders=pairs, local=text), max_size=2))
+            draw(
+                st.lists(
+                    st.builds(ConnectionRecord, pid=number, fd=number, holders=pairs, local=text),
+                    max_size=2,
+                )
+            )
         ),
         files=tuple(
-            FileRecord(f"/{n}", "read", size=1 << 45, data=draw(st.none() | streams()), holders=draw(pairs)) for n in range(2)
+            FileRecord(
+                f"/{n}", "read", size=1 << 45, data=draw(st.none() | streams()), holders=draw(pairs)
+            )
+            for n in range(2)
         ),
         timings=draw(st.dictionaries(text, st.floats(0, 1e9) | number, max_size=2)),
         warnings=tuple(draw(st.lists(text, max_size=2))),
@@ -95,7 +128,9 @@ def test_a_manifest_comes_back_equal(manifest: Manifest) -> None:
 
 
 @settings(deadline=None)
-@given(manifests(), st.dictionaries(text.map("new_{}".format), st.lists(text), min_size=1, max_size=3))
+@given(
+    manifests(), st.dictionaries(text.map("new_{}".format), st.lists(text), min_size=1, max_size=3)
+)
 def test_what_a_newer_version_noted_is_kept(manifest: Manifest, more: dict[str, Any]) -> None:
     body = through_json({**manifest.to_dict(), **more})
     body["session"]["nickname"] = "x"
@@ -106,14 +141,18 @@ def test_what_a_newer_version_noted_is_kept(manifest: Manifest, more: dict[str, 
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
 @settings(deadline=None, max_examples=300)
 @given(manifests(), st.data(), anything)
-def test_any_value_anywhere_is_read_or_refused(manifest: Manifest, data: st.DataObject, value: Any) -> None:
+def test_any_value_anywhere_is_read_or_refused(
+    manifest: Manifest, data: st.DataObject, value: Any
+) -> None:
     """No other exception than `Damaged`, and what is accepted can be written again."""
     body = through_json(manifest.to_dict())
     at = body
@@ -177,7 +216,13 @@ def nested(depth: int) -> Any:
         (("memory", 0, "data"), {"size": 65, "chunks": [["00" * 32, 1]] * 65}),
         (
             ("memory", 0, "data"),
-            {"size": 1, "list": {"size": 36, "list": {"size": 36, "list": {"size": 36, "list": {"size": 0, "chunks": []}}}}},
+            {
+                "size": 1,
+                "list": {
+                    "size": 36,
+                    "list": {"size": 36, "list": {"size": 36, "list": {"size": 0, "chunks": []}}},
+                },
+            },
         ),
         (("memory", 0, "data"), {"size": 1, "list": {"size": 35, "chunks": [["00" * 32, 35]]}}),
         (("memory", 0, "data"), {"size": -1, "chunks": []}),
@@ -216,7 +261,8 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     code = (
         "import sys, criuctl.checkpoint.manifest, criuctl.checkpoint;"
-        "heavy = {'zstandard', 'blake3', 'cryptography', 'sqlite3'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
+        "heavy = {'zstandard', 'blake3', 'cryptography', 'sqlite3'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else 0)"
     )
     root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)

@@ -1,4 +1,6 @@
-"""A recovery key's text: what is typed is understood however it is spaced, and an error is found where it was made."""
+"""A recovery key's text: what is typed is understood however it is spaced, and an error is found
+where it was made.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_what_is_written_down_is_read(secret: bytes, between: str, lower: bool) 
     assert re.fullmatch(r"([A-HJKMNP-Z]{6}-){7}[A-HJKMNP-Z]{6}", text)
     typed = f" {text.replace('-', between)}\n"
     assert recovery.from_text(typed.lower() if lower else typed, "paper") == secret
-    assert keys.KeyText.parse(typed.strip().encode(), "paper") == keys.KeyText(secret, recovery=True)
+    assert keys.KeyText.parse(typed.strip().encode(), "paper") == keys.KeyText(
+        secret, recovery=True
+    )
 
 
 @given(secrets, places, st.sampled_from(recovery.LETTERS))
@@ -66,7 +70,10 @@ def test_a_group_of_another_length_is_told(secret: bytes, group: int, more: str)
     groups = recovery.to_text(secret).split("-")
     groups[group] = groups[group][:5] + more if more else groups[group][:5]
     if len(groups[group]) != 6:
-        assert f"group {group + 1} has {len(groups[group])} letters" in refused(" ".join(groups)).message
+        assert (
+            f"group {group + 1} has {len(groups[group])} letters"
+            in refused(" ".join(groups)).message
+        )
         assert "letters, not 48" in refused("".join(groups)).message
 
 
@@ -83,7 +90,9 @@ def test_groups_of_two_keys_do_not_belong_together() -> None:
     # The largest text of all is no number of 22 bytes.
     letters = [22] * 5
     largest = "-".join(
-        "Z" * 5 + recovery.LETTERS[(sum((i + 1) * v for i, v in enumerate(letters)) + 7 * (group + 1)) % 23] for group in range(8)
+        "Z" * 5
+        + recovery.LETTERS[(sum((i + 1) * v for i, v in enumerate(letters)) + 7 * (group + 1)) % 23]
+        for group in range(8)
     )
     assert "belong together" in refused(largest).message
     for text in ("", "Z"):

@@ -33,7 +33,9 @@ def test_a_checkpoint_comes_back_whole(tmp_path: Path, encrypted: bool, kind: st
     store = MemoryStore() if kind == "memory" else LocalStore(str(tmp_path / "store"))
     repo = kit.repository(tmp_path, encrypted=encrypted, store=store)
     content = kit.Content(
-        noise(9 * MIB + 4096) + bytes(3 * MIB) + b"text " * MIB, {"a.img": noise(700_000, 1), "b.img": b""}, noise(70_000)
+        noise(9 * MIB + 4096) + bytes(3 * MIB) + b"text " * MIB,
+        {"a.img": noise(700_000, 1), "b.img": b""},
+        noise(70_000),
     )
     summary = kit.write(repo, content)
     again = Repository.open(store, repo.config)
@@ -44,10 +46,14 @@ def test_a_checkpoint_comes_back_whole(tmp_path: Path, encrypted: bool, kind: st
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(1, 70_000)), max_size=12),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(1, 70_000)), max_size=12
+    ),
     st.sampled_from([1 << 12, 1 << 15, 1 << 18]),
 )
-def test_streams_keep_their_order_however_they_are_interleaved(pieces: list[tuple[str, int, int]], window: int) -> None:
+def test_streams_keep_their_order_however_they_are_interleaved(
+    pieces: list[tuple[str, int, int]], window: int
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         repo = kit.repository(Path(folder))
         expected: dict[str, bytes] = {}
@@ -147,7 +153,8 @@ def test_few_new_windows_do_not_hold_the_whole_pool(tmp_path: Path) -> None:
         writer.commit(kit.fill(writer, kit.SMALL))
     shut = True
     with repo.writer(Reporter()) as writer:
-        for n in range(20):  # 80 MiB, one window in 16 new, of which one pack buffer and the pool hold all
+        # 80 MiB, one window in 16 new, of which one pack buffer and the pool hold all
+        for n in range(20):
             kit.put_windows(writer, 1, b"".join([*base[:15], noise(kit.WINDOW, 100 + n)]))
         writer.hashed()
         assert writer.stats.chunks_new == 20
@@ -221,10 +228,26 @@ def test_references_mean_what_they_say(tmp_path: Path) -> None:
     assert repo.resolve("abcd") == other and repo.resolve("abcd@1").labels == {"k": "v"}
     with pytest.raises(AmbiguousRef):
         repo.resolve("aaaa")
-    for absent in ("web@4", "web@0", "web@-4", "nosuch", "web@x", "ffff", "bbb", "@1", "", "../config"):
+    for absent in (
+        "web@4",
+        "web@0",
+        "web@-4",
+        "nosuch",
+        "web@x",
+        "ffff",
+        "bbb",
+        "@1",
+        "",
+        "../config",
+    ):
         with pytest.raises(NoSuchCheckpoint):
             repo.resolve(absent)
-    assert [(s.session, s.number) for s in repo.list()] == [("abcd", 1), ("web", 1), ("web", 2), ("web", 3)]
+    assert [(s.session, s.number) for s in repo.list()] == [
+        ("abcd", 1),
+        ("web", 1),
+        ("web", 2),
+        ("web", 3),
+    ]
     assert repo.list("web") == made and repo.list("nosuch") == []
 
 
@@ -250,7 +273,11 @@ def test_two_writers_at_once_both_commit(tmp_path: Path) -> None:
     def dump(n: int) -> None:
         try:
             for turn in range(3):
-                kit.write(repos[n], kit.Content(shared + noise(MIB, n * 10 + turn), {"a.img": b"x"}), session=f"s{n}")
+                kit.write(
+                    repos[n],
+                    kit.Content(shared + noise(MIB, n * 10 + turn), {"a.img": b"x"}),
+                    session=f"s{n}",
+                )
         except Exception as error:
             errors.append(error)
 
@@ -262,13 +289,22 @@ def test_two_writers_at_once_both_commit(tmp_path: Path) -> None:
     assert errors == []
     for n in range(4):
         for turn in range(3):
-            kit.check(first, f"s{n}@{turn + 1}", kit.Content(shared + noise(MIB, n * 10 + turn), {"a.img": b"x"}))
+            kit.check(
+                first,
+                f"s{n}@{turn + 1}",
+                kit.Content(shared + noise(MIB, n * 10 + turn), {"a.img": b"x"}),
+            )
 
 
 @both
 def test_what_is_sent_ahead_is_used_or_told_as_unused(tmp_path: Path, encrypted: bool) -> None:
-    repo = kit.repository(tmp_path, encrypted=encrypted, workers=1)  # so that what is flushed at once is one pack
-    used, unused, more = noise(3 * kit.WINDOW, 1), noise(2 * kit.WINDOW, 2), noise(4 * kit.WINDOW, 3)
+    # so that what is flushed at once is one pack
+    repo = kit.repository(tmp_path, encrypted=encrypted, workers=1)
+    used, unused, more = (
+        noise(3 * kit.WINDOW, 1),
+        noise(2 * kit.WINDOW, 2),
+        noise(4 * kit.WINDOW, 3),
+    )
     with repo.writer(Reporter()) as writer:
         for content in (used + unused, more):
             buffer = writer.acquire()

@@ -1,4 +1,6 @@
-"""Which store a host expects where: what is compared, when, and what is said; by whose word that changes."""
+"""Which store a host expects where: what is compared, when, and what is said; by whose word that
+changes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from criuctl.store.memory import MemoryStore
 
 
 class Bucket(MemoryStore):
-    """A store in memory that stands for one in S3: what is tested asks where it lies, and nothing else."""
+    """A store in memory that stands for one in S3: what is tested asks where it lies, and nothing
+    else.
+    """
 
     def place(self) -> str:
         return "s3://bucket/prefix at https://s3.example.org"
@@ -39,7 +43,10 @@ class Bucket(MemoryStore):
 
 def pins(config: Config) -> list[dict[str, Any]]:
     """All that this host expects."""
-    return [json.loads(path.read_text()) for path in sorted((Path(config.state_dir) / "stores").iterdir())]
+    return [
+        json.loads(path.read_text())
+        for path in sorted((Path(config.state_dir) / "stores").iterdir())
+    ]
 
 
 def replaced(store: Store, **changes: Any) -> None:
@@ -53,7 +60,12 @@ def test_made_or_met_first_is_pinned_once(tmp_path: Path, encrypted: bool) -> No
     store = LocalStore(str(tmp_path / "store"))
     repo = kit.repository(tmp_path, encrypted=encrypted, store=store)
     (pin,) = pins(repo.config)
-    assert (pin["place"], pin["id"], pin["encrypted"], pin["how"]) == (store.url, repo.id, encrypted, "init")
+    assert (pin["place"], pin["id"], pin["encrypted"], pin["how"]) == (
+        store.url,
+        repo.id,
+        encrypted,
+        "init",
+    )
     assert bool(pin["key"]) is encrypted and len(pin["since"]) == 24
     (file,) = (tmp_path / "state" / "stores").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
@@ -67,11 +79,18 @@ def test_no_secret_is_in_a_pin(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path, encrypted=True, store=LocalStore(str(tmp_path / "store")))
     assert repo.opened is not None
     (file,) = (tmp_path / "state" / "stores").iterdir()
-    assert repo.opened.master.hex() not in file.read_text() and repo.opened.key.key.hex() not in file.read_text()
+    assert (
+        repo.opened.master.hex() not in file.read_text()
+        and repo.opened.key.key.hex() not in file.read_text()
+    )
 
 
-@pytest.mark.parametrize("changes", [{"id": "0" * 32}, {"encryption": "none"}, {"id": "0" * 32, "encryption": "none"}])
-def test_another_config_is_refused_before_a_key_is_looked_for(tmp_path: Path, changes: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"id": "0" * 32}, {"encryption": "none"}, {"id": "0" * 32, "encryption": "none"}]
+)
+def test_another_config_is_refused_before_a_key_is_looked_for(
+    tmp_path: Path, changes: dict[str, str]
+) -> None:
     store = LocalStore(str(tmp_path / "store"))
     asked = tmp_path / "asked"
     config = kit.config(tmp_path, passphrase_command=f"sh -c 'echo >> {asked}; echo secret'")
@@ -100,7 +119,9 @@ def test_generations_of_other_stores_are_passed_over(tmp_path: Path) -> None:
     """What anybody may put beside the config: with it or, as it is gone, alone."""
     store = LocalStore(str(tmp_path / "store"))
     repo = kit.repository(tmp_path, encrypted=True, store=store)
-    other = kit.repository(tmp_path / "other", encrypted=True, store=LocalStore(str(tmp_path / "theirs")))
+    other = kit.repository(
+        tmp_path / "other", encrypted=True, store=LocalStore(str(tmp_path / "theirs"))
+    )
     body = json.loads(other.store.get("config")) | {"generation": 7}
     store.put(f"keys/{7:020d}", configobject.text(body, other.sealer))
     assert Repository.open(store, repo.config).id == repo.id
@@ -124,7 +145,12 @@ def test_a_write_only_host_pins_what_it_sees_and_the_key_follows(tmp_path: Path)
     with Keyring.of(config) as ring:
         slot, _path, _made = ring.make(NewKey(file=file, write_only=True))
         ring.changer.change(lambda slots: [*slots, slot])
-    host = replace(config, state_dir=str(tmp_path / "writer"), key_dir=str(tmp_path / "none"), key_file=str(file))
+    host = replace(
+        config,
+        state_dir=str(tmp_path / "writer"),
+        key_dir=str(tmp_path / "none"),
+        key_file=str(file),
+    )
     assert Repository.open(store, host).write_only
     assert [pin["key"] for pin in pins(host)] == [""]
     full = replace(host, key_dir=config.key_dir, key_file="")
@@ -136,7 +162,9 @@ def test_a_write_only_host_pins_what_it_sees_and_the_key_follows(tmp_path: Path)
 
 
 def test_another_master_key_under_the_same_id(tmp_path: Path) -> None:
-    """Sealed by the very key file of this host, which the attacker may have from another store of its."""
+    """Sealed by the very key file of this host, which the attacker may have from another store of
+    its.
+    """
     store = LocalStore(str(tmp_path / "store"))
     repo = kit.repository(tmp_path, encrypted=True, store=store)
     assert repo.opened is not None
@@ -158,18 +186,36 @@ def test_one_spelling_is_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     config = kit.config(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
-    urls = ["store", "./store", "sub/../store", f"{tmp_path}/store/", f"{tmp_path}//store", f"file://{tmp_path}/store"]
+    urls = [
+        "store",
+        "./store",
+        "sub/../store",
+        f"{tmp_path}/store/",
+        f"{tmp_path}//store",
+        f"file://{tmp_path}/store",
+    ]
     assert {open_store(url, config).place() for url in urls} == {str(tmp_path / "store")}
     (tmp_path / "link").symlink_to(tmp_path / "store")  # where it leads may change
     assert open_store("link", config).place() == str(tmp_path / "link")
-    s3 = [replace(config, s3_endpoint=one) for one in ("https://H:443", "https://h/", "https://user:secret@h", "https://h.")]
-    assert {open_store(url, one).place() for one in s3 for url in ("s3://buck/p", "s3://buck/p/")} == {"s3://buck/p at https://h"}
+    s3 = [
+        replace(config, s3_endpoint=one)
+        for one in ("https://H:443", "https://h/", "https://user:secret@h", "https://h.")
+    ]
+    assert {
+        open_store(url, one).place() for one in s3 for url in ("s3://buck/p", "s3://buck/p/")
+    } == {"s3://buck/p at https://h"}
     others = [
-        replace(config, s3_endpoint=one) for one in ("http://h", "https://h:444", "https://h/path", "https://g", "http://[::1]:9")
+        replace(config, s3_endpoint=one)
+        for one in ("http://h", "https://h:444", "https://h/path", "https://g", "http://[::1]:9")
     ]
     assert len({open_store("s3://buck/p", one).place() for one in others}) == len(others)
-    regions = [replace(config, s3_endpoint=f"https://s3.{region}.amazonaws.com") for region in ("us-east-1", "eu-west-3")]
-    assert {open_store("s3://buck/p", one).place() for one in regions} == {"s3://buck/p at https://s3.amazonaws.com"}
+    regions = [
+        replace(config, s3_endpoint=f"https://s3.{region}.amazonaws.com")
+        for region in ("us-east-1", "eu-west-3")
+    ]
+    assert {open_store("s3://buck/p", one).place() for one in regions} == {
+        "s3://buck/p at https://s3.amazonaws.com"
+    }
 
 
 def test_a_plain_bucket_needs_the_operators_word(tmp_path: Path) -> None:
@@ -181,11 +227,15 @@ def test_a_plain_bucket_needs_the_operators_word(tmp_path: Path) -> None:
         Repository.open(store, another)
     assert error.value.exit_code == 9 and not (tmp_path / "another").exists()
     sealed = Bucket()
-    Repository.init(sealed, encryption=True, config=replace(config, state_dir=str(tmp_path / "third")))
+    Repository.init(
+        sealed, encryption=True, config=replace(config, state_dir=str(tmp_path / "third"))
+    )
     assert Repository.open(sealed, another).encrypted
 
 
-def test_a_plain_folder_where_a_passphrase_is_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_folder_where_a_passphrase_is_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Met for the first time it may have been replaced; made here, it was meant."""
     config, store = kit.config(tmp_path), LocalStore(str(tmp_path / "store"))
     Repository.init(store, encryption=False, config=config)
@@ -195,10 +245,17 @@ def test_a_plain_folder_where_a_passphrase_is_at_hand(tmp_path: Path, monkeypatc
         Repository.open(store, replace(config, state_dir=str(tmp_path / "another")))
 
 
-def test_first_uses_at_once_have_one_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_uses_at_once_have_one_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each sees another store there, as while it is being replaced; those that lose are refused."""
     config = kit.config(tmp_path)
-    repos = [kit.repository(tmp_path / str(n), encrypted=n % 2 == 0, store=LocalStore(str(tmp_path / f"s{n}"))) for n in range(8)]
+    repos = [
+        kit.repository(
+            tmp_path / str(n), encrypted=n % 2 == 0, store=LocalStore(str(tmp_path / f"s{n}"))
+        )
+        for n in range(8)
+    ]
     monkeypatch.setattr(LocalStore, "place", lambda self: "/the/place")
     both, found, errors = threading.Barrier(len(repos)), [], []
 
@@ -230,7 +287,9 @@ def test_a_pin_that_cannot_be_understood_is_an_error(tmp_path: Path, text: str) 
 
 
 def test_a_pin_that_cannot_be_written(tmp_path: Path) -> None:
-    """The store is used as before, and that is said; but what nobody could use afterwards is an error."""
+    """The store is used as before, and that is said; but what nobody could use afterwards is an
+    error.
+    """
     (tmp_path / "file").touch()
     config = kit.config(tmp_path, state_dir=str(tmp_path / "file" / "state"))
     repo = Repository.init(LocalStore(str(tmp_path / "store")), encryption=True, config=config)
@@ -251,7 +310,12 @@ def test_a_full_disk_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(storepins, "_write", full)
-    assert "No space" in Repository.open(repo.store, replace(repo.config, state_dir=str(tmp_path / "new"))).about.unpinned
+    assert (
+        "No space"
+        in Repository.open(
+            repo.store, replace(repo.config, state_dir=str(tmp_path / "new"))
+        ).about.unpinned
+    )
 
 
 def test_what_is_gone_is_made_again_by_itself_only_if_it_was_plain(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Write-only hosts: they add to a store and read their own; whoever has the store's key reads everything."""
+"""Write-only hosts: they add to a store and read their own; whoever has the store's key reads
+everything.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from criuctl.checkpoint.index import encode_segments
 from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.checkpoint.packs import PackBuilder, pack_of
 from criuctl.checkpoint.repository import Repository
-from criuctl.errors import Conflict, Damaged, DataError, Foreign, KeyMissing, UnsupportedFormat, WrongKey
+from criuctl.errors import (
+    Conflict,
+    Damaged,
+    DataError,
+    Foreign,
+    KeyMissing,
+    UnsupportedFormat,
+    WrongKey,
+)
 from criuctl.report import Reporter
 from criuctl.store.memory import MemoryStore
 
@@ -41,7 +51,8 @@ class Place:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.store = MemoryStore()
-        self.early = kit.repository(path, encrypted=True, store=self.store, workers=1)  # opened before there was a writer
+        # opened before there was a writer
+        self.early = kit.repository(path, encrypted=True, store=self.store, workers=1)
         for name in ("one", "two"):
             enrol(self.early, path / name, name)
         self.one, self.two = host(self.store, path / "one"), host(self.store, path / "two")
@@ -52,7 +63,9 @@ class Place:
         return host(self.store, self.path)
 
     def packs(self) -> set[bytes]:
-        return {pack for info in self.store.list("packs/") if (pack := pack_of(info.name)) is not None}
+        return {
+            pack for info in self.store.list("packs/") if (pack := pack_of(info.name)) is not None
+        }
 
 
 @pytest.fixture
@@ -71,15 +84,23 @@ def test_the_keys_owner_reads_everything_and_a_writer_its_own(place: Place) -> N
     theirs = kit.write(place.two, everything)
     before = place.packs()
     again = kit.write(host(place.store, place.path / "one"), everything)
-    assert place.packs() == before and again.number == 3  # it knows what it has stored, and the numbers of all
+    # it knows what it has stored, and the numbers of all
+    assert place.packs() == before and again.number == 3
     assert len({pack for pack in before if place.one.sealer.owns(pack)}) == 1
     for reader in (place.master, place.early):
-        assert [(s.session, s.number) for s in reader.list()] == [("db", 1), ("web", 1), ("web", 2), ("web", 3)]
+        assert [(s.session, s.number) for s in reader.list()] == [
+            ("db", 1),
+            ("web", 1),
+            ("web", 2),
+            ("web", 3),
+        ]
         for summary in (ours, mine, theirs, again):
             kit.check(reader, summary, everything)
     owner = place.master
     said = {s.id: owner.stored_by(s.id) for s in owner.list()}
-    assert said[ours.id] is None and [told["label"] for s in (mine, theirs, again) if (told := said[s.id])] == [
+    assert said[ours.id] is None and [
+        told["label"] for s in (mine, theirs, again) if (told := said[s.id])
+    ] == [
         "one",
         "two",
         "one",
@@ -103,7 +124,9 @@ def test_the_keys_owner_reads_everything_and_a_writer_its_own(place: Place) -> N
 
 
 def test_what_a_writer_keeps_opens_nothing_of_others(place: Place) -> None:
-    ours, mine, theirs = (kit.write(repo, content(n)) for n, repo in enumerate((place.master, place.one, place.two)))
+    ours, mine, theirs = (
+        kit.write(repo, content(n)) for n, repo in enumerate((place.master, place.one, place.two))
+    )
     file = next((place.path / "one" / "keys").glob("*.key"))
     key = writers.WriterKey.parse(file.read_bytes(), "key")
     sealer = place.one.sealer
@@ -113,7 +136,10 @@ def test_what_a_writer_keeps_opens_nothing_of_others(place: Place) -> None:
     secrets = [key.store * 2, key.public, key.id * 2, key.secret, key.names, key.lists]
     secrets += [derive(secret, context) for secret in list(secrets) for context in writers.CONTEXTS]
     for secret in secrets:
-        for candidate in (Sealer(secret, encrypted=True), Sealer(secret, encrypted=True, domain=sealer.domain)):
+        for candidate in (
+            Sealer(secret, encrypted=True),
+            Sealer(secret, encrypted=True, domain=sealer.domain),
+        ):
             for summary in (ours, theirs, mine):
                 data = place.store.get(summary.object)
                 outline = objects.layout(objects.MANIFEST, summary.object, data, len(data))
@@ -137,7 +163,9 @@ def test_without_its_domain_file_a_writer_begins_a_new_domain(place: Place) -> N
     with pytest.raises(Foreign):
         lost.resolve("web")
     fresh = kit.write(lost, content(5))
-    assert [s.number for s in place.master.list()] == [1, 2] and len(list(place.store.list("writers/"))) == 2
+    assert [s.number for s in place.master.list()] == [1, 2] and len(
+        list(place.store.list("writers/"))
+    ) == 2
     kit.check(place.master, fresh, content(5))
     kept.write_bytes(copy)
     kit.check(host(place.store, place.path / "one"), mine)
@@ -153,8 +181,14 @@ def test_processes_that_make_the_domain_at_once_agree(place: Place) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({one.sealer.domain for one in hosts}) == 1 and len(list(place.store.list("writers/"))) == 1
-    assert sorted(path.suffix for path in (place.path / "one" / "keys").iterdir()) == [".domain", ".key"]
+    assert (
+        len({one.sealer.domain for one in hosts}) == 1
+        and len(list(place.store.list("writers/"))) == 1
+    )
+    assert sorted(path.suffix for path in (place.path / "one" / "keys").iterdir()) == [
+        ".domain",
+        ".key",
+    ]
 
 
 def test_what_opens_a_domain_is_checked_and_put_again(place: Place) -> None:
@@ -162,7 +196,9 @@ def test_what_opens_a_domain_is_checked_and_put_again(place: Place) -> None:
     (info,) = place.store.list("writers/")
     data = place.store.get(info.name)
     for position in range(0, len(data), 5):
-        place.store.put(info.name, data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        place.store.put(
+            info.name, data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+        )
         with pytest.raises((Damaged, UnsupportedFormat)) as caught:
             place.master.manifest_at(mine.object)
         assert caught.value.details["object"] == info.name
@@ -179,7 +215,9 @@ def test_what_opens_a_domain_is_checked_and_put_again(place: Place) -> None:
 
 def test_a_domain_that_nobody_enrolled_has_made_is_refused(place: Place) -> None:
     """Whoever has the public key, and may write to the bucket, lacks the writer's secret."""
-    key = writers.WriterKey.parse(next((place.path / "one" / "keys").glob("*.key")).read_bytes(), "key")
+    key = writers.WriterKey.parse(
+        next((place.path / "one" / "keys").glob("*.key")).read_bytes(), "key"
+    )
     forged = writers.WriterKey(key.store, key.public, key.id, bytes(32), key.names, key.lists)
     keys.write_secret(place.path / "evil" / "keys" / f"{place.one.id}.key", forged.text())
     evil = host(place.store, place.path / "evil")
@@ -188,16 +226,24 @@ def test_a_domain_that_nobody_enrolled_has_made_is_refused(place: Place) -> None
     with pytest.raises(Damaged, match="no host that was enrolled"):
         place.master.manifest_at(bad.object)
     unreadable: list[DataError] = []
-    assert [s.session for s in place.master.list(unreadable=unreadable)] == ["db"] and len(unreadable) == 1
+    assert [s.session for s in place.master.list(unreadable=unreadable)] == ["db"] and len(
+        unreadable
+    ) == 1
     with pytest.raises(Damaged):  # nobody knows what it needs
         collect(place.master)
 
 
 def test_a_writer_cannot_tell_of_what_it_has_not_made(place: Place) -> None:
-    """Neither of others' packs, nor that others' chunks are in its own: their ids stand in packs for all to see."""
+    """Neither of others' packs, nor that others' chunks are in its own: their ids stand in packs
+    for all to see.
+    """
     ours = kit.write(place.master, content(1))
     mine = kit.write(place.one, content(2))
-    told = {p.pack: p for s in place.store.list("index/") for p in place.master.index.read_segment(s.name)}
+    told = {
+        p.pack: p
+        for s in place.store.list("index/")
+        for p in place.master.index.read_segment(s.name)
+    }
     (theirs,) = (index for pack, index in told.items() if not place.one.sealer.owns(pack))
     builder = PackBuilder(place.one.sealer, memoryview(bytearray(1 << 20)))
     for chunk, *_places in theirs:
@@ -217,7 +263,10 @@ def test_a_writer_cannot_tell_of_what_it_has_not_made(place: Place) -> None:
     assert {pack for pack in owner.index.pack_sizes() if pack == lie.pack} == set()
     assert collect(place.master).lost == 0
     for summary, wanted in ((ours, content(1)), (again, content(1)), (mine, content(2))):
-        assert place.master.reader(Reporter()).read(place.master.manifest(summary).memory[0].data) == wanted.memory
+        assert (
+            place.master.reader(Reporter()).read(place.master.manifest(summary).memory[0].data)
+            == wanted.memory
+        )
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -228,7 +277,8 @@ def test_gc_keeps_what_all_need_and_mixes_no_domains(place: Place, early: bool) 
         for n, repo in enumerate((place.master, place.one, place.two))
     ]
     gone = [
-        (repo, kit.write(repo, content(n + 20, n), session="x")) for n, repo in enumerate((place.master, place.one, place.two))
+        (repo, kit.write(repo, content(n + 20, n), session="x"))
+        for n, repo in enumerate((place.master, place.one, place.two))
     ]
     for repo, summary in gone:
         repo.remove(summary)
@@ -251,7 +301,8 @@ def test_gc_keeps_what_all_need_and_mixes_no_domains(place: Place, early: bool) 
         assert len(mine) == 2
         for summary, wanted in mine:
             kit.check(writer, summary, wanted)
-        assert sum(map(writer.sealer.owns, place.packs())) == len(writer.index.pack_sizes()) > 0  # it is told of all its packs
+        # it is told of all its packs
+        assert sum(map(writer.sealer.owns, place.packs())) == len(writer.index.pack_sizes()) > 0
     assert collect(place.master).deleted == 0
     with pytest.raises(Conflict, match="write-only"):
         place.one.need_key("collect garbage")
@@ -264,7 +315,10 @@ def test_lists_are_read_by_everybody_and_an_older_doom_by_nobody(place: Place) -
     for reader in (place.one, place.two, place.master, place.early):
         (entry,) = gclists.found(place.store, reader.sealer, "gc/")
         assert entry.packs == {pack} and entry.shared
-    with pytest.raises(Conflict, match="which this checkpoint relies on"), place.one.writer(Reporter()) as writer:
+    with (
+        pytest.raises(Conflict, match="which this checkpoint relies on"),
+        place.one.writer(Reporter()) as writer,
+    ):
         writer.commit(kit.fill(writer, content(1)))
     place.store.delete(name)
     # A collection that knew of no writers: nobody but hosts with the key can tell what it names.
@@ -304,7 +358,9 @@ def test_a_collection_sees_the_intent_of_a_writer_and_spares_its_packs(place: Pl
 
 def test_a_lease_that_a_writer_cannot_read_is_anothers(place: Place) -> None:
     def claim(repo: Repository, host: str, *, take_over: bool = False) -> leases.Claim:
-        return leases.claim(repo, "web", SESSION, 1, host=host * 32, host_name=f"host-{host}", take_over=take_over)
+        return leases.claim(
+            repo, "web", SESSION, 1, host=host * 32, host_name=f"host-{host}", take_over=take_over
+        )
 
     claim(place.one, "a").keep()
     held = leases.read_head(place.master, "web")
@@ -334,18 +390,24 @@ def test_a_lease_that_a_writer_cannot_read_is_anothers(place: Place) -> None:
 
 def test_a_writer_that_was_removed_writes_no_more(place: Place) -> None:
     mine = kit.write(place.one)
-    place.early.key_changer().change(lambda slots: [slot for slot in slots if slot.get("label") != "one"])
+    place.early.key_changer().change(
+        lambda slots: [slot for slot in slots if slot.get("label") != "one"]
+    )
     with pytest.raises(WrongKey, match="was removed"):
         host(place.store, place.path / "one")
     kit.check(place.master, mine)
     kit.write(place.two)
-    place.early.key_changer().change(lambda slots: [slot for slot in slots if slot.get("type") != "writer"])
+    place.early.key_changer().change(
+        lambda slots: [slot for slot in slots if slot.get("type") != "writer"]
+    )
     fresh = host(place.store, place.path)
     assert fresh.sealer.for_lists()[1]  # there were writers: what they wrote is still there
     kit.check(fresh, fresh.resolve("web@1"))
     # The slot in an older text, which a store may keep, does not count.
     config = json.loads(place.store.get("config"))
-    key = writers.WriterKey.parse(next((place.path / "one" / "keys").glob("*.key")).read_bytes(), "key")
+    key = writers.WriterKey.parse(
+        next((place.path / "one" / "keys").glob("*.key")).read_bytes(), "key"
+    )
     old = {**config, "generation": config["generation"] - 1, "slots": [key.slot()]}
     place.store.put(f"keys/{config['generation']:020d}", place.store.get("config"))
     place.store.put("config", json.dumps(old).encode())
@@ -355,10 +417,18 @@ def test_a_writer_that_was_removed_writes_no_more(place: Place) -> None:
 
 def test_what_a_writer_is_refused_and_what_its_key_is_not(place: Place) -> None:
     file = next((place.path / "one" / "keys").glob("*.key"))
-    for refused in (place.one.key_changer, place.one.key_text, lambda: place.one.export_key(place.path / "x")):
+    for refused in (
+        place.one.key_changer,
+        place.one.key_text,
+        lambda: place.one.export_key(place.path / "x"),
+    ):
         with pytest.raises(Conflict, match="write-only"):
             refused()
-    assert place.one.key_info()["kind"] == "writer" and place.one.write_only and not place.master.write_only
+    assert (
+        place.one.key_info()["kind"] == "writer"
+        and place.one.write_only
+        and not place.master.write_only
+    )
     with pytest.raises(WrongKey, match="write-only host"):
         keys.KeyText.parse(file.read_bytes(), "it")
     text = file.read_text()
@@ -379,9 +449,13 @@ def test_older_criuctls_refuse_what_a_writer_has_stored_by_name(place: Place) ->
     """What such a one would say: the features that it does not know."""
     mine = kit.write(place.one)
     for info in place.store.list():
-        kind = {"checkpoints": objects.MANIFEST, "index": objects.INDEX}.get(info.name.partition("/")[0])
+        kind = {"checkpoints": objects.MANIFEST, "index": objects.INDEX}.get(
+            info.name.partition("/")[0]
+        )
         if kind is not None:
-            old = objects.Kind(kind.word, kind.magic, kind.version, kind.max_body, kind.features, domains=False)
+            old = objects.Kind(
+                kind.word, kind.magic, kind.version, kind.max_body, kind.features, domains=False
+            )
             data = place.store.get(info.name)
             with pytest.raises(UnsupportedFormat, match=f"writer:{place.one.sealer.domain.hex()}"):
                 objects.layout(old, info.name, data, len(data))

@@ -1,6 +1,7 @@
 """criuctl with commands that misbehave on purpose, to see what the boundary makes of them.
 
-Run as a program: the real `criuctl.cli.main.main` over the real group, with a few more entries in its table.
+Run as a program: the real `criuctl.cli.main.main` over the real group, with a few more entries in
+its table.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def fail(app: App, name: str) -> int:
         except OSError as cause:
             raise cls("what happened\x1b[2J", hint="what to do", object="packs/1") from cause
     if name == "findings":
-        found = [Finding("error", "traced", "is traced", "Stop the tracer.", 12, 3), Finding("info", "x", "unimportant")]
+        found = [
+            Finding("error", "traced", "is traced", "Stop the tracer.", 12, 3),
+            Finding("info", "x", "unimportant"),
+        ]
         raise errors.PreflightRefused("not now", findings=[f.to_dict() for f in found])
     if name == "pipe":
         read, write = os.pipe()
@@ -71,7 +75,9 @@ def await_gate(path: str | None) -> None:
 @page()
 @pass_app
 def wait(app: App) -> int:
-    """Says ready, waits for ever, and when interrupted cleans up until the file named on stdin is there."""
+    """Says ready, waits for ever, and when interrupted cleans up until the file named on stdin is
+    there.
+    """
     gate = sys.stdin.readline().strip()
     try:
         print("ready", flush=True)

@@ -23,13 +23,20 @@ Start = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
     """Folders of this test's own, should what is to be refused be done."""
-    return {f"CRIUCTL_{name}": str(tmp_path / name.lower()) for name in ("STORE", "STATE_DIR", "RUN_DIR", "CACHE_DIR", "KEY_DIR")}
+    return {
+        f"CRIUCTL_{name}": str(tmp_path / name.lower())
+        for name in ("STORE", "STATE_DIR", "RUN_DIR", "CACHE_DIR", "KEY_DIR")
+    }
 
 
-CLASSES = sorted(n for n, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.CriuctlError))
+CLASSES = sorted(
+    n for n, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.CriuctlError)
+)
 
 
-@pytest.mark.parametrize("name", ["StoreDenied", "NoSuchCheckpoint", "Damaged", "Vetoed", "PlatformError", "TimedOut"])
+@pytest.mark.parametrize(
+    "name", ["StoreDenied", "NoSuchCheckpoint", "Damaged", "Vetoed", "PlatformError", "TimedOut"]
+)
 def test_an_error_is_its_message_hint_and_exit_code(provoke: Run, name: str) -> None:
     done = provoke("fail", name)
     assert done.returncode == getattr(errors, name).exit_code
@@ -73,13 +80,26 @@ def test_a_refused_preflight_lists_its_obstacles(provoke: Run) -> None:
     assert "unimportant" not in done.stderr
     assert "not now" not in done.stderr
     found = json.loads(provoke("fail", "findings", "--json").stdout)["error"]["findings"]
-    assert found[0] == {"level": "error", "code": "traced", "text": "is traced", "hint": "Stop the tracer.", "pid": 12, "fd": 3}
+    assert found[0] == {
+        "level": "error",
+        "code": "traced",
+        "text": "is traced",
+        "hint": "Stop the tracer.",
+        "pid": 12,
+        "fd": 3,
+    }
 
 
 def test_a_bug_is_told_as_one_with_a_traceback_only_under_v(provoke: Run) -> None:
-    plain, verbose, machine = provoke("fail", "bug"), provoke("fail", "bug", "-v"), provoke("fail", "bug", "--json")
+    plain, verbose, machine = (
+        provoke("fail", "bug"),
+        provoke("fail", "bug", "-v"),
+        provoke("fail", "bug", "--json"),
+    )
     assert plain.returncode == verbose.returncode == machine.returncode == 1
-    assert plain.stderr.startswith("criuctl: this is a bug in criuctl, sorry: ValueError: boom\n  hint: Run it again with -v")
+    assert plain.stderr.startswith(
+        "criuctl: this is a bug in criuctl, sorry: ValueError: boom\n  hint: Run it again with -v"
+    )
     assert "Traceback" not in plain.stderr
     assert "Traceback" in verbose.stderr
     assert json.loads(machine.stdout)["error"]["code"] == "bug"
@@ -131,15 +151,23 @@ def test_a_limit_of_the_host_is_no_bug(provoke: Run, name: str, text: str, hint:
         (["wait", "web", "--timeout", "5x"], "'5x' is not a valid number of seconds"),
         (["metrics", "--listen", "9" * 5000], "is not ADDR:PORT"),
         (["ui", "--listen", "9" * 5000], "is no address to listen on"),
-        (["hooks", "run", "reconnect", "x", "--target", "1", "--fd", "9" * 5000], "is not of the form FD or PID:FD"),
+        (
+            ["hooks", "run", "reconnect", "x", "--target", "1", "--fd", "9" * 5000],
+            "is not of the form FD or PID:FD",
+        ),
         (["check", "9" * 5000], "cannot be a session's name"),
         (["snapshot", "--all", "--deadline", ""], "'' is not a span of time"),
         (["maintenance", "begin", "--deadline", "300y"], "longer than 366 days"),
         (["migrate", "--resolve", "--dry-run"], "contradict each other"),
-        (["schedule", "add", "x", "web", "--every", "0h"], "a period must be between 1m and 366d, not 0h"),
+        (
+            ["schedule", "add", "x", "web", "--every", "0h"],
+            "a period must be between 1m and 366d, not 0h",
+        ),
     ],
 )
-def test_usage_errors_exit_2_and_say_what_is_meant(criuctl: Run, env: dict[str, str], args: list[str], words: str) -> None:
+def test_usage_errors_exit_2_and_say_what_is_meant(
+    criuctl: Run, env: dict[str, str], args: list[str], words: str
+) -> None:
     done = criuctl(*args, env=env)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
@@ -155,7 +183,11 @@ def test_json_as_the_value_of_another_option_asks_for_nothing(provoke: Run) -> N
 
 
 def test_what_goes_wrong_after_the_result_is_not_a_second_json_value(provoke: Run) -> None:
-    for name, code, said in (("Conflict", 9, "what happened"), ("bug", 1, "sorry"), ("interrupt", 143, "stopped by SIGTERM")):
+    for name, code, said in (
+        ("Conflict", 9, "what happened"),
+        ("bug", 1, "sorry"),
+        ("interrupt", 143, "stopped by SIGTERM"),
+    ):
         done = provoke("late", name, "--json")
         assert done.returncode == code
         assert json.loads(done.stdout) == {"done": True}
@@ -163,7 +195,9 @@ def test_what_goes_wrong_after_the_result_is_not_a_second_json_value(provoke: Ru
 
 
 def test_an_interrupt_while_it_is_imported_is_quiet(criuctl: Run, tmp_path: Path) -> None:
-    (tmp_path / "click.py").write_text("import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(60)\n")
+    (tmp_path / "click.py").write_text(
+        "import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(60)\n"
+    )
     done = criuctl("--help", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
@@ -174,7 +208,9 @@ def test_no_folder_to_be_in(tmp_path: Path, env: dict[str, str]) -> None:
     for args in (("run", "-d", "--", "true"), ("list", "--store", "here")):
         (tmp_path / "gone").mkdir()
         done = run_program(program, *args, env=env)
-        assert (done.returncode, "the current folder is gone" in done.stderr) == (2, True), done.stderr
+        assert (done.returncode, "the current folder is gone" in done.stderr) == (2, True), (
+            done.stderr
+        )
 
 
 def test_a_command_that_is_empty(criuctl: Run, env: dict[str, str]) -> None:
@@ -182,7 +218,9 @@ def test_a_command_that_is_empty(criuctl: Run, env: dict[str, str]) -> None:
     assert (done.returncode, "an empty command" in done.stderr) == (2, True), done.stderr
 
 
-def test_a_workspace_that_is_not_said_is_not_the_current_folder(criuctl: Run, env: dict[str, str]) -> None:
+def test_a_workspace_that_is_not_said_is_not_the_current_folder(
+    criuctl: Run, env: dict[str, str]
+) -> None:
     done = criuctl("run", "-d", "--workspace", "", "--", "true", env=env)
     assert (done.returncode, "'' is no folder" in done.stderr) == (2, True), done.stderr
 
@@ -198,7 +236,9 @@ def test_degraded_is_11(provoke: Run) -> None:
     assert provoke("degraded").returncode == 11
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_lets_the_operation_clean_up_and_a_second_one_does_not_stop_that(
     provoking: Start, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -218,7 +258,9 @@ def test_a_signal_lets_the_operation_clean_up_and_a_second_one_does_not_stop_tha
         assert child.stderr.read() == f"criuctl: stopped by {number.name}\n"
 
 
-def test_a_signal_that_was_ignored_at_the_start_stays_ignored(provoking: Start, tmp_path: Path) -> None:
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(
+    provoking: Start, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     with provoking("wait", env={"PROVOKE_IGNORE_HUP": "1"}) as child:
         assert child.stdin is not None and child.stdout is not None
@@ -248,9 +290,17 @@ def test_what_must_be_done_to_the_end_is_done_though_nobody_listens(
     read, write = os.pipe()
     os.close(read)
     with open(write, "w") as pipe, open("/dev/full", "w") as full:
-        done = provoke("each", str(tmp_path / "done"), *options, stdout=pipe if closed else full, stderr=subprocess.PIPE)
+        done = provoke(
+            "each",
+            str(tmp_path / "done"),
+            *options,
+            stdout=pipe if closed else full,
+            stderr=subprocess.PIPE,
+        )
     assert (done.returncode, (tmp_path / "done").read_text()) == (code, "012")
-    assert done.stderr == ("" if closed else "criuctl: the result could not be printed: No space left on device\n")
+    assert done.stderr == (
+        "" if closed else "criuctl: the result could not be printed: No space left on device\n"
+    )
 
 
 def test_help_into_a_closed_pipe_is_quiet(criuctl: Run) -> None:
@@ -263,7 +313,9 @@ def test_help_into_a_closed_pipe_is_quiet(criuctl: Run) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_broken_pipe_inside_an_operation_is_not_taken_for_the_reader_of_stdout(provoke: Run) -> None:
+def test_a_broken_pipe_inside_an_operation_is_not_taken_for_the_reader_of_stdout(
+    provoke: Run,
+) -> None:
     done = provoke("fail", "pipe")
     assert done.returncode == 1
     assert "BrokenPipeError" in done.stderr
@@ -285,8 +337,15 @@ def test_what_the_host_does_not_allow_is_no_bug(provoke: Run, name: str, said: s
 
 @pytest.mark.parametrize(("closing", "code"), [("2>&-", 0), (">&-", 1), ("<&- >&- 2>&-", 1)])
 def test_closed_streams_are_not_given_to_files(tmp_path: Path, closing: str, code: int) -> None:
-    """The first file that is opened would be standard output, or error, and have messages written into it."""
-    program = (sys.executable, str(Path(__file__).with_name("provoke.py")), "opens", str(tmp_path / "file"))
+    """The first file that is opened would be standard output, or error, and have messages written
+    into it.
+    """
+    program = (
+        sys.executable,
+        str(Path(__file__).with_name("provoke.py")),
+        "opens",
+        str(tmp_path / "file"),
+    )
     done = run_program(("sh", "-c", f'exec "$@" {closing}', "sh"), *program)
     assert done.returncode == code  # the result is lost where there is no standard output
     assert (tmp_path / "file").read_text() == "True"
@@ -305,7 +364,10 @@ def test_a_result_that_cannot_be_written_is_told(provoke: Run, options: tuple[st
 def test_help_that_cannot_be_written_is_told(criuctl: Run, args: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = criuctl(*args, stdout=full, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (1, "criuctl: the result could not be printed: No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "criuctl: the result could not be printed: No space left on device\n",
+    )
 
 
 def test_a_key_is_not_written_to_standard_output(criuctl: Run) -> None:

@@ -21,7 +21,8 @@ def test_a_script_is_valid_in_its_shell(criuctl: Run, tmp_path: Path, shell: str
     assert "_CRIUCTL_COMPLETE" in done.stdout
     script = tmp_path / "script"
     script.write_text(done.stdout)
-    if shutil.which(shell) or shell == "bash":  # bash is required, the others are checked where they are installed
+    # bash is required, the others are checked where they are installed
+    if shutil.which(shell) or shell == "bash":
         subprocess.run([shell, "-n", str(script)], check=True, timeout=120)
 
 
@@ -31,9 +32,19 @@ def test_fish_is_told_whole_descriptions(criuctl: Run, tmp_path: Path) -> None:
     program = tmp_path / "criuctl"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m criuctl "$@"\n')
     program.chmod(0o755)
-    asked = ["fish", "--no-config", "-c", f"set -p PATH {tmp_path}; source {script}; complete -C 'criuctl recov'"]
+    asked = [
+        "fish",
+        "--no-config",
+        "-c",
+        f"set -p PATH {tmp_path}; source {script}; complete -C 'criuctl recov'",
+    ]
     done = subprocess.run(
-        asked, env=clean_environment(HOME=str(tmp_path)), capture_output=True, text=True, timeout=120, check=True
+        asked,
+        env=clean_environment(HOME=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stdout == "recover\tBring back, at a boot, what ran before it.\n"
 
@@ -50,7 +61,8 @@ def complete(criuctl: Run, tmp_path: Path) -> Callable[..., list[str]]:
     def ask(line: str, breaks: str = " \t\n\"'@><=;|&(:", **env: str) -> list[str]:
         source = (
             f"source {script}; COMP_WORDBREAKS=$1; COMP_LINE=$2; COMP_POINT=${{#COMP_LINE}}; "
-            f'_criuctl_completion {program}; [ ${{#COMPREPLY[@]}} = 0 ] || printf "%s\\n" "${{COMPREPLY[@]}}"'
+            f'_criuctl_completion {program}; [ ${{#COMPREPLY[@]}} = 0 ] || printf "%s\\n" '
+            f'"${{COMPREPLY[@]}}"'
         )
         done = subprocess.run(
             ["bash", "-c", source, "bash", breaks, line],
@@ -67,7 +79,16 @@ def complete(criuctl: Run, tmp_path: Path) -> Callable[..., list[str]]:
 
 
 def test_commands_options_and_choices(complete: Callable[..., list[str]]) -> None:
-    assert complete("criuctl s") == ["status", "send", "signal", "snapshot", "schedule", "supervise", "show", "store"]
+    assert complete("criuctl s") == [
+        "status",
+        "send",
+        "signal",
+        "snapshot",
+        "schedule",
+        "supervise",
+        "show",
+        "store",
+    ]
     assert complete("criuctl store in") == ["init", "info"]
     assert complete("criuctl dump --lea") == ["--leave-running"]
     assert complete("criuctl dump --connections ") == ["keep", "reconnect", "hangup", "refuse"]
@@ -82,6 +103,13 @@ def test_pids_once_a_digit_is_typed(complete: Callable[..., list[str]]) -> None:
 
 def test_no_store_completes_nothing_and_says_nothing(complete: Callable[..., list[str]]) -> None:
     assert complete("criuctl restore ", CRIUCTL_STORE="/nonexistent/store") == []
-    assert complete("criuctl show ", CRIUCTL_STORE="s3://nowhere/x", CRIUCTL_S3_ENDPOINT="http://127.0.0.1:9") == []
+    assert (
+        complete(
+            "criuctl show ",
+            CRIUCTL_STORE="s3://nowhere/x",
+            CRIUCTL_S3_ENDPOINT="http://127.0.0.1:9",
+        )
+        == []
+    )
     assert complete("criuctl show ", CRIUCTL_STORE="nonsense://") == []
     assert complete("criuctl --config /nonexistent show ") == []

@@ -24,7 +24,10 @@ FINDING = {"level", "code", "text", "hint", "pid", "fd"}
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
     """Folders of this test's own."""
-    return {f"CRIUCTL_{name}": str(tmp_path / name.lower()) for name in ("STORE", "STATE_DIR", "CACHE_DIR", "KEY_DIR")}
+    return {
+        f"CRIUCTL_{name}": str(tmp_path / name.lower())
+        for name in ("STORE", "STATE_DIR", "CACHE_DIR", "KEY_DIR")
+    }
 
 
 def test_version_names_all_that_takes_part(criuctl: Run) -> None:
@@ -56,9 +59,19 @@ def test_doctor_s_exit_code_follows_its_findings(criuctl: Run, env: dict[str, st
             assert done.returncode == code
 
 
-def test_doctor_tells_a_store_that_does_not_answer_by_its_own_code(criuctl: Run, env: dict[str, str]) -> None:
-    elsewhere = {"CRIUCTL_STORE": "s3://bucket/x", "CRIUCTL_S3_ENDPOINT": "http://127.0.0.1:9", "CRIUCTL_S3_RETRIES": "1"}
-    secrets = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "hush-hush", "AWS_EC2_METADATA_DISABLED": "true"}
+def test_doctor_tells_a_store_that_does_not_answer_by_its_own_code(
+    criuctl: Run, env: dict[str, str]
+) -> None:
+    elsewhere = {
+        "CRIUCTL_STORE": "s3://bucket/x",
+        "CRIUCTL_S3_ENDPOINT": "http://127.0.0.1:9",
+        "CRIUCTL_S3_RETRIES": "1",
+    }
+    secrets = {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "hush-hush",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
     done = criuctl("doctor", "--json", "-vv", env=env | elsewhere | secrets)
     errors = [f for f in json.loads(done.stdout)["findings"] if f["level"] == "error"]
     assert "store-unreachable" in [f["code"] for f in errors]
@@ -84,10 +97,14 @@ def test_check_looks_at_a_live_tree_and_leaves_it_alone(criuctl: Run, env: dict[
             assert body["ok"] == (not errors)
             assert done.returncode == (4 if errors else 0)
             text = criuctl("check", str(child.pid), env=env).stdout
-            assert text.splitlines()[-1].startswith(f"{child.pid} {'can' if body['ok'] else 'cannot'} be dumped: ")
+            assert text.splitlines()[-1].startswith(
+                f"{child.pid} {'can' if body['ok'] else 'cannot'} be dumped: "
+            )
             assert child.poll() is None
             for store, code in (("/proc/none", "store"), (env["CRIUCTL_STORE"], "no-such-bucket")):
-                body = json.loads(criuctl("check", str(child.pid), "--store", store, "--json", env=env).stdout)
+                body = json.loads(
+                    criuctl("check", str(child.pid), "--store", store, "--json", env=env).stdout
+                )
                 assert [f["level"] for f in body["findings"] if f["code"] == code] == [
                     "error" if store == "/proc/none" else "info"
                 ]
@@ -105,23 +122,37 @@ def test_check_looks_at_a_live_tree_and_leaves_it_alone(criuctl: Run, env: dict[
     ],
 )
 @pytest.mark.parametrize("command", ["check", "dump"])
-def test_a_target_that_is_none(criuctl: Run, env: dict[str, str], command: str, target: str, code: int, error: str) -> None:
+def test_a_target_that_is_none(
+    criuctl: Run, env: dict[str, str], command: str, target: str, code: int, error: str
+) -> None:
     done = criuctl(command, target, "--json", env=env)
     assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (code, error)
 
 
-def test_what_can_never_be_dumped_is_a_finding_like_any_other(criuctl: Run, env: dict[str, str]) -> None:
-    """A tree that criuctl is a part of, and that of PID 1: who reads ``findings`` at exit code 4 finds them."""
+def test_what_can_never_be_dumped_is_a_finding_like_any_other(
+    criuctl: Run, env: dict[str, str]
+) -> None:
+    """A tree that criuctl is a part of, and that of PID 1: who reads ``findings`` at exit code 4
+    finds them.
+    """
     for pid in (os.getpid(), 1):
         done = criuctl("check", str(pid), "--json", env=env)
         body = json.loads(done.stdout)
         assert (done.returncode, body["ok"]) == (4, False)
         (found,) = body["findings"]
-        assert set(found) == FINDING and (found["level"], found["code"], found["pid"]) == ("error", "preflight", pid)
-        assert criuctl("check", str(pid), env=env).stdout.endswith(f"{pid} cannot be dumped: 1 error, 0 warnings\n")
+        assert set(found) == FINDING and (found["level"], found["code"], found["pid"]) == (
+            "error",
+            "preflight",
+            pid,
+        )
+        assert criuctl("check", str(pid), env=env).stdout.endswith(
+            f"{pid} cannot be dumped: 1 error, 0 warnings\n"
+        )
 
 
-def test_snapshot_goes_on_after_a_failure_and_ends_with_it(criuctl: Run, env: dict[str, str]) -> None:
+def test_snapshot_goes_on_after_a_failure_and_ends_with_it(
+    criuctl: Run, env: dict[str, str]
+) -> None:
     done = criuctl("snapshot", "4194000", "nobody", "--json", env=env)
     assert done.returncode == 3
     assert sorted((o["target"], o["error"]["code"]) for o in json.loads(done.stdout)) == [
@@ -130,15 +161,25 @@ def test_snapshot_goes_on_after_a_failure_and_ends_with_it(criuctl: Run, env: di
     ]
     text = criuctl("snapshot", "4194000", "nobody", env=env)
     assert text.stdout == ""
-    assert sorted(line.split(":")[1].strip() for line in text.stderr.splitlines() if line.startswith("criuctl")) == [
+    assert sorted(
+        line.split(":")[1].strip()
+        for line in text.stderr.splitlines()
+        if line.startswith("criuctl")
+    ) == [
         "4194000",
         "nobody",
     ]
     nothing = criuctl("snapshot", "--all", env=env)
-    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "no session runs on this host\n")
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (
+        0,
+        "",
+        "no session runs on this host\n",
+    )
 
 
-def test_a_page_that_is_not_finished_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_not_finished_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(_config: object) -> dict[str, object]:
         raise KeyboardInterrupt
 
@@ -147,7 +188,9 @@ def test_a_page_that_is_not_finished_is_not_left_behind(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_snapshot_of_a_label_that_nothing_bears(criuctl: Run, env: dict[str, str], tmp_path: Path) -> None:
+def test_a_snapshot_of_a_label_that_nothing_bears(
+    criuctl: Run, env: dict[str, str], tmp_path: Path
+) -> None:
     env |= {"CRIUCTL_RUN_DIR": str(tmp_path / "run")}
     done = criuctl("snapshot", "--label", "tier=prdo", env=env)
     assert (done.returncode, done.stdout) == (0, "")

@@ -1,4 +1,6 @@
-"""Pages for `man`: one per command and per runbook, from the same help, that groff and man take without a word."""
+"""Pages for `man`: one per command and per runbook, from the same help, that groff and man take
+without a word.
+"""
 
 from __future__ import annotations
 
@@ -46,20 +48,30 @@ def test_every_command_and_every_runbook_has_a_page(pages: Path) -> None:
     commands = set(names(cli.to_info_dict(PageContext(cli, info_name=PROGRAM)), PROGRAM))
     assert {"criuctl", "criuctl-dump", "criuctl-store-init"} <= commands
     assert {path.name for path in (pages / "man1").iterdir()} == {f"{name}.1" for name in commands}
-    assert {path.name for path in (pages / "man7").iterdir()} == {f"{PROGRAM}-{name}.7" for name in topics.names()}
+    assert {path.name for path in (pages / "man7").iterdir()} == {
+        f"{PROGRAM}-{name}.7" for name in topics.names()
+    }
     for path in [*pages.glob("man?/*")]:
         text = path.read_text()
         assert text.startswith(".TH ") and text.splitlines()[1] == ".SH NAME"
 
 
-@pytest.mark.parametrize("name", ["criuctl.1", "criuctl-dump.1", "criuctl-store-init.1", "criuctl-prune.1"])
+@pytest.mark.parametrize(
+    "name", ["criuctl.1", "criuctl-dump.1", "criuctl-store-init.1", "criuctl-prune.1"]
+)
 def test_a_page_says_what_the_help_says(pages: Path, name: str, criuctl: Run) -> None:
     words = name.removesuffix(".1").split("-")[1:]
     page, text = shown(pages / "man1" / name), criuctl("help", *words, env={"COLUMNS": "80"}).stdout
-    for word in {word.strip("`,.;:()") for word in text.split() if "-" not in word.strip("-") or word.startswith("--")}:
+    for word in {
+        word.strip("`,.;:()")
+        for word in text.split()
+        if "-" not in word.strip("-") or word.startswith("--")
+    }:
         assert word in page, word
     for example in (
-        line.strip() for line in text.splitlines() if line.strip().startswith("criuctl ") and line.startswith("      ")
+        line.strip()
+        for line in text.splitlines()
+        if line.strip().startswith("criuctl ") and line.startswith("      ")
     ):
         assert " ".join(example.split()) in page
 
@@ -67,11 +79,17 @@ def test_a_page_says_what_the_help_says(pages: Path, name: str, criuctl: Run) ->
 def test_a_runbook_s_page(pages: Path) -> None:
     page = shown(pages / "man7" / "criuctl-store-lost.7")
     assert "criuctl-store-lost - a store is gone or damaged" in page
-    assert "SO THAT IT DOES NOT HAPPEN AGAIN" in page and 'criuctl import "$EXPORTED" --store "$NEW_STORE"' in page
+    assert (
+        "SO THAT IT DOES NOT HAPPEN AGAIN" in page
+        and 'criuctl import "$EXPORTED" --store "$NEW_STORE"' in page
+    )
 
 
 def test_what_roff_would_take_for_its_own_is_kept() -> None:
-    assert manual.inline(".de and 'so' and a \\ are text") == "\\&.de and \\(aqso\\(aq and a \\e are text"
+    assert (
+        manual.inline(".de and 'so' and a \\ are text")
+        == "\\&.de and \\(aqso\\(aq and a \\e are text"
+    )
     assert manual.inline("see `dump --with-files .x`, or -q; a well-known word") == (
         "see \\fBdump \\-\\-with\\-files .x\\fR, or \\-q; a well-known word"
     )
@@ -84,7 +102,11 @@ def test_the_command_writes_them_and_removes_old_ones(criuctl: Run, tmp_path: Pa
     foreign.touch()
     done = criuctl("help", "--man-pages", str(tmp_path))
     assert done.returncode == 0 and "pages below" in done.stdout
-    assert not old.exists() and foreign.exists() and (tmp_path / "man7" / "criuctl-key-lost.7").exists()
+    assert (
+        not old.exists()
+        and foreign.exists()
+        and (tmp_path / "man7" / "criuctl-key-lost.7").exists()
+    )
     assert criuctl("help", "gc", "--man-pages", str(tmp_path)).returncode == 2
     assert criuctl("help", "--man-pages", "/proc/nowhere").returncode == 2
     assert criuctl("help", "key-lost").stdout == topics.text("key-lost")

@@ -8,17 +8,41 @@ from criuctl.cli.outcomes import connection_lines
 
 
 def told(fd: int = 3, **changes: Any) -> dict[str, Any]:
-    made = {"pid": 7, "fd": fd, "local": f"10.0.0.1:{40000 + fd}", "peer": "10.0.0.9:80", "outcome": "kept"}
-    return made | {"application": "", "reason": "", "hint": "", "attempts": 0, "details": {}} | changes
+    made = {
+        "pid": 7,
+        "fd": fd,
+        "local": f"10.0.0.1:{40000 + fd}",
+        "peer": "10.0.0.9:80",
+        "outcome": "kept",
+    }
+    return (
+        made | {"application": "", "reason": "", "hint": "", "attempts": 0, "details": {}} | changes
+    )
 
 
 def test_one_of_each() -> None:
-    failed = told(4, outcome="failed", application="tcp", attempts=9, reason="Connection refused\x1b[2J", hint="Start it.")
-    noted = told(5, outcome="reconnected", application="redis", attempts=1, details={"warnings": ["notes are lost"]})
-    odd = told(6, outcome="reconnected", application="hook", details={"warnings": "whatever a hook says"})
+    failed = told(
+        4,
+        outcome="failed",
+        application="tcp",
+        attempts=9,
+        reason="Connection refused\x1b[2J",
+        hint="Start it.",
+    )
+    noted = told(
+        5,
+        outcome="reconnected",
+        application="redis",
+        attempts=1,
+        details={"warnings": ["notes are lost"]},
+    )
+    odd = told(
+        6, outcome="reconnected", application="hook", details={"warnings": "whatever a hook says"}
+    )
     assert connection_lines([told(), failed, noted, odd], "outcome") == [
         "PID 7 fd 3: 10.0.0.1:40003 -> 10.0.0.9:80 kept",
-        "PID 7 fd 4: 10.0.0.1:40004 -> 10.0.0.9:80 failed (tcp) after 9 tries: Connection refused\\x1b[2J",
+        "PID 7 fd 4: 10.0.0.1:40004 -> 10.0.0.9:80 failed (tcp) after 9 tries: Connection "
+        "refused\\x1b[2J",
         "  hint: Start it.",
         "PID 7 fd 5: 10.0.0.1:40005 -> 10.0.0.9:80 reconnected (redis)",
         "  warning: notes are lost",
@@ -28,7 +52,9 @@ def test_one_of_each() -> None:
 
 def test_many_that_are_alike() -> None:
     """They are one line, and those of which something else became another."""
-    lines = connection_lines([told(fd) for fd in range(3, 503)] + [told(900, outcome="hangup", reason="TLS")], "outcome")
+    lines = connection_lines(
+        [told(fd) for fd in range(3, 503)] + [told(900, outcome="hangup", reason="TLS")], "outcome"
+    )
     assert lines == [
         "500 connections of PIDs 7 -> 10.0.0.9:80 kept",
         "PID 7 fd 900: 10.0.0.1:40900 -> 10.0.0.9:80 hangup: TLS",

@@ -36,13 +36,18 @@ def test_json_is_alone_on_stdout_and_under_v_events_are_json_lines(provoke: Run)
     events = [json.loads(line) for line in done.stderr.splitlines()]
     assert [e["event"] for e in events if e["event"] != "progress"] == ["step", "warning"]
     assert events[0]["facts"] == {"pid": 7}
-    assert ("pages", 100 << 20) in [(e["name"], e["done"]) for e in events if e["event"] == "progress"]
+    assert ("pages", 100 << 20) in [
+        (e["name"], e["done"]) for e in events if e["event"] == "progress"
+    ]
     last = next(e for e in events if e["event"] == "progress" and e["name"] == "upload")
     assert (last["name"], last["done"], last["total"], last["unit"]) == ("upload", 0, None, "bytes")
 
 
-def on_a_terminal(*args: str, gate: Path | None = None, until: str = "", **env: str) -> tuple[int, str]:
-    """Run provoke.py with a terminal at all three streams; its exit code and all that the terminal got.
+def on_a_terminal(
+    *args: str, gate: Path | None = None, until: str = "", **env: str
+) -> tuple[int, str]:
+    """Run provoke.py with a terminal at all three streams; its exit code and all that the terminal
+    got.
 
     Makes the file `gate` once the terminal has got `until`.
     """
@@ -50,7 +55,9 @@ def on_a_terminal(*args: str, gate: Path | None = None, until: str = "", **env: 
     try:
         seen = b""
         environment = clean_environment(TERM="xterm", COLUMNS="80", **env)
-        with subprocess.Popen([*PROVOKE, *args], env=environment, stdin=slave, stdout=slave, stderr=slave) as child:
+        with subprocess.Popen(
+            [*PROVOKE, *args], env=environment, stdin=slave, stdout=slave, stderr=slave
+        ) as child:
             os.close(slave)
             while True:
                 try:
@@ -84,7 +91,9 @@ def test_a_terminal_that_goes_away_does_not_fail_the_operation(tmp_path: Path) -
     master, slave = pty.openpty()
     environment = clean_environment(TERM="xterm", COLUMNS="80", PROVOKE_GATE=str(gate))
     pipe = subprocess.PIPE
-    with subprocess.Popen([*PROVOKE, "tell"], env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=slave) as child:
+    with subprocess.Popen(
+        [*PROVOKE, "tell"], env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=slave
+    ) as child:
         os.close(slave)
         seen = b""
         while b"of 100 MiB" not in seen:

@@ -37,7 +37,20 @@ PAGES = dict(all_commands())
 
 
 def test_the_contract_s_commands_are_there() -> None:
-    wanted = {"check", "connections", "dump", "restore", "list", "show", "verify", "rm", "snapshot", "store", "doctor", "version"}
+    wanted = {
+        "check",
+        "connections",
+        "dump",
+        "restore",
+        "list",
+        "show",
+        "verify",
+        "rm",
+        "snapshot",
+        "store",
+        "doctor",
+        "version",
+    }
     assert wanted | {"diff", "export", "import", "schedule"} <= set(COMMANDS)
     assert {"store init", "store info", "store key"} <= set(PAGES)
 
@@ -48,11 +61,23 @@ def test_a_page_has_all_sections_and_fits_80_columns(criuctl: Run, words: str) -
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     headings = [line for line in lines if line and not line.startswith(" ")]
-    expected = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "GLOBAL OPTIONS", "EXAMPLES", "EXIT STATUS"]
+    expected = [
+        "NAME",
+        "SYNOPSIS",
+        "DESCRIPTION",
+        "OPTIONS",
+        "GLOBAL OPTIONS",
+        "EXAMPLES",
+        "EXIT STATUS",
+    ]
     assert [h for h in headings if h in expected] == expected
     assert all(line == line.rstrip() for line in lines)
     # An example that is to be copied is not wrapped; everything else is.
-    examples = {part.strip() for _, example in PAGES[words].command.examples for part in example.splitlines()}  # type: ignore[attr-defined]  # all are Page or LazyGroup
+    examples = {
+        part.strip()
+        for _, example in PAGES[words].command.examples  # type: ignore[attr-defined]
+        for part in example.splitlines()
+    }  # all are Page or LazyGroup
     assert [line for line in lines if len(line) > 80 and line.strip() not in examples] == []
     assert [example for example in examples if len(example) > 74] == []
 
@@ -66,7 +91,12 @@ def test_everything_on_a_page_is_explained(words: str) -> None:
     for param in command.params:
         assert isinstance(param, click.Option | click.Argument)
         assert param.help, f"{words}: {param.name} is not explained"
-        if isinstance(param, click.Option) and not isinstance(param, GlobalOption) and not param.is_flag and not param.multiple:
+        if (
+            isinstance(param, click.Option)
+            and not isinstance(param, GlobalOption)
+            and not param.is_flag
+            and not param.multiple
+        ):
             shown = param.get_help_record(ctx)
             assert shown is not None
             assert "default:" in shown[1], f"{words}: {param.name} has no default told"
@@ -122,17 +152,28 @@ HEAVY = [
 
 def imported_by(*args: str) -> set[str]:
     """The modules that are loaded when criuctl has done this."""
-    script = f"import sys; from criuctl.cli.main import main; main({args!r}); print(*sys.modules, file=sys.stderr)"
+    script = (
+        f"import sys; from criuctl.cli.main import main; main({args!r}); print(*sys.modules, "
+        "file=sys.stderr)"
+    )
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True
+    )
     return set(done.stderr.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("args", [("--help",), ("dump", "--help"), ("list", "--bad-option"), ("--version",)])
+@pytest.mark.parametrize(
+    "args", [("--help",), ("dump", "--help"), ("list", "--bad-option"), ("--version",)]
+)
 def test_nothing_heavy_is_imported_to_start(args: tuple[str, ...]) -> None:
     loaded = imported_by(*args)
     assert [m for m in HEAVY if m in loaded] == []
-    assert [m for m in loaded if m.startswith(("criuctl.ops", "criuctl.store", "criuctl.criu", "criuctl.checkpoint"))] == []
+    assert [
+        m
+        for m in loaded
+        if m.startswith(("criuctl.ops", "criuctl.store", "criuctl.criu", "criuctl.checkpoint"))
+    ] == []
 
 
 def test_a_group_s_help_imports_no_command() -> None:

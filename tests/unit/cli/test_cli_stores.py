@@ -1,4 +1,6 @@
-"""The commands that look after a store, on real stores in folders; checkpoints are written without CRIU."""
+"""The commands that look after a store, on real stores in folders; checkpoints are written without
+CRIU.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,15 @@ class Place:
 
     @property
     def env(self) -> dict[str, str]:
-        folders = {name: str(self.path.parent / name.lower()) for name in ("STATE_DIR", "CACHE_DIR", "KEY_DIR")}
+        folders = {
+            name: str(self.path.parent / name.lower())
+            for name in ("STATE_DIR", "CACHE_DIR", "KEY_DIR")
+        }
         return {"CRIUCTL_STORE": str(self.path), **{f"CRIUCTL_{k}": v for k, v in folders.items()}}
 
-    def __call__(self, *args: str, code: int = 0, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *args: str, code: int = 0, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         done = self.run(*args, env={**self.env, **(env or {})})
         assert done.returncode == code, done.stdout + done.stderr
         return done
@@ -64,7 +71,9 @@ class Place:
 
     def write(self, session: str, **more: Any) -> CheckpointSummary:
         """A checkpoint with one page of memory that differs from all others."""
-        folders = {key: self.env[f"CRIUCTL_{key.upper()}"] for key in ("key_dir", "cache_dir", "state_dir")}
+        folders = {
+            key: self.env[f"CRIUCTL_{key.upper()}"] for key in ("key_dir", "cache_dir", "state_dir")
+        }
         config = Config(store=str(self.path), **folders)  # type: ignore[arg-type]
         store = open_store(str(self.path), config)
         repository = Repository.open(store, config, create_local=True)
@@ -82,12 +91,18 @@ class Place:
                     criu={"version": "4.2.1"},
                     criuctl="0.1.0",
                     processes=(
-                        ProcessRecord(10, 10, argv=("web", "--port", "80"), command="web", threads=3),
+                        ProcessRecord(
+                            10, 10, argv=("web", "--port", "80"), command="web", threads=3
+                        ),
                         ProcessRecord(11, 11, ppid=10, argv=("worker",), command="worker"),
                     ),
                     images=(ImageFile("core-10.img", 8),),
                     image_data=writer.stream("images"),
-                    memory=(MemoryImage("task", 10, 1, writer.stream("entries"), writer.stream("memory")),),
+                    memory=(
+                        MemoryImage(
+                            "task", 10, 1, writer.stream("entries"), writer.stream("memory")
+                        ),
+                    ),
                     terminals=(
                         TerminalRecord(
                             path="/dev/pts/3",
@@ -101,12 +116,26 @@ class Place:
                     ),
                     connections=(
                         ConnectionRecord(
-                            10, 3, protocol="tcp", local="10.0.0.1:80", peer="10.0.0.2:5", external=True, policy="hangup"
+                            10,
+                            3,
+                            protocol="tcp",
+                            local="10.0.0.1:80",
+                            peer="10.0.0.2:5",
+                            external=True,
+                            policy="hangup",
                         ),
-                        ConnectionRecord(10, 4, protocol="tcp", local="127.0.0.1:80", peer="127.0.0.1:9"),
+                        ConnectionRecord(
+                            10, 4, protocol="tcp", local="127.0.0.1:80", peer="127.0.0.1:9"
+                        ),
                     ),
                     files=(
-                        FileRecord("/srv/log", "carried", size=7, data=writer.stream("file"), holders=((10, 5),)),
+                        FileRecord(
+                            "/srv/log",
+                            "carried",
+                            size=7,
+                            data=writer.stream("file"),
+                            holders=((10, 5),),
+                        ),
                         FileRecord("/usr/bin/web", "mapped", size=100),
                     ),
                     bytes={"memory": 4096, "files": 7, "new": 5000, "stored": 4200},
@@ -142,13 +171,25 @@ def test_list_is_a_table_for_people_and_an_array_for_programs(place: Place) -> N
     assert place("list").stderr == "no checkpoints\n"
     first, second = place.write("web", labels={"b": "2", "a": "1"}), place.write("db")
     listed = place.json("list")
-    contract = ["id", "session", "number", "incarnation", "created", "host", "bytes", "labels", "pinned"]
+    contract = [
+        "id",
+        "session",
+        "number",
+        "incarnation",
+        "created",
+        "host",
+        "bytes",
+        "labels",
+        "pinned",
+    ]
     assert [list(entry) for entry in listed] == [contract, contract]
     assert [entry["id"] for entry in listed] == [second.id, first.id]
     assert [entry["id"] for entry in place.json("list", "web")] == [first.id]
     lines = place("list").stdout.splitlines()
     assert lines[0].split() == ["CHECKPOINT", "ID", "CREATED", "MEMORY", "STORED", "HOST", "LABELS"]
-    assert re.fullmatch(rf"web@1 +{first.id[:12]} +\d+ s ago +4\.0 KiB +4\.1 KiB +here\\x1b\[2J +a=1 b=2", lines[2])
+    assert re.fullmatch(
+        rf"web@1 +{first.id[:12]} +\d+ s ago +4\.0 KiB +4\.1 KiB +here\\x1b\[2J +a=1 b=2", lines[2]
+    )
     assert place("list", "-q").stdout.split() == [second.id, first.id]
     assert "no checkpoint of a session named 'nobody'" in place("list", "nobody", code=3).stderr
 
@@ -157,7 +198,13 @@ def test_list_on_a_terminal_is_a_table_too(place: Place) -> None:
     found = place.write("web")
     master, slave = pty.openpty()
     try:
-        place.run("list", env={**place.env, "TERM": "xterm", "COLUMNS": "100"}, stdin=slave, stdout=slave, stderr=slave)
+        place.run(
+            "list",
+            env={**place.env, "TERM": "xterm", "COLUMNS": "100"},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+        )
         os.close(slave)
         written = b""
         with contextlib.suppress(OSError):  # EIO: all is read
@@ -190,10 +237,18 @@ def test_a_manifest_that_cannot_be_read_is_told_and_the_others_are_listed(place:
 def test_show_tells_people_and_programs_the_same(place: Place) -> None:
     found = place.write("web", labels={"a": "1"})
     body = place.json("show", "web")
-    assert (body["id"], body["session"], body["number"], body["host"]) == (found.id, "web", 1, "here\x1b[2J")
+    assert (body["id"], body["session"], body["number"], body["host"]) == (
+        found.id,
+        "web",
+        1,
+        "here\x1b[2J",
+    )
     assert [p["argv"] for p in body["processes"]] == [["web", "--port", "80"], ["worker"]]
     assert body["memory"] == [{"kind": "task", "id": 10, "pages": 1, "bytes": 4096}]
-    assert [(f["path"], f["carried"]) for f in body["files"]] == [("/srv/log", True), ("/usr/bin/web", False)]
+    assert [(f["path"], f["carried"]) for f in body["files"]] == [
+        ("/srv/log", True),
+        ("/usr/bin/web", False),
+    ]
     assert "chunks" not in json.dumps(body)
     text = place("show", found.id[:8]).stdout
     for words in (
@@ -208,15 +263,20 @@ def test_show_tells_people_and_programs_the_same(place: Place) -> None:
         assert words in text
     assert "\x1b" not in text
     assert "127.0.0.1:9" not in text
-    assert place("show", "web@-1", "--tree").stdout == "10 web --port 80  [3 threads]\n`- 11 worker\n"
+    assert (
+        place("show", "web@-1", "--tree").stdout == "10 web --port 80  [3 threads]\n`- 11 worker\n"
+    )
     assert "inside the tree" in place("show", "web", "--connections").stdout
     assert "/usr/bin/web" in place("show", "web", "--files").stdout
     assert re.search(
-        r"/dev/pts/3 +80x24 +10:0, 10:1 +10 +outside +line by line, no echo", place("show", "web", "--terminals").stdout
+        r"/dev/pts/3 +80x24 +10:0, 10:1 +10 +outside +line by line, no echo",
+        place("show", "web", "--terminals").stdout,
     )
     assert "7f0000000000  4.0 KiB  lazy present" in place("show", "web", "--maps").stdout
     maps = place.json("show", "web", "--maps")["memory"][0]["maps"]
-    assert maps == [{"address": 0x7F0000000000, "pages": 1, "bytes": 4096, "flags": ["lazy", "present"]}]
+    assert maps == [
+        {"address": 0x7F0000000000, "pages": 1, "bytes": 4096, "flags": ["lazy", "present"]}
+    ]
     assert place("show", "web", "-q").stdout == f"{found.id}\n"
     both = place("show", "web", "--tree", "--files").stdout
     assert both.startswith("tree\n")
@@ -256,7 +316,10 @@ def test_rm_means_what_was_listed_and_tells_each(place: Place) -> None:
     assert done.stderr.startswith("criuctl: nobody: the store has no checkpoint 'nobody'\n  hint: ")
     assert [entry["number"] for entry in place.json("list")] == [2]
     removals = place.json("rm", "web", "web@7", code=3)
-    assert [(r["ref"], r["ok"], r["number"]) for r in removals] == [("web", True, 2), ("web@7", False, None)]
+    assert [(r["ref"], r["ok"], r["number"]) for r in removals] == [
+        ("web", True, 2),
+        ("web@7", False, None),
+    ]
     assert place.json("list") == []
     assert place.write("web").number == 5  # a number is never used twice
 
@@ -286,19 +349,33 @@ def test_a_damaged_checkpoint_can_be_removed_and_then_garbage_be_collected(place
 
 
 def test_a_session_of_which_nothing_is_left_is_forgotten(place: Place) -> None:
-    """Else each tree that was ever dumped would be listed as lost for ever; what lives, or can come back, is kept."""
+    """Else each tree that was ever dumped would be listed as lost for ever; what lives, or can come
+    back, is kept.
+    """
     registry = Registry(Config(state_dir=place.env["CRIUCTL_STATE_DIR"]))
     me = ProcessIdentity.of(os.getpid())
     for name in ("gone", "pruned", "living", "moved", "elsewhere", "left"):
         pid = me.pid if name == "living" else 1 << 22
         store = "/another" if name == "elsewhere" else str(place.path)
         moved_to = "ssh://there" if name == "moved" else ""
-        record = SessionRecord(f"rm-{name}", pid=pid, start_time=me.start_time, boot_id=boot_id(), store=store, moved_to=moved_to)
+        record = SessionRecord(
+            f"rm-{name}",
+            pid=pid,
+            start_time=me.start_time,
+            boot_id=boot_id(),
+            store=store,
+            moved_to=moved_to,
+        )
         registry.put(record)
         place.write(record.name)
     place.write("rm-gone")
     place("rm", "rm-gone@2", "rm-living", "rm-moved", "rm-elsewhere")
-    assert {record.name for record in registry.all()} >= {"rm-gone", "rm-living", "rm-moved", "rm-elsewhere"}
+    assert {record.name for record in registry.all()} >= {
+        "rm-gone",
+        "rm-living",
+        "rm-moved",
+        "rm-elsewhere",
+    }
     place("rm", "rm-gone")
     place("prune", "rm-pruned", "--keep-label", "no=such", "--newest-too")
     known = {record.name for record in registry.all() if record.name.startswith("rm-")}
@@ -358,11 +435,15 @@ def test_a_store_with_a_passphrase(place: Place, tmp_path: Path) -> None:
 
 def test_a_passphrase_is_asked_for_twice_on_a_terminal_and_not_echoed(place: Place) -> None:
     child = pexpect.spawn(
-        CRIUCTL[0], [*CRIUCTL[1:], "store", "init", "--passphrase"], env=clean_environment(**place.env), timeout=120
+        CRIUCTL[0],
+        [*CRIUCTL[1:], "store", "init", "--passphrase"],
+        env=clean_environment(**place.env),
+        timeout=120,
     )
     child.logfile_read = seen = io.BytesIO()
     try:
-        child.expect("Passphrase of the new store: ")  # the space comes when what was typed too early has been dropped
+        # the space comes when what was typed too early has been dropped
+        child.expect("Passphrase of the new store: ")
         child.sendline("s3cret words")
         child.expect("Once more: ")
         child.sendline("s3cret words")
@@ -373,7 +454,10 @@ def test_a_passphrase_is_asked_for_twice_on_a_terminal_and_not_echoed(place: Pla
         assert child.exitstatus == 0
     finally:
         child.close(force=True)
-    assert "CRIUCTL_PASSPHRASE" in place("store", "info", env={"CRIUCTL_PASSPHRASE": "s3cret words"}).stdout
+    assert (
+        "CRIUCTL_PASSPHRASE"
+        in place("store", "info", env={"CRIUCTL_PASSPHRASE": "s3cret words"}).stdout
+    )
 
 
 def test_a_store_whose_config_is_gone_is_not_made_anew(place: Place) -> None:
@@ -399,7 +483,12 @@ def test_refs_complete_with_what_the_store_holds(place: Place) -> None:
     found = [place.write("web"), place.write("web"), place.write("worker")]
 
     def ask(word: str) -> list[str]:
-        env = {**place.env, "_CRIUCTL_COMPLETE": "bash_complete", "COMP_WORDS": f"criuctl show {word}", "COMP_CWORD": "2"}
+        env = {
+            **place.env,
+            "_CRIUCTL_COMPLETE": "bash_complete",
+            "COMP_WORDS": f"criuctl show {word}",
+            "COMP_CWORD": "2",
+        }
         done = place.run(env=env)
         assert done.stderr == ""
         return [line.partition(",")[2] for line in done.stdout.splitlines()]

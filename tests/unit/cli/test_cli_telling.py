@@ -1,4 +1,6 @@
-"""What becomes of several things is told as it becomes known, and what is printed is one JSON value whatever ends it."""
+"""What becomes of several things is told as it becomes known, and what is printed is one JSON value
+whatever ends it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def _outcomes(number: int, ending: BaseException | None, closed: list[bool]) -> 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_an_array_grows_line_by_line(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    codes = tell_each(App(json=True), _outcomes(number, None, []), lambda one: one + 2, lambda one: {"one": one})
+    codes = tell_each(
+        App(json=True), _outcomes(number, None, []), lambda one: one + 2, lambda one: {"one": one}
+    )
     out = capsys.readouterr().out
     assert json.loads(out) == [{"one": n} for n in range(number)]
     assert [json.loads(line[1:]) for line in out.splitlines()[:-1]] == json.loads(out)
@@ -37,12 +41,19 @@ def test_an_array_grows_line_by_line(number: int, capsys: pytest.CaptureFixture[
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize(("ending", "code"), [(Conflict("busy"), 9), (FULL, 13), (KeyboardInterrupt(), 130)])
-def test_what_ends_it_is_the_last_element(ending: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    codes = tell_each(App(json=True), _outcomes(2, ending, []), lambda _: 0, lambda one: {"one": one})
+@pytest.mark.parametrize(
+    ("ending", "code"), [(Conflict("busy"), 9), (FULL, 13), (KeyboardInterrupt(), 130)]
+)
+def test_what_ends_it_is_the_last_element(
+    ending: BaseException, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = tell_each(
+        App(json=True), _outcomes(2, ending, []), lambda _: 0, lambda one: {"one": one}
+    )
     told = json.loads(capsys.readouterr().out)
     assert (codes, told[-1]["error"]["exit_code"]) == ([0, 0, code], code)
-    for app, number in ((App(json=True), 0), (App(), 2)):  # nothing printed, or for people: that is for the program's boundary
+    # nothing printed, or for people: that is for the program's boundary
+    for app, number in ((App(json=True), 0), (App(), 2)):
         with pytest.raises(type(ending)):
             tell_each(app, _outcomes(number, ending, []), lambda _: 0, lambda one: one)
     assert capsys.readouterr().out == ""
@@ -68,7 +79,11 @@ def test_whose_copy_was_ended_is_told_also_when_a_signal_comes(
     monkeypatch.setattr(lost_homes, "stand_down", found)
     assert main(["fence", "--all", "--json"]) == 130
     told = json.loads(capsys.readouterr().out)
-    assert (told[0]["session"], told[0]["done"], told[1]["error"]["exit_code"]) == ("web", "ended", 130)
+    assert (told[0]["session"], told[0]["done"], told[1]["error"]["exit_code"]) == (
+        "web",
+        "ended",
+        130,
+    )
 
 
 def test_a_bug_after_the_first_outcome_leaves_one_json_value(

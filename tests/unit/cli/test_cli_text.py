@@ -16,7 +16,14 @@ from criuctl.host.journal.worst_exit_code import IN_WORDS, worst
 
 @pytest.mark.parametrize(
     ("number", "shown"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (150 << 20, "150 MiB"), (1 << 30, "1.0 GiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (150 << 20, "150 MiB"),
+        (1 << 30, "1.0 GiB"),
+    ],
 )
 def test_sizes(number: int, shown: str) -> None:
     assert text.size(number) == shown
@@ -74,7 +81,13 @@ def test_a_table_is_aligned_and_cuts_nothing() -> None:
 
 
 def process(pid: int, ppid: int, *argv: str, **more: Any) -> dict[str, Any]:
-    return {"pid": pid, "ppid": ppid, "argv": list(argv), "command": argv[0] if argv else "?", **more}
+    return {
+        "pid": pid,
+        "ppid": ppid,
+        "argv": list(argv),
+        "command": argv[0] if argv else "?",
+        **more,
+    }
 
 
 def test_a_tree_is_drawn_like_pstree() -> None:
@@ -105,7 +118,10 @@ def test_a_chain_of_ten_thousand_is_drawn() -> None:
     assert len(text.process_tree(tree).splitlines()) == 2999
 
 
-@pytest.mark.parametrize(("codes", "code"), [([], 0), ([0, 0], 0), ([0, 11], 11), ([0, 7, 11, 5], 5), ([5, 130, 1], 1), ([3], 3)])
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [([], 0), ([0, 0], 0), ([0, 11], 11), ([0, 7, 11, 5], 5), ([5, 130, 1], 1), ([3], 3)],
+)
 def test_the_worst_of_several_exit_codes(codes: list[int], code: int) -> None:
     assert worst(codes) == code
 

@@ -1,4 +1,6 @@
-"""export, import and diff as a user types them: streams, passphrases on a terminal, exit codes, words."""
+"""export, import and diff as a user types them: streams, passphrases on a terminal, exit codes,
+words.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,27 @@ class Host:
 
     def __init__(self, run: Run, path: Path) -> None:
         self.run, self.path = run, path
-        self.env = {f"CRIUCTL_{n}": str(path / n.lower()) for n in ("STORE", "STATE_DIR", "CACHE_DIR", "KEY_DIR")}
+        self.env = {
+            f"CRIUCTL_{n}": str(path / n.lower())
+            for n in ("STORE", "STATE_DIR", "CACHE_DIR", "KEY_DIR")
+        }
 
-    def __call__(self, *args: str, code: int = 0, **streams: object) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *args: str, code: int = 0, **streams: object
+    ) -> subprocess.CompletedProcess[str]:
         done = self.run(*args, env=self.env, **streams)
         assert done.returncode == code, (done.stdout, done.stderr)
         return done
 
     def type(self, *args: str, answers: tuple[str, ...], code: int = 0) -> str:
         """On a terminal, with an answer to every question."""
-        child = pexpect.spawn(CRIUCTL[0], [*CRIUCTL[1:], *args], env=clean_environment(**self.env), timeout=120, encoding="utf-8")
+        child = pexpect.spawn(
+            CRIUCTL[0],
+            [*CRIUCTL[1:], *args],
+            env=clean_environment(**self.env),
+            timeout=120,
+            encoding="utf-8",
+        )
         seen = ""
         try:
             for answer in answers:
@@ -67,9 +80,13 @@ def target(criuctl: Run, tmp_path: Path) -> Host:
     return Host(criuctl, tmp_path / "target")
 
 
-def test_a_passphrase_is_typed_and_the_other_host_needs_nothing_else(source: Host, target: Host, tmp_path: Path) -> None:
+def test_a_passphrase_is_typed_and_the_other_host_needs_nothing_else(
+    source: Host, target: Host, tmp_path: Path
+) -> None:
     file = str(tmp_path / "web.criuctl")
-    seen = source.type("export", "web@1", file, "--passphrase", answers=("s3cret words", "s3cret words"))
+    seen = source.type(
+        "export", "web@1", file, "--passphrase", answers=("s3cret words", "s3cret words")
+    )
     assert "exported to" in seen
     assert "Its passphrase opens it." in seen
     assert "s3cret" not in seen
@@ -78,7 +95,11 @@ def test_a_passphrase_is_typed_and_the_other_host_needs_nothing_else(source: Hos
     assert json.loads(done.stdout)["error"]["code"] == "key-missing"
     target.type("import", file, answers=("wrong",), code=8)
     assert "web@1" in target.type("import", file, answers=("s3cret words",))
-    again = json.loads(target("import", file, "--json", "--passphrase-file", str(_secret(tmp_path, "s3cret words"))).stdout)
+    again = json.loads(
+        target(
+            "import", file, "--json", "--passphrase-file", str(_secret(tmp_path, "s3cret words"))
+        ).stdout
+    )
     assert (again["imported"], again["session"], again["number"]) == (False, "web", 1)
     shown = target("show", "web")
     assert f"it was web@1 of store {again['origin']['store'][:12]}" in shown.stdout
@@ -93,12 +114,26 @@ def _secret(folder: Path, text: str) -> Path:
 
 def test_from_one_host_to_the_other_through_a_pipe(source: Host, target: Host) -> None:
     with subprocess.Popen(
-        [*CRIUCTL, "export", "web", "-", "--no-encrypt"], env=clean_environment(**source.env), stdout=subprocess.PIPE
+        [*CRIUCTL, "export", "web", "-", "--no-encrypt"],
+        env=clean_environment(**source.env),
+        stdout=subprocess.PIPE,
     ) as sender:
-        done = target("import", "-", "--json", stdin=sender.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        done = target(
+            "import",
+            "-",
+            "--json",
+            stdin=sender.stdout,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
     assert sender.returncode == 0
     body = json.loads(done.stdout)
-    assert (body["imported"], body["number"], body["origin"]["number"], body["file"]) == (True, 1, 2, "standard input")
+    assert (body["imported"], body["number"], body["origin"]["number"], body["file"]) == (
+        True,
+        1,
+        2,
+        "standard input",
+    )
     done = target("import", "-", code=8)  # nothing comes
     assert "was cut off at byte 0" in done.stderr
 
@@ -107,8 +142,13 @@ def test_diff_tells_people(source: Host) -> None:
     done = source("diff", "web@1", "web@2")
     assert done.stdout.startswith("web@1 -> web@2: ")
     assert "processes: none changed, 2 the same" in done.stdout
-    assert "  ~ /srv/canary-path (carried, 5 B): size 11988 -> 5, contents changed (5 B)\n" in done.stdout
-    assert done.stdout.endswith("memory: 520 KiB -> 520 KiB; 0 B changed, 0 B new, 0 B gone, by windows of 256 KiB\n")
+    assert (
+        "  ~ /srv/canary-path (carried, 5 B): size 11988 -> 5, contents changed (5 B)\n"
+        in done.stdout
+    )
+    assert done.stdout.endswith(
+        "memory: 520 KiB -> 520 KiB; 0 B changed, 0 B new, 0 B gone, by windows of 256 KiB\n"
+    )
     assert source("diff", "web@1", "web@2", "-q").stdout == "web@1 web@2\n"
     done = source("diff", "web", "web@2")
     assert "web@2 -> web@2: the same checkpoint\nno difference: 2 processes" in done.stdout

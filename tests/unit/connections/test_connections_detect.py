@@ -125,6 +125,8 @@ def test_who_held_the_connection_has_ended() -> None:
 def test_a_hundred_silent_peers_do_not_take_a_hundred_seconds() -> None:
     with _server(_silent) as listener:
         began = time.monotonic()
-        asked = probe({str(n): (socket.socket, listener.getsockname()) for n in range(32)}, seconds=0.3)
+        asked = probe(
+            {str(n): (socket.socket, listener.getsockname()) for n in range(32)}, seconds=0.3
+        )
         assert set(asked.values()) == {""}
         assert time.monotonic() - began < 32 * 0.3

@@ -12,10 +12,14 @@ KEY = (7, 3)
 
 
 def _record(received: int, rqueue: int = 0) -> ConnectionRecord:
-    return ConnectionRecord(7, 3, inode=9, rqueue=rqueue, tcp={"bytes_acked": 1, "bytes_received": received})
+    return ConnectionRecord(
+        7, 3, inode=9, rqueue=rqueue, tcp={"bytes_acked": 1, "bytes_received": received}
+    )
 
 
-def _wait(story: list[ConnectionRecord | None], seconds: float = 60.0) -> tuple[list[ConnectionRecord], int]:
+def _wait(
+    story: list[ConnectionRecord | None], seconds: float = 60.0
+) -> tuple[list[ConnectionRecord], int]:
     """How it ends, and how often was looked; the last state lasts."""
     looks = 0
 

@@ -1,4 +1,6 @@
-"""Asking peers: answers come through, and whatever a protocol does wrong harms neither the dump nor the program."""
+"""Asking peers: answers come through, and whatever a protocol does wrong harms neither the dump nor
+the program.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,14 @@ class Spoken:
     def __init__(self, inspect: Inspect) -> None:
         self._inspect = inspect
 
-    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def inspect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         return self._inspect(sock, deadline)
 
-    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def reconnect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -52,7 +58,9 @@ def test_answers_come_in_order() -> None:
         assert ask_all([]) == []
 
 
-@pytest.mark.parametrize("error", [CannotRebuild("a transaction is open"), PeerAway("it is gone"), CriuctlError("odd")])
+@pytest.mark.parametrize(
+    "error", [CannotRebuild("a transaction is open"), PeerAway("it is gone"), CriuctlError("odd")]
+)
 def test_a_reason_is_told_and_the_connection_left_alone(error: CriuctlError) -> None:
     def inspect(_sock: socket.socket, _deadline: float) -> dict[str, Any]:
         raise error
@@ -157,7 +165,10 @@ def test_a_hundred_who_hang_take_no_longer_than_one() -> None:
         stop.set()
 
 
-@pytest.mark.parametrize("answer", [["a list"], {"deep": [[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]}, {"key": object()}, None])
+@pytest.mark.parametrize(
+    "answer",
+    [["a list"], {"deep": [[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]}, {"key": object()}, None],
+)
 def test_an_answer_that_no_manifest_can_hold(answer: Any) -> None:
     program, peer = _pair()
     with program, peer:
@@ -184,5 +195,7 @@ def test_a_socket_that_is_gone() -> None:
     def borrow() -> socket.socket:
         raise OSError(9, "Bad file descriptor")
 
-    (answer,) = ask_all([Question(ConnectionRecord(1, 3), Spoken(lambda _s, _d: {}), Settings(), borrow)])
+    (answer,) = ask_all(
+        [Question(ConnectionRecord(1, 3), Spoken(lambda _s, _d: {}), Settings(), borrow)]
+    )
     assert "cannot be reached" in answer.reason

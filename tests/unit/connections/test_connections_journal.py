@@ -18,7 +18,13 @@ from criuctl.proc.procfs import unit_in
 
 SESSION = {"identifier": "web", "unit": "web.service"}
 RECORD = ConnectionRecord(
-    pid=os.getpid(), fd=1, family="unix", type="stream", state="established", peer="/run/systemd/journal/stdout", external=True
+    pid=os.getpid(),
+    fd=1,
+    family="unix",
+    type="stream",
+    state="established",
+    peer="/run/systemd/journal/stdout",
+    external=True,
 ).with_use(application="journal", direction="initiated", session=SESSION)
 
 
@@ -34,7 +40,10 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ("groups", "unit"),
     [
         ("0::/system.slice/web.service\n", "web.service"),
-        ("5:memory:/elsewhere\n1:name=systemd:/system.slice/web.service/below\n0::/\n", "web.service"),
+        (
+            "5:memory:/elsewhere\n1:name=systemd:/system.slice/web.service/below\n0::/\n",
+            "web.service",
+        ),
         ("0::/user.slice/user-1.slice/user@1.service/app.slice/app.service\n", "app.service"),
         ("0::/user.slice/user-1.slice/session-3.scope\n", "session-3.scope"),
         ("0::/system.slice/a:b.service\n", "a:b.service"),
@@ -50,16 +59,25 @@ def test_the_unit_is_told_by_the_control_group(groups: str, unit: str) -> None:
     ("session", "options", "told"),
     [
         (SESSION, {}, "web\nweb.service\n30\n1\n0\n0\n0\n"),
-        ({"identifier": "web", "unit": ""}, {"identifier": "shop", "priority": 3}, "shop\n\n3\n1\n0\n0\n0\n"),
+        (
+            {"identifier": "web", "unit": ""},
+            {"identifier": "shop", "priority": 3},
+            "shop\n\n3\n1\n0\n0\n0\n",
+        ),
         ({}, {}, f"{Path('/proc/self/comm').read_text().strip()}\n\n30\n1\n0\n0\n0\n"),
     ],
 )
 def test_what_is_told(
-    session: dict[str, Any], options: dict[str, Any], told: str, pair: tuple[socket.socket, socket.socket]
+    session: dict[str, Any],
+    options: dict[str, Any],
+    told: str,
+    pair: tuple[socket.socket, socket.socket],
 ) -> None:
     """And nothing can come from there, as before."""
     ours, theirs = pair
-    PROTOCOL.reconnect(ours, RECORD.with_use(session=session), Settings(options=options, process=os.getpid()), 0.0)
+    PROTOCOL.reconnect(
+        ours, RECORD.with_use(session=session), Settings(options=options, process=os.getpid()), 0.0
+    )
     assert theirs.recv(4096).decode() == told
     with pytest.raises(BrokenPipeError):
         theirs.send(b"x", socket.MSG_NOSIGNAL)
@@ -77,7 +95,9 @@ def test_what_is_told(
         ({"identifier": "a\nb"}, "more than one line"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], match: str, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_options_that_cannot_be(
+    options: dict[str, Any], match: str, pair: tuple[socket.socket, socket.socket]
+) -> None:
     with pytest.raises(CannotRebuild, match=match):
         PROTOCOL.reconnect(pair[0], RECORD, Settings(options=options), 0.0)
 
@@ -107,7 +127,9 @@ def test_what_is_recorded(pair: tuple[socket.socket, socket.socket]) -> None:
         ("refuse", "hangup", "refuse"),
     ],
 )
-def test_it_is_connected_again_if_nobody_says_otherwise(wish: str | None, default: str, policy: str) -> None:
+def test_it_is_connected_again_if_nobody_says_otherwise(
+    wish: str | None, default: str, policy: str
+) -> None:
     decided = decide(RECORD, Rules(default=default), wish)
     assert (decided.policy, decided.reason) == (policy, "")
     assert decided.deadline == 5

@@ -22,7 +22,11 @@ IGMP6 = """1    lo              ff020000000000000000000000000001     1 0000000C 
 
 
 def test_interfaces_with_long_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multicast, "read_lines", lambda _pid, name: (IGMP if name == "net/igmp" else IGMP6).splitlines())
+    monkeypatch.setattr(
+        multicast,
+        "read_lines",
+        lambda _pid, name: (IGMP if name == "net/igmp" else IGMP6).splitlines(),
+    )
     assert multicast.groups(1) == [
         (socket.AF_INET, "239.1.2.10", 4, "br-1a2b3c4d5e6f"),
         (socket.AF_INET6, "ff15::42", 4, "br-1a2b3c4d5e6f"),

@@ -1,4 +1,6 @@
-"""The password file of a program whose connection is given back: read with our rights, and only if it is its own."""
+"""The password file of a program whose connection is given back: read with our rights, and only if
+it is its own.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +19,51 @@ BOB = 12345
 
 @pytest.mark.parametrize(
     ("owner", "program", "found"),
-    [(BOB, BOB, "secret"), (0, BOB, None), (BOB, 0, "secret"), (0, 0, "secret"), (BOB, BOB + 1, None), (0, None, "secret")],
+    [
+        (BOB, BOB, "secret"),
+        (0, BOB, None),
+        (BOB, 0, "secret"),
+        (0, 0, "secret"),
+        (BOB, BOB + 1, None),
+        (0, None, "secret"),
+    ],
 )
-def test_whose_file_it_is(owner: int, program: int | None, found: str | None, tmp_path: Path) -> None:
-    """A program names any path in its environment, and the server that it is connected to may be its own."""
+def test_whose_file_it_is(
+    owner: int, program: int | None, found: str | None, tmp_path: Path
+) -> None:
+    """A program names any path in its environment, and the server that it is connected to may be
+    its own.
+    """
     file = tmp_path / "passwords"
     file.write_text("db:5432:*:bob:secret\n")
     file.chmod(0o600)
     os.chown(file, owner, owner)
     warnings: list[str] = []
-    assert from_password_file(PasswordFile(str(file), ("db",), 5432, program), "stock", "bob", warnings) == found
+    assert (
+        from_password_file(
+            PasswordFile(str(file), ("db",), 5432, program), "stock", "bob", warnings
+        )
+        == found
+    )
     assert bool(warnings) == (found is None)
 
 
 def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "passwords", 0o600)
     warnings: list[str] = []
-    assert from_password_file(PasswordFile(str(tmp_path / "passwords"), ("db",), 5432), "stock", "bob", warnings) is None
+    assert (
+        from_password_file(
+            PasswordFile(str(tmp_path / "passwords"), ("db",), 5432), "stock", "bob", warnings
+        )
+        is None
+    )
     assert "not a regular file" in warnings[0]
 
 
 def test_what_is_no_file_is_not_even_opened(tmp_path: Path) -> None:
-    """To open a watchdog's device, say, has the host restart unless it is closed in its own way; of a FIFO one can see it."""
+    """To open a watchdog's device, say, has the host restart unless it is closed in its own way; of
+    a FIFO one can see it.
+    """
     fifo = tmp_path / "passwords"
     os.mkfifo(fifo, 0o600)
     writing = threading.Thread(target=lambda: os.close(os.open(fifo, os.O_WRONLY)), daemon=True)

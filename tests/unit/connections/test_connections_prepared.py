@@ -1,4 +1,6 @@
-"""Whether what made a prepared statement begins with PREPARE, told in a moment whatever stands before it."""
+"""Whether what made a prepared statement begins with PREPARE, told in a moment whatever stands
+before it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_what_may_stand_before_it(statement: str, expected: bool) -> None:
     assert _begins_with_prepare(statement) is expected
 
 
-@pytest.mark.parametrize("before", [" " * 5000, "\n " * 5000, "/**/" * 5000, "--\n" * 5000, "/*" * 5000])
+@pytest.mark.parametrize(
+    "before", [" " * 5000, "\n " * 5000, "/**/" * 5000, "--\n" * 5000, "/*" * 5000]
+)
 def test_an_indented_text_of_several_commands_keeps_nobody_waiting(before: str) -> None:
     statement = f"{before}SELECT 1; PREPARE one AS SELECT 1"
     program = f"""if True:
@@ -39,5 +43,7 @@ def test_an_indented_text_of_several_commands_keeps_nobody_waiting(before: str) 
         except CannotRebuild as error:
             print(error.message)
     """
-    told = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, check=True, timeout=20)
+    told = subprocess.run(
+        [sys.executable, "-"], input=program, capture_output=True, text=True, check=True, timeout=20
+    )
     assert told.stdout == "the prepared statement one was made by several commands sent together\n"

@@ -1,4 +1,6 @@
-"""The hand-back engine on sockets of our own: deadlines, retries, misbehaving protocols, and what it leaves of a socket."""
+"""The hand-back engine on sockets of our own: deadlines, retries, misbehaving protocols, and what
+it leaves of a socket.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from support.keeper import wait_until
 from support.obstacles import running
 
 from criuctl.checkpoint.manifest import ConnectionRecord
-from criuctl.connections.protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settings
+from criuctl.connections.protocols.base import (
+    ApplicationProtocol,
+    CannotRebuild,
+    PeerAway,
+    Settings,
+)
 from criuctl.connections.protocols.tcp import PROTOCOL as TCP
 from criuctl.connections.reconnect import Engine, Job, Result
 from criuctl.proc import connecting, sockdiag
@@ -33,10 +40,14 @@ class Protocol:
     def __init__(self, act: Callable[[socket.socket, float], dict[str, Any]]) -> None:
         self.act = act
 
-    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def inspect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         return {}
 
-    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+    def reconnect(
+        self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
+    ) -> dict[str, Any]:
         return self.act(sock, deadline)
 
 
@@ -53,9 +64,17 @@ def sock() -> Iterator[socket.socket]:
         yield made
 
 
-def job(sock: socket.socket, peer: str, protocol: ApplicationProtocol | None = None, seconds: float = 60, **options: Any) -> Job:
+def job(
+    sock: socket.socket,
+    peer: str,
+    protocol: ApplicationProtocol | None = None,
+    seconds: float = 60,
+    **options: Any,
+) -> Job:
     host = options.pop("host", "")
-    record = ConnectionRecord(pid=1, fd=3, family="inet", type="stream", protocol="tcp", peer=peer, host=host)
+    record = ConnectionRecord(
+        pid=1, fd=3, family="inet", type="stream", protocol="tcp", peer=peer, host=host
+    )
     return Job(record, protocol, Settings(options=options), seconds, sock.dup, os.getpid())
 
 
@@ -65,7 +84,11 @@ def peer_of(listener: socket.socket) -> str:
 
 def run(*jobs: Job) -> list[Result]:
     results = Engine(jobs).run()
-    assert [t.name for t in threading.enumerate() if t.name.startswith("criuctl-reconnect") and not t.daemon] == []
+    assert [
+        t.name
+        for t in threading.enumerate()
+        if t.name.startswith("criuctl-reconnect") and not t.daemon
+    ] == []
     return results
 
 
@@ -81,7 +104,9 @@ def ended(sock: socket.socket) -> bool:
 
 @pytest.mark.parametrize("blocking", [True, False])
 def test_connected(blocking: bool, listener: socket.socket, sock: socket.socket) -> None:
-    """The program's file flags are as they were, and its epoll registration sees the new connection."""
+    """The program's file flags are as they were, and its epoll registration sees the new
+    connection.
+    """
     sock.setblocking(blocking)
     flags = fcntl.fcntl(sock, fcntl.F_GETFL)
     with select.epoll() as epoll:
@@ -95,23 +120,32 @@ def test_connected(blocking: bool, listener: socket.socket, sock: socket.socket)
             assert sock.recv(64) == b"news"
 
 
-def test_a_socket_that_was_shut_down_and_a_name(listener: socket.socket, sock: socket.socket) -> None:
+def test_a_socket_that_was_shut_down_and_a_name(
+    listener: socket.socket, sock: socket.socket
+) -> None:
     """A name is asked for anew; the address of the record may be another host's by now."""
     port = listener.getsockname()[1]
     assert run(job(sock, f"192.0.2.1:{port}", host="localhost"))[0].connected
     assert sock.getpeername() == ("127.0.0.1", port)
-    unknown = ".".join(["no-such-name"] * 30)  # too long for a name: no name server is asked, which might take its time
+    # too long for a name: no name server is asked, which might take its time
+    unknown = ".".join(["no-such-name"] * 30)
     with socket.socket() as other:
         (result,) = run(job(other, f"192.0.2.1:{port}", seconds=2, host=unknown))
         assert (result.connected, unknown in result.reason) == (False, True)
 
 
 def test_away_and_back(listener: socket.socket, sock: socket.socket) -> None:
-    """Refused, then connected and turned away, then served; every try starts on a socket without remains."""
+    """Refused, then connected and turned away, then served; every try starts on a socket without
+    remains.
+    """
     tries = []
 
     def act(sock: socket.socket, deadline: float) -> dict[str, Any]:
-        tries.append(sock.recv(64, socket.MSG_DONTWAIT | socket.MSG_PEEK) if select.select([sock], [], [], 0)[0] else b"")
+        tries.append(
+            sock.recv(64, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+            if select.select([sock], [], [], 0)[0]
+            else b""
+        )
         with listener.accept()[0] as other:
             if len(tries) < 3:
                 other.sendall(b"go away")
@@ -137,9 +171,13 @@ def test_never(listener: socket.socket, sock: socket.socket) -> None:
     assert ended(sock)
 
 
-@pytest.mark.parametrize("error", [CannotRebuild("a transaction is open"), ZeroDivisionError("oops")])
+@pytest.mark.parametrize(
+    "error", [CannotRebuild("a transaction is open"), ZeroDivisionError("oops")]
+)
 def test_no_second_try(error: Exception, listener: socket.socket, sock: socket.socket) -> None:
-    """What cannot be rebuilt, and a bug of a protocol, cost one connection one try; the program reads nothing of it."""
+    """What cannot be rebuilt, and a bug of a protocol, cost one connection one try; the program
+    reads nothing of it.
+    """
 
     def act(sock: socket.socket, deadline: float) -> dict[str, Any]:
         with listener.accept()[0] as other:
@@ -148,14 +186,18 @@ def test_no_second_try(error: Exception, listener: socket.socket, sock: socket.s
         raise error
 
     with socket.socket() as fine, socket.create_server(("127.0.0.1", 0)) as better:
-        result, second = run(job(sock, peer_of(listener), Protocol(act)), job(fine, peer_of(better)))
+        result, second = run(
+            job(sock, peer_of(listener), Protocol(act)), job(fine, peer_of(better))
+        )
         assert (result.connected, result.attempts) == (False, 1)
         assert str(error) in result.reason
         assert second.connected
     assert ended(sock)
 
 
-def test_a_try_that_the_deadline_cuts_off_does_not_hide_what_was_known(listener: socket.socket, sock: socket.socket) -> None:
+def test_a_try_that_the_deadline_cuts_off_does_not_hide_what_was_known(
+    listener: socket.socket, sock: socket.socket
+) -> None:
     tries = []
 
     def act(sock: socket.socket, deadline: float) -> dict[str, Any]:
@@ -169,12 +211,21 @@ def test_a_try_that_the_deadline_cuts_off_does_not_hide_what_was_known(listener:
     assert (result.connected, result.reason, result.attempts) == (False, "too many clients", 2)
 
 
-def test_a_protocol_that_hangs(listener: socket.socket, sock: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_protocol_that_hangs(
+    listener: socket.socket, sock: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is left behind with a dead socket; the restore goes on."""
     monkeypatch.setattr("criuctl.connections.reconnect._GRACE", 0.3)
     release = threading.Event()
     try:
-        (result,) = run(job(sock, peer_of(listener), Protocol(lambda s, d: {"late": release.wait(60)}), seconds=0.3))
+        (result,) = run(
+            job(
+                sock,
+                peer_of(listener),
+                Protocol(lambda s, d: {"late": release.wait(60)}),
+                seconds=0.3,
+            )
+        )
     finally:
         release.set()
     assert not result.connected
@@ -215,7 +266,11 @@ def test_interrupted(listener: socket.socket, sock: socket.socket) -> None:
     [
         ({"preamble": "HELLO\r\n", "expect": "OK [0-9]+\r\n"}, b"OK 17\r\n", ""),
         ({"preamble": {"base64": "AAE="}, "expect": {"base64": "/w=="}}, b"\xff", ""),
-        ({"preamble": "HELLO\r\n", "expect": "OK", "within": 2}, b"NO", "did not answer what the rule expects: 2 bytes"),
+        (
+            {"preamble": "HELLO\r\n", "expect": "OK", "within": 2},
+            b"NO",
+            "did not answer what the rule expects: 2 bytes",
+        ),
         ({"expect": {"base64": "/w=="}, "preamble": "x"}, b"\xfe", "something else"),
         ({"preamble": "x", "expect": "OK", "within": 0.2}, b"", "in time"),
         ({"preamble": 5}, b"", "preamble must be"),
@@ -224,13 +279,18 @@ def test_interrupted(listener: socket.socket, sock: socket.socket) -> None:
     ],
 )
 def test_preamble_and_answer(
-    options: dict[str, Any], answer: bytes, reason: str, listener: socket.socket, sock: socket.socket
+    options: dict[str, Any],
+    answer: bytes,
+    reason: str,
+    listener: socket.socket,
+    sock: socket.socket,
 ) -> None:
     heard = []
     others = []
 
     def serve() -> None:
-        with suppress(OSError):  # the listener is shut down at the end, and bad options hang up at once
+        # the listener is shut down at the end, and bad options hang up at once
+        with suppress(OSError):
             while True:
                 others.append(listener.accept()[0])
                 heard.append(others[-1].recv(64))
@@ -245,7 +305,8 @@ def test_preamble_and_answer(
     assert reason in result.reason
     if not reason:
         assert heard == [b"HELLO\r\n"] if isinstance(options["preamble"], str) else [b"\0\1"]
-        assert not select.select([sock], [], [], 0)[0]  # nothing of the answer is left for the program
+        # nothing of the answer is left for the program
+        assert not select.select([sock], [], [], 0)[0]
     for other in others:
         other.close()
 
@@ -261,7 +322,11 @@ def test_unix_paths_as_the_program_sees_them(tmp_path: Path) -> None:
         try:
             listener.bind("server.sock")
             listener.listen()
-            for name in (str(deep / "server.sock"), str(tmp_path / "link" / "server.sock"), "server.sock"):
+            for name in (
+                str(deep / "server.sock"),
+                str(tmp_path / "link" / "server.sock"),
+                "server.sock",
+            ):
                 with socket.socket(socket.AF_UNIX) as sock:
                     record = ConnectionRecord(pid=1, fd=3, family="unix", type="stream", peer=name)
                     (result,) = run(Job(record, None, Settings(), 60, sock.dup, os.getpid()))
@@ -275,14 +340,18 @@ def test_a_unix_socket_whose_server_is_gone(kind: int, tmp_path: Path) -> None:
     """It never had a peer in this life, and its program must see an end all the same."""
     with socket.socket(socket.AF_UNIX, kind) as sock:
         name = {socket.SOCK_DGRAM: "dgram"}.get(socket.SocketKind(kind), "stream")
-        record = ConnectionRecord(pid=1, fd=3, family="unix", type=name, peer=str(tmp_path / "nobody"))
+        record = ConnectionRecord(
+            pid=1, fd=3, family="unix", type=name, peer=str(tmp_path / "nobody")
+        )
         (result,) = run(Job(record, None, Settings(), 0.3, sock.dup, os.getpid()))
         assert not result.connected
         assert ended(sock)
 
 
 def test_a_unix_server_that_is_still_starting(tmp_path: Path) -> None:
-    """It takes connections and turns them away: that must not use up the program's sockets, which can be connected but once."""
+    """It takes connections and turns them away: that must not use up the program's sockets, which
+    can be connected but once.
+    """
     path = str(tmp_path / "server.sock")
     ours: list[socket.socket] = []
 
@@ -293,18 +362,26 @@ def test_a_unix_server_that_is_still_starting(tmp_path: Path) -> None:
                 raise PeerAway("still starting up")
         return {}
 
-    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as two:
+    with (
+        socket.socket(socket.AF_UNIX) as server,
+        socket.socket(socket.AF_UNIX) as one,
+        socket.socket(socket.AF_UNIX) as two,
+    ):
         server.bind(path)
         server.listen()
         record = ConnectionRecord(pid=1, fd=3, family="unix", type="stream", peer=path)
-        jobs = [Job(record, Protocol(act), Settings(), 60, sock.dup, os.getpid()) for sock in (one, two)]
+        jobs = [
+            Job(record, Protocol(act), Settings(), 60, sock.dup, os.getpid()) for sock in (one, two)
+        ]
         assert [r.connected for r in run(*jobs)] == [True, True]
         assert len(ours) == 5  # twice in vain, once rehearsed, then in earnest
         assert one.getpeername() == two.getpeername() == path
 
 
 def test_an_abstract_name_of_another_net_namespace(tmp_path: Path) -> None:
-    """A server of ours of the same name is nobody to rehearse with: it would be told the program's password."""
+    """A server of ours of the same name is nobody to rehearse with: it would be told the program's
+    password.
+    """
     name = f"criuctl-test-{os.urandom(8).hex()}"
     seen: list[int] = []
 
@@ -317,7 +394,12 @@ def test_an_abstract_name_of_another_net_namespace(tmp_path: Path) -> None:
         program = stack.enter_context(running("again(0x40000000)", tmp_path))
         namespace = os.open(f"/proc/{program.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, namespace)
-        server, sock = (stack.enter_context(sockdiag.socket_inside(namespace, socket.AF_UNIX, socket.SOCK_STREAM)) for _ in "12")
+        server, sock = (
+            stack.enter_context(
+                sockdiag.socket_inside(namespace, socket.AF_UNIX, socket.SOCK_STREAM)
+            )
+            for _ in "12"
+        )
         server.settimeout(30)
         other = stack.enter_context(socket.socket(socket.AF_UNIX))
         for each in (server, other):
@@ -333,7 +415,9 @@ def test_an_abstract_name_of_another_net_namespace(tmp_path: Path) -> None:
 
 
 def test_a_unix_server_that_changes_its_mind(tmp_path: Path) -> None:
-    """Ready when it was asked, gone when it counted: the reason told is its own, not that of a try that cannot work."""
+    """Ready when it was asked, gone when it counted: the reason told is its own, not that of a try
+    that cannot work.
+    """
     path = str(tmp_path / "server.sock")
     tries = []
 
@@ -372,7 +456,9 @@ def test_every_kind_can_be_hung_up(family: socket.AddressFamily, kind: socket.So
 
 
 def test_what_a_peer_said_in_vain_is_not_read() -> None:
-    """A unix stream that was connected and given up on cannot be connected again; its program reads only the end."""
+    """A unix stream that was connected and given up on cannot be connected again; its program reads
+    only the end.
+    """
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"half an answer")

@@ -30,7 +30,10 @@ def test_sockets_of_more_processes_than_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(free) + 1, hard))
             with _Borrower() as borrower:
                 told = [
-                    borrower.details(cast("Any", SimpleNamespace(pid=pid, fd=sock.fileno(), socket=kernel)), external=True)
+                    borrower.details(
+                        cast("Any", SimpleNamespace(pid=pid, fd=sock.fileno(), socket=kernel)),
+                        external=True,
+                    )
                     for pid in pids
                 ]
         finally:

@@ -21,9 +21,15 @@ _TCP_REPAIR = 19
 
 
 def test_they_are_left_alone_for_as_long_as_criu_lives() -> None:
-    """Also when criuctl has hung up, interrupted: CRIU is at them still, and puts them right itself."""
+    """Also when criuctl has hung up, interrupted: CRIU is at them still, and puts them right
+    itself.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock, ours:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as sock,
+        ours,
+    ):
         with theirs:
             criu = subprocess.Popen(["sleep", "1000"], pass_fds=[theirs.fileno()])
         try:
@@ -41,7 +47,9 @@ def test_they_are_left_alone_for_as_long_as_criu_lives() -> None:
         criu.wait()
 
 
-def test_no_thread_is_left_to_wait_for_where_there_can_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_is_left_to_wait_for_where_there_can_be_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The dump fails for that, and not for something else when it is over."""
     repairs, before = RepairMode(), os.listdir("/proc/self/fd")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

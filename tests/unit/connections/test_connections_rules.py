@@ -1,4 +1,6 @@
-"""Rules: what is read, what is refused and how it is said, and which connection gets which policy."""
+"""Rules: what is read, what is refused and how it is said, and which connection gets which
+policy.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,15 @@ def record(**changes: Any) -> ConnectionRecord:
 
 
 def unix(**changes: Any) -> ConnectionRecord:
-    return record(**{"family": "unix", "protocol": "", "local": "", "peer": "/run/db/.s.PGSQL.5433", **changes})
+    return record(
+        **{
+            "family": "unix",
+            "protocol": "",
+            "local": "",
+            "peer": "/run/db/.s.PGSQL.5433",
+            **changes,
+        }
+    )
 
 
 def rules(*each: dict[str, Any], default: str = "hangup") -> Rules:
@@ -90,12 +100,36 @@ def test_what_a_rule_matches(match: dict[str, Any], meant: bool) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"direction": "accepted", "local": "10.0.0.1:8080", "peer": "10.9.9.9:51000"}, {"port": 8080}),
-        ({"family": "inet6", "local": "[fd00::1]:40000", "peer": "[fd00::2]:5432"}, {"peer": "fd00::/8", "port": 5432}),
-        ({"family": "unix", "protocol": "", "local": "", "peer": "/run/db/.s.PGSQL.5433"}, {"path": "/run/db/*"}),
-        ({"family": "unix", "protocol": "", "local": "", "peer": "/run/db/.s.PGSQL.5433"}, {"protocol": "postgresql"}),
-        ({"family": "unix", "protocol": "", "local": "", "peer": "@bus"}, {"path": "@b?s", "protocol": "unix"}),
-        ({"family": "unix", "protocol": "", "direction": "accepted", "local": "/run/me", "peer": ""}, {"path": "/run/me"}),
+        (
+            {"direction": "accepted", "local": "10.0.0.1:8080", "peer": "10.9.9.9:51000"},
+            {"port": 8080},
+        ),
+        (
+            {"family": "inet6", "local": "[fd00::1]:40000", "peer": "[fd00::2]:5432"},
+            {"peer": "fd00::/8", "port": 5432},
+        ),
+        (
+            {"family": "unix", "protocol": "", "local": "", "peer": "/run/db/.s.PGSQL.5433"},
+            {"path": "/run/db/*"},
+        ),
+        (
+            {"family": "unix", "protocol": "", "local": "", "peer": "/run/db/.s.PGSQL.5433"},
+            {"protocol": "postgresql"},
+        ),
+        (
+            {"family": "unix", "protocol": "", "local": "", "peer": "@bus"},
+            {"path": "@b?s", "protocol": "unix"},
+        ),
+        (
+            {
+                "family": "unix",
+                "protocol": "",
+                "direction": "accepted",
+                "local": "/run/me",
+                "peer": "",
+            },
+            {"path": "/run/me"},
+        ),
         ({"peer": "10.1.2.3:7777", "peer_process": "99 (redis-server)"}, {"protocol": "redis"}),
         ({"peer": "10.1.2.3:7777", "application": "postgresql"}, {"protocol": "postgresql"}),
     ],
@@ -105,7 +139,9 @@ def test_what_else_a_rule_matches(changes: dict[str, Any], match: dict[str, Any]
 
 
 def test_the_first_rule_wins() -> None:
-    made = rules({"match": {"port": 1}, "policy": "refuse"}, {"policy": "keep"}, {"policy": "hangup"})
+    made = rules(
+        {"match": {"port": 1}, "policy": "refuse"}, {"policy": "keep"}, {"policy": "hangup"}
+    )
     decision = decide(record(), made)
     assert (decision.policy, decision.rule) == ("keep", "here: connection_rules[2]")
 
@@ -168,10 +204,17 @@ def test_what_a_rule_says_comes_through() -> None:
         (unix(), "keep", "hangup", "unix"),
         (unix(), "reconnect", "reconnect", ""),
         (unix(peer=""), "reconnect", "hangup", "no name"),
-        (record(policy="hangup", reason="a transaction is open"), None, "hangup", "a transaction is open"),
+        (
+            record(policy="hangup", reason="a transaction is open"),
+            None,
+            "hangup",
+            "a transaction is open",
+        ),
     ],
 )
-def test_what_cannot_be_had_becomes_something_honest(what: ConnectionRecord, wish: str | None, policy: str, said: str) -> None:
+def test_what_cannot_be_had_becomes_something_honest(
+    what: ConnectionRecord, wish: str | None, policy: str, said: str
+) -> None:
     decision = decide(what, Rules(), wish)
     assert decision.policy == policy
     assert said in decision.reason if said else decision.reason == ""
@@ -187,7 +230,9 @@ def test_what_cannot_be_had_becomes_something_honest(what: ConnectionRecord, wis
     ],
 )
 @pytest.mark.parametrize("wish", [None, *POLICIES])
-def test_what_its_own_server_has_not_accepted(changes: dict[str, Any], policy: str, wish: str | None) -> None:
+def test_what_its_own_server_has_not_accepted(
+    changes: dict[str, Any], policy: str, wish: str | None
+) -> None:
     decided = decide(record(queued=True, **changes), rules({"match": {}, "policy": "refuse"}), wish)
     assert decided.policy == policy
     assert "had not accepted it" in decided.reason
@@ -243,7 +288,10 @@ def test_a_secret_in_the_wrong_place_is_not_repeated(tmp_path: Path) -> None:
 
 
 def test_rules_from_a_variable() -> None:
-    config = load(None, {"HOME": "/nowhere", "CRIUCTL_CONNECTION_RULES": "[{match: {port: 5432}, policy: keep}]"})
+    config = load(
+        None,
+        {"HOME": "/nowhere", "CRIUCTL_CONNECTION_RULES": "[{match: {port: 5432}, policy: keep}]"},
+    )
     assert decide(record(), parse(config)).policy == "keep"
     with pytest.raises(ConfigError, match="CRIUCTL_CONNECTION_RULES"):
         load(None, {"HOME": "/nowhere", "CRIUCTL_CONNECTION_RULES": "[{"})
@@ -263,7 +311,8 @@ records = st.builds(
     state=st.sampled_from(["established", "close-wait", "syn-sent", "close"]),
     local=st.text(max_size=30),
     peer=st.one_of(
-        st.text(max_size=30), st.builds(lambda a, p: f"[{a}]:{p}" if a.version == 6 else f"{a}:{p}", addresses, ports)
+        st.text(max_size=30),
+        st.builds(lambda a, p: f"[{a}]:{p}" if a.version == 6 else f"{a}:{p}", addresses, ports),
     ),
     direction=st.sampled_from(["accepted", "initiated", ""]),
     policy=st.sampled_from(["", *POLICIES]),
@@ -274,9 +323,14 @@ records = st.builds(
 
 
 @given(what=records, wish=st.sampled_from([None, *POLICIES]), default=st.sampled_from(POLICIES))
-def test_every_record_gets_a_policy_that_it_can_have(what: ConnectionRecord, wish: str | None, default: str) -> None:
+def test_every_record_gets_a_policy_that_it_can_have(
+    what: ConnectionRecord, wish: str | None, default: str
+) -> None:
     """Also records from a manifest that nobody has vouched for."""
-    made = rules({"match": {"peer": "10.0.0.0/8", "port": "1-40000", "path": "/x*"}, "policy": "keep"}, default=default)
+    made = rules(
+        {"match": {"peer": "10.0.0.0/8", "port": "1-40000", "path": "/x*"}, "policy": "keep"},
+        default=default,
+    )
     decision = decide(what, made, wish)
     assert decision.policy in POLICIES
     if decision.policy == "reconnect":
@@ -289,6 +343,8 @@ def test_every_record_gets_a_policy_that_it_can_have(what: ConnectionRecord, wis
 
 
 @given(address=addresses, port=ports)
-def test_endpoints_are_read_back(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
+def test_endpoints_are_read_back(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int
+) -> None:
     text = f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
     assert endpoint(text) == (str(address), port)

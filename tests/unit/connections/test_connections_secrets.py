@@ -1,4 +1,6 @@
-"""References to secrets: what is found, what is refused, and that nothing of a secret gets into an error."""
+"""References to secrets: what is found, what is refused, and that nothing of a secret gets into an
+error.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,15 @@ def test_a_variable_that_is_not_set() -> None:
 
 
 @pytest.mark.parametrize(
-    "reference", [{"env": ""}, {"env": 3}, {"file": ["a"]}, {"command": "pass show"}, {"command": []}, {"env": "A", "file": "b"}]
+    "reference",
+    [
+        {"env": ""},
+        {"env": 3},
+        {"file": ["a"]},
+        {"command": "pass show"},
+        {"command": []},
+        {"env": "A", "file": "b"},
+    ],
 )
 def test_what_is_no_reference(reference: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"config\.yaml"):

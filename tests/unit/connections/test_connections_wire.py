@@ -31,7 +31,9 @@ def wire(sock: socket.socket, seconds: float = 20) -> Wire:
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_more_than_the_buffers_hold(pair: tuple[socket.socket, socket.socket], blocking: bool) -> None:
+def test_more_than_the_buffers_hold(
+    pair: tuple[socket.socket, socket.socket], blocking: bool
+) -> None:
     mine, theirs = pair
     os.set_blocking(mine.fileno(), blocking)
     data = os.urandom(8 << 20)
@@ -114,7 +116,9 @@ def test_a_line_without_end(pair: tuple[socket.socket, socket.socket]) -> None:
         wire(mine).line(limit=4096)
 
 
-def test_a_peer_that_never_stops_talking(pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_never_stops_talking(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As fast as it is read, so that nobody ever waits: its words would fill the memory."""
     monkeypatch.setattr(module, "MOST", 1 << 20)
     mine, theirs = pair

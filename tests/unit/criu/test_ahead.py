@@ -1,4 +1,6 @@
-"""Memory read ahead: windows as the page receiver cuts them, of processes that change while they are read."""
+"""Memory read ahead: windows as the page receiver cuts them, of processes that change while they
+are read.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from hypothesis import strategies as st
 from support.keeper import wait_until
 
 from criuctl.criu.memory_ahead import Walk, cut
-from criuctl.criu.pages import GAP, PAGE, PE_LAZY, PE_PRESENT, WINDOW, ImageKey, PagemapEntry, window_sizes
+from criuctl.criu.pages import (
+    GAP,
+    PAGE,
+    PE_LAZY,
+    PE_PRESENT,
+    WINDOW,
+    ImageKey,
+    PagemapEntry,
+    window_sizes,
+)
 from criuctl.proc.mappings import mappings
 from criuctl.proc.memory import Run, TaskMemory, scans
 from criuctl.proc.syscalls import address_of
@@ -78,12 +89,16 @@ def forked() -> Iterator[int]:
     st.integers(0, 200),
     st.lists(
         st.tuples(
-            st.sampled_from([0, 0, 1, 3, 15, 16, 63, 64, 65, 1000]), st.integers(1, 200) | st.integers(1, 8), st.booleans()
+            st.sampled_from([0, 0, 1, 3, 15, 16, 63, 64, 65, 1000]),
+            st.integers(1, 200) | st.integers(1, 8),
+            st.booleans(),
         ),
         max_size=20,
     ),
 )
-def test_windows_are_those_that_the_receiver_makes(first: int, steps: list[tuple[int, int, bool]]) -> None:
+def test_windows_are_those_that_the_receiver_makes(
+    first: int, steps: list[tuple[int, int, bool]]
+) -> None:
     runs, entries, at = [], [], first * PAGE
     for gap, pages, flag in steps:
         at += gap * PAGE
@@ -97,7 +112,9 @@ def test_windows_are_those_that_the_receiver_makes(first: int, steps: list[tuple
     ]
     for window in windows:
         assert {start // WINDOW for start, _end in window.pieces} == {window.number}
-        touched = [r for r in runs if r.start < window.pieces[-1][1] and r.end > window.pieces[0][0]]
+        touched = [
+            r for r in runs if r.start < window.pieces[-1][1] and r.end > window.pieces[0][0]
+        ]
         assert window.dirty == any(r.dirty for r in touched)
         assert all(after[0] - before[1] < GAP for before, after in pairwise(window.pieces))
     for one, other in pairwise(windows):
@@ -105,7 +122,9 @@ def test_windows_are_those_that_the_receiver_makes(first: int, steps: list[tuple
 
 
 def test_both_ways_to_find_pages_find_the_same() -> None:
-    """PAGEMAP_SCAN and, as on older kernels, the pagemap itself; pages of zeros and of files are neither's."""
+    """PAGEMAP_SCAN and, as on older kernels, the pagemap itself; pages of zeros and of files are
+    neither's.
+    """
     with mmap.mmap(-1, 40 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_NOHUGEPAGE)
         start = address_of(memory)
@@ -117,9 +136,16 @@ def test_both_ways_to_find_pages_find_the_same() -> None:
             found = list(task._pagemap_runs(start, start + len(memory)))
             assert [((r.start - start) // PAGE, (r.end - start) // PAGE) for r in found] == wanted
             if scans():
-                ranges = [(m.start, m.end) for m in mappings(pid) if not m.shared and not m.path.startswith("[v")]
+                ranges = [
+                    (m.start, m.end)
+                    for m in mappings(pid)
+                    if not m.shared and not m.path.startswith("[v")
+                ]
                 scanned = [(r.start, r.end) for r in _joined(task.runs(ranges))]
-                assert scanned == [(r.start, r.end) for r in _joined(r for s, e in ranges for r in task._pagemap_runs(s, e))]
+                assert scanned == [
+                    (r.start, r.end)
+                    for r in _joined(r for s, e in ranges for r in task._pagemap_runs(s, e))
+                ]
 
 
 def _joined(runs: Iterator[Run]) -> list[Run]:
@@ -140,13 +166,16 @@ def test_forked_and_shared_memory_are_read_once() -> None:
     ):
         hollow[-1] = 1
         with open("/dev/urandom", "rb", buffering=0) as source, memoryview(shared) as view:
-            assert source.readinto(private) == 16 * MIB  # by way of no other memory, in which it would be found again
+            # by way of no other memory, in which it would be found again
+            assert source.readinto(private) == 16 * MIB
             assert source.readinto(view[2 * MIB : 6 * MIB]) == 4 * MIB
         first = -address_of(private) % WINDOW
         with forked() as one, forked() as two:
-            for _ in range(2):  # reading ends no sharing: a second look still finds the frames of the first
+            # reading ends no sharing: a second look still finds the frames of the first
+            for _ in range(2):
                 seen = Sink()
-                assert walk(seen, one, two).bytes < len(hollow)  # nothing is read that was never written
+                # nothing is read that was never written
+                assert walk(seen, one, two).bytes < len(hollow)
                 for at in (first, first + 8 * MIB):
                     assert seen.windows.count(private[at : at + WINDOW]) == 1
                 assert seen.windows.count(shared[2 * MIB : 2 * MIB + WINDOW]) == 1
@@ -167,14 +196,19 @@ def test_a_process_that_ends_while_it_is_read_is_left_out() -> None:
             assert memory[-64:] in sink.windows[-1] or any(memory[-64:] in w for w in sink.windows)
 
 
-def test_where_the_kernel_tells_only_what_was_written_to_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_kernel_tells_only_what_was_written_to_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As soft-dirty pages do; this kernel may not know them."""
     cleared = []
     with mmap.mmap(-1, 8 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory[:] = os.urandom(8 * MIB)
         at = -(-address_of(memory) // WINDOW) * WINDOW
         with forked() as pid:
-            runs = [Run(at, at + WINDOW + 8 * PAGE, False), Run(at + WINDOW + 8 * PAGE, at + WINDOW + 9 * PAGE, True)]
+            runs = [
+                Run(at, at + WINDOW + 8 * PAGE, False),
+                Run(at + WINDOW + 8 * PAGE, at + WINDOW + 9 * PAGE, True),
+            ]
             runs.append(Run(at + 2 * WINDOW, at + 4 * WINDOW, False))
             monkeypatch.setattr(TaskMemory, "runs", lambda _self, _ranges: iter(runs))
             monkeypatch.setattr(TaskMemory, "clear_dirty", lambda _self: cleared.append(pid))
@@ -184,7 +218,8 @@ def test_where_the_kernel_tells_only_what_was_written_to_is_read(monkeypatch: py
             assert memory[begin : begin + 9 * PAGE] in sink.windows
             assert memory[begin - WINDOW : begin] not in sink.windows
             assert cleared == [pid]
-            assert (ImageKey("task", 7), at + WINDOW) in sink.places  # as CRIU calls it, and where it begins
+            # as CRIU calls it, and where it begins
+            assert (ImageKey("task", 7), at + WINDOW) in sink.places
 
 
 def test_a_walk_ends_when_it_is_told_to() -> None:
@@ -192,5 +227,7 @@ def test_a_walk_ends_when_it_is_told_to() -> None:
         memory[:] = os.urandom(16 * MIB)
         with forked() as pid:
             sink = Sink()
-            Walk(sink, dirty_only=False, track=False, going=lambda: not sink.windows).tree({pid: pid})
+            Walk(sink, dirty_only=False, track=False, going=lambda: not sink.windows).tree(
+                {pid: pid}
+            )
             assert 0 < sum(map(len, sink.windows)) <= 4 * MIB

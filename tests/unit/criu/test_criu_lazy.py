@@ -79,7 +79,10 @@ def test_one_that_is_never_entered_starts_nothing(folder: int) -> None:
 
 
 def test_a_daemon_that_cannot_be_started(folder: int) -> None:
-    with pytest.raises(PlatformError), LazyPages(CriuBinary(("no-such-criu",), "a test"), folder, {}, []):
+    with (
+        pytest.raises(PlatformError),
+        LazyPages(CriuBinary(("no-such-criu",), "a test"), folder, {}, []),
+    ):
         pass
 
 
@@ -95,9 +98,12 @@ class _Exhausted:
 def test_whatever_keeps_pages_from_coming_ends_it(folder: int) -> None:
     """The daemon would wait for the page, and the tree, and we, for the daemon."""
     image = LazyImage([PagemapEntry(0x1000, 1, PE_LAZY)], _Exhausted())  # type: ignore[arg-type]
-    pages = LazyPages(CriuBinary((sys.executable, "-S", "-c", ASKS), "a test"), folder, {1: image}, [])
+    pages = LazyPages(
+        CriuBinary((sys.executable, "-S", "-c", ASKS), "a test"), folder, {1: image}, []
+    )
     with pages:
-        assert pages._daemon is not None and pages._daemon.wait(60) == 0  # it has met the end of the stream
+        # it has met the end of the stream
+        assert pages._daemon is not None and pages._daemon.wait(60) == 0
         with pytest.raises(MemoryError):
             pages.finish()
         pages.stop()

@@ -1,4 +1,6 @@
-"""Which memory goes past CRIU: only what no one else has a hand in, and all pages of a task exactly once, in order."""
+"""Which memory goes past CRIU: only what no one else has a hand in, and all pages of a task exactly
+once, in order.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ PLAIN = {"flags": 0x22, "status": 0x201, "prot": 3}
 def vma(memory: Any, start: int, pages: int, **values: int) -> None:
     """A mapping, by page numbers."""
     added = filled(memory.vmas.add())
-    for field, value in {"start": at(start), "end": at(start + pages), "fd": -1, **PLAIN, **values}.items():
+    for field, value in {
+        "start": at(start),
+        "end": at(start + pages),
+        "fd": -1,
+        **PLAIN,
+        **values,
+    }.items():
         setattr(added, field, value)
 
 
@@ -38,7 +46,9 @@ def run(page: int, pages: int, flags: int = USUAL) -> PagemapEntry:
 
 
 class Images:
-    """The images of a parent, a child of the same program, and one of another, with the mappings that a test gives them."""
+    """The images of a parent, a child of the same program, and one of another, with the mappings
+    that a test gives them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = os.open(folder, os.O_RDONLY)
@@ -49,7 +59,10 @@ class Images:
             for thread in entry.threads:
                 self.core(thread)
         images.write(self.folder, "pstree.img", "PSTREE", entries)
-        self.memories = {pid: filled(schema.message("MM")(), exe_file_id=7 + (pid == STRANGER)) for pid, _ppid in tree}
+        self.memories = {
+            pid: filled(schema.message("MM")(), exe_file_id=7 + (pid == STRANGER))
+            for pid, _ppid in tree
+        }
 
     def core(self, thread: int, rseq: int | None = None) -> None:
         core = schema.message("CORE")()
@@ -62,7 +75,9 @@ class Images:
         images.write(self.folder, f"core-{thread}.img", "CORE", [core])
 
     def divide(
-        self, entries: Mapping[int, Sequence[PagemapEntry]], own: Mapping[int, Sequence[tuple[int, int]]] | None = None
+        self,
+        entries: Mapping[int, Sequence[PagemapEntry]],
+        own: Mapping[int, Sequence[tuple[int, int]]] | None = None,
     ) -> dict[int, list[tuple[PagemapEntry, bool]]]:
         for pid, memory in self.memories.items():
             if memory.vmas:
@@ -80,13 +95,17 @@ def kit(tmp_path: Path) -> Iterator[Images]:
 def test_plain_memory_goes_directly(kit: Images) -> None:
     vma(kit.memories[ROOT], 0, 1000)
     entries = [run(0, LEAST), run(100, LEAST - 1), run(200, 800)]
-    assert kit.divide({ROOT: entries}) == {ROOT: [(entries[0], True), (entries[1], False), (entries[2], True)]}
+    assert kit.divide({ROOT: entries}) == {
+        ROOT: [(entries[0], True), (entries[1], False), (entries[2], True)]
+    }
 
 
 def test_something_is_left_to_criu(kit: Images) -> None:
     """It looks at the first run of a page map without asking whether there is one."""
     vma(kit.memories[ROOT], 0, 1000)
-    assert kit.divide({ROOT: [run(0, 100), run(200, 100)]}) == {ROOT: [(run(0, 100), False), (run(200, 100), True)]}
+    assert kit.divide({ROOT: [run(0, 100), run(200, 100)]}) == {
+        ROOT: [(run(0, 100), False), (run(200, 100), True)]
+    }
 
 
 @pytest.mark.parametrize("flags", [PE_PRESENT, PE_LAZY, PE_PARENT | PE_LAZY])
@@ -115,7 +134,9 @@ def test_special_memory_does_not(special: dict[str, int], kit: Images) -> None:
     vma(kit.memories[ROOT], 0, 100)
     vma(kit.memories[ROOT], 100, 100, **special)
     vma(kit.memories[ROOT], 200, 100)
-    assert kit.divide({ROOT: [run(0, 300)]}) == {ROOT: [(run(0, 100), True), (run(100, 100), False), (run(200, 100), True)]}
+    assert kit.divide({ROOT: [run(0, 300)]}) == {
+        ROOT: [(run(0, 100), True), (run(100, 100), False), (run(200, 100), True)]
+    }
 
 
 def test_what_a_parent_and_its_child_may_share_does_not(kit: Images) -> None:
@@ -140,7 +161,13 @@ def test_what_a_task_is_known_to_share_with_nobody_does(kit: Images) -> None:
     own = [(at(0), at(LEAST - 1)), (at(90), at(300)), (at(310), at(500)), (at(600), at(700))]
     divided = kit.divide({ROOT: entries, CHILD: entries}, {CHILD: own})
     assert divided[ROOT] == [(entry, False) for entry in entries]
-    expected = [(run(0, 100), False), (run(200, 100), True), (run(300, 10), False), (run(310, 190), True), (entries[2], False)]
+    expected = [
+        (run(0, 100), False),
+        (run(200, 100), True),
+        (run(300, 10), False),
+        (run(310, 190), True),
+        (entries[2], False),
+    ]
     assert divided[CHILD] == expected
 
 
@@ -149,14 +176,22 @@ def test_where_the_kernel_writes_by_itself_does_not(thread: int, kit: Images) ->
     """In its page of restartable sequences every thread is told its processor before it runs."""
     kit.core(thread, at(150) + 64)
     vma(kit.memories[ROOT], 0, 300)
-    assert kit.divide({ROOT: [run(0, 300)]}) == {ROOT: [(run(0, 150), True), (run(150, 1), False), (run(151, 149), True)]}
+    assert kit.divide({ROOT: [run(0, 300)]}) == {
+        ROOT: [(run(0, 150), True), (run(150, 1), False), (run(151, 149), True)]
+    }
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 80), st.integers(1, 300), st.booleans()), min_size=1, max_size=12),
-    st.lists(st.tuples(st.integers(0, 80), st.integers(1, 300), st.booleans()), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(st.integers(0, 80), st.integers(1, 300), st.booleans()), min_size=1, max_size=12
+    ),
+    st.lists(
+        st.tuples(st.integers(0, 80), st.integers(1, 300), st.booleans()), min_size=1, max_size=12
+    ),
 )
-def test_every_page_goes_one_way(areas: list[tuple[int, int, bool]], runs: list[tuple[int, int, bool]]) -> None:
+def test_every_page_goes_one_way(
+    areas: list[tuple[int, int, bool]], runs: list[tuple[int, int, bool]]
+) -> None:
     good: set[int] = set()
     ranges: list[tuple[int, int]] = []
     page = 0

@@ -19,10 +19,15 @@ RUN = "01234567-89ab-cdef-0123-456789abcdef"
 
 @pytest.mark.parametrize("lines", [3, 400_000])
 def test_the_beginning_and_the_end_of_a_log(lines: int, tmp_path: Path) -> None:
-    """However many processes it tells of: which run it was is at its beginning, why it failed at its end."""
+    """However many processes it tells of: which run it was is at its beginning, why it failed at
+    its end.
+    """
     with (tmp_path / LOG_NAME).open("w") as log:
         log.write(f"(00.000001) CRIU run id = {RUN}\n")
-        log.writelines(f"(00.{n:06}) 0x7f{n:010x}-0x7f{n:010x} (4K) prot 0x3 flags 0x22\n" for n in range(lines))
+        log.writelines(
+            f"(00.{n:06}) 0x7f{n:010x}-0x7f{n:010x} (4K) prot 0x3 flags 0x22\n"
+            for n in range(lines)
+        )
         log.write("(09.000000) Error (criu/files.c:1): the reason\n")
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -52,7 +57,9 @@ class Silent:
         raise self.error
 
 
-@pytest.mark.parametrize(("error", "undone"), [(CriuRefused("no"), True), (CriuGone("killed"), False)])
+@pytest.mark.parametrize(
+    ("error", "undone"), [(CriuRefused("no"), True), (CriuGone("killed"), False)]
+)
 def test_who_has_undone_what_it_began(error: Exception, undone: bool, tmp_path: Path) -> None:
     """Only CRIU's own word says so."""
     folder = os.open(tmp_path, os.O_RDONLY)

@@ -1,4 +1,6 @@
-"""What CRIU finds out about the kernel is kept where CRIU does not keep it, and leads nobody astray."""
+"""What CRIU finds out about the kernel is kept where CRIU does not keep it, and leads nobody
+astray.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,17 @@ def kept():
 def _with(kind: str, code: str, cwd: Path) -> None:
     """Run it in a mount namespace in which ``/run`` is an empty file system of this kind."""
     script = f'mount -t {kind} none /run && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", BEGINNING + code]
+    command = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        script,
+        "sh",
+        sys.executable,
+        "-c",
+        BEGINNING + code,
+    ]
     done = subprocess.run(command, cwd=cwd, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -26,7 +26,9 @@ def entry(kind: str, **fields: Any) -> Any:
 def regular(number: int, name: str) -> Any:
     made = schema.message("FILES")(type=1, id=number)
     made.reg.id, made.reg.flags, made.reg.pos, made.reg.name = number, 0, 0, name
-    made.reg.fown.uid = made.reg.fown.euid = made.reg.fown.signum = made.reg.fown.pid_type = made.reg.fown.pid = 0
+    made.reg.fown.uid = made.reg.fown.euid = made.reg.fown.signum = made.reg.fown.pid_type = (
+        made.reg.fown.pid
+    ) = 0
     return made
 
 
@@ -44,7 +46,13 @@ def images(tmp_path: Path) -> Iterator[ImageSet]:
         body = entry("FIFO_DATA", pipe_id=number, bytes=len(data), size=65536).SerializeToString()
         content += [struct.pack("<I", len(body)), body, data]
     (tmp_path / "fifo-data.img").write_bytes(b"".join(content))
-    files = [regular(101, "one"), fifo(1, ONE, 101), regular(102, "link"), fifo(2, ONE, 102), regular(103, "other")]
+    files = [
+        regular(101, "one"),
+        fifo(1, ONE, 101),
+        regular(102, "link"),
+        fifo(2, ONE, 102),
+        regular(103, "other"),
+    ]
     files += [fifo(3, OTHER, 103), regular(104, "ghost"), fifo(4, GHOST, 104)]
     files += [regular(105, "moved"), fifo(5, MOVED, 105), regular(106, "link_remap.1")]
     write(folder, "files.img", "FILES", files)

@@ -33,7 +33,9 @@ def _forget(folder: Path) -> None:
 
 
 def test_the_states_go_and_the_rest_stays(tmp_path: Path) -> None:
-    (tmp_path / "route-9.img").write_bytes(_MAGIC + _route(_DEAD | _LINKDOWN, _LINKDOWN | _ONLINK) * 2)
+    (tmp_path / "route-9.img").write_bytes(
+        _MAGIC + _route(_DEAD | _LINKDOWN, _LINKDOWN | _ONLINK) * 2
+    )
     (tmp_path / "route6-9.img").write_bytes(_MAGIC + _route(_ONLINK, 0))
     _forget(tmp_path)
     assert (tmp_path / "route-9.img").read_bytes() == _MAGIC + _route(0, _ONLINK) * 2

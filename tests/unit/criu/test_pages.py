@@ -71,7 +71,9 @@ def content(vaddr: int, count: int) -> bytes:
 
 
 def send(sock: socket.socket, dst: int, runs: list[tuple[int, int, int]]) -> None:
-    """What CRIU sends for one image: OPEN2 (answered by a byte), then each run behind its header."""
+    """What CRIU sends for one image: OPEN2 (answered by a byte), then each run behind its
+    header.
+    """
     sock.sendall(HEADER.pack(OPEN2, 0, 0, dst))
     assert sock.recv(1) == b"\0"
     for vaddr, count, flags in runs:
@@ -105,7 +107,9 @@ def page_maps(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(page_maps(), min_size=1, max_size=3))
-def test_every_page_arrives_once_in_windows_of_its_address(images: list[list[tuple[int, int, int]]]) -> None:
+def test_every_page_arrives_once_in_windows_of_its_address(
+    images: list[list[tuple[int, int, int]]],
+) -> None:
     ours, theirs = pages.socket_pair()
     with theirs:
         sink = Sink()
@@ -122,7 +126,9 @@ def test_every_page_arrives_once_in_windows_of_its_address(images: list[list[tup
         assert [len(w) for w in windows] == list(window_sizes(image.entries))
         assert sink.places[image.key] == [struct.unpack_from("<Q", window)[0] for window in windows]
         for window in windows:
-            addresses = [struct.unpack_from("<Q", window, at)[0] for at in range(0, len(window), PAGE)]
+            addresses = [
+                struct.unpack_from("<Q", window, at)[0] for at in range(0, len(window), PAGE)
+            ]
             assert len({address // WINDOW for address in addresses}) == 1
             assert all(after - before < PAGE + GAP for before, after in pairwise(addresses))
         assert image.pages == sum(count for _v, count, _f in runs)
@@ -162,7 +168,9 @@ def test_a_hole_without_parent_is_refused(pair: tuple[socket.socket, socket.sock
 
 
 @pytest.mark.parametrize("cut", [1, 31, 33, 32 + PAGE // 2, 32 + PAGE + 5])
-def test_a_stream_that_is_cut_off_is_never_complete(pair: tuple[socket.socket, socket.socket], cut: int) -> None:
+def test_a_stream_that_is_cut_off_is_never_complete(
+    pair: tuple[socket.socket, socket.socket], cut: int
+) -> None:
     ours, theirs = pair
     receiver = PageReceiver(ours, Sink())
     receiver.start()
@@ -185,13 +193,16 @@ def test_an_error_of_the_sink_reaches_the_dump(pair: tuple[socket.socket, socket
     receiver = PageReceiver(ours, Full())
     receiver.start()
     # More than the socket has room for, so that it cannot all be sent before the receiver fails.
-    with pytest.raises((BrokenPipeError, ConnectionResetError)):  # the latter if something was not read yet
+    # the latter if something was not read yet
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
         send(theirs, 1 << 8 | TASK, [(n * 4000 * PAGE, 4000, PE_PRESENT) for n in range(16)])
     with pytest.raises(OSError, match="full"):
         receiver.finish()
 
 
-def test_an_error_at_the_last_window_reaches_the_dump_too(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_an_error_at_the_last_window_reaches_the_dump_too(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     class Broken(Sink):
         def release(self, buffer: Buffer) -> None:
             raise OSError(28, "full at the end")
@@ -205,13 +216,18 @@ def test_an_error_at_the_last_window_reaches_the_dump_too(pair: tuple[socket.soc
         receiver.finish()
 
 
-def test_a_page_in_which_criu_is_running_is_read_again(pair: tuple[socket.socket, socket.socket]) -> None:
-    """The page comes with CRIU's instruction in it; the memory of the process has its true content."""
+def test_a_page_in_which_criu_is_running_is_read_again(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    """The page comes with CRIU's instruction in it; the memory of the process has its true
+    content.
+    """
     truth = os.urandom(PAGE)
     with mmap.mmap(-1, PAGE) as memory:
         memory[:] = bytes.fromhex("0f05cccccccccccc") + truth[8:]
         address = _address_of(memory)
-        settle = threading.Timer(0.05, lambda: memory.__setitem__(slice(None), truth))  # CRIU puts the old bytes back
+        # CRIU puts the old bytes back
+        settle = threading.Timer(0.05, lambda: memory.__setitem__(slice(None), truth))
         ours, theirs = pair
         sink = Sink()
         receiver = PageReceiver(ours, sink)
@@ -232,6 +248,8 @@ def test_a_page_in_which_criu_is_running_is_read_again(pair: tuple[socket.socket
 
 
 def _address_of(memory: mmap.mmap) -> int:
-    """Where a mapping lies; the exporting array is gone on return, so that the mapping can be closed."""
+    """Where a mapping lies; the exporting array is gone on return, so that the mapping can be
+    closed.
+    """
     array = (ctypes.c_char * PAGE).from_buffer(memory)
     return ctypes.addressof(array)

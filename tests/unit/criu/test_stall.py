@@ -16,7 +16,9 @@ from criuctl.proc.tree import Process, read_tree
 BUSY = "import os, time\nif os.fork() == 0:\n while True: sum(range(99999))\ntime.sleep(1000)"
 
 
-@pytest.mark.parametrize(("code", "works"), [(BUSY, True), ("import time; time.sleep(1000)", False)])
+@pytest.mark.parametrize(
+    ("code", "works"), [(BUSY, True), ("import time; time.sleep(1000)", False)]
+)
 def test_work_anywhere_below_counts(code: str, works: bool) -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", code]) as process:
         try:
@@ -30,7 +32,9 @@ def test_work_anywhere_below_counts(code: str, works: bool) -> None:
             below = read_tree(process.pid)
             hang_detection.end(process.pid)
             process.wait()
-    wait_until(lambda: not any(each.identity.alive() for each in below), 20, "all of them are ended")
+    wait_until(
+        lambda: not any(each.identity.alive() for each in below), 20, "all of them are ended"
+    )
 
 
 def test_a_criu_that_does_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,4 +51,6 @@ def test_a_criu_that_does_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(rpc.CriuGone, match="has done nothing for"):
         ask()
-    wait_until(lambda: not any(each.identity.alive() for each in below), 20, "all of them are ended")
+    wait_until(
+        lambda: not any(each.identity.alive() for each in below), 20, "all of them are ended"
+    )

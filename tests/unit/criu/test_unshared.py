@@ -1,4 +1,6 @@
-"""Which mappings are cut because a child shares none of them, and which pages are looked at to know."""
+"""Which mappings are cut because a child shares none of them, and which pages are looked at to
+know.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,29 @@ def laid(gaps: Sequence[tuple[int, int]]) -> list[PagemapEntry]:
 
 
 @given(runs, st.integers(0, 4000), st.integers(1, 4000))
-def test_a_sample_is_of_pages_that_are_there(gaps: list[tuple[int, int]], skip: int, pages: int) -> None:
-    """In the range, none twice, as many as wanted, and one in each stretch: no large part is left out."""
+def test_a_sample_is_of_pages_that_are_there(
+    gaps: list[tuple[int, int]], skip: int, pages: int
+) -> None:
+    """In the range, none twice, as many as wanted, and one in each stretch: no large part is left
+    out.
+    """
     entries = laid(gaps)
     start, end = BASE + skip * PAGE, BASE + (skip + pages) * PAGE
-    present = [v for e in entries for v in range(e.vaddr, e.vaddr + e.pages * PAGE, PAGE) if start <= v < end]
+    present = [
+        v
+        for e in entries
+        for v in range(e.vaddr, e.vaddr + e.pages * PAGE, PAGE)
+        if start <= v < end
+    ]
     sample = list(TaskPages(-1, entries).sample(start, end))
     assert len(sample) == min(max(len(present) // 64, 16), 256, len(present))
     places = [present.index(vaddr) for vaddr in sample]
     for number, place in enumerate(places):
-        assert len(present) * number // len(sample) <= place < len(present) * (number + 1) // len(sample)
+        assert (
+            len(present) * number // len(sample)
+            <= place
+            < len(present) * (number + 1) // len(sample)
+        )
 
 
 @given(runs)
@@ -58,14 +73,17 @@ def test_a_page_is_found_by_its_address(gaps: list[tuple[int, int]]) -> None:
         assert task.page(entries[0].vaddr - PAGE) is None
         for entry in entries:
             for page in (0, entry.pages - 1):
-                assert task.page(entry.vaddr + page * PAGE) == (number + page).to_bytes(4, "big") * (PAGE // 4)
+                assert task.page(entry.vaddr + page * PAGE) == (number + page).to_bytes(
+                    4, "big"
+                ) * (PAGE // 4)
             number += entry.pages
         assert task.page(entries[-1].vaddr + entries[-1].pages * PAGE) is None
     finally:
         os.close(fd)
 
 
-# -- images -----------------------------------------------------------------------------------------
+# -- images
+# -----------------------------------------------------------------------------------------
 
 
 class Tree:
@@ -79,7 +97,15 @@ class Tree:
         entries = [filled(schema.message("PSTREE")(), pid=pid, ppid=ppid) for pid, ppid in tree]
         images.write(self.folder, "pstree.img", "PSTREE", entries)
 
-    def task(self, pid: int, content: bytes, *, area: tuple[int, int] = AREA, program: int = 1, **vma: int) -> None:
+    def task(
+        self,
+        pid: int,
+        content: bytes,
+        *,
+        area: tuple[int, int] = AREA,
+        program: int = 1,
+        **vma: int,
+    ) -> None:
         """`content` is the first byte of each page."""
         memory = filled(schema.message("MM")(), exe_file_id=program)
         for field, value in {
@@ -126,17 +152,22 @@ A, B, C = (bytes([byte]) * WORTHWHILE for byte in b"abc")
 @pytest.mark.parametrize(
     ("contents", "areas"),
     [
-        ((A, B, C), (WHOLE, CUT, WHOLE)),  # the third one's ends are not those of the second's parts
+        # the third one's ends are not those of the second's parts
+        ((A, B, C), (WHOLE, CUT, WHOLE)),
         ((A, A, A), (WHOLE, WHOLE, WHOLE)),
         ((A, A, B), (WHOLE, WHOLE, CUT)),
         ((A, B, B), (WHOLE, CUT, CUT)),  # what is shared further down has the same ends
         ((A, B[:128] + A[128:], C), (WHOLE, WHOLE, CUT)),  # a part of it is shared
     ],
 )
-def test_what_is_not_shared_is_cut(tree: Tree, contents: tuple[bytes, bytes, bytes], areas: tuple[Any, Any, Any]) -> None:
+def test_what_is_not_shared_is_cut(
+    tree: Tree, contents: tuple[bytes, bytes, bytes], areas: tuple[Any, Any, Any]
+) -> None:
     for pid, content in zip((ROOT, CHILD, GRANDCHILD), contents, strict=True):
         tree.task(pid, content)
-    assert unshared.part(tree.folder, direct.tasks(tree.folder), tree.tasks) == sum(area == CUT for area in areas)
+    assert unshared.part(tree.folder, direct.tasks(tree.folder), tree.tasks) == sum(
+        area == CUT for area in areas
+    )
     assert tuple(tree.areas(pid) for pid in (ROOT, CHILD, GRANDCHILD)) == areas
 
 

@@ -18,7 +18,9 @@ MIB = 1 << 20
 
 def opened(path: str, fd: int = 3, mode: int = stat.S_IFCHR) -> Descriptor:
     blank: dict[str, Any] = dict.fromkeys(Descriptor._fields, 0)
-    return Descriptor(**blank | {"fd": fd, "target": path, "mode": mode, "rdev": os.makedev(195, fd), "extra": ()})
+    return Descriptor(
+        **blank | {"fd": fd, "target": path, "mode": mode, "rdev": os.makedev(195, fd), "extra": ()}
+    )
 
 
 def mapped(path: str, size: int, start: int = 0x200000000) -> Mapping:
@@ -30,7 +32,12 @@ def user(pid: int, *ranges: Mapping, nodes: tuple[str, ...] = ("/dev/nvidia0",))
 
 
 def device(letter: str, **other: Any) -> Device:
-    known: dict[str, Any] = {"uuid": f"GPU-{letter}", "name": "H200", "memory": 100, "capability": "9.0"}
+    known: dict[str, Any] = {
+        "uuid": f"GPU-{letter}",
+        "name": "H200",
+        "memory": 100,
+        "capability": "9.0",
+    }
     return Device(**known | other)
 
 
@@ -95,7 +102,10 @@ def test_the_same_devices_need_no_pairs() -> None:
 
 
 def test_every_device_is_named_when_one_is_replaced() -> None:
-    assert pair([device("a"), device("b")], [device("b"), device("c")]) == {"GPU-b": "GPU-b", "GPU-a": "GPU-c"}
+    assert pair([device("a"), device("b")], [device("b"), device("c")]) == {
+        "GPU-b": "GPU-b",
+        "GPU-a": "GPU-c",
+    }
 
 
 @pytest.mark.parametrize("other", [{"name": "A100"}, {"capability": "8.0"}, {"memory": 99}])

@@ -46,7 +46,9 @@ def test_examples_do_not_run_where_they_are() -> None:
     assert all(os.access(path, os.X_OK) for path in programs)
 
 
-def test_not_now(hooks: HookFolder, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_not_now(
+    hooks: HookFolder, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     install(hooks, "pre-dump", "not-now")
     monkeypatch.setenv("CRIUCTL_NOT_NOW_DIR", str(tmp_path))
     config = replace(config, hook_env=("CRIUCTL_NOT_NOW_DIR",))
@@ -60,7 +62,9 @@ def test_not_now(hooks: HookFolder, config: Config, monkeypatch: pytest.MonkeyPa
         run(config, "pre-dump", session="db")
 
 
-def test_mail(hooks: HookFolder, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mail(
+    hooks: HookFolder, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     install(hooks, "snapshot-failed", "mail")
     sendmail = tmp_path / "bin" / "sendmail"
     sendmail.parent.mkdir()
@@ -75,8 +79,19 @@ def test_mail(hooks: HookFolder, config: Config, monkeypatch: pytest.MonkeyPatch
     assert "web could not be dumped" in mail
     assert "CRIU said no" in mail
     assert (tmp_path / "arguments").read_text() == "-t -oi\n"
-    odd = {"code": "dump-failed", "exit_code": 5, "message": "/srv/caf\udce9 has changed", "hint": ""}
-    result = run(replace(config, hook_env=("CRIUCTL_MAIL_TO",)), "snapshot-failed", target="cgroup:/a\nb", store="/s", error=odd)
+    odd = {
+        "code": "dump-failed",
+        "exit_code": 5,
+        "message": "/srv/caf\udce9 has changed",
+        "hint": "",
+    }
+    result = run(
+        replace(config, hook_env=("CRIUCTL_MAIL_TO",)),
+        "snapshot-failed",
+        target="cgroup:/a\nb",
+        store="/s",
+        error=odd,
+    )
     assert result.ok, result.error
     mail = (tmp_path / "mail").read_text()
     assert "cgroup:/a b could not be dumped" in mail
@@ -109,7 +124,11 @@ def receiver() -> Iterator[http.server.HTTPServer]:
 
 
 def test_webhook(
-    hooks: HookFolder, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, receiver: http.server.HTTPServer
+    hooks: HookFolder,
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    receiver: http.server.HTTPServer,
 ) -> None:
     install(hooks, "snapshot-failed", "webhook")
     file = tmp_path / "address"
@@ -118,7 +137,11 @@ def test_webhook(
     config = replace(config, hook_env=("CRIUCTL_WEBHOOK_FILE",))
     assert run(config, "snapshot-failed", **FAILED).data == {"status": 204}
     (posted,) = map(json.loads, _Receiver.got)
-    assert (posted["target"], posted["error"], posted["phase"]) == ("web", FAILED["error"], "snapshot-failed")
+    assert (posted["target"], posted["error"], posted["phase"]) == (
+        "web",
+        FAILED["error"],
+        "snapshot-failed",
+    )
     _Receiver.status = 500
     assert "answered 500" in run(config, "snapshot-failed", **FAILED).error
     for address in ("http://127.0.0.1:1/secret-path", "http://127.0.0.1:1/a secret-path"):
@@ -132,7 +155,9 @@ def test_the_contract_s_own_examples(hooks: HookFolder, config: Config, tmp_path
     text = (EXAMPLES.parent / "README.md").read_text()
     assert all(f"| `{phase}` |" in text for phase in PHASES)
     text = text.replace("/run/", f"{tmp_path}/")
-    sh, python = (text.split(f"```{language}\n")[1].split("```")[0] for language in ("sh", "python"))
+    sh, python = (
+        text.split(f"```{language}\n")[1].split("```")[0] for language in ("sh", "python")
+    )
     hooks.file("pre-dump", "50-nightly", sh)
     hooks.file("post-restore", "50-announce", python)
     assert run(config, "pre-dump").ok

@@ -21,16 +21,32 @@ def names(config: Config, phase: str = "pre-dump") -> list[tuple[str, str]]:
     return [(hook.name, hook.path.split("/")[-3]) for hook in executables(config, phase)]
 
 
-def test_order_is_by_file_name_over_all_folders(hooks: HookFolder, shipped: HookFolder, config: Config, tmp_path: Path) -> None:
+def test_order_is_by_file_name_over_all_folders(
+    hooks: HookFolder, shipped: HookFolder, config: Config, tmp_path: Path
+) -> None:
     more = HookFolder(tmp_path / "more")
-    for folder, name in ((hooks, "30-c"), (shipped, "20-b"), (more, "10-a"), (more, "100-d"), (hooks, "9-e")):
+    for folder, name in (
+        (hooks, "30-c"),
+        (shipped, "20-b"),
+        (more, "10-a"),
+        (more, "100-d"),
+        (hooks, "9-e"),
+    ):
         folder.sh("pre-dump", name, "true")
     config = replace(config, hook_dirs=(*config.hook_dirs, str(more.path)))
-    assert names(config) == [("10-a", "more"), ("100-d", "more"), ("20-b", "shipped"), ("30-c", "hooks"), ("9-e", "hooks")]
+    assert names(config) == [
+        ("10-a", "more"),
+        ("100-d", "more"),
+        ("20-b", "shipped"),
+        ("30-c", "hooks"),
+        ("9-e", "hooks"),
+    ]
     assert names(config, "frozen") == []
 
 
-def test_a_later_folder_replaces_and_masks(hooks: HookFolder, shipped: HookFolder, config: Config) -> None:
+def test_a_later_folder_replaces_and_masks(
+    hooks: HookFolder, shipped: HookFolder, config: Config
+) -> None:
     for name in ("kept", "replaced", "emptied", "disabled"):
         shipped.sh("pre-dump", name, "true")
     hooks.sh("pre-dump", "replaced", "true")
@@ -56,7 +72,9 @@ def test_what_is_built_in_is_listed_first(hooks: HookFolder, config: Config) -> 
     assert [(h.name, h.origin) for h in all_hooks(config, "frozen")][-1] == ("aaa", "configured")
     listed = {(h.phase, h.name) for h in all_hooks(config) if h.origin == "built-in"}
     wanted = {("frozen", "connections"), ("frozen", "terminals")}
-    assert listed == wanted | {("reconnect", name) for name in ("postgresql", "redis", "journal", "tcp")}
+    assert listed == wanted | {
+        ("reconnect", name) for name in ("postgresql", "redis", "journal", "tcp")
+    }
 
 
 def test_what_ships_is_found_in_the_checkout() -> None:
@@ -129,7 +147,9 @@ SPOILERS = [
 
 
 @pytest.mark.parametrize("spoil", SPOILERS, ids=lambda f: f.__name__.strip("_"))
-def test_what_others_can_change_is_refused(spoil: Callable[[Path], Path], hooks: HookFolder, config: Config) -> None:
+def test_what_others_can_change_is_refused(
+    spoil: Callable[[Path], Path], hooks: HookFolder, config: Config
+) -> None:
     path = hooks.sh("pre-dump", "hook", "true")
     (sound,) = executables(config, "pre-dump")
     assert sound.refused == ""
@@ -139,14 +159,18 @@ def test_what_others_can_change_is_refused(spoil: Callable[[Path], Path], hooks:
     assert str(culprit) in spoilt.hint
 
 
-def test_others_cannot_mask_a_hook_either(hooks: HookFolder, shipped: HookFolder, config: Config) -> None:
+def test_others_cannot_mask_a_hook_either(
+    hooks: HookFolder, shipped: HookFolder, config: Config
+) -> None:
     shipped.sh("pre-dump", "guard", "true")
     hooks.file("pre-dump", "guard", "", mode=0o666)
     (found,) = executables(config, "pre-dump")
     assert "can be written by others" in found.refused
 
 
-def test_sound_links_and_folders_above_are_no_objection(hooks: HookFolder, config: Config, tmp_path: Path) -> None:
+def test_sound_links_and_folders_above_are_no_objection(
+    hooks: HookFolder, config: Config, tmp_path: Path
+) -> None:
     tmp_path.chmod(0o777)  # above the configured folder: the operator's own choice
     link = hooks.path / "pre-dump" / "true"
     link.parent.mkdir()
@@ -154,7 +178,10 @@ def test_sound_links_and_folders_above_are_no_objection(hooks: HookFolder, confi
     assert objection(str(link), str(hooks.path)) is None
     dangling = hooks.path / "pre-dump" / "dangling"
     dangling.symlink_to("nowhere")
-    assert [(h.name, bool(h.refused)) for h in executables(config, "pre-dump")] == [("dangling", True), ("true", False)]
+    assert [(h.name, bool(h.refused)) for h in executables(config, "pre-dump")] == [
+        ("dangling", True),
+        ("true", False),
+    ]
 
 
 def test_a_configured_folder_that_is_a_link(hooks: HookFolder, tmp_path: Path) -> None:

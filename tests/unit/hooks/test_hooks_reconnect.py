@@ -1,4 +1,6 @@
-"""A hook that is handed a socket: what it gets, what it is believed, and what is left of the socket's state."""
+"""A hook that is handed a socket: what it gets, what it is believed, and what is left of the
+socket's state.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,15 @@ from criuctl.config import Config
 from criuctl.errors import ConfigError
 from criuctl.hooks.reconnect import _secret_pipe, run_reconnect
 
-PREAMBLE = "import json, os, socket, sys\ntold = json.load(sys.stdin)\nsock = socket.socket(fileno=3)\n"
-CONNECT = 'host, _, port = told["connection"]["peer"].rpartition(":")\nsock.connect((host, int(port)))\n'
-DONE = 'print(json.dumps({"outcome": "reconnected", "data": {"as": told["options"].get("user")}}))\n'
+PREAMBLE = (
+    "import json, os, socket, sys\ntold = json.load(sys.stdin)\nsock = socket.socket(fileno=3)\n"
+)
+CONNECT = (
+    'host, _, port = told["connection"]["peer"].rpartition(":")\nsock.connect((host, int(port)))\n'
+)
+DONE = (
+    'print(json.dumps({"outcome": "reconnected", "data": {"as": told["options"].get("user")}}))\n'
+)
 
 
 @pytest.fixture
@@ -38,10 +46,18 @@ def program() -> Iterator[socket.socket]:
         yield sock
 
 
-def call(config: Config, program: socket.socket, server: socket.socket, seconds: float = 20.0, **more: Any) -> dict[str, Any]:
+def call(
+    config: Config,
+    program: socket.socket,
+    server: socket.socket,
+    seconds: float = 20.0,
+    **more: Any,
+) -> dict[str, Any]:
     host, port = server.getsockname()
     record = {"pid": 1, "fd": 5, "family": "inet", "peer": f"{host}:{port}"}
-    return run_reconnect(config, "hook", program.fileno(), record, deadline=time.monotonic() + seconds, **more)
+    return run_reconnect(
+        config, "hook", program.fileno(), record, deadline=time.monotonic() + seconds, **more
+    )
 
 
 def test_the_socket_is_connected_and_its_state_is_its_own(
@@ -60,7 +76,11 @@ def test_the_socket_is_connected_and_its_state_is_its_own(
         finally:
             os._exit(0)
     answer = call(config, program, server, options={"user": "me"})
-    assert (answer["outcome"], answer["data"], answer["reason"]) == ("reconnected", {"as": "me"}, "")
+    assert (answer["outcome"], answer["data"], answer["reason"]) == (
+        "reconnected",
+        {"as": "me"},
+        "",
+    )
     assert program.getpeername() == server.getsockname()
     assert fcntl.fcntl(program, fcntl.F_GETFL) == flags
     program.shutdown(socket.SHUT_RDWR)
@@ -83,13 +103,19 @@ print(json.dumps({"outcome": "reconnected", "data": data}))
     answer = call(config, program, server, secret=secret)
     assert answer["data"] == {"length": len(secret), "spread": [], "parent": False, "mine": "***\n"}
     assert "quite" not in str(answer)
-    hooks.python("reconnect", "hook", PREAMBLE + "import os\nassert not os.path.exists('/proc/self/fd/4')\n" + CONNECT + DONE)
+    hooks.python(
+        "reconnect",
+        "hook",
+        PREAMBLE + "import os\nassert not os.path.exists('/proc/self/fd/4')\n" + CONNECT + DONE,
+    )
     with socket.socket() as other:
         assert call(config, other, server)["outcome"] == "reconnected"
 
 
 def test_a_secret_that_is_larger_than_a_pipe() -> None:
-    """A token out of a command, say: half of one would be refused by the peer, and nobody would know why."""
+    """A token out of a command, say: half of one would be refused by the peer, and nobody would
+    know why.
+    """
     secret = "".join(f"{number:08}" for number in range(20_000))
     reading = _secret_pipe(secret)
     with open(reading) as pipe:
@@ -98,22 +124,38 @@ def test_a_secret_that_is_larger_than_a_pipe() -> None:
 
 LIES = {
     "not connected": (DONE, "but it is not connected", True),
-    "failed try": ("assert sock.connect_ex(('127.0.0.1', 1)) == 111\n" + DONE, "but it is not connected", True),
+    "failed try": (
+        "assert sock.connect_ex(('127.0.0.1', 1)) == 111\n" + DONE,
+        "but it is not connected",
+        True,
+    ),
     "closed again": (CONNECT + "sock.shutdown(socket.SHUT_RDWR)\n" + DONE, "", True),
     "dies": (CONNECT + "os.kill(os.getpid(), 11)\n", "ended by signal 11", False),
     "fails": ("sys.exit('the peer is away')\n", "exit code 1", False),
-    "says failed": ('print(json.dumps({"outcome": "failed", "retry": True, "reason": "away"}))\n', "away", True),
+    "says failed": (
+        'print(json.dumps({"outcome": "failed", "retry": True, "reason": "away"}))\n',
+        "away",
+        True,
+    ),
     "hangs": ("import time\ntime.sleep(1000)\n", "ended after 1 s", False),
     "writes garbage": (CONNECT + "print('done')\n", "not JSON", False),
     "writes nothing": (CONNECT, "did not answer with an outcome", False),
-    "wrong kinds": (CONNECT + 'print(json.dumps({"outcome": "reconnected", "data": 3}))\n', "wrong kind", False),
+    "wrong kinds": (
+        CONNECT + 'print(json.dumps({"outcome": "reconnected", "data": 3}))\n',
+        "wrong kind",
+        False,
+    ),
     "too much": (CONNECT + "print('x' * 3000000)\n", "more than 1 MiB", False),
 }
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=list(LIES))
 def test_what_is_no_connection_is_found_out(
-    lie: tuple[str, str, bool], hooks: HookFolder, config: Config, program: socket.socket, server: socket.socket
+    lie: tuple[str, str, bool],
+    hooks: HookFolder,
+    config: Config,
+    program: socket.socket,
+    server: socket.socket,
 ) -> None:
     text, reason, retry = lie
     hooks.python("reconnect", "hook", PREAMBLE + text)

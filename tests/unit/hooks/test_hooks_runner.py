@@ -1,4 +1,6 @@
-"""One hook at a time: what it sees, how its answers are judged, and that nothing of it is left running."""
+"""One hook at a time: what it sees, how its answers are judged, and that nothing of it is left
+running.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def run(config: Config, phase: str = "post-commit", **facts: object) -> HookResu
     return result
 
 
-def test_a_hook_sees_its_input_and_nothing_of_ours(hooks: HookFolder, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_sees_its_input_and_nothing_of_ours(
+    hooks: HookFolder, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("CRIUCTL_STORE", "x")
     monkeypatch.setenv("PASSED", "on")
@@ -65,7 +69,9 @@ print(json.dumps({"data": data}))
         "CRIUCTL_HOOK_PID": "7",
     }
     assert data["env"].items() >= {"PASSED": "on", **own}.items()
-    assert not {"AWS_SECRET_ACCESS_KEY", "CRIUCTL_STORE", "PYTHONPATH", "UNSET"} & data["env"].keys()
+    assert (
+        not {"AWS_SECRET_ACCESS_KEY", "CRIUCTL_STORE", "PYTHONPATH", "UNSET"} & data["env"].keys()
+    )
 
 
 ENDS = {
@@ -85,13 +91,20 @@ ENDS = {
     "wrong kinds": ('echo \'{"warnings": "x"}\'', False, "wrong kind", ""),
     "huge numbers": ('echo \'{"data": {"n": 1e999}}\'', False, "too large", ""),
     "cut short": ("printf '{\"a\":'", False, "not JSON", ""),
-    "too deep": ('printf \'{"data":{"a":[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]}}\'', False, "nested too deeply", ""),
+    "too deep": (
+        'printf \'{"data":{"a":[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]}}\'',
+        False,
+        "nested too deeply",
+        "",
+    ),
     "huge output": ("yes", False, "more than 1 MiB", ""),
 }
 
 
 @pytest.mark.parametrize("script", ENDS.values(), ids=list(ENDS))
-def test_how_ends_and_answers_are_judged(script: tuple[str, bool, str, str], hooks: HookFolder, config: Config) -> None:
+def test_how_ends_and_answers_are_judged(
+    script: tuple[str, bool, str, str], hooks: HookFolder, config: Config
+) -> None:
     text, ok, error, veto = script
     hooks.sh("post-commit", "hook", text)
     result = run(config)
@@ -109,7 +122,12 @@ def test_a_file_that_is_no_program(hooks: HookFolder, config: Config) -> None:
 
 def test_results_are_what_the_manifest_s_schema_says(hooks: HookFolder, config: Config) -> None:
     schema = json.loads((Path(__file__).parents[3] / "images" / "manifest.schema.json").read_text())
-    for name, script in {"1": "true", "2": "echo e >&2; exit 3", "3": "exit 10", "4": 'echo \'{"warnings": ["w"]}\''}.items():
+    for name, script in {
+        "1": "true",
+        "2": "echo e >&2; exit 3",
+        "3": "exit 10",
+        "4": 'echo \'{"warnings": ["w"]}\'',
+    }.items():
         hooks.sh("frozen", name, script)
         asked = Hooks(config, Reporter())
         with contextlib.suppress(Vetoed):
@@ -121,7 +139,9 @@ def test_results_are_what_the_manifest_s_schema_says(hooks: HookFolder, config: 
 
 
 def test_output_is_kept_in_bounds(hooks: HookFolder, config: Config) -> None:
-    hooks.sh("post-commit", "hook", 'seq 100000 >&2; echo \'{"warnings": ["w"], "data": {"a": [1]}}\'')
+    hooks.sh(
+        "post-commit", "hook", 'seq 100000 >&2; echo \'{"warnings": ["w"], "data": {"a": [1]}}\''
+    )
     result = run(config)
     assert result.ok
     assert len(result.stderr) == 4096
@@ -143,8 +163,13 @@ STRAYS = {
 def _with_stray(hooks: HookFolder, script: str) -> tuple[str, Path]:
     """The script with $STRAY set, and the file in which the stray notes its PID."""
     noted = hooks.path / "pid"
-    stray = hooks.sh("strays", "stray", f"echo $$ > {noted}.new; mv {noted}.new {noted}; exec sleep 1000")
-    return f"STRAY={stray}; noted() {{ while [ ! -e {noted} ]; do sleep 0.01; done; }}\n{script}", noted
+    stray = hooks.sh(
+        "strays", "stray", f"echo $$ > {noted}.new; mv {noted}.new {noted}; exec sleep 1000"
+    )
+    return (
+        f"STRAY={stray}; noted() {{ while [ ! -e {noted} ]; do sleep 0.01; done; }}\n{script}",
+        noted,
+    )
 
 
 @pytest.mark.parametrize("how", STRAYS)
@@ -202,7 +227,10 @@ def test_what_is_forgotten_has_no_consequences(hooks: HookFolder, config: Config
     assert not asked.degraded and [result.ok for result in asked.results] == [True]
 
 
-@pytest.mark.parametrize("bad", [{"nonesuch": "veto"}, {"pre-dump": "maybe"}, {"post-commit": "veto"}, {"reconnect": "warn"}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"nonesuch": "veto"}, {"pre-dump": "maybe"}, {"post-commit": "veto"}, {"reconnect": "warn"}],
+)
 def test_policies_that_make_no_sense(bad: dict[str, str], config: Config) -> None:
     with pytest.raises(ConfigError, match="hook_failure"):
         Hooks(replace(config, hook_failure=bad), Reporter())
@@ -217,7 +245,9 @@ def test_a_veto_stops_the_hooks_after_it(hooks: HookFolder, config: Config) -> N
     assert hooks.told("pre-dump", "3") == []
 
 
-def test_a_refused_hook_is_not_run_and_vetoes(hooks: HookFolder, config: Config, tmp_path: Path) -> None:
+def test_a_refused_hook_is_not_run_and_vetoes(
+    hooks: HookFolder, config: Config, tmp_path: Path
+) -> None:
     hooks.sh("pre-dump", "hook", f"touch {tmp_path}/ran").chmod(0o777)
     with pytest.raises(Vetoed, match="can be written by others") as caught:
         Hooks(config, Reporter()).run("pre-dump")
@@ -231,16 +261,26 @@ def test_hooks_of_a_failure_are_told_it_once(hooks: HookFolder, config: Config) 
     with pytest.raises(Vetoed, match="the reason"), asked.telling("dump-failed"):
         raise Vetoed("the reason", hint="do this")
     (told,) = hooks.told("dump-failed")
-    assert told["error"] == {"code": "vetoed", "exit_code": 10, "message": "the reason", "hint": "do this"}
+    assert told["error"] == {
+        "code": "vetoed",
+        "exit_code": 10,
+        "message": "the reason",
+        "hint": "do this",
+    }
     asked.done = True
     with pytest.raises(ValueError), asked.telling("dump-failed"):
         raise ValueError
     assert len(hooks.told("dump-failed")) == 1
 
 
-def test_recorded_results_go_to_the_hook_of_the_same_name(hooks: HookFolder, config: Config) -> None:
+def test_recorded_results_go_to_the_hook_of_the_same_name(
+    hooks: HookFolder, config: Config
+) -> None:
     hooks.noting("post-restore", "mine")
-    recorded = [{"name": "mine", "phase": "frozen", "data": {"a": 1}}, {"name": "other", "phase": "frozen", "data": {}}]
+    recorded = [
+        {"name": "mine", "phase": "frozen", "data": {"a": 1}},
+        {"name": "other", "phase": "frozen", "data": {}},
+    ]
     Hooks(config, Reporter(), {"recorded": recorded}).run("post-restore")
     assert hooks.told("post-restore", "mine")[0]["recorded"] == recorded[:1]
 
@@ -267,7 +307,9 @@ def test_an_interrupt_ends_the_hook(hooks: HookFolder, config: Config) -> None:
 
 def test_a_hook_that_kills_its_watcher_goes_with_it(hooks: HookFolder, config: Config) -> None:
     noted = hooks.path / "pid"
-    hooks.sh("post-commit", "hook", f"echo $$ > {noted}; kill -9 $PPID; while :; do sleep 0.1; done")
+    hooks.sh(
+        "post-commit", "hook", f"echo $$ > {noted}; kill -9 $PPID; while :; do sleep 0.1; done"
+    )
     result = run(config)
     assert "watcher" in result.error
     wait_until(lambda: start_time(int(noted.read_text())) is None, 60, "the hook is gone")
@@ -277,15 +319,36 @@ def test_the_configuration_s_keys(hooks: HookFolder, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("hook_timeout: 7\nhook_env: [A, B]\nhook_failure: {frozen: veto}\n")
     config = load(
-        str(file), {"HOME": str(tmp_path), "CRIUCTL_HOOK_DIRS": f"{hooks.path}:/etc/more", "CRIUCTL_HOOK_TIMEOUT_FROZEN": "2"}
+        str(file),
+        {
+            "HOME": str(tmp_path),
+            "CRIUCTL_HOOK_DIRS": f"{hooks.path}:/etc/more",
+            "CRIUCTL_HOOK_TIMEOUT_FROZEN": "2",
+        },
     )
-    assert (config.hook_timeout, config.hook_timeout_frozen, config.hook_env) == (7.0, 2.0, ("A", "B"))
-    assert (config.hook_failure, config.hook_dirs) == ({"frozen": "veto"}, (str(hooks.path), "/etc/more"))
+    assert (config.hook_timeout, config.hook_timeout_frozen, config.hook_env) == (
+        7.0,
+        2.0,
+        ("A", "B"),
+    )
+    assert (config.hook_failure, config.hook_dirs) == (
+        {"frozen": "veto"},
+        (str(hooks.path), "/etc/more"),
+    )
     check(config)
-    for bad in ("hook_failure: [frozen]", "hook_failure: {frozen: 1}", "hook_failure: frozen", "hook_timeout: soon"):
+    for bad in (
+        "hook_failure: [frozen]",
+        "hook_failure: {frozen: 1}",
+        "hook_failure: frozen",
+        "hook_timeout: soon",
+    ):
         file.write_text(bad)
         with pytest.raises(ConfigError, match="hook_"):
             load(str(file), {"HOME": str(tmp_path)})
-    for wrong in ({"hook_timeout": 0.0}, {"hook_timeout_frozen": float("nan")}, {"hook_dirs": ("hooks",)}):
+    for wrong in (
+        {"hook_timeout": 0.0},
+        {"hook_timeout_frozen": float("nan")},
+        {"hook_dirs": ("hooks",)},
+    ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             check(Config(**wrong))

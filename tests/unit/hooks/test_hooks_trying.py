@@ -17,7 +17,18 @@ from criuctl.config import Config
 from criuctl.hooks.contract import PHASES
 from criuctl.ops.hook_trial import try_hooks
 
-ALWAYS = {"version", "phase", "session", "incarnation", "checkpoint", "pid", "inner_pid", "store", "labels", "leave_running"}
+ALWAYS = {
+    "version",
+    "phase",
+    "session",
+    "incarnation",
+    "checkpoint",
+    "pid",
+    "inner_pid",
+    "store",
+    "labels",
+    "leave_running",
+}
 MORE = {
     "snapshot-failed": {"target", "error"},
     "dump-failed": {"error"},
@@ -38,7 +49,9 @@ def test_what_a_hook_is_told(hooks: HookFolder, config: Config, tmp_path: Path, 
         socket.create_connection(listener.getsockname()) as sock,
         listener.accept()[0],
     ):
-        tree = subprocess.Popen([sys.executable, "-IS", "-c", "import signal; signal.pause()"], pass_fds=[sock.fileno()])
+        tree = subprocess.Popen(
+            [sys.executable, "-IS", "-c", "import signal; signal.pause()"], pass_fds=[sock.fileno()]
+        )
         try:
             fd = (None, sock.fileno()) if phase == "reconnect" else None
             trial = try_hooks(config, phase, "note", target=str(tree.pid), fd=fd)

@@ -17,7 +17,11 @@ from criuctl.store import open_store
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
     """Of a checkpoint in a new store of the test's own."""
-    config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"))
+    config = Config(
+        store=str(tmp_path / "store"),
+        state_dir=str(tmp_path / "state"),
+        cache_dir=str(tmp_path / "cache"),
+    )
     repository = Repository.open(open_store(config.store, config), config, create_local=True)
     with repository.writer(Reporter()) as writer:
         yield writer

@@ -20,10 +20,14 @@ def test_another_checkpoint_is_offered_for_what_is_damaged_or_missing(tmp_path: 
     for _ in range(3):
         kit.write(repository)
     second = repository.manifest("web@2")
-    with pytest.raises(Damaged, match="flipped") as damaged, offering_another(repository, "web@2", second):
+    with (
+        pytest.raises(Damaged, match="flipped") as damaged,
+        offering_another(repository, "web@2", second),
+    ):
         raise Damaged("flipped", hint="Look.")
     assert damaged.value.hint.endswith("then `criuctl restore web@1`. Look.")
-    with pytest.raises(ObjectMissing) as missing, offering_another(repository, "web"):  # its manifest is not to be read
+    # its manifest is not to be read
+    with pytest.raises(ObjectMissing) as missing, offering_another(repository, "web"):
         raise ObjectMissing("gone")
     assert "criuctl restore web@3" in missing.value.hint
     for ref, manifest in (("web@1", repository.manifest("web@1")), (second.id[:8], None)):
@@ -48,7 +52,12 @@ def test_what_has_left_is_not_brought_back_from_before_where_no_lease_tells(
     registry = Registry(kit.config(tmp_path, state_dir=str(tmp_path / "state")))
     check_not_moved(registry, repository, manifest, take_over=False)  # nothing is known of it
     moved = SessionRecord(
-        "web", manifest.session.id, incarnation=4, state="checkpointed", moved_to="ssh://there/web", home="there"
+        "web",
+        manifest.session.id,
+        incarnation=4,
+        state="checkpointed",
+        moved_to="ssh://there/web",
+        home="there",
     )
     registry.put(moved)
     if leases:
@@ -56,8 +65,10 @@ def test_what_has_left_is_not_brought_back_from_before_where_no_lease_tells(
         return
     with pytest.raises(Conflict, match="has left for there") as refused:
         check_not_moved(registry, repository, manifest, take_over=False)
-    assert "--take-over once it has ended there" in refused.value.hint  # of which nothing is known here
+    # of which nothing is known here
+    assert "--take-over once it has ended there" in refused.value.hint
     check_not_moved(registry, repository, manifest, take_over=True)
-    check_not_moved(registry, repository, replace(manifest, incarnation=4), take_over=False)  # dumped there since
+    # dumped there since
+    check_not_moved(registry, repository, replace(manifest, incarnation=4), take_over=False)
     registry.put(replace(moved, moved_to=""))
     check_not_moved(registry, repository, manifest, take_over=False)

@@ -1,4 +1,6 @@
-"""Names of unix sockets in the images of a restore: which are bound, which are given others, and what is left of a failure."""
+"""Names of unix sockets in the images of a restore: which are bound, which are given others, and
+what is left of a failure.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class _Images(ImageSet):
 
 
 def test_which_are_bound() -> None:
-    """Not what only bears its listener's name, and not a peer outside; a datagram socket may be connected, too."""
+    """Not what only bears its listener's name, and not a peer outside; a datagram socket may be
+    connected, too.
+    """
     images = _Images(
         {"name": b"/listener\0"},
         {"name": b"/accepted\0", "state": TCP_ESTABLISHED},
@@ -70,28 +74,52 @@ def test_which_are_bound() -> None:
     ]
     disown(images)
     assert [name for name in images.bytes() if name] == [
-        *(b"/listener\0", b"/only-bound\0", b"/datagram\0", b"/dev/log\0", b"relative\0", b"\0abstract\0x"),
+        *(
+            b"/listener\0",
+            b"/only-bound\0",
+            b"/datagram\0",
+            b"/dev/log\0",
+            b"relative\0",
+            b"\0abstract\0x",
+        ),
     ]
 
 
 def test_an_accepted_connection_comes_without_all_that_goes_with_a_name() -> None:
-    images = _Images({"name": b"relative\0", "name_dir": "/somewhere", "state": TCP_ESTABLISHED, "deleted": True})
-    images.entries[0].usk.file_perms.mode = images.entries[0].usk.file_perms.uid = images.entries[0].usk.file_perms.gid = 0
+    images = _Images(
+        {"name": b"relative\0", "name_dir": "/somewhere", "state": TCP_ESTABLISHED, "deleted": True}
+    )
+    images.entries[0].usk.file_perms.mode = images.entries[0].usk.file_perms.uid = images.entries[
+        0
+    ].usk.file_perms.gid = 0
     disown(images)
     usk = images.entries[0].usk
-    assert (usk.name, [usk.HasField(field) for field in ("name_dir", "file_perms", "deleted")]) == (b"", [False] * 3)
+    assert (usk.name, [usk.HasField(field) for field in ("name_dir", "file_perms", "deleted")]) == (
+        b"",
+        [False] * 3,
+    )
 
 
 @pytest.mark.parametrize("relative", [False, True])
 def test_another_name_in_the_same_folder(relative: bool, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    values = {"name": b"s\0", "name_dir": str(tmp_path)} if relative else {"name": os.fsencode(path) + b"\0"}
+    values = (
+        {"name": b"s\0", "name_dir": str(tmp_path)}
+        if relative
+        else {"name": os.fsencode(path) + b"\0"}
+    )
     images = _Images(values)
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(path)
         Path(f"{path}.copy-abababab").touch()
         (found,) = taken(images, MANIFEST, Place("host"), copy=True)
-    assert (found.path, found.what, found.own, found.pid, found.fd) == (path, "socket", f"{path}.copy-ababababx", 7, 3)
+    assert (found.path, found.what, found.own, found.pid, found.fd) == (
+        path,
+        "socket",
+        f"{path}.copy-ababababx",
+        7,
+        3,
+    )
     assert f"PID {os.getpid()} (" in found.by
     bindings = Bindings(images, [found])
     bindings.put()
@@ -122,7 +150,11 @@ def test_abstract_names_are_of_the_network(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(name)
         (found,) = taken(images, MANIFEST, Place("existing", "/proc/self/ns/net"), copy=False)
-        assert (found.path, found.what, found.own) == (f"@criuctl-test-{os.getpid()}", "abstract", "")
+        assert (found.path, found.what, found.own) == (
+            f"@criuctl-test-{os.getpid()}",
+            "abstract",
+            "",
+        )
         assert taken(images, MANIFEST, Place("private"), copy=False) == ()
 
 
@@ -141,7 +173,9 @@ def test_deleted_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("after", ["dead", "alive", "none", "other"])
-def test_what_a_failed_restore_has_left_is_taken_back(before: bool, after: str, tmp_path: Path) -> None:
+def test_what_a_failed_restore_has_left_is_taken_back(
+    before: bool, after: str, tmp_path: Path
+) -> None:
     path = str(tmp_path / "s")
     images = _Images({"name": os.fsencode(path)})
     if before:
@@ -167,7 +201,11 @@ def test_what_a_failed_restore_has_left_is_taken_back(before: bool, after: str, 
             assert os.lstat(path).st_ino == there
         elif before:
             status = os.lstat(path)
-            assert (stat.S_ISSOCK(status.st_mode), stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (True, 0o604, 10**18)
+            assert (
+                stat.S_ISSOCK(status.st_mode),
+                stat.S_IMODE(status.st_mode),
+                status.st_mtime_ns,
+            ) == (True, 0o604, 10**18)
 
 
 def test_it_is_somebodys_by_now(tmp_path: Path) -> None:

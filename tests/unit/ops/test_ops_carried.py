@@ -1,4 +1,6 @@
-"""What ``--with-files`` names, walked as the tree sees it and while others move about what is theirs."""
+"""What ``--with-files`` names, walked as the tree sees it and while others move about what is
+theirs.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ for key, entry in open_files({os.getpid(): []}).items():
 """
 
 
-def test_a_folder_that_becomes_a_link_during_the_walk_leads_nowhere(tmp_path: Path, writer: CheckpointWriter) -> None:
+def test_a_folder_that_becomes_a_link_during_the_walk_leads_nowhere(
+    tmp_path: Path, writer: CheckpointWriter
+) -> None:
     (tmp_path / "named" / "his").mkdir(parents=True)
     (tmp_path / "named" / "his" / "secret").touch()
     (tmp_path / "foreign").mkdir()
@@ -55,7 +59,9 @@ def test_a_folder_that_becomes_a_link_during_the_walk_leads_nowhere(tmp_path: Pa
     assert sorted(found) == [str(tmp_path / "named"), str(tmp_path / "named" / "his")]
 
 
-def test_a_link_of_another_user_on_the_way_is_not_followed(tmp_path: Path, writer: CheckpointWriter) -> None:
+def test_a_link_of_another_user_on_the_way_is_not_followed(
+    tmp_path: Path, writer: CheckpointWriter
+) -> None:
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "secret").write_text("of somebody else")
     (tmp_path / "home").mkdir()
@@ -66,14 +72,27 @@ def test_a_link_of_another_user_on_the_way_is_not_followed(tmp_path: Path, write
         recording.resolve_carried([named], os.getpid())
     with pytest.raises(PreflightRefused, match="symbolic link"):
         list(recording._carry(writer, named, os.getpid(), {}, set(), Reporter()))
-    with pytest.raises(DumpFailed, match="symbolic link"):  # put there in the freeze: the tree was touched
-        recording.collect(writer, Config(), {}, [named], Binaries(os.getpid(), wanted=False), os.getpid(), Reporter())
+    # put there in the freeze: the tree was touched
+    with pytest.raises(DumpFailed, match="symbolic link"):
+        recording.collect(
+            writer,
+            Config(),
+            {},
+            [named],
+            Binaries(os.getpid(), wanted=False),
+            os.getpid(),
+            Reporter(),
+        )
     with pytest.raises(PreflightRefused, match="no such file"):
         recording.resolve_carried([str(tmp_path / "foreign" / "none")], os.getpid())
 
 
-def test_what_is_named_by_a_link_is_taken_along_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And by the name that the tree has it open under; ``..`` behind a link is above what that leads to."""
+def test_what_is_named_by_a_link_is_taken_along_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And by the name that the tree has it open under; ``..`` behind a link is above what that
+    leads to.
+    """
     (tmp_path / "releases" / "7").mkdir(parents=True)
     (tmp_path / "releases" / "file").touch()
     (tmp_path / "releases" / "7" / "file").touch()
@@ -85,7 +104,10 @@ def test_what_is_named_by_a_link_is_taken_along_with_it(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
 
     def found(*named: str) -> list[str]:
-        return [os.path.relpath(path, tmp_path) for path in recording.resolve_carried(named, os.getpid())]
+        return [
+            os.path.relpath(path, tmp_path)
+            for path in recording.resolve_carried(named, os.getpid())
+        ]
 
     assert found("current") == found("current/") == ["current", "newest", "releases/7"]
     assert found("current/file") == ["releases/7/file"]
@@ -102,10 +124,18 @@ def test_what_is_named_by_a_link_is_taken_along_with_it(tmp_path: Path, monkeypa
             found(named)
 
 
-def test_what_nobody_may_read_fails_the_dump(tmp_path: Path, writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_may_read_fails_the_dump(
+    tmp_path: Path, writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(recording, "_open_contents", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
-    with pytest.raises(DumpFailed, match="file cannot be taken along: Permission denied; the tree runs on"):
+    monkeypatch.setattr(
+        recording,
+        "_open_contents",
+        Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")),
+    )
+    with pytest.raises(
+        DumpFailed, match="file cannot be taken along: Permission denied; the tree runs on"
+    ):
         list(recording._carry(writer, str(tmp_path / "file"), os.getpid(), {}, set(), Reporter()))
 
 
@@ -126,14 +156,20 @@ def test_links_lead_where_they_lead_the_tree(tmp_path: Path, writer: CheckpointW
     (root / "absolute").symlink_to("/srv")
     (root / "upwards").symlink_to("../../../../../../srv")
     program = "import os, sys; os.chroot(sys.argv[1]); print(flush=True); sys.stdin.read()"
-    child = subprocess.Popen(["python3", "-c", program, root], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        ["python3", "-c", program, root], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     with child:
         assert child.stdin is not None and child.stdout is not None
         child.stdout.readline()
         for name in ("absolute", "upwards"):
             named = "/srv/data"
             assert recording.resolve_carried([f"/{name}/data"], child.pid) == [named]
-            assert recording.resolve_carried([f"/{name}", f"/{name}/data/../data/"], child.pid) == [f"/{name}", "/srv", named]
+            assert recording.resolve_carried([f"/{name}", f"/{name}/data/../data/"], child.pid) == [
+                f"/{name}",
+                "/srv",
+                named,
+            ]
             carried = recording._carry(writer, named, child.pid, {}, set(), Reporter())
             assert [record.path for record, _identity in carried] == [named, f"{named}/file"]
         child.stdin.close()
@@ -154,13 +190,20 @@ def test_open_files_find_their_records_without_a_search(
     folder, pid = tmp_path / "named", os.getpid()
     folder.mkdir()
     with ExitStack() as stack:
-        held = {str(folder / f"{n:03}"): stack.enter_context(open(folder / f"{n:03}", "ab")).fileno() for n in range(100)}
+        held = {
+            str(folder / f"{n:03}"): stack.enter_context(open(folder / f"{n:03}", "ab")).fileno()
+            for n in range(100)
+        }
         opened = {pid: [d for d in descriptors(pid) if d.target in held]}
         binaries = Binaries(pid, wanted=False)
-        found = recording.collect(writer, Config(), opened, [str(folder)], binaries, pid, Reporter())
+        found = recording.collect(
+            writer, Config(), opened, [str(folder)], binaries, pid, Reporter()
+        )
     records = {record.path: record for record in found if record.kind == "carried"}
     assert sorted(records) == [str(folder), *sorted(held)]
-    assert all(records[path].holders == ((pid, fd),) and records[path].append for path, fd in held.items())
+    assert all(
+        records[path].holders == ((pid, fd),) and records[path].append for path, fd in held.items()
+    )
     assert compared == 0
 
 
@@ -171,13 +214,26 @@ def test_extended_attributes_come_along(tmp_path: Path, writer: CheckpointWriter
     for name in ("named", "named/file", "named/link"):
         os.setxattr(tmp_path / name, "trusted.criuctl", name.encode(), follow_symlinks=False)
     carried = recording._carry(writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter())
-    found = {record.path: base64.b64decode(record.xattrs["trusted.criuctl"]).decode() for record, _identity in carried}
+    found = {
+        record.path: base64.b64decode(record.xattrs["trusted.criuctl"]).decode()
+        for record, _identity in carried
+    }
     assert found == {str(tmp_path / name): name for name in ("named", "named/file", "named/link")}
 
 
-def test_mapped_files_are_read_by_their_paths_where_the_kernel_tells_no_more(tmp_path: Path) -> None:
+def test_mapped_files_are_read_by_their_paths_where_the_kernel_tells_no_more(
+    tmp_path: Path,
+) -> None:
     """As root of a container, say, which has not all rights."""
     (tmp_path / "file").write_text("mapped")
-    argv = ["setpriv", "--bounding-set", "-sys_admin,-cap_40", sys.executable, "-c", MAPPED, str(tmp_path / "file")]
+    argv = [
+        "setpriv",
+        "--bounding-set",
+        "-sys_admin,-cap_40",
+        sys.executable,
+        "-c",
+        MAPPED,
+        str(tmp_path / "file"),
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("no right\nmapped True\n", "")

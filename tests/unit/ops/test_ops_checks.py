@@ -32,7 +32,9 @@ from criuctl.proc.tree import children
         (b'#!/bin/sh\nexec /elsewhere/criu "$@"\n', True),  # who knows: CRIU answers itself
     ],
 )
-def test_bpf_maps_are_refused_when_criu_was_built_without_them(program: bytes, saves: bool, tmp_path: Path) -> None:
+def test_bpf_maps_are_refused_when_criu_was_built_without_them(
+    program: bytes, saves: bool, tmp_path: Path
+) -> None:
     criu = tmp_path / "criu"
     criu.write_bytes(program)
     criu.chmod(stat.S_IRWXU)
@@ -52,7 +54,11 @@ def test_threads_of_a_process_that_is_just_ending_have_nothing_of_their_own(
     with running(f"if os.fork() == 0:\n os.close(READY); {end}", tmp_path) as program:
         (child,) = children(program.pid)
         tasks = Path(f"/proc/{child}/task")
-        wait_until(lambda: len(list(tasks.iterdir())) == 2 and oracle.stat_of(child)[0] == "Z", 60, "its main thread has ended")
+        wait_until(
+            lambda: len(list(tasks.iterdir())) == 2 and oracle.stat_of(child)[0] == "Z",
+            60,
+            "its main thread has ended",
+        )
         process = next(one for one in scene.collect(program.pid, Config()).tree if one.pid == child)
         assert list(processes._own(process, sorted(path.name for path in tasks.iterdir()))) == []
 
@@ -65,7 +71,11 @@ def test_a_process_that_is_just_ending_is_not_refused_for_threads_without_their_
     with running(f"if os.fork() == 0:\n os.close(READY); {end}", tmp_path) as program:
         (child,) = children(program.pid)
         tasks = Path(f"/proc/{child}/task")
-        wait_until(lambda: len(list(tasks.iterdir())) == 2 and oracle.stat_of(child)[0] == "Z", 60, "its main thread has ended")
+        wait_until(
+            lambda: len(list(tasks.iterdir())) == 2 and oracle.stat_of(child)[0] == "Z",
+            60,
+            "its main thread has ended",
+        )
         seen = scene.collect(program.pid, Config())
         assert [finding.code for finding in check_processes(seen)] == ["leader-gone"]
 
@@ -77,7 +87,9 @@ def test_a_process_that_is_just_ending_is_not_refused_for_threads_without_their_
         assert list(check_processes(seen)) == []
 
 
-def test_who_ends_while_it_is_looked_at_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_ends_while_it_is_looked_at_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Wholly: what is known of it by then is of no use to a check that asks for the rest."""
     text = "if os.fork() == 0:\n os.close(READY)\n sleep()"
     with running(text, tmp_path) as program:
@@ -104,8 +116,13 @@ def test_who_is_forked_after_the_look_at_the_tree_is_not_left_behind(tmp_path: P
 
 
 @pytest.mark.parametrize("held", ["os.pidfd_open(child)", "os.close(w)"])
-def test_what_leads_to_who_is_forked_after_the_look_at_the_tree_leads_to_nobody_outside(held: str, tmp_path: Path) -> None:
-    text = f"r, w = os.pipe()\nchild = os.fork()\nif child == 0:\n os.close(READY)\n os.close(r)\n sleep()\n{held}"
+def test_what_leads_to_who_is_forked_after_the_look_at_the_tree_leads_to_nobody_outside(
+    held: str, tmp_path: Path
+) -> None:
+    text = (
+        "r, w = os.pipe()\nchild = os.fork()\nif child == 0:\n os.close(READY)\n os.close(r)\n "
+        f"sleep()\n{held}"
+    )
     with running(text, tmp_path) as program:
         seen = scene.collect(program.pid, Config())
         (_root, child) = (process.pid for process in seen.tree)
@@ -119,10 +136,18 @@ def test_what_leads_to_who_is_forked_after_the_look_at_the_tree_leads_to_nobody_
 
 @pytest.mark.parametrize(
     ("groups", "words"),
-    [(b"", 0), (b"\1" + bytes(7), 1), (bytes(8), 1), (bytes(4) + b"\1" + bytes(3), 2), (b"\1" + bytes(15), 3)],
+    [
+        (b"", 0),
+        (b"\1" + bytes(7), 1),
+        (bytes(8), 1),
+        (bytes(4) + b"\1" + bytes(3), 2),
+        (b"\1" + bytes(15), 3),
+    ],
 )
 def test_netlink_groups_as_criu_counts_them(groups: bytes, words: int) -> None:
-    """It leaves out the last word of 32 if that is empty, and no other: where there are groups above 64, no socket is saved."""
+    """It leaves out the last word of 32 if that is empty, and no other: where there are groups
+    above 64, no socket is saved.
+    """
     assert connections._words(groups) == words
 
 
@@ -131,7 +156,9 @@ def test_a_file_that_is_called_like_shared_memory_is_none(tmp_path: Path) -> Non
     with running("", tmp_path) as program:
         seen = scene.collect(program.pid, Config())
     for deleted in (False, True):
-        seen.mapped[program.pid] = [Mapping(0x1000, 0x2000, "rw-s", 0, 0, 1, 7, "/SYSV0000002a", deleted)]
+        seen.mapped[program.pid] = [
+            Mapping(0x1000, 0x2000, "rw-s", 0, 0, 1, 7, "/SYSV0000002a", deleted)
+        ]
         assert [finding.code for finding in memory.check_mappings(seen)] == ["sysv-shm"] * deleted
 
 
@@ -140,27 +167,40 @@ def test_shared_memory_that_many_have_attached_is_told_once(tmp_path: Path) -> N
         seen = scene.collect(program.pid, Config())
         assert len(seen.tree) == 2
     for process in seen.tree:
-        seen.mapped[process.pid] = [Mapping(n << 12, n + 1 << 12, "rw-s", 0, 0, 1, n, "/SYSV00000000", True) for n in (7, 8)]
+        seen.mapped[process.pid] = [
+            Mapping(n << 12, n + 1 << 12, "rw-s", 0, 0, 1, n, "/SYSV00000000", True) for n in (7, 8)
+        ]
     assert [f.text.partition("shmid ")[2][0] for f in memory.check_mappings(seen)] == ["7", "8"]
 
 
-def test_who_goes_to_another_folder_meanwhile_has_not_lost_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_goes_to_another_folder_meanwhile_has_not_lost_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running("os.chdir(TMP)", tmp_path) as program:
         seen = scene.collect(program.pid, Config())
-        told = {"cwd": ["/", str(tmp_path)], "root": ["/", "/"]}  # it was still in the first when that was asked
+        # it was still in the first when that was asked
+        told = {"cwd": ["/", str(tmp_path)], "root": ["/", "/"]}
         monkeypatch.setattr(folders, "read_link", lambda _pid, name: told[name].pop(0))
         assert list(folders.check_folders(seen)) == []
 
 
-def test_who_ends_while_its_folders_are_looked_at_has_lost_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_ends_while_its_folders_are_looked_at_has_lost_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running("", tmp_path) as program:
         seen = scene.collect(program.pid, Config())
-        monkeypatch.setattr(folders, "mount_of", lambda path: None if path.endswith(("/cwd", "/root")) else mount_of(path))
+        monkeypatch.setattr(
+            folders,
+            "mount_of",
+            lambda path: None if path.endswith(("/cwd", "/root")) else mount_of(path),
+        )
         assert list(folders.check_folders(seen)) == []
 
 
 def test_what_an_epoll_watches_no_more_is_no_obstacle(tmp_path: Path) -> None:
-    """A server closes connections all the time: between the look at its epoll and that at its descriptors, too."""
+    """A server closes connections all the time: between the look at its epoll and that at its
+    descriptors, too.
+    """
     text = "import select\ne = select.epoll(); a, b = socket.socketpair(); e.register(a)"
     with running(text, tmp_path) as program:
         seen = scene.collect(program.pid, Config())

@@ -1,4 +1,6 @@
-"""Files of one database are judged together; nothing is put back below a mount point of a disk that is away."""
+"""Files of one database are judged together; nothing is put back below a mount point of a disk that
+is away.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +23,43 @@ STREAM = StreamRef(len(OLD))
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Something like the data folder of PostgreSQL."""
-    for name in ("PG_VERSION", "base/5/PG_VERSION", "base/5/1259", "pg_wal/0001", "global/pg_control"):
+    for name in (
+        "PG_VERSION",
+        "base/5/PG_VERSION",
+        "base/5/1259",
+        "pg_wal/0001",
+        "global/pg_control",
+    ):
         path = tmp_path / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(OLD)
     return tmp_path / "data"
 
 
-def record(path: Path, *, carried: bool = False, append: bool = False, kind: str = "written") -> FileRecord:
+def record(
+    path: Path, *, carried: bool = False, append: bool = False, kind: str = "written"
+) -> FileRecord:
     fd = os.open(path, os.O_RDONLY)
     try:
         digest = recording.digest(fd, len(OLD))
     finally:
         os.close(fd)
     found = recording._base(str(path), kind, path.lstat())
-    return found.with_use(digest=digest, data=STREAM if carried else None, append=append, holders=((7, 3),))
+    return found.with_use(
+        digest=digest, data=STREAM if carried else None, append=append, holders=((7, 3),)
+    )
 
 
 def server(folder: Path, *, carried: bool = False, wal: bool = False) -> list[FileRecord]:
     """The records of a server: its table, its log, and a file that it has closed."""
-    records = [record(folder / "base/5/1259", carried=True), record(folder / "pg_wal/0001", carried=carried or wal)]
+    records = [
+        record(folder / "base/5/1259", carried=True),
+        record(folder / "pg_wal/0001", carried=carried or wal),
+    ]
     named = databases.named(os.getpid(), records)
-    control = record(folder / "global/pg_control", kind="carried" if carried else "read", carried=carried)
+    control = record(
+        folder / "global/pg_control", kind="carried" if carried else "read", carried=carried
+    )
     return [*named, control.with_use(database=str(folder), holders=())]
 
 
@@ -63,15 +80,25 @@ def test_what_belongs_to_no_database(tmp_path: Path) -> None:
 
 def test_sqlite_and_redis() -> None:
     here = os.getpid()
-    wal = databases.databases(here, ["/nowhere/a.db", "/nowhere/a.db-wal", "/nowhere/a.db-shm", "/nowhere/b.db"])
-    assert wal == dict.fromkeys(["/nowhere/a.db", "/nowhere/a.db-wal", "/nowhere/a.db-shm"], "/nowhere/a.db")
-    aof = databases.databases(here, ["/nowhere/appendonlydir/a.1.incr.aof", "/nowhere/dump.rdb", "/elsewhere/log"])
-    assert aof == dict.fromkeys(["/nowhere/appendonlydir/a.1.incr.aof", "/nowhere/dump.rdb"], "/nowhere")
+    wal = databases.databases(
+        here, ["/nowhere/a.db", "/nowhere/a.db-wal", "/nowhere/a.db-shm", "/nowhere/b.db"]
+    )
+    assert wal == dict.fromkeys(
+        ["/nowhere/a.db", "/nowhere/a.db-wal", "/nowhere/a.db-shm"], "/nowhere/a.db"
+    )
+    aof = databases.databases(
+        here, ["/nowhere/appendonlydir/a.1.incr.aof", "/nowhere/dump.rdb", "/elsewhere/log"]
+    )
+    assert aof == dict.fromkeys(
+        ["/nowhere/appendonlydir/a.1.incr.aof", "/nowhere/dump.rdb"], "/nowhere"
+    )
 
 
 @pytest.mark.parametrize("name", ["base/5/1259", "pg_wal/0001", "global/pg_control"])
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(OLD.upper())])
-def test_one_changed_file_refuses_all(folder: Path, name: str, change: Callable[[Path], object]) -> None:
+def test_one_changed_file_refuses_all(
+    folder: Path, name: str, change: Callable[[Path], object]
+) -> None:
     records = server(folder)
     assert told(records) == []
     change(folder / name)
@@ -79,7 +106,11 @@ def test_one_changed_file_refuses_all(folder: Path, name: str, change: Callable[
         assert told(records) == [("warning", "file-put-back")]
         return
     (finding,) = [f for j in judge_all(records, "restore") if (f := j.finding()) is not None]
-    assert (finding.level, finding.code, finding.pid) == ("error", "database-changed", 7 if "pg_wal" in name else None)
+    assert (finding.level, finding.code, finding.pid) == (
+        "error",
+        "database-changed",
+        7 if "pg_wal" in name else None,
+    )
     assert str(folder) in finding.text and Path(name).name in finding.text
     assert f"--with-files {folder}" in finding.hint and "keep" not in finding.hint
     assert told(records, "keep") == [("error", "database-changed")]
@@ -107,7 +138,9 @@ def test_a_log_that_grew_is_not_in_memory(tmp_path: Path) -> None:
     """An append-only file is put back from its own beginning, or from the checkpoint."""
     for name, carried in (("a.aof", False), ("b.aof", True)):
         (tmp_path / name).write_bytes(OLD)
-        records = databases.named(os.getpid(), [record(tmp_path / name, append=True, carried=carried)])
+        records = databases.named(
+            os.getpid(), [record(tmp_path / name, append=True, carried=carried)]
+        )
         with (tmp_path / name).open("ab") as out:
             out.write(b"SET a 1")
         (judged,) = judge_all(records, "restore")
@@ -128,7 +161,11 @@ def test_sqlite_may_be_kept(tmp_path: Path) -> None:
 
 
 def put_back(path: Path, mount: Path | str) -> Judgement:
-    return Judgement(FileRecord(str(path), "written", mode=stat.S_IFREG, mount=str(mount)), "put-back", "is missing")
+    return Judgement(
+        FileRecord(str(path), "written", mode=stat.S_IFREG, mount=str(mount)),
+        "put-back",
+        "is missing",
+    )
 
 
 def test_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
@@ -139,7 +176,9 @@ def test_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
     (refused, quiet) = mount_points.judged(inside)
     finding = refused.finding()
     assert finding is not None and finding.level == "error"
-    assert str(disk) in finding.text and f"mount {disk}" in finding.hint and "1 more" in finding.text
+    assert (
+        str(disk) in finding.text and f"mount {disk}" in finding.hint and "1 more" in finding.text
+    )
     assert quiet.finding() is None and quiet.verdict != "put-back"
     (refused,) = mount_points.judged([put_back(disk / "pid", disk)])
     assert refused.verdict == "refuse"
@@ -148,14 +187,24 @@ def test_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
 def test_what_took_the_place_of_a_disk(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     (disk / "a").mkdir(parents=True)
-    for mount, path in ((disk, disk / "a" / "pid"), ("", disk / "b" / "pid"), (Path("/proc"), disk / "c" / "pid")):
+    for mount, path in (
+        (disk, disk / "a" / "pid"),
+        ("", disk / "b" / "pid"),
+        (Path("/proc"), disk / "c" / "pid"),
+    ):
         assert [j.verdict for j in mount_points.judged([put_back(path, mount)])] == ["put-back"]
 
 
 def test_what_was_made_in_a_folder_that_came_along(folder: Path) -> None:
-    """A newer file beside older ones would be taken for one of them; what was there is not touched."""
+    """A newer file beside older ones would be taken for one of them; what was there is not
+    touched.
+    """
     whole = FileRecord(str(folder), "carried", mode=folder.stat().st_mode)
-    inner = [FileRecord(str(path), "carried", mode=path.stat().st_mode) for path in folder.rglob("*") if path.is_dir()]
+    inner = [
+        FileRecord(str(path), "carried", mode=path.stat().st_mode)
+        for path in folder.rglob("*")
+        if path.is_dir()
+    ]
     version = [record(path, kind="carried", carried=True) for path in folder.rglob("PG_VERSION")]
     records = [whole, *inner, *version, *server(folder, carried=True)]
     (folder / "base/5/1259_vm").write_bytes(OLD)

@@ -1,4 +1,6 @@
-"""Old contents of files that are other ones now: ghosts in CRIU's images, and files without a name."""
+"""Old contents of files that are other ones now: ghosts in CRIU's images, and files without a
+name.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,15 @@ def images(tmp_path: Path) -> Iterator[ImageSet]:
     entries = []
     for number, name in ((5, "one"), (6, "other-name"), (7, "else")):
         made = entry(type=1, id=number)
-        made.reg.id, made.reg.flags, made.reg.pos, made.reg.name = number, os.O_RDONLY, 10, str(tmp_path / name)
-        made.reg.fown.uid = made.reg.fown.euid = made.reg.fown.signum = made.reg.fown.pid_type = made.reg.fown.pid = 0
+        made.reg.id, made.reg.flags, made.reg.pos, made.reg.name = (
+            number,
+            os.O_RDONLY,
+            10,
+            str(tmp_path / name),
+        )
+        made.reg.fown.uid = made.reg.fown.euid = made.reg.fown.signum = made.reg.fown.pid_type = (
+            made.reg.fown.pid
+        ) = 0
         entries.append(made)
     (folder / "files.img").write_bytes(image("FILES", entries))
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -75,7 +84,11 @@ def judged(path: Path, verdict: str = "deleted-copy", **more: Any) -> Judgement:
 
 
 def test_names_of_one_file_are_one_deleted_file(images: ImageSet, tmp_path: Path) -> None:
-    found = [judged(tmp_path / "one"), judged(tmp_path / "other-name"), judged(tmp_path / "else", "moved-on")]
+    found = [
+        judged(tmp_path / "one"),
+        judged(tmp_path / "other-name"),
+        judged(tmp_path / "else", "moved-on"),
+    ]
     deleted_copies.make(images, found, READER)
     assert images.remapped() == {5, 6}
     (number,) = {remap.target for remap in remaps(images)}
@@ -99,15 +112,22 @@ def test_a_manifest_names_no_large_file(images: ImageSet, tmp_path: Path) -> Non
 
 
 def test_it_never_has_a_name(images: ImageSet, tmp_path: Path) -> None:
-    """So a user's process gets it in a folder of root's, where it could have no deleted file that nothing proves."""
+    """So a user's process gets it in a folder of root's, where it could have no deleted file that
+    nothing proves.
+    """
     deleted_copies.make(images, [judged(tmp_path / "one")], READER)
     (number,) = add_ghosts(images, [[7]])  # one of CRIU's, at the other path
-    fd, offset = write_ghost(images, number, uid=0, gid=0, mode=stat.S_IFREG | stat.S_ISUID | 0o755, mtime_ns=0)
+    fd, offset = write_ghost(
+        images, number, uid=0, gid=0, mode=stat.S_IFREG | stat.S_ISUID | 0o755, mtime_ns=0
+    )
     os.pwrite(fd, OLD, offset)
     os.close(fd)
     uses = (Use(100, "descriptor", 3, os.O_RDONLY),)
     paths = {5: tmp_path / "one", 7: tmp_path / "else"}
-    held = [HeldFile(one, str(path), stat.S_IFREG, os.O_RDONLY, uses, deleted=True) for one, path in paths.items()]
+    held = [
+        HeldFile(one, str(path), stat.S_IFREG, os.O_RDONLY, uses, deleted=True)
+        for one, path in paths.items()
+    ]
     manifest = Manifest("0" * 32, SessionRef("id", "name"))
     user = Credentials(1000, 1000, frozenset(), 0)
     judge = Judge(manifest, {}, {}, {100: user}, certain=False)

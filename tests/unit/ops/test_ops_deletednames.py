@@ -43,11 +43,15 @@ class Images(ImageSet):
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> tuple[Manifest, CheckpointReader]:
-    """Of a tree that had ``gone`` open, another name of which is ``data``; without a digest, as older ones are."""
+    """Of a tree that had ``gone`` open, another name of which is ``data``; without a digest, as
+    older ones are.
+    """
     (tmp_path / "data").write_bytes(OLD)
     status = (tmp_path / "data").stat()
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
+    repository = Repository.open(
+        open_store(str(tmp_path / "store"), config), config, create_local=True
+    )
     with repository.writer(Reporter()) as writer, (tmp_path / "data").open("rb") as file:
         writer.add_file("link", file.fileno(), len(OLD))
         link = LinkRecord(
@@ -58,13 +62,20 @@ def checkpoint(tmp_path: Path) -> tuple[Manifest, CheckpointReader]:
             status.st_dev,
             status.st_mode,
         )
-        manifest = Manifest(id="0" * 32, session=SessionRef("s", "1" * 32), host=HostInfo(boot_id=boot_id()), links=(link,))
+        manifest = Manifest(
+            id="0" * 32,
+            session=SessionRef("s", "1" * 32),
+            host=HostInfo(boot_id=boot_id()),
+            links=(link,),
+        )
         writer.commit(manifest)
     return manifest, repository.reader(Reporter())
 
 
 def judged(
-    checkpoint: tuple[Manifest, CheckpointReader], policy: Policy = "restore", files: tuple[Judgement, ...] = ()
+    checkpoint: tuple[Manifest, CheckpointReader],
+    policy: Policy = "restore",
+    files: tuple[Judgement, ...] = (),
 ) -> DeletedName:
     (found,) = judge(checkpoint[0], Images(), files, policy, checkpoint[1])
     return found
@@ -128,7 +139,10 @@ def test_judged_by_its_other_name(
 
     (link,) = checkpoint[0].links
     if digest:
-        checkpoint = (replace(checkpoint[0], links=(link.with_use(digest=blake3(OLD).hexdigest()),)), checkpoint[1])
+        checkpoint = (
+            replace(checkpoint[0], links=(link.with_use(digest=blake3(OLD).hexdigest()),)),
+            checkpoint[1],
+        )
     what(tmp_path / "data")
     found = judged(checkpoint, policy)
     assert found.verdict == verdict
@@ -138,9 +152,15 @@ def test_judged_by_its_other_name(
     assert finding is None or str(tmp_path / "data") in finding.text
 
 
-@pytest.mark.parametrize(("what", "verdict"), [(nothing, "same"), (grow, "grown"), (change, "apart"), (os.mkdir, "apart")])
+@pytest.mark.parametrize(
+    ("what", "verdict"),
+    [(nothing, "same"), (grow, "grown"), (change, "apart"), (os.mkdir, "apart")],
+)
 def test_where_numbers_mean_nothing_contents_decide(
-    what: Callable[[Path], None], verdict: str, checkpoint: tuple[Manifest, CheckpointReader], tmp_path: Path
+    what: Callable[[Path], None],
+    verdict: str,
+    checkpoint: tuple[Manifest, CheckpointReader],
+    tmp_path: Path,
 ) -> None:
     """On another host, or since this one was started anew."""
     manifest = replace(checkpoint[0], host=HostInfo(boot_id="another"))
@@ -151,7 +171,9 @@ def test_where_numbers_mean_nothing_contents_decide(
     assert judged((manifest, checkpoint[1])).verdict == verdict
 
 
-def test_whose_other_names_nobody_knows_is_told(checkpoint: tuple[Manifest, CheckpointReader]) -> None:
+def test_whose_other_names_nobody_knows_is_told(
+    checkpoint: tuple[Manifest, CheckpointReader],
+) -> None:
     (link,) = checkpoint[0].links
     found = judged((replace(checkpoint[0], links=(link.with_use(sibling=""),)), checkpoint[1]))
     finding = found.finding()
@@ -160,13 +182,23 @@ def test_whose_other_names_nobody_knows_is_told(checkpoint: tuple[Manifest, Chec
     assert judged((replace(checkpoint[0], links=(fifo,)), checkpoint[1])).finding() is None
 
 
-def test_one_that_has_a_record_goes_where_that_goes(checkpoint: tuple[Manifest, CheckpointReader]) -> None:
+def test_one_that_has_a_record_goes_where_that_goes(
+    checkpoint: tuple[Manifest, CheckpointReader],
+) -> None:
     (link,) = checkpoint[0].links
-    record = FileRecord("/elsewhere", "written", inode=link.inode, device=link.device, digest="0" * 64)
+    record = FileRecord(
+        "/elsewhere", "written", inode=link.inode, device=link.device, digest="0" * 64
+    )
     twin = record.with_use(path="/twin")
-    found = judged(checkpoint, files=(Judgement(twin, "same"), Judgement(record, "put-back"), Judgement(twin, "grown")))
+    found = judged(
+        checkpoint,
+        files=(Judgement(twin, "same"), Judgement(record, "put-back"), Judgement(twin, "grown")),
+    )
     assert (found.verdict, found.other, found.finding()) == ("follows", "/elsewhere", None)
-    assert judged(checkpoint, files=(Judgement(record.with_use(digest=""), "moved-on"),)).verdict == "same"
+    assert (
+        judged(checkpoint, files=(Judgement(record.with_use(digest=""), "moved-on"),)).verdict
+        == "same"
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,14 +211,21 @@ def test_one_that_has_a_record_goes_where_that_goes(checkpoint: tuple[Manifest, 
     ],
 )
 def test_a_handle_holds_until_the_next_boot(
-    same_boot: bool, known: bool, verdict: str, told: str, checkpoint: tuple[Manifest, CheckpointReader], tmp_path: Path
+    same_boot: bool,
+    known: bool,
+    verdict: str,
+    told: str,
+    checkpoint: tuple[Manifest, CheckpointReader],
+    tmp_path: Path,
 ) -> None:
     manifest, reader = checkpoint
     with (tmp_path / "data").open("rb") as file:
         handle = folder_walk.handle(file.fileno())
     assert handle, "this file system has no handles (name_to_handle_at)"
     moved = (tmp_path / "data").rename(tmp_path / "moved")
-    link = replace(manifest.links[0], handle=handle, sibling=manifest.links[0].sibling if known else "")
+    link = replace(
+        manifest.links[0], handle=handle, sibling=manifest.links[0].sibling if known else ""
+    )
     host = HostInfo(boot_id=boot_id() if same_boot else "another")
     found = judged((replace(manifest, links=(link,), host=host), reader))
     assert (found.verdict, found.why.partition(";")[0]) == (verdict, told)

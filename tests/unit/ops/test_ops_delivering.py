@@ -1,4 +1,6 @@
-"""The word to let a session run on another host: whatever fails once it is gone here, it is never taken back."""
+"""The word to let a session run on another host: whatever fails once it is gone here, it is never
+taken back.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from criuctl.report import Reporter
 from criuctl.transport import ssh
 
 
-@pytest.mark.parametrize("here", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize(
+    "here", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")]
+)
 @pytest.mark.parametrize("at", ["go", "again"])
 def test_a_failure_of_our_own_leaves_the_word_to_be_said_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Exception, at: str
@@ -36,7 +40,9 @@ def test_a_failure_of_our_own_leaves_the_word_to_be_said_later(
 
     moves = Moves(Config(state_dir=str(tmp_path)), Outgoing)
     there = cast("ssh.Connection", SimpleNamespace(link=SimpleNamespace(ask=ask)))
-    delivery = HostDelivery(Config(), "gamma", there, moves, Wishes(), Reporter(), host_name="gamma")
+    delivery = HostDelivery(
+        Config(), "gamma", there, moves, Wishes(), Reporter(), host_name="gamma"
+    )
     delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", state="handed-over"))
     monkeypatch.setattr(delivery, "reach", reach)
     delivery.ended(())
@@ -49,14 +55,20 @@ def test_a_failure_of_our_own_leaves_the_word_to_be_said_later(
 def test_a_session_that_is_known_to_be_gone_here_does_not_stay(tmp_path: Path) -> None:
     moves = Moves(Config(state_dir=str(tmp_path)), Outgoing)
     answer = {"result": {"pid": 4711}, "ran_for": 0.5}
-    link = SimpleNamespace(ask=lambda verb, **_wishes: SimpleNamespace(arguments=answer if verb == "go" else {}))
+    link = SimpleNamespace(
+        ask=lambda verb, **_wishes: SimpleNamespace(arguments=answer if verb == "go" else {})
+    )
     there = cast("ssh.Connection", SimpleNamespace(link=link))
-    delivery = HostDelivery(Config(), "gamma", there, moves, Wishes(), Reporter(), host_name="gamma")
+    delivery = HostDelivery(
+        Config(), "gamma", there, moves, Wishes(), Reporter(), host_name="gamma"
+    )
     delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", state="ended"))
     assert delivery.settled() and delivery.outcome()["pid"] == 4711
 
 
-def test_an_address_that_is_named_twice_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_is_named_twice_is_taken_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[str] = []
 
     def take(ip: str, _namespace: None, noted: Any) -> Any:
@@ -80,7 +92,9 @@ def test_an_address_that_is_named_twice_is_taken_once(tmp_path: Path, monkeypatc
 
 
 def test_an_address_comes_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other host could not be told; when it is, the address may have been given to another host long ago."""
+    """The other host could not be told; when it is, the address may have been given to another host
+    long ago.
+    """
     came_back: list[str] = []
 
     class Held:

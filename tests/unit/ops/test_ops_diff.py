@@ -1,4 +1,6 @@
-"""What differs between two checkpoints: regions of memory, who is who in the trees, and all of it from a store."""
+"""What differs between two checkpoints: regions of memory, who is who in the trees, and all of it
+from a store.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -73,12 +76,25 @@ def pages(start: int, *contents: bytes) -> dict[int, bytes]:
 
 
 def told(
-    before: Memory, after: Memory, areas: tuple[Sequence[Area], Sequence[Area]] = ((), ()), exact: Chunks | None = None
+    before: Memory,
+    after: Memory,
+    areas: tuple[Sequence[Area], Sequence[Area]] = ((), ()),
+    exact: Chunks | None = None,
 ) -> list[tuple[str, int, int, int, int, int]]:
     """(name and pages before, after, changed, added, removed) of each region."""
     found = compare(before.windows, after.windows, areas, exact)
     assert all(region.start < region.end for region in found)
-    return [(r.name, r.before // PAGE, r.after // PAGE, r.changed // PAGE, r.added // PAGE, r.removed // PAGE) for r in found]
+    return [
+        (
+            r.name,
+            r.before // PAGE,
+            r.after // PAGE,
+            r.changed // PAGE,
+            r.added // PAGE,
+            r.removed // PAGE,
+        )
+        for r in found
+    ]
 
 
 def test_a_page_that_differs_is_told_by_window_or_exactly() -> None:
@@ -93,7 +109,9 @@ def test_a_page_that_differs_is_told_by_window_or_exactly() -> None:
 
 def test_pages_that_only_one_has_are_new_or_gone() -> None:
     before = Memory(pages(HEAP, b"a", b"b") | pages(HEAP + 9 * WINDOW, b"z"))
-    after = Memory(pages(HEAP, b"a") | pages(HEAP + 4 * PAGE, b"n") | pages(HEAP + WINDOW, b"m", b"o"))
+    after = Memory(
+        pages(HEAP, b"a") | pages(HEAP + 4 * PAGE, b"n") | pages(HEAP + WINDOW, b"m", b"o")
+    )
     exact = Chunks(before, after)
     assert told(before, after, exact=exact) == [("", 2, 4, 0, 3, 1), ("", 1, 0, 0, 0, 1)]
     assert told(before, after) == [("", 2, 4, 1, 3, 1), ("", 1, 0, 0, 0, 1)]
@@ -103,21 +121,38 @@ def test_regions_are_mappings_and_a_mapping_that_grew_is_one() -> None:
     top = HEAP + 100 * WINDOW
     before = Memory(pages(HEAP, b"h", b"i") | pages(top - PAGE, b"s"))
     after = Memory(pages(HEAP, b"h", b"j", b"k") | pages(top - 2 * PAGE, b"r", b"s"))
-    old = [Area(HEAP, HEAP + 2 * PAGE, "[heap]"), Area(top - PAGE, top, "[stack]"), Area(top, top + PAGE, "/lib")]
-    new = [Area(HEAP, HEAP + 3 * PAGE, "[heap]"), Area(top - 2 * PAGE, top, "[stack]"), Area(top, top + PAGE, "/lib")]
+    old = [
+        Area(HEAP, HEAP + 2 * PAGE, "[heap]"),
+        Area(top - PAGE, top, "[stack]"),
+        Area(top, top + PAGE, "/lib"),
+    ]
+    new = [
+        Area(HEAP, HEAP + 3 * PAGE, "[heap]"),
+        Area(top - 2 * PAGE, top, "[stack]"),
+        Area(top, top + PAGE, "/lib"),
+    ]
     exact = Chunks(before, after)
-    assert told(before, after, (old, new), exact) == [("[heap]", 2, 3, 1, 1, 0), ("[stack]", 1, 2, 0, 1, 0)]
+    assert told(before, after, (old, new), exact) == [
+        ("[heap]", 2, 3, 1, 1, 0),
+        ("[stack]", 1, 2, 0, 1, 0),
+    ]
 
 
 def test_one_window_may_hold_two_mappings_and_a_hole() -> None:
     before = Memory(pages(HEAP, b"a", b"b", b"c"))
     after = Memory(pages(HEAP, b"A", b"B", b"C"))
     areas = [Area(HEAP, HEAP + PAGE, "one"), Area(HEAP + 2 * PAGE, HEAP + 3 * PAGE, "two")]
-    assert told(before, after, (areas, areas)) == [("one", 1, 1, 1, 0, 0), ("", 1, 1, 1, 0, 0), ("two", 1, 1, 1, 0, 0)]
+    assert told(before, after, (areas, areas)) == [
+        ("one", 1, 1, 1, 0, 0),
+        ("", 1, 1, 1, 0, 0),
+        ("two", 1, 1, 1, 0, 0),
+    ]
 
 
 def test_windows_may_be_cut_by_another_rule_in_each() -> None:
-    content = pages(HEAP, b"a", b"b") | pages(HEAP + 30 * PAGE, b"c") | pages(HEAP + 50 * PAGE, b"d")
+    content = (
+        pages(HEAP, b"a", b"b") | pages(HEAP + 30 * PAGE, b"c") | pages(HEAP + 50 * PAGE, b"d")
+    )
     whole, cut = Memory(content, [4 * PAGE]), Memory(content, [2 * PAGE, PAGE, PAGE])
     assert told(whole, cut) == [("", 4, 4, 4, 0, 0)]
     assert told(whole, cut, exact=Chunks(whole, cut)) == told(cut, cut) == [("", 4, 4, 0, 0, 0)]
@@ -128,24 +163,43 @@ def test_windows_may_be_cut_by_another_rule_in_each() -> None:
 
 
 def test_layers_are_compared_page_by_page() -> None:
-    """A window of pages of an older chunk and of a patch, against the older chunk, and against a later state of its own."""
+    """A window of pages of an older chunk and of a patch, against the older chunk, and against a
+    later state of its own.
+    """
     base = Memory(pages(HEAP, *(bytes([n]) for n in range(1, 9))))
-    base.chunks[b"patch"] = b"".join(word.ljust(PAGE, b"\0") for word in (b"new", b"newer", bytes([7])))
+    base.chunks[b"patch"] = b"".join(
+        word.ljust(PAGE, b"\0") for word in (b"new", b"newer", bytes([7]))
+    )
     name, size = base.listed[0]
     old = Extent(name, size, 0, size)
 
     def patched(number: int, place: int) -> list[Extent]:
         after = Extent(name, size, (number + 1) * PAGE, (7 - number) * PAGE)
-        parts = [Extent(name, size, 0, number * PAGE), Extent(b"patch", 3 * PAGE, place * PAGE, PAGE), after]
+        parts = [
+            Extent(name, size, 0, number * PAGE),
+            Extent(b"patch", 3 * PAGE, place * PAGE, PAGE),
+            after,
+        ]
         return [part for part in parts if part.length]
 
     def changes(before: list[Extent], after: list[Extent], reader: Chunks | None = None) -> int:
         return (
-            sum(r.changed for r in compare(windows(base.entries, before), windows(base.entries, after), ([], []), reader)) // PAGE
+            sum(
+                r.changed
+                for r in compare(
+                    windows(base.entries, before), windows(base.entries, after), ([], []), reader
+                )
+            )
+            // PAGE
         )
 
     assert changes([old], [old]) == changes(patched(3, 0), patched(3, 0)) == 0
-    assert changes([old], patched(3, 0)) == changes(patched(0, 0), [old]) == changes(patched(3, 0), patched(3, 1)) == 1
+    assert (
+        changes([old], patched(3, 0))
+        == changes(patched(0, 0), [old])
+        == changes(patched(3, 0), patched(3, 1))
+        == 1
+    )
     assert changes(patched(3, 0), patched(7, 1)) == 2
     reader = Chunks(base)
     assert changes([old], patched(6, 2)) == 1
@@ -163,12 +217,16 @@ def test_a_page_map_that_does_not_fit_is_damage() -> None:
             windows(good.entries, parts)
 
 
-# -- who is who -----------------------------------------------------------------------------------------
+# -- who is who
+# -----------------------------------------------------------------------------------------
 
 
-def process(pid: int, *argv: str, ppid: int = 0, ns_pid: int = 0, start: int = 0, **more: object) -> ProcessRecord:
+def process(
+    pid: int, *argv: str, ppid: int = 0, ns_pid: int = 0, start: int = 0, **more: object
+) -> ProcessRecord:
     words = argv or ("x",)
-    return ProcessRecord(pid, ns_pid or pid, ppid=ppid, start_time=start, argv=words, command=words[0], **more)  # type: ignore[arg-type]
+    facts: dict[str, Any] = {"ppid": ppid, "start_time": start, "argv": words, "command": words[0]}
+    return ProcessRecord(pid, ns_pid or pid, **(facts | more))
 
 
 def tree(*processes: ProcessRecord, boot: str = "", **more: object) -> Manifest:
@@ -184,7 +242,11 @@ def tree(*processes: ProcessRecord, boot: str = "", **more: object) -> Manifest:
 
 def paired(before: Manifest, after: Manifest) -> tuple[list[tuple[int, int]], list[int], list[int]]:
     found = diff_parts.pair(before, after)
-    return [(a.pid, b.pid) for a, b in found.pairs], [p.pid for p in found.removed], [p.pid for p in found.added]
+    return (
+        [(a.pid, b.pid) for a, b in found.pairs],
+        [p.pid for p in found.removed],
+        [p.pid for p in found.added],
+    )
 
 
 def test_a_process_that_lives_on_is_the_same_whatever_it_has_become() -> None:
@@ -200,9 +262,13 @@ def test_a_process_that_lives_on_is_the_same_whatever_it_has_become() -> None:
 
 
 def test_a_restored_tree_is_paired_by_the_pids_that_it_sees() -> None:
-    before = tree(process(10, "web"), process(11, "worker", ppid=10), process(12, "worker", ppid=10))
+    before = tree(
+        process(10, "web"), process(11, "worker", ppid=10), process(12, "worker", ppid=10)
+    )
     after = tree(
-        process(910, "web", ns_pid=10), process(911, "worker", ppid=910, ns_pid=11), process(913, "worker", ppid=910, ns_pid=13)
+        process(910, "web", ns_pid=10),
+        process(911, "worker", ppid=910, ns_pid=11),
+        process(913, "worker", ppid=910, ns_pid=13),
     )
     assert paired(before, after) == ([(10, 910), (11, 911), (12, 913)], [], [])
     changed = diff_parts.processes(diff_parts.pair(before, after)).changed
@@ -210,24 +276,52 @@ def test_a_restored_tree_is_paired_by_the_pids_that_it_sees() -> None:
 
 
 def test_two_trees_of_the_same_shape_are_paired_by_place() -> None:
-    before = tree(process(10, "a"), process(11, "x", ppid=10), process(12, "y", ppid=11), process(13, "z", ppid=11))
-    after = tree(process(50, "b"), process(51, "x", ppid=50), process(53, "y", ppid=51), process(54, "q", ppid=51))
+    before = tree(
+        process(10, "a"),
+        process(11, "x", ppid=10),
+        process(12, "y", ppid=11),
+        process(13, "z", ppid=11),
+    )
+    after = tree(
+        process(50, "b"),
+        process(51, "x", ppid=50),
+        process(53, "y", ppid=51),
+        process(54, "q", ppid=51),
+    )
     assert paired(before, after) == ([(10, 50), (11, 51), (12, 53)], [13], [54])
 
 
 def test_descriptors_of_processes_that_both_have() -> None:
-    found = diff_parts.pair(tree(process(10, "a"), process(11, "b", ppid=10)), tree(process(10, "a"), process(12, "c", ppid=10)))
+    found = diff_parts.pair(
+        tree(process(10, "a"), process(11, "b", ppid=10)),
+        tree(process(10, "a"), process(12, "c", ppid=10)),
+    )
     log, book = OpenFile("reg", "/log", "wa", 10), OpenFile("reg", "/book", "r", 400)
     before = {10: {0: book, 1: log, 2: log}, 11: {0: book}}
     after = {10: {0: book, 1: replace(log, offset=20), 5: book}, 12: {0: log}}
     part = diff_parts.descriptors(before, after, found)
-    assert ([d["fd"] for d in part.added], [d["fd"] for d in part.removed], part.same) == ([5], [2], 1)
-    assert [(c.fields, c.before["offset"], c.after["offset"]) for c in part.changed] == [(["offset"], 10, 20)]
+    assert ([d["fd"] for d in part.added], [d["fd"] for d in part.removed], part.same) == (
+        [5],
+        [2],
+        1,
+    )
+    assert [(c.fields, c.before["offset"], c.after["offset"]) for c in part.changed] == [
+        (["offset"], 10, 20)
+    ]
 
 
 def test_connections_are_the_same_by_their_ends() -> None:
     def tcp(fd: int, peer: str, state: str = "established", pid: int = 10) -> ConnectionRecord:
-        return ConnectionRecord(pid, fd, family="inet", type="stream", protocol="tcp", local="a:1", peer=peer, state=state)
+        return ConnectionRecord(
+            pid,
+            fd,
+            family="inet",
+            type="stream",
+            protocol="tcp",
+            local="a:1",
+            peer=peer,
+            state=state,
+        )
 
     found = diff_parts.pair(tree(process(10, "a")), tree(process(10, "a")))
     before = [tcp(3, "b:1"), tcp(4, "b:2"), tcp(5, "b:3"), tcp(6, "b:4")]
@@ -243,7 +337,14 @@ def test_files_are_told_by_path_and_by_what_is_known_of_their_contents() -> None
     def file(path: str, **more: object) -> FileRecord:
         return FileRecord(path, "written", **{"size": 5, **more})  # type: ignore[arg-type]
 
-    before = [file("/same"), file("/gone"), file("/d", digest="aa"), file("/touched", digest="aa"), file("/u"), file("/m")]
+    before = [
+        file("/same"),
+        file("/gone"),
+        file("/d", digest="aa"),
+        file("/touched", digest="aa"),
+        file("/u"),
+        file("/m"),
+    ]
     after = [
         file("/same"),
         file("/new"),
@@ -253,7 +354,11 @@ def test_files_are_told_by_path_and_by_what_is_known_of_their_contents() -> None
         file("/m", mode=0o600),
     ]
     part = diff_parts.files(before, after, lambda _a, _b: 0)
-    assert ([f["path"] for f in part.added], [f["path"] for f in part.removed], part.same) == (["/new"], ["/gone"], 1)
+    assert ([f["path"] for f in part.added], [f["path"] for f in part.removed], part.same) == (
+        ["/new"],
+        ["/gone"],
+        1,
+    )
     assert {c.after["path"]: (c.fields, c.more["contents"]) for c in part.changed} == {
         "/d": (["contents"], "changed"),
         "/touched": (["mtime_ns"], "same"),
@@ -262,19 +367,25 @@ def test_files_are_told_by_path_and_by_what_is_known_of_their_contents() -> None
     }
 
 
-# -- out of a store -------------------------------------------------------------------------------------
+# -- out of a store
+# -------------------------------------------------------------------------------------
 
 
 def write(repository: Repository, memory: Memory, file: bytes, *extra: ProcessRecord) -> None:
     with repository.writer(Reporter()) as writer:
-        content = b"".join(piece for name, _size in memory.listed for piece in [memory.chunks[name]])
+        content = b"".join(
+            piece for name, _size in memory.listed for piece in [memory.chunks[name]]
+        )
         buffer, position = writer.acquire(), 0
         for _name, size in memory.listed:
             buffer.view[position : position + size] = content[position : position + size]
             writer.window("memory", buffer, position, position + size)
             position += size
         writer.release(buffer)
-        writer.add_bytes("entries", b"".join(struct.pack("<QII", e.vaddr, e.pages, e.flags) for e in memory.entries))
+        writer.add_bytes(
+            "entries",
+            b"".join(struct.pack("<QII", e.vaddr, e.pages, e.flags) for e in memory.entries),
+        )
         writer.add_bytes("images", b"not one of CRIU's")
         writer.add_bytes("file", file)
         made = tree(
@@ -282,7 +393,11 @@ def write(repository: Repository, memory: Memory, file: bytes, *extra: ProcessRe
             *extra,
             images=(ImageFile("pstree.img", 17),),
             image_data=writer.stream("images"),
-            memory=(MemoryImage("task", 10, len(memory.pages), writer.stream("entries"), writer.stream("memory")),),
+            memory=(
+                MemoryImage(
+                    "task", 10, len(memory.pages), writer.stream("entries"), writer.stream("memory")
+                ),
+            ),
             files=(FileRecord("/srv/log", "carried", size=len(file), data=writer.stream("file")),),
         )
         writer.commit(made.with_use(id=bytes([len(repository.list()) + 1] * 16).hex()))
@@ -292,15 +407,31 @@ def test_two_checkpoints_of_a_store(tmp_path: Path) -> None:
     config = kit.config(tmp_path, store=str(tmp_path / "store"))
     with Repository.init(LocalStore(config.store), encryption=False, config=config) as repository:
         before = Memory(pages(HEAP, *(bytes([n]) * 9 for n in range(1, 90))))
-        after = Memory(before.pages | pages(HEAP + 5 * PAGE, b"new") | pages(HEAP + 3 * WINDOW, b"more"))
+        after = Memory(
+            before.pages | pages(HEAP + 5 * PAGE, b"new") | pages(HEAP + 3 * WINDOW, b"more")
+        )
         write(repository, before, b"a" * (300 << 10))
-        write(repository, after, b"a" * (260 << 10) + b"b" * (40 << 10), process(11, "worker", ppid=10))
-        write(repository, after, b"a" * (260 << 10) + b"b" * (40 << 10), process(11, "worker", ppid=10))
+        write(
+            repository,
+            after,
+            b"a" * (260 << 10) + b"b" * (40 << 10),
+            process(11, "worker", ppid=10),
+        )
+        write(
+            repository,
+            after,
+            b"a" * (260 << 10) + b"b" * (40 << 10),
+            process(11, "worker", ppid=10),
+        )
     body = diff(config, "web@1", "web@2", reporter=Reporter()).to_dict()
     assert not body["same"]
     assert [p["argv"] for p in body["processes"]["added"]] == [["worker"]]
     (changed,) = body["files"]["changed"]
-    assert (changed["fields"], changed["contents"], changed["changed_bytes"]) == (["contents"], "changed", 44 << 10)
+    assert (changed["fields"], changed["contents"], changed["changed_bytes"]) == (
+        ["contents"],
+        "changed",
+        44 << 10,
+    )
     memory = body["memory"]
     assert (memory["before"], memory["after"]) == (89 * PAGE, 90 * PAGE)
     assert (memory["changed"], memory["added"], memory["removed"]) == (WINDOW, PAGE, 0)

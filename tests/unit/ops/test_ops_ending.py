@@ -26,31 +26,49 @@ print(json.dumps(kill(Config(run_dir=sys.argv[1], state_dir=sys.argv[2]), "web",
 """
 
 
-def test_nobody_waits_any_more_for_what_lies_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`forget` says that kill does it, also of a tree that never had a terminal; nothing stays locked for its sake."""
+def test_nobody_waits_any_more_for_what_lies_checkpointed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`forget` says that kill does it, also of a tree that never had a terminal; nothing stays
+    locked for its sake.
+    """
     gone: list[str] = []
 
     def delete(table: str) -> None:
         with pytest.raises(Conflict, match="in use"), exclusive_session(config, "web"):
             """Nobody brings it back while it is forgotten."""
         gone.append(table)
-        assert registry.get("web") is not None  # a criuctl that is killed here leaves somebody who knows
+        # a criuctl that is killed here leaves somebody who knows
+        assert registry.get("web") is not None
         if len(gone) == 1:
             raise PlatformError("the firewall is in the way")
 
     monkeypatch.setattr(netfilter, "delete_table", delete)
     config = Config(run_dir=str(tmp_path / "run"), state_dir=str(tmp_path / "state"))
     registry = Registry(config)
-    lies = SessionRecord("web", state="checkpointed", checkpoint="1", boot_id=boot_id(), lock_table="CRIU-web", lock_kept=True)
+    lies = SessionRecord(
+        "web",
+        state="checkpointed",
+        checkpoint="1",
+        boot_id=boot_id(),
+        lock_table="CRIU-web",
+        lock_kept=True,
+    )
     registry.put(lies)
     registry.put(replace(lies, name="moved", moved_to="ssh://there", home="there"))
     (kept,) = forget(config, ["web"])
     assert isinstance(kept.error, Conflict) and "criuctl kill web" in kept.error.hint
-    with exclusive_session(config, "web"), pytest.raises(Conflict, match="in use"):  # it is just being brought back
+    # it is just being brought back
+    with exclusive_session(config, "web"), pytest.raises(Conflict, match="in use"):
         kill(config, "web", 0)
     with pytest.raises(PlatformError):
         kill(config, "web", 0)
-    assert kill(config, "web", 0) == {"session": "web", "state": "exited", "killed": 0, "leases_kept": []}
+    assert kill(config, "web", 0) == {
+        "session": "web",
+        "state": "exited",
+        "killed": 0,
+        "leases_kept": [],
+    }
     assert (registry.get("web"), gone) == (None, ["CRIU-web", "CRIU-web"])
     with pytest.raises(SessionGone, match="moved to there"):
         kill(config, "moved", 0)
@@ -66,8 +84,22 @@ def test_who_outlives_holder_and_root_is_ended(tmp_path: Path) -> None:
         (group / "cgroup.freeze").write_text("0")
         (group / "cgroup.procs").write_text(f"{stray.pid}\n")
         gone = {"pid": 1, "start_time": 0}  # nobody: PID 1 has another start time
-        body = {"session": "web", "id": "0" * 32, "state": "running", "incarnation": 1, "exit_code": None, "since": 1.0}
-        body |= {"command": [], "labels": {}, "cgroup": str(group), "boot_id": boot_id(), "holder": gone, **gone}
+        body = {
+            "session": "web",
+            "id": "0" * 32,
+            "state": "running",
+            "incarnation": 1,
+            "exit_code": None,
+            "since": 1.0,
+        }
+        body |= {
+            "command": [],
+            "labels": {},
+            "cgroup": str(group),
+            "boot_id": boot_id(),
+            "holder": gone,
+            **gone,
+        }
         (folder / "state.json").write_text(json.dumps(body))
         try:
             (kept,) = forget(config, ["web"])

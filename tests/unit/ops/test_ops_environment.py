@@ -35,10 +35,14 @@ def test_plain_settings_go_on_and_all_else_of_criuctl_s_stays() -> None:
 
 
 def test_a_plain_setting_with_a_login_in_it_stays() -> None:
-    assert inherited({"CRIUCTL_S3_ENDPOINT": "https://u:p@host", "CRIUCTL_STORE": "s3://b/x"}) == {"CRIUCTL_STORE": "s3://b/x"}
+    assert inherited({"CRIUCTL_S3_ENDPOINT": "https://u:p@host", "CRIUCTL_STORE": "s3://b/x"}) == {
+        "CRIUCTL_STORE": "s3://b/x"
+    }
 
 
-@pytest.mark.parametrize(("store", "told"), [("s3://bucket/x", True), ("S3://bucket", True), ("/srv/store", False)])
+@pytest.mark.parametrize(
+    ("store", "told"), [("s3://bucket/x", True), ("S3://bucket", True), ("/srv/store", False)]
+)
 def test_the_store_s_credentials_are_named_where_it_is_on_s3(store: str, told: bool) -> None:
     environ = {
         "AWS_ACCESS_KEY_ID": "x",

@@ -44,14 +44,16 @@ def _fill(log: EventLog, count: int, **facts: Any) -> None:
         log.append([{"operation": "x", "exit_code": 0, **facts}])
 
 
-# -- writing --------------------------------------------------------------------------------------------
+# -- writing
+# --------------------------------------------------------------------------------------------
 
 
 def _write_for_ever(folder: Path, name: str, told: int) -> None:
     log = EventLog(folder, limit=20_000)
     for count in range(1 << 30):
         (event,) = log.append([{"operation": name, "count": count, "exit_code": 0}])
-        # All lines are as long, and none is in two pages of the file: it is written whole or not at all.
+        # All lines are as long, and none is in two pages of the file: it is written whole or not at
+        # all.
         os.write(told, json.dumps([event["seq"], name, count]).encode().ljust(63) + b"\n")
 
 
@@ -61,7 +63,9 @@ def test_many_writers_that_are_killed(tmp_path: Path) -> None:
     with told.open("ab", buffering=0) as file:
 
         def start(name: str) -> Any:
-            writer = FORK.Process(target=_write_for_ever, args=(tmp_path / "state", name, file.fileno()), daemon=True)
+            writer = FORK.Process(
+                target=_write_for_ever, args=(tmp_path / "state", name, file.fileno()), daemon=True
+            )
             writer.start()
             return writer
 
@@ -85,7 +89,9 @@ def test_many_writers_that_are_killed(tmp_path: Path) -> None:
     assert len({seq for seq, _name, _count in acknowledged}) == len(acknowledged) >= 200
     kept = [(seq, name, count) for seq, name, count in acknowledged if seq >= first]
     assert [(seq, *found[seq]) for seq, _name, _count in kept] == kept
-    assert sum(count for codes in log.tally().operations.values() for count in codes.values()) == last
+    assert (
+        sum(count for codes in log.tally().operations.values() for count in codes.values()) == last
+    )
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "state").iterdir()} == {0o600}
 
 
@@ -97,7 +103,9 @@ def test_a_torn_line_is_none(tmp_path: Path) -> None:
     for end in {begin + 1, begin + 5, (begin + len(whole)) // 2, len(whole) - 1}:
         log.path.write_bytes(whole[:end])
         assert _numbers(log) == [1, 2] and log.newest() == 2, "it is not seen"
-        assert [e["seq"] for e in log.append([{"operation": "next"}])] == [3], "its number was not given to anybody"
+        assert [e["seq"] for e in log.append([{"operation": "next"}])] == [3], (
+            "its number was not given to anybody"
+        )
         assert [(e["seq"], e["operation"]) for e in log.read()] == [(1, "x"), (2, "x"), (3, "next")]
     log.path.write_bytes(b"")
     _fill(log, 1)
@@ -137,7 +145,8 @@ def test_a_full_disk_drops_the_event_and_leaves_no_piece_of_it(tmp_path: Path) -
     assert _numbers(log) == [1, 2, 3]
 
 
-# -- full files -----------------------------------------------------------------------------------------
+# -- full files
+# -----------------------------------------------------------------------------------------
 
 
 def test_full_files_go_and_numbers_and_sums_go_on(tmp_path: Path) -> None:
@@ -150,7 +159,8 @@ def test_full_files_go_and_numbers_and_sums_go_on(tmp_path: Path) -> None:
     assert [e["seq"] for e in log.read(57)] == [58, 59, 60]
     tally = log.tally()
     assert (tally.seq, tally.operations, tally.seconds) == (60, {"x": {"0": 60}}, {"x": 30.0})
-    # Cut off in the middle of a change of files, when the sums were written: nothing is counted twice.
+    # Cut off in the middle of a change of files, when the sums were written: nothing is counted
+    # twice.
     (tmp_path / "events.tally.json").write_text(json.dumps(tally.to_dict()))
     _fill(log, 1)
     assert log.tally().operations == {"x": {"0": 61}}
@@ -185,12 +195,22 @@ def test_who_follows_misses_nothing_when_files_change(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("events-*.jsonl"))) >= 2, "files did change"
 
 
-# -- what becomes an event --------------------------------------------------------------------------------
+# -- what becomes an event
+# --------------------------------------------------------------------------------
 
 
-@events.recorded(lambda wishes: "" if wishes.get("dry_run") else "operate", lambda _: [{"session": "web"}], about=events.target)
+@events.recorded(
+    lambda wishes: "" if wishes.get("dry_run") else "operate",
+    lambda _: [{"session": "web"}],
+    about=events.target,
+)
 def _operation(
-    config: Config, target: str = "web", *, reporter: Reporter, error: BaseException | None = None, dry_run: bool = False
+    config: Config,
+    target: str = "web",
+    *,
+    reporter: Reporter,
+    error: BaseException | None = None,
+    dry_run: bool = False,
 ) -> str:
     reporter.finding(Finding("warning", "odd-thing", "something is odd"))
     if error is not None:
@@ -217,16 +237,21 @@ def test_an_operation_s_end_is_an_event(tmp_path: Path) -> None:
         ("failed", 1, "bug"),
     ]
     assert {e["operation"] for e in found} == {"operate"}
-    assert [e.get("session") for e in found] == ["web", None, None, None] and found[1]["pid"] == 4711
+    assert [e.get("session") for e in found] == ["web", None, None, None] and found[1][
+        "pid"
+    ] == 4711
     assert all(e["warning_codes"] == ["odd-thing"] for e in found)
     assert "hunter2" not in (tmp_path / "state" / "events.jsonl").read_text()
 
 
-# -- elsewhere ------------------------------------------------------------------------------------------
+# -- elsewhere
+# ------------------------------------------------------------------------------------------
 
 
 def _fields(datagram: bytes) -> Iterator[tuple[str, str]]:
-    """What the journal reads in a datagram: ``NAME=value`` lines, or a name, a length, and as many bytes."""
+    """What the journal reads in a datagram: ``NAME=value`` lines, or a name, a length, and as many
+    bytes.
+    """
     while datagram:
         line, _, rest = datagram.partition(b"\n")
         name, equals, value = line.partition(b"=")
@@ -239,12 +264,20 @@ def _fields(datagram: bytes) -> Iterator[tuple[str, str]]:
         datagram = rest
 
 
-def test_events_go_to_the_journal_and_else_to_syslog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_go_to_the_journal_and_else_to_syslog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal, syslog = tmp_path / "journal", tmp_path / "log"
     monkeypatch.setattr(event_sinks, "JOURNAL", journal)
     monkeypatch.setattr(event_sinks, "SYSLOG", syslog)
     config = Config(state_dir=str(tmp_path / "state"), events="journald")
-    failed = {"session": "web", "exit_code": 5, "error": "dump-failed", "odd": "two\nlines", "bytes": {"new": 7}}
+    failed = {
+        "session": "web",
+        "exit_code": 5,
+        "error": "dump-failed",
+        "odd": "two\nlines",
+        "bytes": {"new": 7},
+    }
     assert str(syslog) in events.record(config, "dump", [failed]), "nobody listens, which is told"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(str(journal))
@@ -253,7 +286,11 @@ def test_events_go_to_the_journal_and_else_to_syslog(tmp_path: Path, monkeypatch
         told = dict(_fields(server.recv(1 << 16)))
     assert told["PRIORITY"] == "3" and told["SYSLOG_IDENTIFIER"] == "criuctl"
     assert told["MESSAGE"] == "dump web: failed with 5 (dump-failed)"
-    assert (told["CRIUCTL_SESSION"], told["CRIUCTL_SEQ"], told["CRIUCTL_ODD"]) == ("web", "2", "two\nlines")
+    assert (told["CRIUCTL_SESSION"], told["CRIUCTL_SEQ"], told["CRIUCTL_ODD"]) == (
+        "web",
+        "2",
+        "two\nlines",
+    )
     assert told["CRIUCTL_BYTES"] == '{"new":7}'
     journal.unlink()
     for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
@@ -264,7 +301,9 @@ def test_events_go_to_the_journal_and_else_to_syslog(tmp_path: Path, monkeypatch
             if kind == socket.SOCK_STREAM:
                 server.listen()
             assert events.record(replace(config, events="syslog"), "gc", [{}]) == ""
-            line = (server if kind == socket.SOCK_DGRAM else server.accept()[0]).recv(1 << 16).decode()
+            line = (
+                (server if kind == socket.SOCK_DGRAM else server.accept()[0]).recv(1 << 16).decode()
+            )
         head, _, body = line.rstrip("\0").partition("{")
         assert head == f"<30>criuctl[{os.getpid()}]: gc: done in 0.0 s "
         assert json.loads("{" + body)["operation"] == "gc"

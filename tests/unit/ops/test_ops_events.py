@@ -1,4 +1,6 @@
-"""What becomes an event: operations on many things, that end, are cut off, or have nothing to do."""
+"""What becomes an event: operations on many things, that end, are cut off, or have nothing to
+do.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,21 @@ def config(tmp_path: Path) -> Config:
 
 
 def logged(config: Config) -> list[dict[str, Any]]:
-    kept = ("operation", "exit_code", "outcome", "error", "how", "schedule", "sessions", "states", "removed")
-    return [{key: event[key] for key in kept if key in event} for event in EventLog(config.state_dir).read()]
+    kept = (
+        "operation",
+        "exit_code",
+        "outcome",
+        "error",
+        "how",
+        "schedule",
+        "sessions",
+        "states",
+        "removed",
+    )
+    return [
+        {key: event[key] for key in kept if key in event}
+        for event in EventLog(config.state_dir).read()
+    ]
 
 
 @events.recorded_each("maintenance-begin", events.maintained, about=events.of_maintenance)
@@ -39,15 +54,34 @@ def begin(config: Config, how: str, items: list[Any]) -> Iterator[Item]:
 
 
 def item(name: str, error: CriuctlError | None = None, **facts: Any) -> Item:
-    return Item(name, 50, state="stored" if error is None else "failed", error=error.to_dict() if error else None, **facts)
+    return Item(
+        name,
+        50,
+        state="stored" if error is None else "failed",
+        error=error.to_dict() if error else None,
+        **facts,
+    )
 
 
 def test_one_event_when_all_is_done(config: Config) -> None:
-    each = begin(config, "dump", [item("a"), item("b", NotFound("b")), item("c", Conflict("c")), item("d", degraded=True)])
+    each = begin(
+        config,
+        "dump",
+        [item("a"), item("b", NotFound("b")), item("c", Conflict("c")), item("d", degraded=True)],
+    )
     assert next(each).session == "a" and logged(config) == []
     assert [one.session for one in each] == ["b", "c", "d"]
-    assert list(begin(config, "snapshot", [item("d", degraded=True)])) and list(begin(config, "dump", [])) == []
-    done = {"operation": "maintenance-begin", "exit_code": 9, "outcome": "failed", "error": "conflict", "how": "dump"}
+    assert (
+        list(begin(config, "snapshot", [item("d", degraded=True)]))
+        and list(begin(config, "dump", [])) == []
+    )
+    done = {
+        "operation": "maintenance-begin",
+        "exit_code": 9,
+        "outcome": "failed",
+        "error": "conflict",
+        "how": "dump",
+    }
     assert logged(config) == [
         done | {"sessions": ["a", "b", "c", "d"], "states": {"stored": 2, "failed": 2}},
         {
@@ -69,7 +103,10 @@ def test_what_is_cut_off_tells_how_far_it_came(config: Config) -> None:
     for error in (Conflict("busy"), KeyboardInterrupt()):
         with pytest.raises(type(error)):
             list(begin(config, "dump", [item("a"), error]))
-    found = [(event["exit_code"], event["outcome"], event["error"], event["sessions"]) for event in logged(config)]
+    found = [
+        (event["exit_code"], event["outcome"], event["error"], event["sessions"])
+        for event in logged(config)
+    ]
     assert found == [
         (130, "interrupted", "interrupted", ["a"]),
         (9, "failed", "conflict", ["a"]),
@@ -100,7 +137,12 @@ def test_what_was_killed_is_told_once_by_the_next(config: Config, tmp_path: Path
     list(begin(config, "dump", []))
     list(begin(config, "dump", []))
     found = list(EventLog(tmp_path).read())
-    assert [event["operation"] for event in found] == ["first", "maintenance-begin", "dump", *["maintenance-begin"] * 2]
+    assert [event["operation"] for event in found] == [
+        "first",
+        "maintenance-begin",
+        "dump",
+        *["maintenance-begin"] * 2,
+    ]
     told = {key: found[2][key] for key in ("session", "exit_code", "outcome", "error")}
     assert told == {"session": "web", "exit_code": 137, "outcome": "interrupted", "error": "killed"}
     assert found[2]["began"] <= found[1]["time"] and not list(tmp_path.glob("events.begun.*"))
@@ -108,7 +150,9 @@ def test_what_was_killed_is_told_once_by_the_next(config: Config, tmp_path: Path
 
 def test_what_had_nothing_to_do_is_none(config: Config) -> None:
     assert events.recovered([]) == [] and events.recovered([item("a")])
-    assert _steered(Steered("web", "paused", changed=False)) == [] and _steered(Steered("web", "paused"))
+    assert _steered(Steered("web", "paused", changed=False)) == [] and _steered(
+        Steered("web", "paused")
+    )
 
 
 @pytest.mark.parametrize("what", ["refused", "refused_others", "lost"])
@@ -120,12 +164,33 @@ def test_a_collection_that_is_not_all_done_ends_as_its_command_does(what: str) -
 
 
 def test_a_run_of_a_schedule(config: Config) -> None:
-    targets = [SimpleNamespace(target="a", error=None), SimpleNamespace(target="b", error=NotFound("b"))]
+    targets = [
+        SimpleNamespace(target="a", error=None),
+        SimpleNamespace(target="b", error=NotFound("b")),
+    ]
     run = events.recorded("schedule-run", events.scheduled, about=events.of_schedule)(
         lambda _config, _schedule: (SimpleNamespace(outcomes=targets, pruned=2, error=None), 3)
     )
     run(config, SimpleNamespace(name="hourly"))
-    facts = {"schedule": "hourly", "sessions": ["a", "b"], "states": {"stored": 1, "failed": 1}, "removed": 2}
-    assert logged(config) == [{"operation": "schedule-run", "exit_code": 3, "outcome": "failed", "error": "not-found", **facts}]
-    assert events.of_schedule((config, "../x"), {}) == {} and events.of_name((config, "web"), {}) == {"session": "web"}
-    assert [one["exit_code"] for one in [*events.supervised(True), *events.supervised(False)]] == [0, 11]
+    facts = {
+        "schedule": "hourly",
+        "sessions": ["a", "b"],
+        "states": {"stored": 1, "failed": 1},
+        "removed": 2,
+    }
+    assert logged(config) == [
+        {
+            "operation": "schedule-run",
+            "exit_code": 3,
+            "outcome": "failed",
+            "error": "not-found",
+            **facts,
+        }
+    ]
+    assert events.of_schedule((config, "../x"), {}) == {} and events.of_name(
+        (config, "web"), {}
+    ) == {"session": "web"}
+    assert [one["exit_code"] for one in [*events.supervised(True), *events.supervised(False)]] == [
+        0,
+        11,
+    ]

@@ -28,7 +28,9 @@ def test_a_feeder_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
         feeder.close(failed=True)
 
 
-def test_a_feeder_that_hangs_is_found_when_it_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_feeder_that_hangs_is_found_when_it_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tree is frozen at its home meanwhile."""
     monkeypatch.setattr(page_feeder, "_PATIENCE", 1.0)
     feeder = Feeder(Config(store=str(tmp_path)), 0)

@@ -1,4 +1,6 @@
-"""Who is fenced, by what the lease says; and what a lease says after a take-over that failed, or a session that moved."""
+"""Who is fenced, by what the lease says; and what a lease says after a take-over that failed, or a
+session that moved.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ def repo(tmp_path: Path) -> Repository:
     return kit.repository(tmp_path, host_id=A, state_dir=str(tmp_path / "state"))
 
 
-def claim(repo: Repository, host: str, *, take_over: bool = False, session: SessionRef = SESSION) -> leases.Claim:
-    return leases.claim(repo, session.name, session.id, 1, host=host, host_name=host, take_over=take_over)
+def claim(
+    repo: Repository, host: str, *, take_over: bool = False, session: SessionRef = SESSION
+) -> leases.Claim:
+    return leases.claim(
+        repo, session.name, session.id, 1, host=host, host_name=host, take_over=take_over
+    )
 
 
 def home(repo: Repository, epoch: int) -> SessionRecord:
@@ -49,7 +55,11 @@ def test_a_higher_epoch_fences_and_nothing_else_does(repo: Repository) -> None:
     assert check(record) is None and check(home(repo, 0)) is None
     claim(repo, B, take_over=True).keep()
     found = check(record)
-    assert found is not None and (found.epoch, found.head.epoch, found.head.host) == (1, 2, B) and "home-b" in found.text
+    assert (
+        found is not None
+        and (found.epoch, found.head.epoch, found.head.host) == (1, 2, B)
+        and "home-b" in found.text
+    )
     assert check(home(repo, 2)) is None
     assert check(home(repo, 0)) is not None  # asked for, and another has it
     assert check(replace(record, leases={})) is None  # never claimed
@@ -72,10 +82,17 @@ def test_a_take_over_that_fails_is_undone(repo: Repository) -> None:
 
 def test_passing_on(repo: Repository) -> None:
     def give(to: str, incarnation: int = 2, giver: str = A) -> leases.Head | None:
-        return leases.pass_on(repo, SESSION, from_host=giver, to_host=to, to_name=to, incarnation=incarnation)
+        return leases.pass_on(
+            repo, SESSION, from_host=giver, to_host=to, to_name=to, incarnation=incarnation
+        )
 
     first = give(B)  # nobody has it
-    assert first is not None and (first.host, first.epoch, first.state, first.incarnation) == (B, 1, "held", 2)
+    assert first is not None and (first.host, first.epoch, first.state, first.incarnation) == (
+        B,
+        1,
+        "held",
+        2,
+    )
     assert give(B) == first  # asked again after a lost answer
     with pytest.raises(Conflict, match="home-b"):
         give("home-c")
@@ -115,9 +132,13 @@ class TestHome:
         root = ProcessIdentity.of(1)
         record = self.registry.get("web") or SessionRecord(SESSION.name, SESSION.id)
         if known:
-            self.registry.put(replace(record, pid=root.pid, start_time=root.start_time, boot_id=boot_id()))
+            self.registry.put(
+                replace(record, pid=root.pid, start_time=root.start_time, boot_id=boot_id())
+            )
             record = self.registry.get("web") or record
-        home = fencing.Home(repo.config, repo, self.registry, record, root, Reporter(), lives_on=lives_on)
+        home = fencing.Home(
+            repo.config, repo, self.registry, record, root, Reporter(), lives_on=lives_on
+        )
         home.look()
         return home
 
@@ -157,13 +178,20 @@ class TestHome:
             claim(repo, B, take_over=True).keep()
             with pytest.raises(HomeLost, match="home-b"):
                 home.look()
-        with pytest.raises(HomeLost if known else Conflict) as refused, self.home(repo, known=known):
+        with (
+            pytest.raises(HomeLost if known else Conflict) as refused,
+            self.home(repo, known=known),
+        ):
             pass
         assert refused.value.exit_code == 9
         assert self.head(repo) == ("held", B, 2)
 
-    def test_killed_between_asking_and_knowing(self, repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The claim is in the store and its epoch is not in the record: the next dump claims again."""
+    def test_killed_between_asking_and_knowing(
+        self, repo: Repository, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The claim is in the store and its epoch is not in the record: the next dump claims
+        again.
+        """
 
         real = leases.claim
 

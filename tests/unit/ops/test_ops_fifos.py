@@ -1,4 +1,6 @@
-"""Whether the named pipe that somebody has open is the one of the dump: decided without CRIU, on real pipes."""
+"""Whether the named pipe that somebody has open is the one of the dump: decided without CRIU, on
+real pipes.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,14 @@ class Case:
         os.mkfifo(path)
         self.path, self.fd = path, os.open(path, os.O_RDWR | os.O_NONBLOCK)
         status = path.stat()
-        self.queue = SavedQueue(status.st_ino & 0xFFFFFFFF, b"SSSS", 65536, (str(path),), ((7, 3),), True)
+        self.queue = SavedQueue(
+            status.st_ino & 0xFFFFFFFF, b"SSSS", 65536, (str(path),), ((7, 3),), True
+        )
         self.record = FifoRecord(
-            str(path), status.st_ino, status.st_dev, ((os.getpid(), ProcessIdentity.of(os.getpid()).start_time),)
+            str(path),
+            status.st_ino,
+            status.st_dev,
+            ((os.getpid(), ProcessIdentity.of(os.getpid()).start_time),),
         )
         self.reporter = Reporter()
         self.left: set[int] = set()
@@ -46,7 +53,12 @@ class Case:
         """Whether nothing would be written into it."""
         host = HostInfo(boot_id=boot or boot_id())
         about = Manifest(
-            "0" * 32, SessionRef("s", "0" * 32), host=host, fifos=records, criu={"leave_running": running}, processes=tree
+            "0" * 32,
+            SessionRef("s", "0" * 32),
+            host=host,
+            fifos=records,
+            criu={"leave_running": running},
+            processes=tree,
         )
         with fifos.settled(ImageSet(-1), about, self.reporter, "", copy=copy):
             pass
@@ -66,7 +78,9 @@ def test_one_that_criu_takes_for_another_one_is_refused(case: Case) -> None:
     (held,) = (d for d in descriptors(os.getpid()) if d.fd == case.fd)
     fifos.with_unread(ImageSet(-1), [me], {me.pid: [held]})
     other = held._replace(fd=9, device=held.device + 1, target="/other/pipe")
-    with pytest.raises(DumpFailed, match=r"/other/pipe have inodes of the same number.*; the tree runs on"):
+    with pytest.raises(
+        DumpFailed, match=r"/other/pipe have inodes of the same number.*; the tree runs on"
+    ):
         fifos.with_unread(ImageSet(-1), [me], {me.pid: [held, other]})
 
 
@@ -78,7 +92,10 @@ def test_one_that_had_it_open_has_it_still(case: Case) -> None:
 def test_it_was_read_from(case: Case) -> None:
     assert case.settle(case.record)
     (warning,) = case.reporter.warnings
-    assert "the tree finds the 0 bytes that are in it now, not the 4 bytes that were unread then" in warning
+    assert (
+        "the tree finds the 0 bytes that are in it now, not the 4 bytes that were unread then"
+        in warning
+    )
 
 
 def test_others_have_it_open_by_now(case: Case) -> None:
@@ -116,7 +133,9 @@ def test_another_boot(case: Case) -> None:
 
 
 def test_another_file_system(case: Case) -> None:
-    assert not case.settle(FifoRecord(str(case.path), case.record.inode, case.record.device + 1, case.record.outside))
+    assert not case.settle(
+        FifoRecord(str(case.path), case.record.inode, case.record.device + 1, case.record.outside)
+    )
 
 
 def test_a_copy_beside_a_reader(case: Case) -> None:

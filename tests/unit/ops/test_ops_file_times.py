@@ -12,7 +12,9 @@ from criuctl.ops.moving import needs
 from criuctl.ops.moving.needs_format import NeededFile
 
 
-@pytest.mark.parametrize("seconds", [-62_135_596_800, -1, 0, 9_300_000_000, 32_503_680_000, 1 << 40])
+@pytest.mark.parametrize(
+    "seconds", [-62_135_596_800, -1, 0, 9_300_000_000, 32_503_680_000, 1 << 40]
+)
 def test_a_file_of_any_time_can_be_recorded(seconds: int) -> None:
     fd = os.memfd_create("old")
     try:

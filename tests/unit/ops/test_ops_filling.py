@@ -1,4 +1,6 @@
-"""Memory that goes from a store straight into a process: all of it and nothing else, or an error, and no thread stays."""
+"""Memory that goes from a store straight into a process: all of it and nothing else, or an error,
+and no thread stays.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ INNER = 7  # what the images call the process
 
 
 class Process:
-    """A process with `SIZE` bytes of memory at `address`, which begin with "stay"; `content` is what it had when it ended."""
+    """A process with `SIZE` bytes of memory at `address`, which begin with "stay"; `content` is
+    what it had when it ended.
+    """
 
     def __init__(self) -> None:
         memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -84,7 +88,9 @@ def stored(tmp_path: Path) -> Stored:
 
 
 def no_threads() -> bool:
-    return not [t for t in threading.enumerate() if t.name.startswith(("criuctl-fill", "criuctl-read"))]
+    return not [
+        t for t in threading.enumerate() if t.name.startswith(("criuctl-fill", "criuctl-read"))
+    ]
 
 
 def test_all_of_it_and_nothing_else(stored: Stored) -> None:

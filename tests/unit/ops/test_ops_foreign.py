@@ -67,9 +67,22 @@ def folder(tmp_path: Path) -> Path:
             ids = dict.fromkeys(("vm_id", "files_id", "fs_id", "sighand_id"), pid)
             write(f"ids-{pid}.img", "IDS", ids)
             write(f"fs-{pid}.img", "FS", {"cwd_id": 3, "root_id": 4})
-        write("fdinfo-10.img", "FDINFO", {"id": 1, "flags": 0, "type": 1, "fd": 5}, {"id": 2, "flags": 0, "type": 4, "fd": 6})
+        write(
+            "fdinfo-10.img",
+            "FDINFO",
+            {"id": 1, "flags": 0, "type": 1, "fd": 5},
+            {"id": 2, "flags": 0, "type": 4, "fd": 6},
+        )
         reg = {"flags": os.O_WRONLY | os.O_APPEND, "pos": 7, "fown": fown()}
-        inet = {"ino": 9, "family": socket.AF_INET, "type": 1, "proto": 6, "state": 1, "src_port": 80, "dst_port": 5000}
+        inet = {
+            "ino": 9,
+            "family": socket.AF_INET,
+            "type": 1,
+            "proto": 6,
+            "state": 1,
+            "src_port": 80,
+            "dst_port": 5000,
+        }
         words = [int.from_bytes(socket.inet_aton(a), "little") for a in ("10.0.0.1", "10.0.0.2")]
         opts = {
             "so_sndbuf": 1,
@@ -79,7 +92,14 @@ def folder(tmp_path: Path) -> Path:
             "so_rcv_tmo_sec": 0,
             "so_rcv_tmo_usec": 0,
         }
-        more = {"flags": 2, "backlog": 0, "src_addr": words[:1], "dst_addr": words[1:], "fown": fown(), "opts": opts}
+        more = {
+            "flags": 2,
+            "backlog": 0,
+            "src_addr": words[:1],
+            "dst_addr": words[1:],
+            "fown": fown(),
+            "opts": opts,
+        }
         write(
             "files.img",
             "FILES",
@@ -89,8 +109,11 @@ def folder(tmp_path: Path) -> Path:
         )
     run = {"vaddr": 0x7000, "compat_nr_pages": 3, "nr_pages": 3, "flags": 4}
     parts = [schema.message("PAGEMAP_HEAD")(pages_id=1), schema.message("PAGEMAP")(**run)]
-    parts.append(schema.message("PAGEMAP")(vaddr=0x9000_0000, compat_nr_pages=5, flags=1))  # in a parent image
-    data = schema.magic("IMG_COMMON").to_bytes(4, "little") + schema.magic("PAGEMAP").to_bytes(4, "little")
+    # in a parent image
+    parts.append(schema.message("PAGEMAP")(vaddr=0x9000_0000, compat_nr_pages=5, flags=1))
+    data = schema.magic("IMG_COMMON").to_bytes(4, "little") + schema.magic("PAGEMAP").to_bytes(
+        4, "little"
+    )
     for part in parts:
         body = part.SerializeToString()
         data += len(body).to_bytes(4, "little") + body
@@ -116,11 +139,21 @@ def look(path: Path, *, maps: bool = False) -> Shown:
 
 def judge(shown: Shown) -> None:
     body = shown.to_dict()
-    found = [(p["pid"], p["ppid"], p["command"], p["threads"], p["state"], p["cwd"]) for p in body["processes"]]
+    found = [
+        (p["pid"], p["ppid"], p["command"], p["threads"], p["state"], p["cwd"])
+        for p in body["processes"]
+    ]
     assert found == [(10, 0, "sh", 1, "S", "/srv"), (11, 10, "worker\x1b[2J", 2, "T", "/srv")]
-    assert [(f["path"], f["kind"], f["holders"]) for f in body["files"]] == [("/srv/log", "written", [[10, 5]])]
+    assert [(f["path"], f["kind"], f["holders"]) for f in body["files"]] == [
+        ("/srv/log", "written", [[10, 5]])
+    ]
     (connection,) = body["connections"]
-    assert (connection["pid"], connection["fd"], connection["state"], connection["external"]) == (10, 6, "established", True)
+    assert (connection["pid"], connection["fd"], connection["state"], connection["external"]) == (
+        10,
+        6,
+        "established",
+        True,
+    )
     assert (connection["local"], connection["peer"]) == ("10.0.0.1:80", "10.0.0.2:5000")
     assert [(m["kind"], m["id"], m["bytes"]) for m in body["memory"]] == [("task", 10, 3 * PAGE)]
     assert {i["name"]: i["size"] for i in body["images"]}["pages-1.img"] == 3 * PAGE
@@ -135,13 +168,20 @@ def test_a_folder_of_images_is_shown(folder: Path) -> None:
     assert [p.command for p in look(folder).manifest.processes] == ["sh", ""]
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
-def test_an_archive_of_podman_s_is_shown_however_it_is_packed(folder: Path, pack: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    "pack", [bytes, gzip.compress, bz2.compress, lzma.compress, zstandard.compress]
+)
+def test_an_archive_of_podman_s_is_shown_however_it_is_packed(
+    folder: Path, pack: Callable[[bytes], bytes]
+) -> None:
     file = folder.parent / "web.tar"
     file.write_bytes(pack(archive(folder)))
     shown = look(file)
     judge(shown)
-    assert (shown.manifest.session.name, shown.manifest.labels) == ("db-1", {"image": CONFIG["rootfsImageName"]})
+    assert (shown.manifest.session.name, shown.manifest.labels) == (
+        "db-1",
+        {"image": CONFIG["rootfsImageName"]},
+    )
     whole = file.read_bytes()
     for part in (1, 2, 3):
         file.write_bytes(whole[: len(whole) * part // 4])

@@ -31,7 +31,11 @@ def test_another_device_of_the_kind_takes_its_place() -> None:
         (HostGpus(error="no libcuda"), "gpu-driver", ["H200", "580.159.04", "no libcuda"]),
         (replace(HOST, driver="570.1"), "gpu-driver", ["580.159.04", "570.1", "older"]),
         (replace(HOST, driver="590.44"), "gpu-driver", ["580.159.04", "590.44"]),
-        (replace(HOST, devices=(Device("GPU-b", "A100", 100, "8.0"),)), "gpu-device", ["H200", "A100", "9.0", "8.0"]),
+        (
+            replace(HOST, devices=(Device("GPU-b", "A100", 100, "8.0"),)),
+            "gpu-device",
+            ["H200", "A100", "9.0", "8.0"],
+        ),
         (replace(ELSEWHERE, api=12090), "gpu-device", ["cannot restore onto"]),
         (replace(HOST, free=59), "gpu-memory", ["free"]),
     ],

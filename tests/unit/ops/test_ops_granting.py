@@ -162,13 +162,20 @@ def test_flags_that_no_open_file_has() -> None:
 
 @pytest.mark.parametrize(("name", "fine"), [("status", True), ("mem", False)])
 def test_a_file_of_proc_that_its_process_opened_with_root_s_rights(name: str, fine: bool) -> None:
-    """It is judged like one that CRIU opened: nothing proves that the user's process had another's memory open."""
+    """It is judged like one that CRIU opened: nothing proves that the user's process had another's
+    memory open.
+    """
     path = f"/proc/{os.getpid()}/task/{os.getpid()}/{name}"
     late = LateFile(path, os.O_RDONLY, 0, ((7, 0, False),))
     judge = Judge(MANIFEST, {}, {}, {7: OWN}, certain=False)
     with open(path, "rb") as file, subprocess.Popen(["sleep", "60"], stdin=file) as holder:
         try:
             with nullcontext() if fine else pytest.raises(RestoreFailed, match="nothing proves"):
-                compare_late([late], judge, {7: holder.pid}, Views(MountSpaces({}, {}), {7: holder.pid}, holder.pid))
+                compare_late(
+                    [late],
+                    judge,
+                    {7: holder.pid},
+                    Views(MountSpaces({}, {}), {7: holder.pid}, holder.pid),
+                )
         finally:
             holder.kill()

@@ -32,7 +32,13 @@ def test_the_pace_is_that_of_the_last_ones_and_the_first_of_a_session_is_no_grow
     found = growth([*daily, *reversed(hourly), *once])
     assert [one.session for one in found] == ["web", "cron", "db"]
     web, cron, db = found
-    assert (web.checkpoints, web.plain, web.stored, web.recent, web.per_day) == (40, 40 * 1024, 102_000, 100, 100 * 24)
+    assert (web.checkpoints, web.plain, web.stored, web.recent, web.per_day) == (
+        40,
+        40 * 1024,
+        102_000,
+        100,
+        100 * 24,
+    )
     assert (cron.recent, cron.per_day, cron.newest) == (48, 48, daily[-1].created)
     assert (db.recent, db.per_day, db.stored) == (0, None, 7_000_000)
     assert len(hourly) > RECENT

@@ -20,9 +20,14 @@ from criuctl.store import open_store
 SESSION = SessionRef("web", "ab" * 16)
 
 
-def test_a_beat_that_fails_in_a_way_nobody_thought_of_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_beat_that_fails_in_a_way_nobody_thought_of_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = Config().with_options(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"))
-    with open_store(config.store, config) as store, Repository.open(store, config, create_local=True) as repository:
+    with (
+        open_store(config.store, config) as store,
+        Repository.open(store, config, create_local=True) as repository,
+    ):
         leases.claim(repository, SESSION.name, SESSION.id, 1, host=host_id(config)).keep()
     real = leases.renew
     failed: list[float] = []
@@ -41,23 +46,33 @@ def test_a_beat_that_fails_in_a_way_nobody_thought_of_is_not_the_last(tmp_path: 
         heart.hurry()
         wait_until(lambda: failed, 60, "a beat has failed")
         heart.hurry()
-        wait_until(lambda: heart.beaten is not None and heart.beaten > failed[0], 60, "the next beat was made")
+        wait_until(
+            lambda: heart.beaten is not None and heart.beaten > failed[0],
+            60,
+            "the next beat was made",
+        )
     finally:
         heart.stop()
         os.close(wake)
     with open_store(config.store, config) as store, Repository.open(store, config) as repository:
         head = leases.read_head(repository, SESSION.name)
-    assert head is not None and head.state == "held" and not head.ttl  # given up in order: it does not run out
+    # given up in order: it does not run out
+    assert head is not None and head.state == "held" and not head.ttl
 
 
-def test_a_lease_that_runs_out_after_the_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_runs_out_after_the_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = Config().with_options(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"))
     wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     absent, heart = Heartbeat(config, 30.0, wake), Heartbeat(config, 30.0, wake)
     told: list[Heartbeat] = []
     absent.start(SESSION)  # there is no store yet, and so no lease
     absent.stop(lambda: told.append(absent))
-    with open_store(config.store, config) as store, Repository.open(store, config, create_local=True) as repository:
+    with (
+        open_store(config.store, config) as store,
+        Repository.open(store, config, create_local=True) as repository,
+    ):
         leases.claim(repository, SESSION.name, SESSION.id, 1, host=host_id(config)).keep()
     heart.start(SESSION)
     (tmp_path / "store").rename(tmp_path / "away")

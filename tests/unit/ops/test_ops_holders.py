@@ -36,7 +36,9 @@ class SlowHolder:
         folder.mkdir(parents=True)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         holder = {"pid": self.identity.pid, "start_time": self.identity.start_time}
-        (folder / "state.json").write_text(json.dumps({"state": "starting", "boot_id": boot, "holder": holder}))
+        (folder / "state.json").write_text(
+            json.dumps({"state": "starting", "boot_id": boot, "holder": holder})
+        )
 
     def request(self, verb: str, **_: Any) -> dict[str, Any]:
         self.asked.append(verb)
@@ -52,11 +54,17 @@ class SlowHolder:
         self.process.wait()
 
 
-def test_it_is_gone_when_the_restore_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_gone_when_the_restore_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = Config(run_dir=str(tmp_path))
     manifest = Manifest(id="0" * 32, session=SessionRef("s", "1" * 32), holder=HolderRecord())
     holder = SlowHolder(tmp_path / "started")
-    monkeypatch.setattr(RestoredHolder, "_start", lambda *_: (tmp_path / "started").rename(tmp_path / "holders" / "s"))
+    monkeypatch.setattr(
+        RestoredHolder,
+        "_start",
+        lambda *_: (tmp_path / "started").rename(tmp_path / "holders" / "s"),
+    )
     monkeypatch.setattr(RestoredHolder, "_connect", lambda *_: holder)
     (tmp_path / "holders").mkdir()
     try:
@@ -72,9 +80,15 @@ def test_it_is_gone_when_the_restore_has_failed(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_scrollback_with_a_gap_begins_behind_it(tmp_path: Path) -> None:
-    """A program that prints faster than it is dumped: what was read ahead and what is there at the freeze are not neighbours."""
+    """A program that prints faster than it is dumped: what was read ahead and what is there at the
+    freeze are not neighbours.
+    """
     repository = kit.repository(tmp_path)
-    told = dict.fromkeys(("rows", "cols", "events", "audit"), 0) | {"offset": 900, "modes": {}, "roles": []}
+    told = dict.fromkeys(("rows", "cols", "events", "audit"), 0) | {
+        "offset": 900,
+        "modes": {},
+        "roles": [],
+    }
     told["input_offset"] = 893
     outputs = [Output(100, b"read ahead"), Output(890, b"at the end")]
     session = SimpleNamespace(
@@ -82,13 +96,16 @@ def test_a_scrollback_with_a_gap_begins_behind_it(tmp_path: Path) -> None:
         request=lambda _op: told,
         status=lambda: {"created": 1.0, "command": ["yes"], "labels": {}},
     )
-    holder = DumpedHolder(Config(run_dir=str(tmp_path)), SessionRecord("s"), ProcessIdentity(1, 1), ExitStack())
+    holder = DumpedHolder(
+        Config(run_dir=str(tmp_path)), SessionRecord("s"), ProcessIdentity(1, 1), ExitStack()
+    )
     holder._session, holder._base, holder._end = cast("Session", session), -1, -1
     with repository.writer(Reporter()) as writer:
         holder.read_ahead(writer)
         record = holder.begin(writer)
         assert record is not None and record.scrollback is not None
-        assert (record.base, record.scrollback.size) == (890, 10)  # so the next byte is the 900th, as it was told
+        # so the next byte is the 900th, as it was told
+        assert (record.base, record.scrollback.size) == (890, 10)
         assert record.input_offset == 893
 
 
@@ -96,7 +113,9 @@ def test_a_holder_that_ends_meanwhile_fails_no_dump_that_goes_on_without_it(tmp_
     def gone(_op: str, **_arguments: Any) -> dict[str, Any]:
         raise SessionGone("the holder closed the connection")
 
-    holder = DumpedHolder(Config(run_dir=str(tmp_path)), SessionRecord("s"), ProcessIdentity(1, 1), ExitStack())
+    holder = DumpedHolder(
+        Config(run_dir=str(tmp_path)), SessionRecord("s"), ProcessIdentity(1, 1), ExitStack()
+    )
     holder._session, holder._begun = cast("Session", SimpleNamespace(request=gone)), True
     holder.thawed()
     holder.done("c1", 1, ended=False)

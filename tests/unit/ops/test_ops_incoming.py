@@ -34,7 +34,9 @@ class Site:
         self.moves = Moves(self.config, Incoming)
 
     def move(self, session: str, checkpoint: str = "", state: str = "receiving") -> Incoming:
-        move = Incoming(new_id(), session, new_id(), origin="elsewhere", checkpoint=checkpoint, state=state)
+        move = Incoming(
+            new_id(), session, new_id(), origin="elsewhere", checkpoint=checkpoint, state=state
+        )
         return self.moves.put(move)
 
     def arrival(self, move: Incoming) -> Arrival:
@@ -43,7 +45,14 @@ class Site:
     def runs(self, move: Incoming, checkpoint: str) -> None:
         """The session of this move runs here, as the very process that asks."""
         here = ProcessIdentity.of(os.getpid())
-        record = SessionRecord(move.session, move.session_id, 3, pid=here.pid, start_time=here.start_time, boot_id=boot_id())
+        record = SessionRecord(
+            move.session,
+            move.session_id,
+            3,
+            pid=here.pid,
+            start_time=here.start_time,
+            boot_id=boot_id(),
+        )
         Registry(self.config).put(replace(record, checkpoint=checkpoint))
 
 
@@ -58,7 +67,9 @@ def test_the_only_copy_of_another_session_of_that_name_stays_in_the_inbox(site: 
     old = kit.write(site.repository, session="work")
     comes = site.move("work", kit.write(site.repository, session="work").id)
     site.arrival(comes).clean()
-    assert [one.id for one in site.repository.list("work")] == [waits.checkpoint] and old.id != waits.checkpoint
+    assert [one.id for one in site.repository.list("work")] == [
+        waits.checkpoint
+    ] and old.id != waits.checkpoint
     assert [move.id for move in site.moves.all()] == [waits.id]
     site.arrival(replace(waits, state="receiving")).clean()
     assert not site.repository.list("work")
@@ -84,7 +95,9 @@ def test_a_session_that_runs_is_told_to_run_also_where_that_cannot_be_written_do
     assert [move.state for move in site.moves.all()] == ["held"] and not taken_away
 
 
-def test_a_visit_ends_when_its_link_does_whatever_cannot_be_written_down(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_visit_ends_when_its_link_does_whatever_cannot_be_written_down(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kit.write(site.repository, session="work")
     arrival = site.arrival(site.move("work"))
 
@@ -103,7 +116,9 @@ def test_a_visit_ends_when_its_link_does_whatever_cannot_be_written_down(site: S
         assert not ends.is_alive()
 
 
-def test_what_could_not_be_begun_is_undone_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_begun_is_undone_at_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its home says abort, and would wait for a restore that never begins."""
     kit.write(site.repository, session="work")
     arrival, put = site.arrival(site.move("work")), site.moves.put
@@ -126,7 +141,9 @@ class Interrupted(Exception):
     """What a signal's handler raises, as ^C does."""
 
 
-def test_a_signal_when_it_was_let_run_waits_until_that_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_when_it_was_let_run_waits_until_that_is_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrival = site.arrival(site.move("work", "c" * 32))
     arrival.word = "go"
 
@@ -149,7 +166,9 @@ def test_a_signal_when_it_was_let_run_waits_until_that_is_told(site: Site, monke
     assert [move.state for move in site.moves.all()] == ["running"]
 
 
-def test_what_fails_when_it_runs_is_no_failure_of_its_restore(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_when_it_runs_is_no_failure_of_its_restore(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its home must not be told that it does not run, nor lose an address that came along."""
     move = site.move("work", "c" * 32)
     arrival = site.arrival(move)
@@ -171,7 +190,9 @@ def test_what_fails_when_it_runs_is_no_failure_of_its_restore(site: Site, monkey
 
 
 def test_a_session_that_was_dumped_since_it_came_is_told_to_run(site: Site) -> None:
-    """Its receiver was killed before it had written down that it runs; its home asks much later, again and again."""
+    """Its receiver was killed before it had written down that it runs; its home asks much later,
+    again and again.
+    """
     move = site.move("work", "c" * 32, "held")
     site.runs(move, "d" * 32)
     told: list[Any] = []

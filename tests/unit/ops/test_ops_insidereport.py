@@ -14,7 +14,9 @@ from criuctl.host import inside_report
 from criuctl.report import Reporter
 
 
-def test_two_restores_make_the_folder_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_restores_make_the_folder_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever has not seen it yet, and comes too late to make it, goes on."""
     monkeypatch.setattr(Path, "exists", lambda _path, **_options: False)
     reporter = Reporter()

@@ -1,4 +1,6 @@
-"""The remedy of a known program in place of the general one, and one line for what has one cause."""
+"""The remedy of a known program in place of the general one, and one line for what has one
+cause.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,18 @@ def error(code: str, pid: int | None, text: str = "text", hint: str = "general")
     ("code", "line", "said"),
     [
         ("nested-namespace", ["/usr/lib/firefox-esr/firefox-esr"], "MOZ_DISABLE_CONTENT_SANDBOX=1"),
-        ("path-hidden", ["/opt/firefox/firefox-bin", "/usr/bin/bash"], "MOZ_DISABLE_UTILITY_SANDBOX=1"),
+        (
+            "path-hidden",
+            ["/opt/firefox/firefox-bin", "/usr/bin/bash"],
+            "MOZ_DISABLE_UTILITY_SANDBOX=1",
+        ),
         ("nested-namespace", ["/usr/lib/chromium/chromium"], "--no-sandbox"),
         ("nested-namespace", ["/usr/bin/bwrap", "/usr/bin/bwrap"], "--as-pid-1 --new-session"),
-        ("session-outside-pid-namespace", ["/bin/sleep", "/usr/bin/bwrap"], "--as-pid-1 --new-session"),
+        (
+            "session-outside-pid-namespace",
+            ["/bin/sleep", "/usr/bin/bwrap"],
+            "--as-pid-1 --new-session",
+        ),
         ("io-uring", ["/usr/bin/node"], "UV_USE_IO_URING=0"),
         ("io-uring", ["/usr/sbin/mariadbd"], "--innodb-use-native-aio=OFF"),
         ("sysv-shm", ["/usr/lib/postgresql/15/bin/postgres"], "PrivateIPC=yes"),
@@ -59,8 +69,14 @@ def test_a_row_is_reached_by_its_names_and_codes_alone() -> None:
 
 
 def test_one_cause_is_one_line_with_a_count_and_some_of_the_places() -> None:
-    users = [error("foreign-user", pid, f"{pid} (a b) runs as user 101", "Give it") for pid in range(10, 21)]
-    rings = [Finding("error", "io-uring", "an io_uring is open", "Do without.", 9, fd) for fd in (4, 5, 6)]
+    users = [
+        error("foreign-user", pid, f"{pid} (a b) runs as user 101", "Give it")
+        for pid in range(10, 21)
+    ]
+    rings = [
+        Finding("error", "io-uring", "an io_uring is open", "Do without.", 9, fd)
+        for fd in (4, 5, 6)
+    ]
     single = Finding("error", "traced", "9 (gdb) is traced", "End it.", 9)
     lines = findings_lines(f.to_dict() for f in (*users, single, *rings))
     assert lines == [

@@ -1,4 +1,6 @@
-"""Which of two checkpoints is the newer one, what a host notes, and what it makes of what it cannot read."""
+"""Which of two checkpoints is the newer one, what a host notes, and what it makes of what it cannot
+read.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,28 @@ ONE = Latest("work", "5" * 32, "a" * 32, 3, 2, "2026-11-26T10:00:00.000Z", "/sto
     [
         (replace(ONE, number=9, incarnation=9), False),  # the same one, wherever it lies
         (replace(ONE, checkpoint="b", number=4), True),
-        (replace(ONE, checkpoint="b", number=2, created="2027-01-01T00:00:00.000Z"), False),  # the clock was put back
-        (replace(ONE, checkpoint="b", number=1, incarnation=3, created="2020-01-01T00:00:00.000Z"), True),  # another host's clock
+        # the clock was put back
+        (replace(ONE, checkpoint="b", number=2, created="2027-01-01T00:00:00.000Z"), False),
+        # another host's clock
+        (
+            replace(
+                ONE, checkpoint="b", number=1, incarnation=3, created="2020-01-01T00:00:00.000Z"
+            ),
+            True,
+        ),
         (replace(ONE, checkpoint="b", number=9, incarnation=1), False),
-        (replace(ONE, checkpoint="b", number=1, store="s3://b", created="2026-11-26T10:00:01.000Z"), True),
-        (replace(ONE, checkpoint="b", number=9, store="s3://b", created="2026-11-26T09:59:59.000Z"), False),
+        (
+            replace(
+                ONE, checkpoint="b", number=1, store="s3://b", created="2026-11-26T10:00:01.000Z"
+            ),
+            True,
+        ),
+        (
+            replace(
+                ONE, checkpoint="b", number=9, store="s3://b", created="2026-11-26T09:59:59.000Z"
+            ),
+            False,
+        ),
         (replace(ONE, checkpoint="b", store="s3://b", created="nonsense"), False),
     ],
 )
@@ -40,10 +59,15 @@ def test_what_is_noted_is_known_until_it_is_forgotten(tmp_path: Path) -> None:
     config, reporter = Config(state_dir=str(tmp_path)), Reporter()
     assert latest_checkpoints.known(config, "work") is None
     latest_checkpoints.note(config, ONE, reporter)
-    assert latest_checkpoints.known(config, "work") == ONE and latest_checkpoints.known(config, "works") is None
+    assert (
+        latest_checkpoints.known(config, "work") == ONE
+        and latest_checkpoints.known(config, "works") is None
+    )
     (file,) = (tmp_path / "latest").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    told = latest_checkpoints.described(config, "work", ONE.session, None, (latest_checkpoints.moment(ONE.created) or 0) + 60)
+    told = latest_checkpoints.described(
+        config, "work", ONE.session, None, (latest_checkpoints.moment(ONE.created) or 0) + 60
+    )
     assert told == {"id": ONE.checkpoint, "number": 3, "age_s": 60.0, "store": "/store"}
     assert latest_checkpoints.described(config, "work", "6" * 32, "c", 0) == {
         "id": "c",

@@ -27,7 +27,9 @@ def stored(tmp_path: Path) -> tuple[CheckpointReader, MemoryImage, bytes]:
     return repo.reader(Reporter()), repo.manifest("web").memory[0], memory
 
 
-def test_runs_of_pages_are_cut_out_of_chunks(stored: tuple[CheckpointReader, MemoryImage, bytes]) -> None:
+def test_runs_of_pages_are_cut_out_of_chunks(
+    stored: tuple[CheckpointReader, MemoryImage, bytes],
+) -> None:
     reader, image, memory = stored
     pages = StoredPages(reader, image.data)
     runs = [(0, 1), (1, 62), (63, 2), (64, 64), (700, 1), (701, 1900), (2999, 1)]

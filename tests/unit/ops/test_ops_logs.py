@@ -28,14 +28,24 @@ def state(tmp_path: Path) -> Path:
     run, state = tmp_path / "run" / "holders" / "web", tmp_path / "state" / "holders" / "web"
     for folder in (run, state):
         folder.mkdir(parents=True)
-    body = {"session": "web", "id": "ab" * 16, "state": "exited", "incarnation": 1, "exit_code": 0, "pid": 1, "start_time": 1}
+    body = {
+        "session": "web",
+        "id": "ab" * 16,
+        "state": "exited",
+        "incarnation": 1,
+        "exit_code": 0,
+        "pid": 1,
+        "start_time": 1,
+    }
     body |= {"created": 9e9, "since": 9e9, "command": [], "labels": {}, "holder": None}
     body |= {"rows": 24, "cols": 80, "log": str(state / "output")}
     (run / "state.json").write_text(json.dumps(body))
     return state
 
 
-def test_who_did_what_before_its_beginning_by_a_clock_that_was_set_back(config: Config, state: Path) -> None:
+def test_who_did_what_before_its_beginning_by_a_clock_that_was_set_back(
+    config: Config, state: Path
+) -> None:
     """Or by that of the host that it has come to."""
     log = AuditLog.opened(state / "audit.jsonl", "ab" * 16, 1)
     log.write("kill", {"operator": "op-1"}, 1)
@@ -52,7 +62,9 @@ def timeline_of(state: Path, position: int, session: str = "ab" * 16) -> Iterato
 
 
 def test_a_recording_has_the_times_of_its_own_session_alone(config: Config, state: Path) -> None:
-    """Another one had the name on this host, before this one came to it from a host whose clock is ahead."""
+    """Another one had the name on this host, before this one came to it from a host whose clock is
+    ahead.
+    """
     with timeline_of(state, 0, "cd" * 16) as other:
         other.event("resize", 0, {"rows": 5, "cols": 7})
         other.event("exit", 103, {"exit_code": 1})
@@ -65,7 +77,12 @@ def test_a_recording_has_the_times_of_its_own_session_alone(config: Config, stat
     log.close()
     with timeline_of(state, 111) as timeline:  # its next holder goes on in it
         _, *events = (json.loads(line) for line in recording(config, "web"))
-        assert [event[1:] for event in events] == [["o", "before"], ["m", "restored, from a"], ["o", "after"], ["x", "0"]]
+        assert [event[1:] for event in events] == [
+            ["o", "before"],
+            ["m", "restored, from a"],
+            ["o", "after"],
+            ["x", "0"],
+        ]
         for _ in range(MAX_SIZE // 4000):
             timeline.event("resize", 111, {"rows": 5, "cols": 7, "more": "x" * 4000})
         assert 1 << 20 < timeline._size < 3 << 20 and owner(state / "timeline") == "ab" * 16

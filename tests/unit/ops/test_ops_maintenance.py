@@ -1,4 +1,6 @@
-"""Several things at once, and maintenance: what is chosen, in which order, what has become of it, and how often it is tried."""
+"""Several things at once, and maintenance: what is chosen, in which order, what has become of it,
+and how often it is tried.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,15 @@ from criuctl.report import Reporter
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), run_dir=str(tmp_path / "run"))
+    return Config(
+        store=str(tmp_path / "store"),
+        state_dir=str(tmp_path / "state"),
+        run_dir=str(tmp_path / "run"),
+    )
 
 
-# -- processes of our own making ------------------------------------------------------------------------
+# -- processes of our own making
+# ------------------------------------------------------------------------
 
 
 def _fails() -> dict[str, Any]:
@@ -63,10 +70,22 @@ def test_each_has_a_process_and_an_outcome_of_its_own() -> None:
         reporter.warning("odd")
         return {"pid": os.getpid(), "warnings": reporter.warnings}
 
-    work: list[tuple[str, Callable[[], dict[str, Any]]]] = [("fails", _fails), ("breaks", _breaks), ("dies", _dies)]
-    pieces: list[tuple[str, batch.Work]] = [(key, lambda _reporter, one=one: one()) for key, one in work]  # type: ignore[misc]
+    work: list[tuple[str, Callable[[], dict[str, Any]]]] = [
+        ("fails", _fails),
+        ("breaks", _breaks),
+        ("dies", _dies),
+    ]
+    pieces: list[tuple[str, batch.Work]] = [
+        (key, lambda _reporter, one=one: one())  # type: ignore[misc]
+        for key, one in work
+    ]
     reporter = Reporter()
-    found = {o.key: o for o in batch.each([*pieces, ("tells", tells)], reporter=reporter, jobs=3, broken=RestoreFailed)}
+    found = {
+        o.key: o
+        for o in batch.each(
+            [*pieces, ("tells", tells)], reporter=reporter, jobs=3, broken=RestoreFailed
+        )
+    }
     assert found["tells"].answer is not None
     assert found["tells"].answer["pid"] != os.getpid()
     assert found["tells"].answer["warnings"] == ["odd"]
@@ -87,8 +106,13 @@ def test_at_the_deadline_all_that_is_left_is_late(tmp_path: Path) -> None:
             (tmp_path / "cleaned").touch()
         return {}
 
-    ended = list(forked.run_all([("slow", slow), ("never", slow)], at_once=1, until=time.monotonic() + 0.5))
-    assert [(one.key, one.answer, one.late) for one in ended] == [("slow", None, True), ("never", None, True)]
+    ended = list(
+        forked.run_all([("slow", slow), ("never", slow)], at_once=1, until=time.monotonic() + 0.5)
+    )
+    assert [(one.key, one.answer, one.late) for one in ended] == [
+        ("slow", None, True),
+        ("never", None, True),
+    ]
     assert (tmp_path / "cleaned").exists() or not (tmp_path / "begun").exists()
 
 
@@ -119,12 +143,18 @@ def test_locks_of_long_names_are_told_apart(config: Config) -> None:
 
 def test_a_lock_is_waited_for(config: Config) -> None:
     lock, busy = maintenance.lock_of(config)
-    with exclusive(config, lock, busy), pytest.raises(Conflict, match="another criuctl"), batch.alone(config, lock, busy):
+    with (
+        exclusive(config, lock, busy),
+        pytest.raises(Conflict, match="another criuctl"),
+        batch.alone(config, lock, busy),
+    ):
         pass
     held = exclusive(config, lock, busy)
     held.__enter__()
     with pytest.MonkeyPatch.context() as patch:
-        waiting = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: held.__exit__(None, None, None))
+        waiting = SimpleNamespace(
+            monotonic=time.monotonic, sleep=lambda _seconds: held.__exit__(None, None, None)
+        )
         patch.setattr("criuctl.ops.scheduling.batch.time", waiting)
         patch.setattr("criuctl.proc.locks._TRIES", 1)
         with batch.alone(config, lock, busy, wait=60):
@@ -141,28 +171,55 @@ def test_the_same_snapshots_do_not_overlap(
         assert main(["--json", "snapshot", "one", "two"]) == 9
         assert "being taken already" in json.loads(capsys.readouterr().out)["error"]["message"]
         assert main(["--json", "snapshot", "one"]) == 3  # that is another one
-    assert main(["--json", "snapshot", "one", "two", "--wait", "1s", "--jitter", "0", "--deadline", "1h"]) == 3
+    assert (
+        main(
+            [
+                "--json",
+                "snapshot",
+                "one",
+                "two",
+                "--wait",
+                "1s",
+                "--jitter",
+                "0",
+                "--deadline",
+                "1h",
+            ]
+        )
+        == 3
+    )
     told = capsys.readouterr().out.partition("\n]\n")[2]  # of the other one
     assert sorted(outcome["target"] for outcome in json.loads(told)) == ["one", "two"]
 
 
-# -- what it is about ------------------------------------------------------------------------------------
+# -- what it is about
+# ------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(-5, 99), max_size=12), st.booleans())
 def test_groups_of_the_same_order(orders: list[int], ending: bool) -> None:
-    found = subjects.ranks([Subject(f"s{n}", order=order) for n, order in enumerate(orders)], ending=ending)
+    found = subjects.ranks(
+        [Subject(f"s{n}", order=order) for n, order in enumerate(orders)], ending=ending
+    )
     assert [one.order for group in found for one in group] == sorted(orders, reverse=ending)
     assert all(len({one.order for one in group}) == 1 for group in found)
     assert len(found) == len(set(orders))
 
 
-@pytest.mark.parametrize(("labels", "order"), [({}, 50), ({"order": "7"}, 7), ({"order": "-1"}, -1), ({"order": "soon"}, 50)])
+@pytest.mark.parametrize(
+    ("labels", "order"),
+    [({}, 50), ({"order": "7"}, 7), ({"order": "-1"}, -1), ({"order": "soon"}, 50)],
+)
 def test_the_order_of_a_session_is_a_label(labels: dict[str, str], order: int) -> None:
     assert subjects.order_of(labels) == order
 
 
-@given(st.dictionaries(st.integers(2, 30), st.tuples(st.integers(1, 30), st.sampled_from(["x", "web", "web worker", "ours"]))))
+@given(
+    st.dictionaries(
+        st.integers(2, 30),
+        st.tuples(st.integers(1, 30), st.sampled_from(["x", "web", "web worker", "ours"])),
+    )
+)
 def test_a_command_names_the_topmost_that_match(table: dict[int, tuple[int, str]]) -> None:
     lines = {pid: line for pid, (_, line) in table.items()} | {1: "init", 31: "ours"}
     parents = {pid: parent for pid, (parent, _) in table.items()} | {31: 1}
@@ -170,7 +227,8 @@ def test_a_command_names_the_topmost_that_match(table: dict[int, tuple[int, str]
     assert 31 not in roots
     for pid in roots:
         assert "web" in lines[pid]
-    for pid, line in lines.items():  # each that matches is below one that was found, or is one, or is in a loop of parents
+    # each that matches is below one that was found, or is one, or is in a loop of parents
+    for pid, line in lines.items():
         above, seen = pid, set()
         while "web" in line and above not in roots and above in parents and above not in seen:
             seen.add(above)
@@ -199,7 +257,9 @@ def test_a_tree_that_makes_no_sense(name: str, body: dict[str, Any], said: str) 
 
 def test_a_tree_by_its_pid_file(tmp_path: Path, config: Config) -> None:
     file, mine = tmp_path / "pid", str(os.getpid())
-    table: dict[str, dict[str, Any]] = {"db": {"pid_file": str(file), "labels": {"a": "b"}, "order": 3}}
+    table: dict[str, dict[str, Any]] = {
+        "db": {"pid_file": str(file), "labels": {"a": "b"}, "order": 3}
+    }
     config = config.with_options(trees=table)
     assert Registry(config).lookup("nobody") is None
     with pytest.raises(NotFound, match="no PID file"):
@@ -213,31 +273,54 @@ def test_a_tree_by_its_pid_file(tmp_path: Path, config: Config) -> None:
     table["db"]["command"] = "no such command"
     with pytest.raises(NotFound, match="does not match"):
         configured_trees.find(config, "db")
-    assert [(s.name, s.order) for s in subjects.chosen(config, ["db", "x", "db"])] == [("db", 3), ("x", 50)]
+    assert [(s.name, s.order) for s in subjects.chosen(config, ["db", "x", "db"])] == [
+        ("db", 3),
+        ("x", 50),
+    ]
 
 
 def test_a_tree_has_one_name(tmp_path: Path, config: Config) -> None:
-    """Neither another tree of the configuration nor a session with a holder is told as something else, and none is dumped so."""
+    """Neither another tree of the configuration nor a session with a holder is told as something
+    else, and none is dumped so.
+    """
     process = subprocess.Popen(["sleep", "1000"])
     try:
         root = ProcessIdentity.of(process.pid)
         (tmp_path / "pid").write_text(f"{root.pid}\n")
-        table = {name: {"pid_file": str(tmp_path / "pid"), "labels": {"is": name}} for name in ("web", "again")}
+        table = {
+            name: {"pid_file": str(tmp_path / "pid"), "labels": {"is": name}}
+            for name in ("web", "again")
+        }
         config = config.with_options(trees=table)
         found = {subject.name: subject for subject in subjects.running(config)}
         assert (found["web"].root, found["web"].error) == (root, None)
         assert "'again' is tree 'web'" in str(found["again"].error)
-        Registry(config).put(SessionRecord("old", pid=root.pid, start_time=root.start_time, boot_id=boot_id()))
+        Registry(config).put(
+            SessionRecord("old", pid=root.pid, start_time=root.start_time, boot_id=boot_id())
+        )
         assert sorted(subject.name for subject in subjects.running(config)) == ["again", "web"]
         plain = config.with_options(trees={})
         for name in ("zebra", "new"):
-            Registry(config).put(SessionRecord(name, pid=root.pid, start_time=root.start_time, boot_id=boot_id()))
+            Registry(config).put(
+                SessionRecord(name, pid=root.pid, start_time=root.start_time, boot_id=boot_id())
+            )
             assert [subject.name for subject in subjects.running(plain)] == [name]
             assert session_for(Registry(plain), Target(root), None).name == name
             assert sorted(subject.name for subject in subjects.running(config)) == ["again", "web"]
         me = ProcessIdentity.of(os.getpid())
-        state = {"session": "live", "id": "1", "state": "running", "incarnation": 1, "boot_id": boot_id(), "labels": {}}
-        state |= {"pid": root.pid, "start_time": root.start_time, "holder": {"pid": me.pid, "start_time": me.start_time}}
+        state = {
+            "session": "live",
+            "id": "1",
+            "state": "running",
+            "incarnation": 1,
+            "boot_id": boot_id(),
+            "labels": {},
+        }
+        state |= {
+            "pid": root.pid,
+            "start_time": root.start_time,
+            "holder": {"pid": me.pid, "start_time": me.start_time},
+        }
         state |= {"exit_code": None, "since": 0.0, "command": ["sleep"]}
         folder = tmp_path / "run" / "holders" / "live"
         folder.mkdir(parents=True)
@@ -254,7 +337,8 @@ def test_a_tree_has_one_name(tmp_path: Path, config: Config) -> None:
         process.wait()
 
 
-# -- what was written down ---------------------------------------------------------------------------------
+# -- what was written down
+# ---------------------------------------------------------------------------------
 
 
 def _noted(config: Config, items: list[Item], **values: Any) -> Record:
@@ -264,12 +348,20 @@ def _noted(config: Config, items: list[Item], **values: Any) -> Record:
 
 
 def test_what_is_no_process_any_more_is_gone(config: Config) -> None:
-    """A configured tree that meant several, or a session, failed; it stays so while it is found at all."""
+    """A configured tree that meant several, or a session, failed; it stays so while it is found at
+    all.
+    """
     config = config.with_options(trees={"web": {"pid_file": "/nowhere"}, "odd": {"unit": "a/b"}})
-    items = [Item(name, 50, tree=True, state="failed", error=UsageError("several").to_dict()) for name in ("web", "odd")]
+    items = [
+        Item(name, 50, tree=True, state="failed", error=UsageError("several").to_dict())
+        for name in ("web", "odd")
+    ]
     record = _noted(config, items)
     maintenance.settle(config, record)
-    assert [(item.session, item.state) for item in record.items] == [("web", "gone"), ("odd", "failed")]
+    assert [(item.session, item.state) for item in record.items] == [
+        ("web", "gone"),
+        ("odd", "failed"),
+    ]
 
 
 def test_the_door(config: Config) -> None:
@@ -294,18 +386,27 @@ def test_the_door(config: Config) -> None:
         (None, "", True, "waiting"),  # a tree that was not dumped, and runs
         (None, "", False, "gone"),
         ({"state": "running", "checkpoint": "old"}, "", False, "gone"),  # it ended of itself
-        ({"state": "checkpointed", "checkpoint": "new"}, "", False, "stored"),  # criuctl was killed, and did not see it
-        ({"state": "running", "checkpoint": "old"}, "another", False, "failed"),  # the host went down before its turn
-        ({"state": "running", "checkpoint": "new"}, "another", True, "stored"),  # after its snapshot; that PID is somebody else's
-        ({"state": "running", "checkpoint": "old", "reason": "kept"}, "another", False, "stored"),  # before its second snapshot
+        # criuctl was killed, and did not see it
+        ({"state": "checkpointed", "checkpoint": "new"}, "", False, "stored"),
+        # the host went down before its turn
+        ({"state": "running", "checkpoint": "old"}, "another", False, "failed"),
+        # after its snapshot; that PID is somebody else's
+        ({"state": "running", "checkpoint": "new"}, "another", True, "stored"),
+        # before its second snapshot
+        ({"state": "running", "checkpoint": "old", "reason": "kept"}, "another", False, "stored"),
     ],
 )
-def test_what_has_become_of_it(config: Config, known: dict[str, str] | None, boot: str, root: bool, state: str) -> None:
+def test_what_has_become_of_it(
+    config: Config, known: dict[str, str] | None, boot: str, root: bool, state: str
+) -> None:
     if known is not None:
-        Registry(config).put(SessionRecord("web", store="/s", boot_id=boot or boot_id(), pid=1 << 30, **known))  # type: ignore[arg-type]
+        facts: dict[str, Any] = {"store": "/s", "boot_id": boot or boot_id(), "pid": 1 << 30}
+        Registry(config).put(SessionRecord("web", **(facts | known)))
     me = ProcessIdentity.of(os.getpid())
     kept = "kept" if known is not None and "reason" in known else ""
-    item = Item("web", 50, before="old", checkpoint=kept, root=(me.pid, me.start_time if root else 0))
+    item = Item(
+        "web", 50, before="old", checkpoint=kept, root=(me.pid, me.start_time if root else 0)
+    )
     record = _noted(config, [item], **({"boot_id": boot} if boot else {}))
     maintenance.settle(config, record)
     assert (item.state, item.checkpoint) == (state, kept or ("new" if state == "stored" else ""))
@@ -329,12 +430,25 @@ def test_what_lived_on_is_brought_back_as_it_was_last(
     config: Config, monkeypatch: pytest.MonkeyPatch, known: dict[str, Any] | None, state: str
 ) -> None:
     if known is not None:
-        values: dict[str, Any] = {"boot_id": "another", "store": "/t", "checkpoint": "newest", "id": "i", **known}
-        Registry(config).put(SessionRecord("web", **(values | {"boot_id": values["boot_id"] or boot_id()})))
+        values: dict[str, Any] = {
+            "boot_id": "another",
+            "store": "/t",
+            "checkpoint": "newest",
+            "id": "i",
+            **known,
+        }
+        Registry(config).put(
+            SessionRecord("web", **(values | {"boot_id": values["boot_id"] or boot_id()}))
+        )
     folder = Path(config.state_dir) / "holders" / "web"
     folder.mkdir(parents=True)
     (folder / "ended.json").write_text(json.dumps({"id": "i", "incarnation": 3}))
-    _noted(config, [Item("web", 50, state="stored", checkpoint="older", store="/s")], how="snapshot", phase="stored")
+    _noted(
+        config,
+        [Item("web", 50, state="stored", checkpoint="older", store="/s")],
+        how="snapshot",
+        phase="stored",
+    )
     restored: list[tuple[str, str]] = []
 
     def restore(_config: Config, item: Item) -> batch.Work:
@@ -349,7 +463,9 @@ def test_what_lived_on_is_brought_back_as_it_was_last(
 
 
 def test_three_tries_over_all_calls(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is counted before it is made; a call that was killed in the middle of one has made one."""
+    """Each is counted before it is made; a call that was killed in the middle of one has made
+    one.
+    """
     item = Item("web", 50, state="stored", checkpoint="c" * 32, store="/s", tries=1, ended=True)
     _noted(config, [item], phase="stored")
     seen: list[int] = []
@@ -375,14 +491,19 @@ def test_three_tries_over_all_calls(config: Config, monkeypatch: pytest.MonkeyPa
         assert (told.state, told.tries, seen) == ("given-up", 3, tries)
         assert told.to_dict()["findings"][0]["text"] == "no 3"
         record_file.check_open(config)
-    assert [i.state for i in recovery.end(config, jobs=1, abandon=True, reporter=Reporter())] == ["given-up"]
+    assert [i.state for i in recovery.end(config, jobs=1, abandon=True, reporter=Reporter())] == [
+        "given-up"
+    ]
     with pytest.raises(NotFound):
         list(recovery.end(config, jobs=1, reporter=Reporter()))
 
 
 def test_a_closed_standard_output_stops_no_maintenance_half_way(config: Config) -> None:
     error = RestoreFailed("no").to_dict()
-    items = [Item(name, 50, state="given-up", checkpoint="c" * 32, tries=3, error=error) for name in ("a", "b")]
+    items = [
+        Item(name, 50, state="given-up", checkpoint="c" * 32, tries=3, error=error)
+        for name in ("a", "b")
+    ]
     _noted(config, items, phase="returning")
     read, write = os.pipe()
     os.close(read)
@@ -405,7 +526,11 @@ def test_a_closed_standard_output_stops_no_maintenance_half_way(config: Config) 
 
 
 def test_what_was_cut_off_each_time_is_given_up(config: Config) -> None:
-    _noted(config, [Item("web", 50, state="stored", checkpoint="c" * 32, store="/s", tries=3, ended=True)], phase="returning")
+    _noted(
+        config,
+        [Item("web", 50, state="stored", checkpoint="c" * 32, store="/s", tries=3, ended=True)],
+        phase="returning",
+    )
     (told,) = recovery.recover(config, every=False, jobs=1, reporter=Reporter())
     error = maintenance.failure(told)
     assert error is not None
@@ -414,9 +539,17 @@ def test_what_was_cut_off_each_time_is_given_up(config: Config) -> None:
 
 def test_what_this_host_has_lost(config: Config) -> None:
     registry = Registry(config)
-    lives = {"lost": {}, "here": {"boot_id": boot_id()}, "never": {"checkpoint": ""}, "stored": {"state": "checkpointed"}}
-    for name, more in (lives | {"ended": {"incarnation": 3}, "restarted": {"incarnation": 4}}).items():
-        registry.put(SessionRecord(**{"name": name, "id": "i", "boot_id": "another", "checkpoint": "c", **more}))  # type: ignore[arg-type]
+    lives = {
+        "lost": {},
+        "here": {"boot_id": boot_id()},
+        "never": {"checkpoint": ""},
+        "stored": {"state": "checkpointed"},
+    }
+    for name, more in (
+        lives | {"ended": {"incarnation": 3}, "restarted": {"incarnation": 4}}
+    ).items():
+        facts: dict[str, Any] = {"id": "i", "boot_id": "another", "checkpoint": "c"}
+        registry.put(SessionRecord(name, **(facts | more)))
     for name in ("ended", "restarted"):
         folder = Path(config.state_dir) / "holders" / name
         folder.mkdir(parents=True)
@@ -424,12 +557,20 @@ def test_what_this_host_has_lost(config: Config) -> None:
     assert [known.name for known in recovery.lost(config)] == ["lost", "restarted"]
 
 
-# -- at the boot --------------------------------------------------------------------------------------------
+# -- at the boot
+# --------------------------------------------------------------------------------------------
 
 
-def test_a_boot_has_it_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_boot_has_it_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "log"
-    control = (sys.executable, "-S", "-c", f"import sys; open({str(log)!r}, 'a').write(' '.join(sys.argv[1:]) + chr(10))")
+    control = (
+        sys.executable,
+        "-S",
+        "-c",
+        f"import sys; open({str(log)!r}, 'a').write(' '.join(sys.argv[1:]) + chr(10))",
+    )
     places = timers.Places(tmp_path / "booted", tmp_path / "units", tmp_path / "cron.d", control)
     monkeypatch.setattr(boot_unit, "PLACES", places)
     monkeypatch.setenv("CRIUCTL_STATE_DIR", f"{tmp_path}/100% state")
@@ -454,6 +595,9 @@ def test_a_boot_has_it_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     unit = path.read_text().splitlines()
     assert {"Type=oneshot", "KillMode=process", "WantedBy=multi-user.target"} <= set(unit)
     assert f'Environment="CRIUCTL_STATE_DIR={tmp_path}/100%% state"' in unit
-    assert log.read_text().splitlines() == ["daemon-reload", "enable --quiet criuctl-recover.service"]
+    assert log.read_text().splitlines() == [
+        "daemon-reload",
+        "enable --quiet criuctl-recover.service",
+    ]
     call("--remove")
     assert [*places.units.iterdir(), *places.cron.iterdir()] == []

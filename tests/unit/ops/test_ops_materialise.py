@@ -22,10 +22,18 @@ from criuctl.store import open_store
 COUNT = 700
 
 
-def test_more_shared_memory_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs may have 65530 mappings, many users far fewer descriptors; and no more can be had here."""
+def test_more_shared_memory_than_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs may have 65530 mappings, many users far fewer descriptors; and no more can be had
+    here.
+    """
     monkeypatch.setattr(materialise, "room_for_descriptors", nullcontext)
-    config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"))
+    config = Config(
+        store=str(tmp_path / "store"),
+        state_dir=str(tmp_path / "state"),
+        cache_dir=str(tmp_path / "cache"),
+    )
     repository = Repository.open(open_store(config.store, config), config, create_local=True)
     page = bytes(range(256)) * (PAGE // 256)
     with repository.writer(Reporter()) as writer:
@@ -34,7 +42,9 @@ def test_more_shared_memory_than_descriptors(tmp_path: Path, monkeypatch: pytest
             with open(tmp_path / name, "rb") as file:
                 writer.add_file(name, file.fileno(), len(content))
         entries, data = writer.stream("entries"), writer.stream("pages")
-        memory = tuple(MemoryImage("shmem", number, 1, entries, data) for number in range(1, COUNT + 1))
+        memory = tuple(
+            MemoryImage("shmem", number, 1, entries, data) for number in range(1, COUNT + 1)
+        )
         manifest = Manifest(id="0" * 32, session=SessionRef("s", "1" * 32), memory=memory)
         writer.commit(manifest)
     (tmp_path / "images").mkdir()
@@ -50,5 +60,7 @@ def test_more_shared_memory_than_descriptors(tmp_path: Path, monkeypatch: pytest
         os.close(folder)
     repository.close()
     written = {path.name: path for path in (tmp_path / "images").iterdir()}
-    assert all(written[f"pages-{number}.img"].read_bytes() == page for number in range(1, COUNT + 1))
+    assert all(
+        written[f"pages-{number}.img"].read_bytes() == page for number in range(1, COUNT + 1)
+    )
     assert all(f"pagemap-shmem-{number}.img" in written for number in range(1, COUNT + 1))

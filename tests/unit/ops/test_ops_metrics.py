@@ -1,4 +1,6 @@
-"""Metrics: what figures become, read by the parser that Prometheus's own client has, and a store that does not answer."""
+"""Metrics: what figures become, read by the parser that Prometheus's own client has, and a store
+that does not answer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def _parsed(told: str) -> Samples:
-    """Sample name and labels -> value; every family has help and a type, and no sample comes twice."""
+    """Sample name and labels -> value; every family has help and a type, and no sample comes
+    twice.
+    """
     found: Samples = {}
     for family in text_string_to_metric_families(told):
         assert family.documentation and family.type in ("gauge", "counter"), family.name
@@ -40,7 +44,9 @@ def _of(figures: Figures) -> Samples:
 
 
 def _summary(session: str, number: int, created: str, **sizes: int) -> CheckpointSummary:
-    return CheckpointSummary(f"{number:032x}", session, "ab" * 16, number, 1, created, "alpha", bytes=sizes)
+    return CheckpointSummary(
+        f"{number:032x}", session, "ab" * 16, number, 1, created, "alpha", bytes=sizes
+    )
 
 
 def _tally(events: Sequence[dict[str, object]]) -> Tally:
@@ -62,7 +68,12 @@ def test_figures_become_metrics() -> None:
                 "bytes": {"stored": 7},
             },
             {"operation": "snapshot", "session": "web", "exit_code": 5},
-            {"operation": "restore", "session": "web", "exit_code": 11, "connections": {"kept": 2, "failed": 1}},
+            {
+                "operation": "restore",
+                "session": "web",
+                "exit_code": 11,
+                "connections": {"kept": 2, "failed": 1},
+            },
             {"operation": "gc", "exit_code": 0, "freed_bytes": 99, "time": "1970-01-01T00:01:00Z"},
         ]
     )
@@ -71,7 +82,11 @@ def test_figures_become_metrics() -> None:
         _summary("web", 2, "1970-01-01T00:00:20.000Z", stored=6, new=8, memory=60),
         _summary('we"ird', 1, "1970-01-01T00:00:05.000Z"),
     ]
-    found = _of(Figures(80.0, {"web": "running", "db": "paused"}, {"web": 3}, tally, checkpoints, unreadable=1))
+    found = _of(
+        Figures(
+            80.0, {"web": "running", "db": "paused"}, {"web": 3}, tally, checkpoints, unreadable=1
+        )
+    )
     web = (("session", "web"),)
     expected: Samples = {
         ("criuctl_sessions", (("state", "running"),)): 1,
@@ -116,7 +131,9 @@ def test_sessions_with_figures_of_their_own_are_bounded(monkeypatch: pytest.Monk
     assert found["criuctl_store_checkpoints", ()] == 50
 
 
-def test_a_store_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_hangs_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
     begun, answer = threading.Event(), threading.Event()
 
@@ -132,14 +149,19 @@ def test_a_store_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pyte
     try:
         for _ in range(3):
             assert _of(looker.gather())["criuctl_store_up", ()] == 0
-            assert begun.wait(60)  # the thread that asks may come later than who waits for it gives up
+            # the thread that asks may come later than who waits for it gives up
+            assert begun.wait(60)
         assert len(asked) == 1
     finally:
         answer.set()
 
 
 def test_metrics_are_served_and_written(tmp_path: Path) -> None:
-    config = Config(store=str(tmp_path / "none"), state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"))
+    config = Config(
+        store=str(tmp_path / "none"),
+        state_dir=str(tmp_path / "state"),
+        cache_dir=str(tmp_path / "cache"),
+    )
     server = Server(config, "127.0.0.1", 0)
     try:
         with urllib.request.urlopen(server.url, timeout=60) as response:
@@ -163,8 +185,12 @@ def test_metrics_are_served_and_written(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists(), "who looks writes nothing"
 
 
-def test_a_folder_of_somebody_else_s_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever owns it can put a link in the place of the file, at the very moment when it is there."""
+def test_a_folder_of_somebody_else_s_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever owns it can put a link in the place of the file, at the very moment when it is
+    there.
+    """
     secret, file = tmp_path / "secret", tmp_path / "their.prom"
     secret.touch(0o600)
     for name, real in (("rename", os.rename), ("replace", os.replace)):

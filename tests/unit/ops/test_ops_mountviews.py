@@ -36,11 +36,15 @@ def chrooted() -> Iterator[int]:
 def test_a_path_is_one_of_the_namespace_of_its_mount() -> None:
     """Whichever process has it; of a mount that is in none, one of its process's."""
     views = Views(SPACES, {1: 100, 5: 105}, 100)
-    assert [views.space_of(*_held(mount, pid)) for mount, pid in ((10, 5), (20, 1), (-1, 5), (99, 1))] == [1, 2, 2, 1]
+    assert [
+        views.space_of(*_held(mount, pid)) for mount, pid in ((10, 5), (20, 1), (-1, 5), (99, 1))
+    ] == [1, 2, 2, 1]
 
 
 def test_a_namespace_is_seen_by_a_process_in_no_chroot(chrooted: int) -> None:
-    """By the root where that is in it, or where no process is; never by one that sees a part of it."""
+    """By the root where that is in it, or where no process is; never by one that sees a part of
+    it.
+    """
     alone = Views(SPACES, {1: chrooted}, chrooted)
     assert alone.top(1) == alone.top(3) == chrooted
     assert Views(SPACES, {1: 1, 5: chrooted, 6: os.getpid()}, 1).top(2) == os.getpid()

@@ -1,4 +1,6 @@
-"""What is known of a net namespace, and what a restore takes of it from a manifest that may be hostile."""
+"""What is known of a net namespace, and what a restore takes of it from a manifest that may be
+hostile.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +76,8 @@ def test_a_setting_is_no_path(namespace: int, tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.write_text("as it was")
     outside = os.path.relpath(target, "/proc/sys/net")
-    network_contents._complete(namespace, network_contents.Network.from_dict({"settings": {outside: "changed"}}))
+    network_contents._complete(
+        namespace, network_contents.Network.from_dict({"settings": {outside: "changed"}})
+    )
     os.close(namespace)
     assert target.read_text() == "as it was"

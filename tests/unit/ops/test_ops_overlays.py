@@ -38,7 +38,9 @@ def library(tmp_path: Path) -> Path:
 def carried(library: Path, tmp_path: Path) -> tuple[FileRecord, CheckpointReader]:
     """The record of the library, with its contents, and their reader."""
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
+    repository = Repository.open(
+        open_store(str(tmp_path / "store"), config), config, create_local=True
+    )
     with repository.writer(Reporter()) as writer, library.open("rb") as file:
         writer.add_file("file", file.fileno(), len(CODE))
         record = FileRecord(
@@ -97,7 +99,12 @@ def for_everybody(path: Path) -> None:
         (for_everybody, "refuse"),
     ],
 )
-def test_judge(library: Path, carried: tuple[FileRecord, CheckpointReader], what: Callable[[Path], None], verdict: str) -> None:
+def test_judge(
+    library: Path,
+    carried: tuple[FileRecord, CheckpointReader],
+    what: Callable[[Path], None],
+    verdict: str,
+) -> None:
     what(library)
     judged = judge(carried[0], "refuse")  # the policy is one of files that are put back
     assert judged.verdict == verdict
@@ -119,17 +126,27 @@ def test_folders_that_are_not_covered(path: str, hint: str) -> None:
     assert hint in found[1] if hint and found is not None else (hint, found) == ("", None)
 
 
-def test_a_folder_that_the_tree_writes_to_is_not_covered(library: Path, carried: tuple[FileRecord, CheckpointReader]) -> None:
-    written = FileRecord(path=str(library.with_name("log")), kind="written", mode=0o100644, digest="", append=True)
+def test_a_folder_that_the_tree_writes_to_is_not_covered(
+    library: Path, carried: tuple[FileRecord, CheckpointReader]
+) -> None:
+    written = FileRecord(
+        path=str(library.with_name("log")), kind="written", mode=0o100644, digest="", append=True
+    )
     library.with_name("log").touch()
     grown(library)  # one that is there can be bound over
     assert [j.verdict for j in judge_all([carried[0], written], "keep")] == ["overlaid", "moved-on"]
     library.unlink()
     (refused, _) = judge_all([carried[0], written], "keep")
-    assert refused.verdict == "refuse" and written.path in refused.why and "--with-files" in refused.hint
+    assert (
+        refused.verdict == "refuse"
+        and written.path in refused.why
+        and "--with-files" in refused.hint
+    )
 
 
-def test_what_is_laid(library: Path, carried: tuple[FileRecord, CheckpointReader], tmp_path: Path) -> None:
+def test_what_is_laid(
+    library: Path, carried: tuple[FileRecord, CheckpointReader], tmp_path: Path
+) -> None:
     """Covered from the nearest folder that exists; what is the same there goes along."""
     record, reader = carried
     deep = record.with_use(path=str(library.parent / "not" / "here" / "lib.so"))
@@ -141,7 +158,12 @@ def test_what_is_laid(library: Path, carried: tuple[FileRecord, CheckpointReader
         wanted = json.loads((place / "list").read_text())
         there = [library.parent.stat().st_dev, library.parent.stat().st_ino]
         covers = [["cover-0", str(library.parent), there]]
-        assert wanted == {"source": carried_binaries.SOURCE, "set_uid": True, "binds": [], "covers": covers}
+        assert wanted == {
+            "source": carried_binaries.SOURCE,
+            "set_uid": True,
+            "binds": [],
+            "covers": covers,
+        }
         for name in ("lib.so", "not/here/lib.so"):
             assert (place / "cover-0" / name).read_bytes() == CODE
             assert (place / "cover-0" / name).stat().st_mode == record.mode
@@ -160,7 +182,12 @@ def test_what_is_laid(library: Path, carried: tuple[FileRecord, CheckpointReader
     ],
 )
 def test_the_tree_gets_namespaces_of_its_own(
-    library: Path, carried: tuple[FileRecord, CheckpointReader], wish: str, init: bool, pids: str, errors: list[str]
+    library: Path,
+    carried: tuple[FileRecord, CheckpointReader],
+    wish: str,
+    init: bool,
+    pids: str,
+    errors: list[str],
 ) -> None:
     library.unlink()
     manifest = Manifest(
@@ -212,19 +239,24 @@ def test_which_files_travel() -> None:
         ("/usr/bin/no-such-program", 1001, 0o4755, False),
     ],
 )
-def test_where_the_files_of_a_user_s_tree_may_lie(tmp_path: Path, path: str, uid: int, mode: int, allowed: bool) -> None:
+def test_where_the_files_of_a_user_s_tree_may_lie(
+    tmp_path: Path, path: str, uid: int, mode: int, allowed: bool
+) -> None:
     folders = {name: tmp_path / name for name in ("root", "home", "other")}
     for folder in folders.values():
         folder.mkdir(mode=0o755)
     os.chown(folders["home"], 1001, 1001)
     os.chown(folders["other"], 1002, 1002)
     (folders["home"] / "link").symlink_to(folders["root"])
-    record = FileRecord(path=path.format(**folders), kind="mapped", mode=stat.S_IFREG | mode, uid=uid)
+    record = FileRecord(
+        path=path.format(**folders), kind="mapped", mode=stat.S_IFREG | mode, uid=uid
+    )
     found = carried_binaries.objection(record, {1001})
     assert (found is None) == allowed, found
     if found is not None:
         assert found[1].endswith(f"--with-files {record.path}.")
-    mixed = carried_binaries.objection(record, {0, 1001})  # a process of root's among them would run it
+    # a process of root's among them would run it
+    mixed = carried_binaries.objection(record, {0, 1001})
     assert (mixed is None) == allowed, mixed
     roots = carried_binaries.objection(record, {0})
     assert (roots is None) == ("link" not in path), roots

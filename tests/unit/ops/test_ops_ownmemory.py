@@ -1,4 +1,6 @@
-"""What the kernel says of pages that a fork has left to two processes, and of those that have become one's own."""
+"""What the kernel says of pages that a fork has left to two processes, and of those that have
+become one's own.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,14 @@ Launch = Callable[[list[Range], list[Range], list[Range]], tuple[int, int, int, 
 
 @pytest.fixture
 def launch() -> Iterator[Launch]:
-    """Start a parent and its child, which fill these pages before the fork and after it: both PIDs, and where their memory is."""
+    """Start a parent and its child, which fill these pages before the fork and after it: both PIDs,
+    and where their memory is.
+    """
     started = []
 
-    def launch(before: list[Range], parents: list[Range], childs: list[Range]) -> tuple[int, int, int, int]:
+    def launch(
+        before: list[Range], parents: list[Range], childs: list[Range]
+    ) -> tuple[int, int, int, int]:
         plan = [PAGES, {"before": before, "after": parents}, {"after": childs}]
         argv = [sys.executable, "-c", PROGRAM, json.dumps(plan)]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -77,7 +83,11 @@ def launch() -> Iterator[Launch]:
 def pages(found: list[Range], address: int) -> list[Range]:
     """The areas within the memory at `address`, as page numbers."""
     end = address + PAGES * PAGE
-    return [((low - address) // PAGE, (high - address) // PAGE) for low, high in found if address <= low < end]
+    return [
+        ((low - address) // PAGE, (high - address) // PAGE)
+        for low, high in found
+        if address <= low < end
+    ]
 
 
 def test_what_was_written_to_since_the_fork_is_ones_own(launch: Launch) -> None:
@@ -94,7 +104,9 @@ def test_what_was_written_to_since_the_fork_is_ones_own(launch: Launch) -> None:
 
 
 def test_what_is_little_is_not_told(launch: Launch) -> None:
-    parent, child, memory, _other = launch([(0, PAGES)], [(10, 10 + LEAST - 1)], [(500, 500 + LEAST)])
+    parent, child, memory, _other = launch(
+        [(0, PAGES)], [(10, 10 + LEAST - 1)], [(500, 500 + LEAST)]
+    )
     found = own_memory(read_tree(parent))
     assert set(found) == {parent, child}
     for theirs in found.values():

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from criuctl.checkpoint.manifest import ConnectionRecord, FileRecord, HostInfo, Manifest, ProcessRecord, SessionRef
+from criuctl.checkpoint.manifest import (
+    ConnectionRecord,
+    FileRecord,
+    HostInfo,
+    Manifest,
+    ProcessRecord,
+    SessionRef,
+)
 from criuctl.config import Config
 from criuctl.connections.rules import parse
 from criuctl.files.socket_names import TakenName
@@ -18,11 +25,22 @@ from criuctl.restore.plan import HostFacts, RestorePlan, Wishes, make_plan, obse
 
 FLAGS = ("avx2", "sse2")
 CONNECTION = ConnectionRecord(
-    pid=100, fd=5, family="inet", protocol="tcp", state="established", local="10.0.0.1:40000", peer="10.0.0.9:80", external=True
+    pid=100,
+    fd=5,
+    family="inet",
+    protocol="tcp",
+    state="established",
+    local="10.0.0.1:40000",
+    peer="10.0.0.9:80",
+    external=True,
 )
-LISTENER = ConnectionRecord(pid=100, fd=3, family="inet", protocol="tcp", state="listen", local="0.0.0.0:80")
+LISTENER = ConnectionRecord(
+    pid=100, fd=3, family="inet", protocol="tcp", state="listen", local="0.0.0.0:80"
+)
 FOREIGN, FOREIGN6 = "192.0.2.251:80", "[2001:db8::251]:80"
-BOUND = ConnectionRecord(pid=100, fd=3, family="inet", type="dgram", protocol="udp", state="bound", local="0.0.0.0:80")
+BOUND = ConnectionRecord(
+    pid=100, fd=3, family="inet", type="dgram", protocol="udp", state="bound", local="0.0.0.0:80"
+)
 
 
 def manifest(**changes: object) -> Manifest:
@@ -60,7 +78,8 @@ def test_nothing_in_the_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "pids", "error"), [("auto", "private", []), ("private", "private", []), ("same", "same", ["pids-taken"])]
+    ("wish", "pids", "error"),
+    [("auto", "private", []), ("private", "private", []), ("same", "same", ["pids-taken"])],
 )
 def test_taken_pids(wish: str, pids: str, error: list[str]) -> None:
     plan = make_plan(manifest(), facts(taken_pids=(100,)), Wishes(pids=wish))
@@ -68,16 +87,22 @@ def test_taken_pids(wish: str, pids: str, error: list[str]) -> None:
     assert codes(plan, "error") == error
 
 
-@pytest.mark.parametrize(("wish", "pids"), [("auto", "private"), ("private", "private"), ("same", "same")])
+@pytest.mark.parametrize(
+    ("wish", "pids"), [("auto", "private"), ("private", "private"), ("same", "same")]
+)
 def test_a_tree_with_pids_of_its_own(wish: str, pids: str) -> None:
     """Its numbers are free here, and nobody's business."""
-    plan = make_plan(manifest(namespaces={"pid": {"mode": "entered", "init": False}}), facts(), Wishes(pids=wish))
+    plan = make_plan(
+        manifest(namespaces={"pid": {"mode": "entered", "init": False}}), facts(), Wishes(pids=wish)
+    )
     assert (plan.pids, plan.findings) == (pids, ())
 
 
 @pytest.mark.parametrize(("wish", "error"), [("auto", []), ("private", []), ("same", ["pids"])])
 def test_a_root_that_was_pid_1(wish: str, error: list[str]) -> None:
-    plan = make_plan(manifest(namespaces={"pid": {"mode": "host", "init": True}}), facts(), Wishes(pids=wish))
+    plan = make_plan(
+        manifest(namespaces={"pid": {"mode": "host", "init": True}}), facts(), Wishes(pids=wish)
+    )
     assert plan.pids == "init"
     assert codes(plan, "error") == error
 
@@ -91,7 +116,9 @@ def test_a_tree_whose_network_is_made_anew(wish: str, error: list[str]) -> None:
 
 
 @pytest.mark.parametrize("waiting", [LISTENER, BOUND])
-def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own(waiting: ConnectionRecord) -> None:
+def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own(
+    waiting: ConnectionRecord,
+) -> None:
     taken = facts(listening={f"{waiting.protocol} 0.0.0.0:80": 1})
     plan = make_plan(manifest(connections=(waiting,)), taken, Wishes())
     assert codes(plan, "error") == ["port-taken"]
@@ -104,9 +131,15 @@ def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own(waiting:
 def test_a_connection_inside_that_another_tree_has_gives_a_copy_a_network_of_its_own() -> None:
     inside = CONNECTION.with_use(external=False, local="127.0.0.1:40000", peer="127.0.0.1:80")
     taken = facts(open_pairs=frozenset({(inside.local, inside.peer)}))
-    assert codes(make_plan(manifest(connections=(inside,)), taken, Wishes()), "error") == ["port-taken"]
+    assert codes(make_plan(manifest(connections=(inside,)), taken, Wishes()), "error") == [
+        "port-taken"
+    ]
     copy = make_plan(manifest(connections=(inside,)), taken, Wishes(copy=True))
-    assert (copy.net, codes(copy, "error"), codes(copy, "warning")) == ("private", [], ["port-taken"])
+    assert (copy.net, codes(copy, "error"), codes(copy, "warning")) == (
+        "private",
+        [],
+        ["port-taken"],
+    )
     assert make_plan(manifest(connections=(inside,)), facts(), Wishes(copy=True)).findings == ()
 
 
@@ -123,17 +156,32 @@ def test_a_connection_inside_that_another_tree_has_gives_a_copy_a_network_of_its
         ("reconnect", None, True, "reconnect", [], []),
     ],
 )
-def test_policies(recorded: str, wished: str | None, here: bool, policy: str, errors: list[str], warnings: list[str]) -> None:
+def test_policies(
+    recorded: str,
+    wished: str | None,
+    here: bool,
+    policy: str,
+    errors: list[str],
+    warnings: list[str],
+) -> None:
     there = facts(local_addresses=frozenset({CONNECTION.local} if here else ()))
-    plan = make_plan(manifest(connections=(CONNECTION.with_use(policy=recorded),)), there, Wishes(connections=wished))
+    plan = make_plan(
+        manifest(connections=(CONNECTION.with_use(policy=recorded),)),
+        there,
+        Wishes(connections=wished),
+    )
     assert plan.policies == {(100, 5): policy}
     assert (codes(plan, "error"), codes(plan, "warning")) == (errors, warnings)
 
 
 UDP = CONNECTION.with_use(type="dgram", protocol="udp", peer="10.0.0.9:53")
 LOG = ConnectionRecord(pid=100, fd=6, family="unix", type="dgram", peer="/run/log", external=True)
-BUS = ConnectionRecord(pid=100, fd=7, family="unix", type="stream", state="established", peer="/run/bus", external=True)
-JOURNAL = BUS.with_use(peer="/run/systemd/journal/stdout", application="journal", policy="reconnect")
+BUS = ConnectionRecord(
+    pid=100, fd=7, family="unix", type="stream", state="established", peer="/run/bus", external=True
+)
+JOURNAL = BUS.with_use(
+    peer="/run/systemd/journal/stdout", application="journal", policy="reconnect"
+)
 HERE = frozenset({CONNECTION.local})
 OPEN = frozenset({(CONNECTION.local, CONNECTION.peer), (UDP.local, UDP.peer)})
 
@@ -143,23 +191,49 @@ OPEN = frozenset({(CONNECTION.local, CONNECTION.peer), (UDP.local, UDP.peer)})
     [
         (UDP, None, {"local_addresses": HERE}, "keep", "", []),
         (UDP, None, {}, "reconnect", "not an address of this host", []),
-        (UDP, None, {"local_addresses": HERE, "open_pairs": OPEN}, "reconnect", "another socket", []),
+        (
+            UDP,
+            None,
+            {"local_addresses": HERE, "open_pairs": OPEN},
+            "reconnect",
+            "another socket",
+            [],
+        ),
         (UDP, "keep", {}, "keep", "", ["address"]),
         (LOG, None, {}, "keep", "", []),
         (LOG, None, {"missing_peers": frozenset({"/run/log"})}, "reconnect", "cannot connect", []),
         (LOG.with_use(peer=""), None, {}, "hangup", "no name", []),
         (BUS, "keep", {}, "hangup", "cannot be kept", []),
         (JOURNAL, None, {}, "reconnect", "", []),
-        (JOURNAL, None, {"missing_peers": frozenset({JOURNAL.peer})}, "hangup", "no journal here", []),
+        (
+            JOURNAL,
+            None,
+            {"missing_peers": frozenset({JOURNAL.peer})},
+            "hangup",
+            "no journal here",
+            [],
+        ),
         (BUS, "reconnect", {}, "reconnect", "", []),
         (BUS.with_use(peer=""), "reconnect", {}, "hangup", "no name", []),
         (CONNECTION.with_use(state="close-wait"), "reconnect", {}, "hangup", "closed", []),
         (CONNECTION.with_use(direction="accepted"), "reconnect", {}, "hangup", "accepted", []),
-        (CONNECTION, "keep", {"local_addresses": HERE, "open_pairs": OPEN}, "keep", "", ["address-in-use"]),
+        (
+            CONNECTION,
+            "keep",
+            {"local_addresses": HERE, "open_pairs": OPEN},
+            "keep",
+            "",
+            ["address-in-use"],
+        ),
     ],
 )
 def test_what_there_is_of_a_wish(
-    record: ConnectionRecord, wished: str | None, there: dict[str, object], policy: str, reason: str, errors: list[str]
+    record: ConnectionRecord,
+    wished: str | None,
+    there: dict[str, object],
+    policy: str,
+    reason: str,
+    errors: list[str],
 ) -> None:
     plan = make_plan(manifest(connections=(record,)), facts(**there), Wishes(connections=wished))
     (made,) = plan.connections
@@ -168,8 +242,12 @@ def test_what_there_is_of_a_wish(
     assert codes(plan, "error") == errors
 
 
-@pytest.mark.parametrize(("wished", "policy", "errors"), [(None, "hangup", []), ("keep", "keep", ["address"])])
-def test_nobody_is_reached_from_a_new_network(wished: str | None, policy: str, errors: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("wished", "policy", "errors"), [(None, "hangup", []), ("keep", "keep", ["address"])]
+)
+def test_nobody_is_reached_from_a_new_network(
+    wished: str | None, policy: str, errors: list[str]
+) -> None:
     record = CONNECTION.with_use(policy="reconnect")
     there = facts(netns=Place("private"), local_addresses=HERE)
     plan = make_plan(manifest(connections=(record,)), there, Wishes(connections=wished))
@@ -179,12 +257,18 @@ def test_nobody_is_reached_from_a_new_network(wished: str | None, policy: str, e
 def test_a_copy_is_not_told_that_the_network_of_the_dump_is_gone() -> None:
     there = facts(netns=Place("private"))  # which a copy gets whether it is gone or not
     for copy, word in ((False, "is gone"), (True, "of its own")):
-        (finding,) = (f for f in make_plan(manifest(), there, Wishes(copy=copy)).findings if f.code == "netns-new")
+        (finding,) = (
+            f
+            for f in make_plan(manifest(), there, Wishes(copy=copy)).findings
+            if f.code == "netns-new"
+        )
         assert word in finding.text
 
 
 def test_a_network_that_nothing_tells_from_another_is_told_with_what_helps_next_time() -> None:
-    (finding,) = make_plan(manifest(), facts(netns=Place("private", unsure=True)), Wishes()).findings
+    (finding,) = make_plan(
+        manifest(), facts(netns=Place("private", unsure=True)), Wishes()
+    ).findings
     assert (finding.level, finding.code) == ("warning", "netns-new")
     assert "nothing tells" in finding.text and "ip netns attach" in finding.hint
 
@@ -197,16 +281,29 @@ def test_many_hang_ups_are_one_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fallback", "errors", "warnings"), [("hangup", [], ["connection-hangup"]), ("refuse", ["connection-refuse"], [])]
+    ("fallback", "errors", "warnings"),
+    [("hangup", [], ["connection-hangup"]), ("refuse", ["connection-refuse"], [])],
 )
-def test_a_hook_that_is_not_on_this_host(fallback: str, errors: list[str], warnings: list[str]) -> None:
+def test_a_hook_that_is_not_on_this_host(
+    fallback: str, errors: list[str], warnings: list[str]
+) -> None:
     """Known before anything is started; a hook that is here is none of the plan's business."""
     rule = {"policy": "reconnect", "application": "feed", "on_failure": fallback}
     rules = parse(Config(connection_rules=(("file: connection_rules[1]", rule),)))
-    plan = make_plan(manifest(connections=(CONNECTION,)), facts(), Wishes(rules=rules, hooks=frozenset({"other"})))
-    assert (plan.connections[0].policy, codes(plan, "error"), codes(plan, "warning")) == (fallback, errors, warnings)
+    plan = make_plan(
+        manifest(connections=(CONNECTION,)),
+        facts(),
+        Wishes(rules=rules, hooks=frozenset({"other"})),
+    )
+    assert (plan.connections[0].policy, codes(plan, "error"), codes(plan, "warning")) == (
+        fallback,
+        errors,
+        warnings,
+    )
     assert "there is no reconnect hook 'feed' here" in plan.findings[0].text
-    plan = make_plan(manifest(connections=(CONNECTION,)), facts(), Wishes(rules=rules, hooks=frozenset({"feed"})))
+    plan = make_plan(
+        manifest(connections=(CONNECTION,)), facts(), Wishes(rules=rules, hooks=frozenset({"feed"}))
+    )
     assert (plan.connections[0].policy, plan.findings) == ("reconnect", ())
 
 
@@ -219,7 +316,9 @@ def test_another_machine() -> None:
 
 
 @pytest.mark.parametrize(("shared", "port_taken"), [(True, False), (False, True)])
-def test_a_udp_port_is_taken_when_its_owner_does_not_share_it(shared: bool, port_taken: bool) -> None:
+def test_a_udp_port_is_taken_when_its_owner_does_not_share_it(
+    shared: bool, port_taken: bool
+) -> None:
     """CRIU asks to share every port that it binds."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as owner:
         owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(shared))
@@ -242,21 +341,64 @@ INIT = {"namespaces": {"pid": {"mode": "host", "init": True}}}
         (TAKEN, Wishes(copy=True), INIT, "init", "host", ["socket-taken"], []),
         (replace(TAKEN, own=""), Wishes(copy=True), {}, "same", "host", ["socket-taken"], []),
         (replace(TAKEN, what="deleted"), Wishes(), {}, "same", "host", [], ["socket-own-name"]),
-        (replace(TAKEN, what="deleted", own=""), Wishes(), {}, "same", "host", ["socket-taken"], []),
+        (
+            replace(TAKEN, what="deleted", own=""),
+            Wishes(),
+            {},
+            "same",
+            "host",
+            ["socket-taken"],
+            [],
+        ),
         (replace(TAKEN, what="copys"), Wishes(), {}, "private", "host", [], ["socket-own-name"]),
-        (replace(TAKEN, what="copys"), Wishes(pids="same"), {}, "same", "host", [], ["socket-own-name"]),
+        (
+            replace(TAKEN, what="copys"),
+            Wishes(pids="same"),
+            {},
+            "same",
+            "host",
+            [],
+            ["socket-own-name"],
+        ),
         (replace(TAKEN, what="copys", by=""), Wishes(), {}, "private", "host", [], []),
-        (replace(TAKEN, what="copys", by="", exists=False), Wishes(), {}, "same", "host", [], ["socket-own-name"]),
+        (
+            replace(TAKEN, what="copys", by="", exists=False),
+            Wishes(),
+            {},
+            "same",
+            "host",
+            [],
+            ["socket-own-name"],
+        ),
         (replace(TAKEN, what="other"), Wishes(copy=True), {}, "same", "host", ["socket-taken"], []),
         (replace(TAKEN, what="abstract"), Wishes(), {}, "same", "host", ["socket-taken"], []),
-        (replace(TAKEN, what="abstract"), Wishes(copy=True), {}, "private", "private", [], ["socket-taken"]),
+        (
+            replace(TAKEN, what="abstract"),
+            Wishes(copy=True),
+            {},
+            "private",
+            "private",
+            [],
+            ["socket-taken"],
+        ),
     ],
 )
 def test_names_of_unix_sockets_that_are_taken(
-    name: TakenName, wishes: Wishes, others: dict[str, object], pids: str, net: str, errors: list[str], warnings: list[str]
+    name: TakenName,
+    wishes: Wishes,
+    others: dict[str, object],
+    pids: str,
+    net: str,
+    errors: list[str],
+    warnings: list[str],
 ) -> None:
     plan = make_plan(manifest(**others), facts(names=(name,)), wishes)
-    assert (plan.pids, plan.net, codes(plan, "error"), codes(plan, "warning")) == (pids, net, errors, warnings)
+    assert (plan.pids, plan.net, codes(plan, "error"), codes(plan, "warning")) == (
+        pids,
+        net,
+        errors,
+        warnings,
+    )
     assert plan.names == ((name,) if "socket-own-name" in {f.code for f in plan.findings} else ())
     found = next(f for f in plan.findings if f.code.startswith("socket-"))
     assert name.path in found.text and (found.hint or not errors)
@@ -269,22 +411,30 @@ def test_an_address_that_is_not_here_is_told_unless_the_network_is_made_with_it(
     assert codes(plan, "error") == ["address-missing"]
     assert (plan.findings[0].pid, plan.findings[0].fd) == (100, 3)
     assert make_plan(manifest(connections=(LISTENER,)), lacking, Wishes(alone=True)).findings == ()
-    plan = make_plan(manifest(connections=(LISTENER,)), lacking, Wishes(prepared=True))  # a hook may add it
+    # a hook may add it
+    plan = make_plan(manifest(connections=(LISTENER,)), lacking, Wishes(prepared=True))
     assert not plan.errors and codes(plan, "info") == ["address-missing"]
 
 
 @pytest.mark.parametrize(
-    ("local", "family", "missing"), [(FOREIGN, "inet", True), ("127.0.0.1:80", "inet", False), (FOREIGN6, "inet6", False)]
+    ("local", "family", "missing"),
+    [(FOREIGN, "inet", True), ("127.0.0.1:80", "inet", False), (FOREIGN6, "inet6", False)],
 )
 def test_which_addresses_are_missing(local: str, family: str, missing: bool) -> None:
     """CRIU binds sockets of IPv6 to whatever they were bound to."""
     made = manifest(connections=(LISTENER.with_use(local=local, family=family),))
-    assert observe(made, (), (), Wishes()).missing_addresses == (frozenset({local}) if missing else frozenset())
+    assert observe(made, (), (), Wishes()).missing_addresses == (
+        frozenset({local}) if missing else frozenset()
+    )
 
 
 def test_an_interface_that_is_not_here_is_told_unless_the_connection_is_given_up() -> None:
     given_up = replace(CONNECTION, holders=((100, 5),))
-    sockets = (BoundSocket("eth7", ((100, 3),), here=False), BoundSocket("eth0", ((100, 4),)), BoundSocket("lo", ((100, 6),)))
+    sockets = (
+        BoundSocket("eth7", ((100, 3),), here=False),
+        BoundSocket("eth0", ((100, 4),)),
+        BoundSocket("lo", ((100, 6),)),
+    )
     bound = (*sockets, BoundSocket("eth7", given_up.holders, here=False))
     made = manifest(connections=(given_up,))
     for net, prepared, level, told in (
@@ -293,7 +443,9 @@ def test_an_interface_that_is_not_here_is_told_unless_the_connection_is_given_up
         (Place("private"), True, "error", [3, 4]),
     ):
         plan = make_plan(made, facts(bound=bound, netns=net), Wishes(prepared=prepared))
-        assert [(f.level, f.fd) for f in plan.findings if f.code == "interface-missing"] == [(level, fd) for fd in told]
+        assert [(f.level, f.fd) for f in plan.findings if f.code == "interface-missing"] == [
+            (level, fd) for fd in told
+        ]
         assert plan.no_interfaces == ({"eth7"} if net.mode == "host" else {"eth7", "eth0"})
 
 
@@ -302,23 +454,33 @@ def test_a_name_that_is_shown_takes_namespaces_of_its_own() -> None:
     shown = replace(TAKEN, what="copys")
     for pids, told in (("auto", True), ("same", False)):
         (finding,) = make_plan(manifest(), facts(names=(shown,)), Wishes(pids=pids)).findings
-        assert TAKEN.own in finding.text and ("its own processes alone find" in finding.text) is told
+        assert (
+            TAKEN.own in finding.text and ("its own processes alone find" in finding.text) is told
+        )
 
 
 def test_the_dry_run_tells_all() -> None:
-    plan = make_plan(manifest(connections=(LISTENER,)), facts(listening={"tcp 0.0.0.0:80": 1}), Wishes())
+    plan = make_plan(
+        manifest(connections=(LISTENER,)), facts(listening={"tcp 0.0.0.0:80": 1}), Wishes()
+    )
     told = plan.to_dict()
     assert told["ok"] is False
     assert [f["code"] for f in told["findings"]] == ["port-taken"]
 
 
 def test_a_missing_working_folder(tmp_path: Path) -> None:
-    """Refused, unless it is put back, or comes with a file that is; that of a tree with a root of its own is not looked for."""
+    """Refused, unless it is put back, or comes with a file that is; that of a tree with a root of
+    its own is not looked for.
+    """
     gone = str(tmp_path / "gone")
     folders = ((100, gone), (101, str(tmp_path)))
-    asked = manifest(processes=tuple(ProcessRecord(pid=pid, ns_pid=pid, cwd=folder) for pid, folder in folders))
+    asked = manifest(
+        processes=tuple(ProcessRecord(pid=pid, ns_pid=pid, cwd=folder) for pid, folder in folders)
+    )
     plan = make_plan(asked, observe(asked, (), (), Wishes()), Wishes())
-    assert [(f.code, f.pid, gone in f.text) for f in plan.errors if f.code == "folder-missing"] == [("folder-missing", 100, True)]
+    assert [(f.code, f.pid, gone in f.text) for f in plan.errors if f.code == "folder-missing"] == [
+        ("folder-missing", 100, True)
+    ]
     carried = FileRecord(path=f"{gone}/file", kind="carried", mode=0o100644)
     for more in ({"files": (carried,)}, {"namespaces": {"mnt": {"mode": "entered"}}}):
         other = asked.with_use(**more)

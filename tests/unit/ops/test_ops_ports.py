@@ -1,4 +1,6 @@
-"""A port is free again for the tree's listener: of what the tree has left there, and of nothing of anybody else's."""
+"""A port is free again for the tree's listener: of what the tree has left there, and of nothing of
+anybody else's.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,13 @@ def _states(port: int) -> list[str]:
 def _closed_first(
     host: str, *, words: bytes = b"", state: str = _FIN_WAIT2, shared: bool = False
 ) -> Iterator[tuple[int, socket.socket]]:
-    """The port of a server that has sent these words and closed, the connection and then itself, and its client."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as server, socket.socket(server.family) as client:
+    """The port of a server that has sent these words and closed, the connection and then itself,
+    and its client.
+    """
+    with (
+        socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as server,
+        socket.socket(server.family) as client,
+    ):
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(shared))
         server.bind((host, 0))
         server.listen()
@@ -60,7 +67,9 @@ def _can_bind(host: str, port: int) -> bool:
 
 
 def _free(local: str) -> None:
-    record = ConnectionRecord(pid=1, fd=3, family="inet", type="stream", protocol="tcp", state="listen", local=local)
+    record = ConnectionRecord(
+        pid=1, fd=3, family="inet", type="stream", protocol="tcp", state="listen", local=local
+    )
     free_ports([record], ImageSet(-1), None)
 
 
@@ -103,7 +112,9 @@ def test_what_its_peer_does_not_read_is_not_taken_from_him() -> None:
         ("::1", "::", True, True),
     ],
 )
-def test_what_ends_is_of_the_address_that_is_wanted(host: str, bound: str, v6only: bool, ended: bool) -> None:
+def test_what_ends_is_of_the_address_that_is_wanted(
+    host: str, bound: str, v6only: bool, ended: bool
+) -> None:
     with _closed_first(host) as (port, _client):
         assert end_waits(bound, port, v6only=v6only) is False
         assert _states(port) == ([] if ended else [_FIN_WAIT2])
@@ -121,7 +132,9 @@ def test_what_ends_is_of_the_address_that_is_wanted(host: str, bound: str, v6onl
         ("::1", "::", True, True),
     ],
 )
-def test_what_somebody_has_who_listens_there_stays(host: str, listens: str, v6only: bool, his: bool) -> None:
+def test_what_somebody_has_who_listens_there_stays(
+    host: str, listens: str, v6only: bool, his: bool
+) -> None:
     with (
         _closed_first(host, shared=True) as (port, _client),
         socket.socket(socket.AF_INET6 if ":" in listens else socket.AF_INET) as stranger,

@@ -26,7 +26,10 @@ MIB = 1 << 20
 
 
 def rounds(*found: tuple[int, float]) -> list[Round]:
-    return [Round(n, 1000 * MB, new * MB, new * MB, seconds) for n, (new, seconds) in enumerate(found, 1)]
+    return [
+        Round(n, 1000 * MB, new * MB, new * MB, seconds)
+        for n, (new, seconds) in enumerate(found, 1)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +47,9 @@ def rounds(*found: tuple[int, float]) -> list[Round]:
         ([(1000, 8.0), (600, 5.0), (360, 3.0), (200, 1.7), (110, 0.9)], True),  # the fifth
     ],
 )
-def test_another_round_only_while_it_is_worth_it(found: list[tuple[int, float]], stop: bool) -> None:
+def test_another_round_only_while_it_is_worth_it(
+    found: list[tuple[int, float]], stop: bool
+) -> None:
     assert enough(rounds(*found), Rules()) is stop
 
 
@@ -95,14 +100,17 @@ def test_rounds_store_what_changed_and_end_when_nothing_does(tmp_path: Path) -> 
             assert [s["changed"] for s in reporter.steps] == [r.new for r in found]
             assert {s["name"] for s in reporter.steps} == {"precopy"}
             assert writer.stats.bytes_unused == writer.stats.bytes_new
-            assert len(precopy(writer, pid, reporter, rules=Rules(target=0))) == 1  # the store has all of it
+            # the store has all of it
+            assert len(precopy(writer, pid, reporter, rules=Rules(target=0))) == 1
             assert precopy(writer, pid, reporter, rules=Rules(seconds=0)) == []
         with repo.writer(Reporter()) as writer:
             assert precopy(writer, pid, Reporter()) == []  # it has ended
     assert kit.pipeline_threads() == []
 
 
-def test_of_a_window_that_changed_a_little_only_pages_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_window_that_changed_a_little_only_pages_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(layers, "LITTLE", 0)
     repo = kit.repository(tmp_path)
     with mmap.mmap(-1, 8 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:

@@ -19,8 +19,14 @@ from criuctl.files import predicates
 
 
 def manifest(*required: PredicateRecord, hours: float = 0.0) -> Manifest:
-    created = (datetime.now(UTC) - timedelta(hours=hours)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    plain = Manifest(id="ab" * 16, session=SessionRef("web", "cd" * 16), created=created, image_data=StreamRef())
+    created = (
+        (datetime.now(UTC) - timedelta(hours=hours))
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
+    plain = Manifest(
+        id="ab" * 16, session=SessionRef("web", "cd" * 16), created=created, image_data=StreamRef()
+    )
     return Manifest.from_dict(predicates.with_required(plain, required).to_dict())
 
 
@@ -29,7 +35,10 @@ def state(config: Config, *required: PredicateRecord, hours: float = 0.0) -> tup
     return verdict.state, verdict.why
 
 
-@pytest.mark.parametrize("wrong", ["", "file", "file:", "files:/x", "age:soon", "age:0", "command: ", "output:" + "x" * 5000])
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "file", "file:", "files:/x", "age:soon", "age:0", "command: ", "output:" + "x" * 5000],
+)
 def test_what_is_no_requirement(wrong: str) -> None:
     with pytest.raises(UsageError):
         predicates.parse(wrong)
@@ -38,8 +47,13 @@ def test_what_is_no_requirement(wrong: str) -> None:
 
 
 def test_the_first_pattern_that_fits_counts_and_options_add_to_it() -> None:
-    config = load(environ={"CRIUCTL_PREDICATES": '{"web-*": ["age:1d"], "web*": ["age:2d", "command:true"]}'})
-    assert predicates.wanted(config, "web-1", ["age:1d", "file:/x/../y"]) == [("age", "1d"), ("file", "/y")]
+    config = load(
+        environ={"CRIUCTL_PREDICATES": '{"web-*": ["age:1d"], "web*": ["age:2d", "command:true"]}'}
+    )
+    assert predicates.wanted(config, "web-1", ["age:1d", "file:/x/../y"]) == [
+        ("age", "1d"),
+        ("file", "/y"),
+    ]
     assert predicates.wanted(config, "web") == [("age", "2d"), ("command", "true")]
     assert predicates.wanted(config, "db") == []
     with pytest.raises(ConfigError, match="lists of text"):
@@ -71,7 +85,9 @@ def test_files(tmp_path: Path) -> None:
 
 def test_manifests_with_predicates_fit_the_schema(tmp_path: Path) -> None:
     schema = json.loads((Path(__file__).parents[3] / "images" / "manifest.schema.json").read_text())
-    noted = predicates.note(Config(state_dir=str(tmp_path)), [("output", "echo 1"), ("file", __file__), ("age", "7d")])
+    noted = predicates.note(
+        Config(state_dir=str(tmp_path)), [("output", "echo 1"), ("file", __file__), ("age", "7d")]
+    )
     body = manifest(*noted).to_dict()
     assert body["features"] == ["predicates"]
     jsonschema.Draft202012Validator(schema).validate(body)
@@ -117,7 +133,15 @@ def test_only_our_own_commands_and_allowed_ones_are_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"kind": "other"}, {"argument": ""}, {"kind": "file"}, {"digest": "00"}, {"mac": "x"}, {"size": -1}]
+    "wrong",
+    [
+        {"kind": "other"},
+        {"argument": ""},
+        {"kind": "file"},
+        {"digest": "00"},
+        {"mac": "x"},
+        {"size": -1},
+    ],
 )
 def test_records_that_nobody_wrote(wrong: dict[str, object]) -> None:
     with pytest.raises(Damaged):

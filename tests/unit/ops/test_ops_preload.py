@@ -25,7 +25,9 @@ print(schema._module.cache_info().currsize > 0)
 def test_all_of_it_is_loaded(name: str) -> None:
     """Nobody hears of what goes wrong there."""
     code = LOADED.format(name=name)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
     assert (done.stdout, done.stderr) == ("[]\nTrue\n", "")
 
 

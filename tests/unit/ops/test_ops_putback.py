@@ -109,7 +109,9 @@ def nothing(_path: Path) -> None:
         (close_to_others, "mapped", False, "keep", "moved-on"),
     ],
 )
-def test_judge(file: Path, what: Callable[[Path], None], kind: str, append: bool, policy: Policy, verdict: str) -> None:
+def test_judge(
+    file: Path, what: Callable[[Path], None], kind: str, append: bool, policy: Policy, verdict: str
+) -> None:
     kept = record(file, kind=kind, append=append)
     if kind == "mapped":  # programs and libraries are not hashed
         kept = kept.with_use(digest="")
@@ -134,7 +136,9 @@ def test_hostile_paths(file: Path, path: str) -> None:
 def reader(tmp_path: Path, file: Path) -> tuple[CheckpointReader, FileRecord]:
     """A reader of a checkpoint that carries `file`, and the record of that."""
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
+    repository = Repository.open(
+        open_store(str(tmp_path / "store"), config), config, create_local=True
+    )
     with repository.writer(Reporter()) as writer:
         fd = os.open(file, os.O_RDONLY)
         writer.add_file("file", fd, len(OLD))
@@ -165,7 +169,9 @@ def test_put_back_keeps_the_newer_copy_and_can_be_undone(
     assert [p.name for p in file.parent.iterdir() if "newer" in p.name] == []
 
 
-def test_a_grown_file_is_put_back_from_its_own_beginning(file: Path, reader: tuple[CheckpointReader, FileRecord]) -> None:
+def test_a_grown_file_is_put_back_from_its_own_beginning(
+    file: Path, reader: tuple[CheckpointReader, FileRecord]
+) -> None:
     kept = record(file)
     grow(file)
     applied = Applied(reader[0], "abcd1234")
@@ -184,26 +190,47 @@ def test_what_is_made_beside_leaves_the_file_alone_and_can_be_undone(
     applied = Applied(reader[0], "abcd1234")
     applied.apply([replace(judged, verdict="beside")])
     own = Path(applied.own[str(file)])
-    assert own.parent == file.parent and own.name.startswith(f"{file.name}.older-abcd1234-") and not applied.aside
-    assert (own.read_bytes(), own.stat().st_mode, own.stat().st_mtime_ns) == (OLD, kept.mode, kept.mtime_ns)
+    assert (
+        own.parent == file.parent
+        and own.name.startswith(f"{file.name}.older-abcd1234-")
+        and not applied.aside
+    )
+    assert (own.read_bytes(), own.stat().st_mode, own.stat().st_mtime_ns) == (
+        OLD,
+        kept.mode,
+        kept.mtime_ns,
+    )
     assert (file.read_bytes(), file.stat().st_ino) == (newer, inode)
     applied.undo()
-    assert [path.name for path in file.parent.iterdir() if path.name.startswith(file.name)] == [file.name]
+    assert [path.name for path in file.parent.iterdir() if path.name.startswith(file.name)] == [
+        file.name
+    ]
     assert file.read_bytes() == newer
 
 
-def test_what_is_set_aside_is_renamed_and_can_be_undone(file: Path, reader: tuple[CheckpointReader, FileRecord]) -> None:
+def test_what_is_set_aside_is_renamed_and_can_be_undone(
+    file: Path, reader: tuple[CheckpointReader, FileRecord]
+) -> None:
     (judged,) = judge_all([record(file)], "restore")
     applied = Applied(reader[0], "abcd1234")
-    applied.apply([replace(judged, verdict="set-aside"), replace(judged, record=record(file).with_use(path=f"{file}-gone"))])
+    applied.apply(
+        [
+            replace(judged, verdict="set-aside"),
+            replace(judged, record=record(file).with_use(path=f"{file}-gone")),
+        ]
+    )
     ((path, aside),) = applied.aside
     assert path == str(file) and not file.exists() and Path(aside).read_bytes() == OLD
     assert Path(aside).name.startswith(f"{file.name}.newer-abcd1234-")
     applied.undo()
-    assert [one.name for one in file.parent.iterdir() if one.name.startswith(file.name)] == [file.name]
+    assert [one.name for one in file.parent.iterdir() if one.name.startswith(file.name)] == [
+        file.name
+    ]
 
 
-def test_an_empty_file_comes_back_though_it_did_not_travel(file: Path, reader: tuple[CheckpointReader, FileRecord]) -> None:
+def test_an_empty_file_comes_back_though_it_did_not_travel(
+    file: Path, reader: tuple[CheckpointReader, FileRecord]
+) -> None:
     file.write_bytes(b"")
     kept = record(file)
     file.unlink()
@@ -216,14 +243,20 @@ def test_an_empty_file_comes_back_though_it_did_not_travel(file: Path, reader: t
     assert not file.exists()
 
 
-def test_a_folder_with_links_is_put_back(tmp_path: Path, reader: tuple[CheckpointReader, FileRecord]) -> None:
+def test_a_folder_with_links_is_put_back(
+    tmp_path: Path, reader: tuple[CheckpointReader, FileRecord]
+) -> None:
     source, kept = reader
     status = tmp_path.stat()
     place = tmp_path / "work"
-    folder = kept.with_use(path=str(place), kind="carried", mode=0o40750, data=None, digest="", size=0)
+    folder = kept.with_use(
+        path=str(place), kind="carried", mode=0o40750, data=None, digest="", size=0
+    )
     inside = kept.with_use(path=str(place / "one"))
     twin = kept.with_use(path=str(place / "two"))
-    link = kept.with_use(path=str(place / "link"), mode=0o120777, target="one", data=None, digest="", size=3, inode=1)
+    link = kept.with_use(
+        path=str(place / "link"), mode=0o120777, target="one", data=None, digest="", size=3, inode=1
+    )
     applied = Applied(source, "abcd1234")
     applied.apply(judge_all([twin, link, inside, folder], "restore"))
     assert (place / "one").read_bytes() == OLD
@@ -249,7 +282,10 @@ def test_two_names_are_one_file_again(
     (twin := file.with_name("twin")).hardlink_to(file)
     kept = record(file)
     grow(file)
-    judged = [replace(j, verdict=verdict) for j in judge_all([kept, kept.with_use(path=str(twin))], "restore")]
+    judged = [
+        replace(j, verdict=verdict)
+        for j in judge_all([kept, kept.with_use(path=str(twin))], "restore")
+    ]
     if not links:
         monkeypatch.setattr(os, "link", raising(OSError(errno.EXDEV, "Invalid cross-device link")))
     applied = Applied(reader[0], "abcd1234")
@@ -259,7 +295,10 @@ def test_two_names_are_one_file_again(
     assert made[0].samefile(made[1]) == links
     assert applied.apart == ([] if links else [(str(made[1]), str(made[0]))])
     applied.undo()
-    assert file.samefile(twin) and sorted(p.name for p in file.parent.iterdir() if p.is_file()) == [file.name, "twin"]
+    assert file.samefile(twin) and sorted(p.name for p in file.parent.iterdir() if p.is_file()) == [
+        file.name,
+        "twin",
+    ]
 
 
 def test_a_name_that_is_gone_is_one_of_the_file_that_is_as_it_was(
@@ -271,7 +310,11 @@ def test_a_name_that_is_gone_is_one_of_the_file_that_is_as_it_was(
     kept = reader[1].with_use(path=str(twin))
     twin.unlink()
     applied = Applied(reader[0], "abcd1234")
-    applied.apply(judge_all([record(file), kept, kept.with_use(path=str(file.parent / "way" / "twin"))], "restore"))
+    applied.apply(
+        judge_all(
+            [record(file), kept, kept.with_use(path=str(file.parent / "way" / "twin"))], "restore"
+        )
+    )
     assert twin.samefile(file) and file.stat().st_nlink == 2 and not applied.aside
     applied.undo()
     assert not twin.exists() and file.stat().st_nlink == 1
@@ -286,7 +329,10 @@ def raising(error: OSError) -> Callable[..., None]:
 
 @pytest.mark.parametrize("call", ["rename", "open"])
 def test_a_signal_in_the_middle_is_undone_too(
-    call: str, file: Path, reader: tuple[CheckpointReader, FileRecord], monkeypatch: pytest.MonkeyPatch
+    call: str,
+    file: Path,
+    reader: tuple[CheckpointReader, FileRecord],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is served as soon as the system call returns in which it came."""
     source, kept = reader
@@ -307,13 +353,21 @@ def test_a_signal_in_the_middle_is_undone_too(
     with pytest.raises(KeyboardInterrupt):
         applied.apply(judged)
     applied.undo()
-    assert sorted((path, path.read_bytes()) for path in file.parent.iterdir() if path.is_file()) == before
+    assert (
+        sorted((path, path.read_bytes()) for path in file.parent.iterdir() if path.is_file())
+        == before
+    )
 
 
 def test_what_takes_its_place_meanwhile_is_not_touched(
-    file: Path, tmp_path: Path, reader: tuple[CheckpointReader, FileRecord], monkeypatch: pytest.MonkeyPatch
+    file: Path,
+    tmp_path: Path,
+    reader: tuple[CheckpointReader, FileRecord],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its folder may be another user's, who puts a link to somebody else's file there in the very moment."""
+    """Its folder may be another user's, who puts a link to somebody else's file there in the very
+    moment.
+    """
     source, kept = reader
     file.unlink()
     victim = tmp_path / "victim"
@@ -335,7 +389,9 @@ def test_what_takes_its_place_meanwhile_is_not_touched(
 
 
 @pytest.fixture
-def home(tmp_path: Path, reader: tuple[CheckpointReader, FileRecord]) -> tuple[CheckpointReader, FileRecord, Path, Path]:
+def home(
+    tmp_path: Path, reader: tuple[CheckpointReader, FileRecord]
+) -> tuple[CheckpointReader, FileRecord, Path, Path]:
     """A carried file, which is gone, in a folder of another user; and a folder of root's."""
     work, etc = tmp_path / "home" / "work", tmp_path / "etc"
     work.mkdir(parents=True)
@@ -352,7 +408,9 @@ def replaced_by_a_link(work: Path, target: Path) -> None:
     os.chown(work, 65534, 65534, follow_symlinks=False)
 
 
-def test_no_other_user_leads_it_elsewhere(home: tuple[CheckpointReader, FileRecord, Path, Path]) -> None:
+def test_no_other_user_leads_it_elsewhere(
+    home: tuple[CheckpointReader, FileRecord, Path, Path],
+) -> None:
     _source, kept, work, etc = home
     replaced_by_a_link(work, etc)
     (judged,) = judge_all([kept], "restore")
@@ -367,7 +425,9 @@ def test_no_other_user_leads_it_elsewhere(home: tuple[CheckpointReader, FileReco
 
 
 @pytest.mark.parametrize("below", ["", "new/newer/"])
-def test_nor_in_the_last_moment(home: tuple[CheckpointReader, FileRecord, Path, Path], below: str) -> None:
+def test_nor_in_the_last_moment(
+    home: tuple[CheckpointReader, FileRecord, Path, Path], below: str
+) -> None:
     source, kept, work, etc = home
     judged = judge_all([kept.with_use(path=f"{work}/{below}data")], "restore")
     assert judged[0].verdict == "put-back"
@@ -379,7 +439,9 @@ def test_nor_in_the_last_moment(home: tuple[CheckpointReader, FileRecord, Path, 
     assert os.listdir(etc) == os.listdir(work.with_name("moved")) == []
 
 
-def test_what_is_undone_is_undone_where_it_was_done(home: tuple[CheckpointReader, FileRecord, Path, Path]) -> None:
+def test_what_is_undone_is_undone_where_it_was_done(
+    home: tuple[CheckpointReader, FileRecord, Path, Path],
+) -> None:
     source, kept, work, etc = home
     applied = Applied(source, "abcd1234")
     applied.apply(judge_all([kept], "restore"))
@@ -390,7 +452,9 @@ def test_what_is_undone_is_undone_where_it_was_done(home: tuple[CheckpointReader
     assert (etc / "data").read_text() == "another one"
 
 
-def test_a_link_in_the_place_of_a_carried_folder_is_set_aside(home: tuple[CheckpointReader, FileRecord, Path, Path]) -> None:
+def test_a_link_in_the_place_of_a_carried_folder_is_set_aside(
+    home: tuple[CheckpointReader, FileRecord, Path, Path],
+) -> None:
     source, kept, work, etc = home
     folder = kept.with_use(path=str(work), mode=0o40750, data=None, digest="", size=0, inode=1)
     replaced_by_a_link(work, etc)
@@ -444,7 +508,10 @@ def test_helper_links_are_made_and_removed_where_they_were(
         assert made.read_bytes() == OLD and made.name.startswith("link_remap.1.")
     assert os.listdir(work) == []
     replaced_by_a_link(work, etc)
-    with pytest.raises(RestoreFailed, match="symbolic link"), link_remaps.provided([name], images, source, {}, Reporter()):
+    with (
+        pytest.raises(RestoreFailed, match="symbolic link"),
+        link_remaps.provided([name], images, source, {}, Reporter()),
+    ):
         pass
     os.close(images.folder)
     assert os.listdir(etc) == []
@@ -454,7 +521,10 @@ def test_a_mapped_file_is_the_one_that_is_mapped(tmp_path: Path) -> None:
     """Whatever another process puts at its path between one look and the next."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "data").write_bytes(OLD)
-    with (tmp_path / "lib" / "data").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+    with (
+        (tmp_path / "lib" / "data").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ),
+    ):
         status = os.fstat(file.fileno())
         found = recording.open_files({os.getpid(): []})
         (tmp_path / "lib").rename(tmp_path / "old")
@@ -465,10 +535,16 @@ def test_a_mapped_file_is_the_one_that_is_mapped(tmp_path: Path) -> None:
         assert Path(entry.source).read_bytes() == OLD
 
 
-def test_a_file_that_is_made_shorter_while_it_is_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a log is by logrotate's copytruncate: it comes back with what was read, not with zeros behind that."""
+def test_a_file_that_is_made_shorter_while_it_is_read(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a log is by logrotate's copytruncate: it comes back with what was read, not with zeros
+    behind that.
+    """
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
+    repository = Repository.open(
+        open_store(str(tmp_path / "store"), config), config, create_local=True
+    )
     add_file = CheckpointWriter.add_file
 
     def truncated(self: CheckpointWriter, key: Hashable, fd: int, size: int) -> FileDigest:

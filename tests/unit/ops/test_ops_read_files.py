@@ -19,7 +19,9 @@ OLD = b"as it was at the freeze\n" * 100
 STREAM = StreamRef(len(OLD))
 
 
-def record(path: Path, kind: str, role: str, *, hashed: bool = True, carried: bool = False) -> FileRecord:
+def record(
+    path: Path, kind: str, role: str, *, hashed: bool = True, carried: bool = False
+) -> FileRecord:
     """The record of a file as it is now."""
     status = path.lstat()
     fd = os.open(path, os.O_RDONLY)
@@ -28,7 +30,12 @@ def record(path: Path, kind: str, role: str, *, hashed: bool = True, carried: bo
         digest = recording.digest(fd, status.st_size)
     finally:
         os.close(fd)
-    return found.with_use(role=role, digest=digest if hashed else "", data=STREAM if carried else None, holders=((7, 3),))
+    return found.with_use(
+        role=role,
+        digest=digest if hashed else "",
+        data=STREAM if carried else None,
+        holders=((7, 3),),
+    )
 
 
 @pytest.fixture
@@ -96,7 +103,8 @@ TIMED = {"hashed": False}
         ("mapped", "data", HASHED, shrink, "restore", ("refuse", "error")),
         ("mapped", "data", TIMED, touch, "restore", ("moved-on", "warning")),
         ("mapped", "data", TIMED, grow, "restore", ("refuse", "error")),
-        ("mapped", "", TIMED, rewrite, "restore", ("same", "")),  # a library: CRIU compares build-ids
+        # a library: CRIU compares build-ids
+        ("mapped", "", TIMED, rewrite, "restore", ("same", "")),
         ("mapped", "", TIMED, touch, "refuse", ("same", "")),
     ],
 )
@@ -156,7 +164,15 @@ def entries(folder: Path, **sizes: int) -> list[recording._Open]:
 
 def test_scripts_come_first_and_the_smallest_of_a_kind(tmp_path: Path) -> None:
     mib = 1 << 20
-    found = entries(tmp_path, script=mib, data=10, plain=5, large=mib + 1, script2=20, **{f"more{n}": mib for n in range(20)})
+    found = entries(
+        tmp_path,
+        script=mib,
+        data=10,
+        plain=5,
+        large=mib + 1,
+        script2=20,
+        **{f"more{n}": mib for n in range(20)},
+    )
     read_only_files.mark_read(Config(), found, recording._open_contents)
     by_name = {Path(one.path).name: one for one in found}
     assert {name: one.role for name, one in by_name.items() if one.role} == {
@@ -166,7 +182,9 @@ def test_scripts_come_first_and_the_smallest_of_a_kind(tmp_path: Path) -> None:
     }
     assert {name for name, one in by_name.items() if one.small} == {"script", "script2", "data"}
     assert not by_name["large"].hashed and by_name["plain"].hashed
-    assert sum(os.path.getsize(one.path) for one in found if one.hashed) <= read_only_files.HASH_TOTAL
+    assert (
+        sum(os.path.getsize(one.path) for one in found if one.hashed) <= read_only_files.HASH_TOTAL
+    )
 
 
 def test_nothing_travels_where_that_is_not_wanted(tmp_path: Path) -> None:
@@ -187,7 +205,9 @@ def test_what_is_live_or_code_does_not_travel(tmp_path: Path) -> None:
     ]
 
 
-def test_of_very_many_files_not_all_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_very_many_files_not_all_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tree is frozen meanwhile."""
     monkeypatch.setattr(read_only_files, "HASH_FILES", 3)
     found = entries(tmp_path, **{f"more{n}": n for n in range(6)}, data=9)

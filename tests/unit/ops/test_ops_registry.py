@@ -59,7 +59,14 @@ def held(config: Config, name: str, pid: int | None) -> None:
     """As the holder of a session leaves it; this very process is the holder."""
     folder = Path(config.run_dir) / "holders" / name
     folder.mkdir(parents=True)
-    state = {"session": name, "id": "1", "state": "running", "incarnation": 3, "boot_id": boot_id(), "pid": pid}
+    state = {
+        "session": name,
+        "id": "1",
+        "state": "running",
+        "incarnation": 3,
+        "boot_id": boot_id(),
+        "pid": pid,
+    }
     state |= {"start_time": ME.start_time, "holder": {"pid": ME.pid, "start_time": ME.start_time}}
     (folder / "state.json").write_text(json.dumps(state))
 
@@ -77,7 +84,8 @@ def test_a_tree_is_found_by_its_root(config: Config) -> None:
     assert [found.name for found in registry.of_pid(ME.pid)] == ["boot", "earlier", "mine"]
     assert registry.find(ME) == mine
     assert registry.find(ProcessIdentity(ME.pid, 1)) == earlier
-    ended = registry.put(record("mine", state="checkpointed"))  # its dump was killed before the tree was ended
+    # its dump was killed before the tree was ended
+    ended = registry.put(record("mine", state="checkpointed"))
     assert registry.find(ME) == replace(ended, state="running")
     registry.put(record("mine", state="lost"))
     assert registry.find(ME) is None
@@ -88,13 +96,19 @@ def test_a_holder_knows_its_session_better(config: Config) -> None:
     registry.put(record("held", pid=1 << 22, incarnation=2))  # of an earlier life
     held(config, "held", ME.pid)
     held(config, "waiting", None)  # for its tree to come
-    assert [(found.name, found.pid, found.incarnation) for found in registry.all()] == [("held", ME.pid, 3)]
-    assert [found.name for found in registry.of_pid(ME.pid)] == ["held"] and registry.of_pid(1 << 22) == []
+    assert [(found.name, found.pid, found.incarnation) for found in registry.all()] == [
+        ("held", ME.pid, 3)
+    ]
+    assert [found.name for found in registry.of_pid(ME.pid)] == ["held"] and registry.of_pid(
+        1 << 22
+    ) == []
     found = registry.find(ME)
     assert found is not None and found.incarnation == 3
 
 
-def test_locks_that_nobody_needs_are_taken_down(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_that_nobody_needs_are_taken_down(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = netfilter.criu_table("1")
     gone: list[str] = []
     monkeypatch.setattr(netfilter, "delete_table", gone.append)
@@ -114,7 +128,11 @@ def test_nobody_who_knows_a_name_is_in_the_way(config: Config) -> None:
     """A socket's abstract name anybody could take, root's locks only root."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as taken:
         taken.bind(f"\0criuctl/session/{config.state_dir}/web"[:107])
-        with exclusive_session(config, "web"), pytest.raises(Conflict, match="in use") as told, exclusive_session(config, "web"):
+        with (
+            exclusive_session(config, "web"),
+            pytest.raises(Conflict, match="in use") as told,
+            exclusive_session(config, "web"),
+        ):
             pass
     assert f"PID {os.getpid()}" in told.value.hint
     assert stat.S_IMODE((Path(config.run_dir) / "locks").stat().st_mode) == 0o700
@@ -122,7 +140,10 @@ def test_nobody_who_knows_a_name_is_in_the_way(config: Config) -> None:
 
 @pytest.mark.parametrize("run_dir", ["/proc/self", "/proc/self/comm", "/proc/version/x"])
 def test_where_there_can_be_no_locks_is_told(config: Config, run_dir: str) -> None:
-    with pytest.raises(PlatformError, match=run_dir) as told, exclusive_session(replace(config, run_dir=run_dir), "web"):
+    with (
+        pytest.raises(PlatformError, match=run_dir) as told,
+        exclusive_session(replace(config, run_dir=run_dir), "web"),
+    ):
         pass
     assert "run_dir" in told.value.hint
 
@@ -146,7 +167,9 @@ def test_what_killed_ones_have_left_of_their_locks_is_removed(config: Config) ->
     assert os.listdir(folder) == []
 
 
-def test_a_lock_is_looked_at_again_when_nobody_else_has_the_session(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_looked_at_again_when_nobody_else_has_the_session(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The dump that had it has ended meanwhile; what it has written down stays."""
     registry = Registry(config)
     registry.put(record("web", lock_table=netfilter.criu_table("1")))
@@ -162,11 +185,14 @@ def test_a_lock_is_looked_at_again_when_nobody_else_has_the_session(config: Conf
     assert found is not None and (found.state, found.checkpoint) == ("checkpointed", "1")
 
 
-def test_a_checkpointed_tree_that_is_about_to_end_is_not_running(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpointed_tree_that_is_about_to_end_is_not_running(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     registry = Registry(config)
     registry.put(record("web", state="checkpointed"))
     found = registry.get("web")
-    assert found is not None and found.state == "running"  # its dump was killed, and CRIU let it go on
+    # its dump was killed, and CRIU let it go on
+    assert found is not None and found.state == "running"
     monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: True)
     found = registry.get("web")
     assert found is not None and (found.state, found.alive()) == ("checkpointed", False)

@@ -47,7 +47,9 @@ def restored(above: Path, *links: Path) -> Iterator[ImageSet]:
         for file, path in ((number, link), (number + 100, link.with_name("gone"))):
             entry = message("FILES")(id=file, type=1)
             entry.reg.id, entry.reg.flags, entry.reg.pos, entry.reg.size = file, os.O_RDWR, 0, 99
-            entry.reg.fown.uid = entry.reg.fown.euid = entry.reg.fown.signum = entry.reg.fown.pid_type = entry.reg.fown.pid = 0
+            entry.reg.fown.uid = entry.reg.fown.euid = entry.reg.fown.signum = (
+                entry.reg.fown.pid_type
+            ) = entry.reg.fown.pid = 0
             entry.reg.name, entry.reg.mode = str(path), 0o100644
             entries.append(entry)
         pairs.append(message("REMAP_FPATH")(orig_id=number + 100, remap_id=number, remap_type=0))
@@ -63,8 +65,17 @@ def restored(above: Path, *links: Path) -> Iterator[ImageSet]:
 def linked(work: Path) -> DeletedName:
     """A deleted name whose helper link is to be one of ``data``."""
     status = (work / "data").stat()
-    record = LinkRecord(str(work / "link_remap.1"), StreamRef(), str(work / "data"), status.st_ino, status.st_dev, status.st_mode)
-    return DeletedName((record,), "same", str(work / "gone"), str(work / "data"), (status.st_dev, status.st_ino))
+    record = LinkRecord(
+        str(work / "link_remap.1"),
+        StreamRef(),
+        str(work / "data"),
+        status.st_ino,
+        status.st_dev,
+        status.st_mode,
+    )
+    return DeletedName(
+        (record,), "same", str(work / "gone"), str(work / "data"), (status.st_dev, status.st_ino)
+    )
 
 
 @pytest.fixture
@@ -94,7 +105,9 @@ def test_nobody_leads_the_removal_elsewhere(work: Path, writer: CheckpointWriter
 
 
 def test_what_was_opened_twice_is_one_file_again(work: Path, writer: CheckpointWriter) -> None:
-    """Each open file has a helper link of its own; none of them is a name to rely on, for they all go."""
+    """Each open file has a helper link of its own; none of them is a name to rely on, for they all
+    go.
+    """
     (work / "data").unlink()
     (work / "link_remap.1").unlink()
     links = [work / "link_remap.1", work / "link_remap.2"]
@@ -106,7 +119,10 @@ def test_what_was_opened_twice_is_one_file_again(work: Path, writer: CheckpointW
         dumped.clean(Reporter())
     assert [record.sibling for record in records] == ["", ""]
     name = DeletedName(tuple(records), "apart", str(work / "data"))
-    with restored(work.parent, *links) as images, provided([name], images, NOTHING_IS_READ, {}, Reporter()):
+    with (
+        restored(work.parent, *links) as images,
+        provided([name], images, NOTHING_IS_READ, {}, Reporter()),
+    ):
         one, two = work.iterdir()
         assert one.samefile(two)
     assert os.listdir(work) == []
@@ -123,14 +139,18 @@ def test_what_is_in_the_place_of_one_is_not_removed(work: Path, writer: Checkpoi
 
 
 def test_the_images_are_told_where_they_are(work: Path) -> None:
-    """Not by names that another tree may have; and of what they are, criuctl has judged the size and the mode."""
+    """Not by names that another tree may have; and of what they are, criuctl has judged the size
+    and the mode.
+    """
     (work / "data").chmod(0o600)
     with (
         restored(work.parent, work / "link_remap.1") as images,
         provided([linked(work)], images, NOTHING_IS_READ, {}, Reporter()),
     ):
         helper, deleted = images.files()
-        assert Path(helper.reg.name).samefile(work / "data") and helper.reg.name.startswith(str(work / "link_remap.1."))
+        assert Path(helper.reg.name).samefile(work / "data") and helper.reg.name.startswith(
+            str(work / "link_remap.1.")
+        )
         assert (deleted.reg.name, deleted.reg.HasField("size"), deleted.reg.HasField("mode")) == (
             str(work / "gone"),
             False,
@@ -152,7 +172,9 @@ def failing(work: Path, meanwhile: Callable[[Path], object]) -> None:
 @pytest.mark.parametrize("name", ["gone", "gone.cr_link"])
 @pytest.mark.parametrize("there", [True, False])
 def test_after_a_failure_the_deleted_name_is_gone_again(there: bool, name: str, work: Path) -> None:
-    """CRIU links it for the moment in which it opens it; unless it was there before, as somebody else's."""
+    """CRIU links it for the moment in which it opens it; unless it was there before, as somebody
+    else's.
+    """
     if there:
         (work / name).hardlink_to(work / "data")
     with pytest.raises(RestoreFailed):
@@ -167,7 +189,9 @@ def test_after_a_failure_what_came_meanwhile_stays(work: Path) -> None:
 
 
 def test_what_killed_ones_have_left_is_swept(work: Path) -> None:
-    """Not what is of a criuctl that lives: two restores in one folder have nothing to do with each other."""
+    """Not what is of a criuctl that lives: two restores in one folder have nothing to do with each
+    other.
+    """
     reads, writes = os.pipe()
     with restored(work.parent, work / "link_remap.1") as images:
         if (child := os.fork()) == 0:  # it is killed in the middle
@@ -191,13 +215,19 @@ def test_what_killed_ones_have_left_is_swept(work: Path) -> None:
     assert sorted(os.listdir(work)) == ["data", "link_remap.1"]
 
 
-def test_in_a_mount_namespace_that_has_ended_with_the_tree(work: Path, writer: CheckpointWriter) -> None:
-    """Where the folder was mounted there, nothing leads to the link by the path that the tree had for it."""
+def test_in_a_mount_namespace_that_has_ended_with_the_tree(
+    work: Path, writer: CheckpointWriter
+) -> None:
+    """Where the folder was mounted there, nothing leads to the link by the path that the tree had
+    for it.
+    """
     seen = work.parent / "seen"
     seen.mkdir()
     script = 'mount --bind "$1" "$2" && echo && exec cat'
     child = subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", script, "sh", work, seen], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ["unshare", "--mount", "sh", "-c", script, "sh", work, seen],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     with ExitStack() as stack:
         with child:
@@ -211,12 +241,17 @@ def test_in_a_mount_namespace_that_has_ended_with_the_tree(work: Path, writer: C
     assert os.listdir(work) == ["data"]
 
 
-def test_where_nothing_leads_to_them_any_more_the_dump_fails(work: Path, writer: CheckpointWriter) -> None:
+def test_where_nothing_leads_to_them_any_more_the_dump_fails(
+    work: Path, writer: CheckpointWriter
+) -> None:
     """The tree was touched already, and runs on."""
     (work.parent / "home").mkdir()
     (work.parent / "home" / "work").symlink_to(work)
     os.chown(work.parent / "home", 65534, 65534)
-    for link, why in ((work.parent / "home" / "work" / "link_remap.1", "symbolic link"), (work / "link_remap.2", "No such file")):
+    for link, why in (
+        (work.parent / "home" / "work" / "link_remap.1", "symbolic link"),
+        (work / "link_remap.2", "No such file"),
+    ):
         with ExitStack() as stack, pytest.raises(DumpFailed) as told:
             DumpedLinks(os.getpid(), plan_entry(os.getpid()), stack).collect(Images(link), writer)
         assert str(link) in told.value.message and why in told.value.message

@@ -30,9 +30,14 @@ def pruned(config: Config) -> object:
 
 @pytest.mark.parametrize(("work", "order"), [(removed, (1, 3)), (pruned, (1, 2))])
 def test_what_was_removed_before_the_store_failed_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[Config], object], order: tuple[int, int]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[Config], object],
+    order: tuple[int, int],
 ) -> None:
-    config = kit.config(tmp_path, store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), workers=1)
+    config = kit.config(
+        tmp_path, store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), workers=1
+    )
     store = LocalStore(config.store)
     with Repository.init(store, encryption=False, config=config) as repository:
         made = {number: kit.write(repository, session="web").id for number in (1, 2, 3, 4)}
@@ -52,4 +57,6 @@ def test_what_was_removed_before_the_store_failed_is_told(
     assert told.value.message.endswith(f"; removed before that: web@{order[0]}, web@{order[1]}")
     assert told.value.to_dict()["removed"] == [made[number] for number in order]
     with Repository.open(store, config) as repository:
-        assert {summary.id for summary in repository.list()} == set(made.values()) - {made[number] for number in order}
+        assert {summary.id for summary in repository.list()} == set(made.values()) - {
+            made[number] for number in order
+        }

@@ -12,12 +12,24 @@ from msgspec.structs import replace
 
 from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.errors import ConfigError, UsageError
-from criuctl.host.retention import Decision, Rules, decide, label, moment, patience, policies, policy, seconds
+from criuctl.host.retention import (
+    Decision,
+    Rules,
+    decide,
+    label,
+    moment,
+    patience,
+    policies,
+    policy,
+    seconds,
+)
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
-def made(number: int, at: datetime, *, pinned: bool = False, labels: dict[str, str] | None = None) -> CheckpointSummary:
+def made(
+    number: int, at: datetime, *, pinned: bool = False, labels: dict[str, str] | None = None
+) -> CheckpointSummary:
     return CheckpointSummary(
         id=f"{number:032x}",
         session="web",
@@ -63,7 +75,9 @@ RULES = st.builds(
 
 
 @given(histories(), RULES)
-def test_what_is_kept_has_a_rule_and_what_goes_has_none(history: list[CheckpointSummary], rules: Rules) -> None:
+def test_what_is_kept_has_a_rule_and_what_goes_has_none(
+    history: list[CheckpointSummary], rules: Rules
+) -> None:
     decisions = decide(history, rules, NOW)
     assert sorted(d.checkpoint.number for d in decisions) == [c.number for c in history]
     for decision in decisions:
@@ -75,12 +89,21 @@ def test_what_is_kept_has_a_rule_and_what_goes_has_none(history: list[Checkpoint
             assert decision.keep
     newest = [d.checkpoint.number for d in decisions][: rules.last]
     assert set(newest) <= kept(decisions)
-    for name, span in (("hourly", "%Y%m%d%H"), ("daily", "%Y%m%d"), ("weekly", "%G%V"), ("monthly", "%Y%m")):
+    for name, span in (
+        ("hourly", "%Y%m%d%H"),
+        ("daily", "%Y%m%d"),
+        ("weekly", "%G%V"),
+        ("monthly", "%Y%m"),
+    ):
         limit = getattr(rules, name)
-        periods = sorted({moment(d.checkpoint).strftime(span) for d in decisions}, reverse=True)[:limit]
+        periods = sorted({moment(d.checkpoint).strftime(span) for d in decisions}, reverse=True)[
+            :limit
+        ]
         covered = {moment(d.checkpoint).strftime(span) for d in decisions if d.keep}
         assert set(periods) <= covered
-        assert sum(any(r.startswith(f"{name} ") for r in d.reasons) for d in decisions) == len(periods)
+        assert sum(any(r.startswith(f"{name} ") for r in d.reasons) for d in decisions) == len(
+            periods
+        )
 
 
 @given(histories(), RULES)
@@ -90,21 +113,31 @@ def test_pruning_twice_changes_nothing(history: list[CheckpointSummary], rules: 
 
 
 @given(histories(), RULES, RULES)
-def test_more_rules_never_remove_more(history: list[CheckpointSummary], one: Rules, other: Rules) -> None:
-    counts = {name: max(getattr(one, name), getattr(other, name)) for name in ("last", "hourly", "daily", "weekly", "monthly")}
+def test_more_rules_never_remove_more(
+    history: list[CheckpointSummary], one: Rules, other: Rules
+) -> None:
+    counts = {
+        name: max(getattr(one, name), getattr(other, name))
+        for name in ("last", "hourly", "daily", "weekly", "monthly")
+    }
     both = Rules(**counts, within=max(one.within, other.within), labels=one.labels + other.labels)
-    assert kept(decide(history, one, NOW)) | kept(decide(history, other, NOW)) <= kept(decide(history, both, NOW))
+    assert kept(decide(history, one, NOW)) | kept(decide(history, other, NOW)) <= kept(
+        decide(history, both, NOW)
+    )
 
 
 @given(histories(), RULES, st.randoms())
-def test_the_order_does_not_matter(history: list[CheckpointSummary], rules: Rules, rng: object) -> None:
+def test_the_order_does_not_matter(
+    history: list[CheckpointSummary], rules: Rules, rng: object
+) -> None:
     shuffled = list(history)
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
     assert decide(shuffled, rules, NOW) == decide(history, rules, NOW)
 
 
 def test_rules_by_example() -> None:
-    history = [made(n, NOW - timedelta(hours=6 * (40 - n))) for n in range(1, 41)]  # ten days, four a day
+    # ten days, four a day
+    history = [made(n, NOW - timedelta(hours=6 * (40 - n))) for n in range(1, 41)]
     assert kept(decide(history, Rules(last=2), NOW)) == {39, 40}
     daily = decide(history, Rules(daily=3), NOW)
     assert [d.checkpoint.number for d in daily if d.keep] == [40, 37, 33]
@@ -121,18 +154,24 @@ def test_a_time_that_cannot_be_read_is_the_oldest() -> None:
 
 
 def test_the_newest_is_the_one_with_the_highest_number() -> None:
-    """The clock of the host that has the session now is an hour behind that of the one which had it before."""
+    """The clock of the host that has the session now is an hour behind that of the one which had it
+    before.
+    """
     history = [made(n, NOW - timedelta(minutes=4 - n)) for n in (1, 2, 3)]
     history += [made(n, NOW - timedelta(minutes=60 + 6 - n)) for n in (4, 5)]
     decisions = decide(history, Rules(last=2), NOW)
     assert kept(decisions) == {4, 5} and [d.checkpoint.number for d in decisions] == [5, 4, 3, 2, 1]
     assert kept(decide(history, Rules(daily=1), NOW)) == {5}
     assert kept(decide(history, Rules(hourly=2), NOW)) == {3, 5}
-    assert kept(decide([*history, made(6, NOW - timedelta(days=99))], Rules(last=1, daily=1), NOW)) == {5, 6}  # imported
+    # imported
+    assert kept(
+        decide([*history, made(6, NOW - timedelta(days=99))], Rules(last=1, daily=1), NOW)
+    ) == {5, 6}
 
 
 @pytest.mark.parametrize(
-    ("text", "span"), [("7d", 604800), ("36h", 129600), ("1d12h", 129600), ("90s", 90), ("0", 0), ("2w", 1209600)]
+    ("text", "span"),
+    [("7d", 604800), ("36h", 129600), ("1d12h", 129600), ("90s", 90), ("0", 0), ("2w", 1209600)],
 )
 def test_spans(text: str, span: float) -> None:
     assert seconds(text) == span
@@ -157,7 +196,12 @@ def test_nothing_is_waited_for_longer_than_a_clock_counts() -> None:
 
 
 def test_policies_go_by_the_first_pattern_that_fits() -> None:
-    found = policies({"web-*": {"keep_last": 3, "keep_label": "keep=yes"}, "*": {"keep_within": "7d", "keep_daily": 14}})
+    found = policies(
+        {
+            "web-*": {"keep_last": 3, "keep_label": "keep=yes"},
+            "*": {"keep_within": "7d", "keep_daily": 14},
+        }
+    )
     assert policy("web-1", found) == Rules(last=3, labels=(("keep", "yes"),))
     assert policy("db", found) == Rules(within=604800.0, daily=14)
     assert policy("db", found[:1]) is None
@@ -178,6 +222,8 @@ def test_policies_go_by_the_first_pattern_that_fits() -> None:
 def test_a_plan_for_ten_thousand_is_quick() -> None:
     history = [made(n, NOW - timedelta(hours=n)) for n in range(10_000)]
     began = time.monotonic()
-    decisions = decide(history, Rules(last=5, hourly=48, daily=30, weekly=12, monthly=12, within=86400.0), NOW)
+    decisions = decide(
+        history, Rules(last=5, hourly=48, daily=30, weekly=12, monthly=12, within=86400.0), NOW
+    )
     assert time.monotonic() - began < 5  # a tenth of a second where nothing else runs
     assert 80 < len(kept(decisions)) < 200

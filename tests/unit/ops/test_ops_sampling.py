@@ -1,4 +1,6 @@
-"""A part of a store is checked: which part, by chance that can be repeated, and whose the damage is."""
+"""A part of a store is checked: which part, by chance that can be repeated, and whose the damage
+is.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,19 @@ COUNT = 8
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of some checkpoints, each with a pack of its own; the last but one shares that of the last."""
+    """A store of some checkpoints, each with a pack of its own; the last but one shares that of the
+    last.
+    """
     folder = tmp_path_factory.mktemp("sampled")
-    with kit.repository(folder, encrypted=True, store=LocalStore(str(folder / "store"))) as repository:
+    with kit.repository(
+        folder, encrypted=True, store=LocalStore(str(folder / "store"))
+    ) as repository:
         for number in range(COUNT):
-            content = kit.Content(memory=os.urandom(3 * kit.WINDOW), images={"a.img": b"%d" % number}, file=os.urandom(999))
+            content = kit.Content(
+                memory=os.urandom(3 * kit.WINDOW),
+                images={"a.img": b"%d" % number},
+                file=os.urandom(999),
+            )
             kit.write(repository, content, session=f"s{number}")
         kit.write(repository, content, session="twin")
     return folder
@@ -78,11 +88,16 @@ def test_what_is_removed_while_all_is_verified_is_not_damaged(moment: str, confi
 
     def prune() -> None:
         manifests = sorted(Path(config.store).glob("checkpoints/*/*"))
-        for path in (*manifests[: len(manifests) // 2], *packs(config)):  # and gc, without a grace time
+        # and gc, without a grace time
+        for path in (*manifests[: len(manifests) // 2], *packs(config)):
             path.unlink()
 
     verdicts = verify(config, None, reporter=Beside(moment, prune))
-    bad = {str(Path(config.store) / v.summary.object) for v in verdicts if v.summary is not None and v.error is not None}
+    bad = {
+        str(Path(config.store) / v.summary.object)
+        for v in verdicts
+        if v.summary is not None and v.error is not None
+    }
     there = {str(path) for path in Path(config.store).glob("checkpoints/*/*")}
     assert bad <= there
     assert len(bad) >= len(there) - 1  # their packs are gone; one may have been read by then
@@ -135,12 +150,18 @@ def test_damage_is_told_with_those_who_need_it(config: Config) -> None:
     missing = packs(config)[1]
     missing.unlink()  # is told by every sample, however small
     found = sample(config, 0.001)
-    assert [str(missing.relative_to(config.store))] == [b.object for b in found.damaged if b.error.code == "object-missing"]
+    assert [str(missing.relative_to(config.store))] == [
+        b.object for b in found.damaged if b.error.code == "object-missing"
+    ]
     assert all(needed_by(found))
 
 
 def test_the_command(config: Config) -> None:
-    env = {"CRIUCTL_STORE": config.store, "CRIUCTL_KEY_DIR": config.key_dir, "CRIUCTL_CACHE_DIR": config.cache_dir}
+    env = {
+        "CRIUCTL_STORE": config.store,
+        "CRIUCTL_KEY_DIR": config.key_dir,
+        "CRIUCTL_CACHE_DIR": config.cache_dir,
+    }
     done = run_program(CRIUCTL, "verify", "--all", "--sample", "100%", "--seed", "5", env=env)
     assert done.returncode == 0, done.stderr
     assert "chosen by seed 5; every manifest read" in done.stdout

@@ -1,4 +1,6 @@
-"""Schedules: what is written for systemd and for cron, what cron can be told, and the commands, in folders of the test."""
+"""Schedules: what is written for systemd and for cron, what cron can be told, and the commands, in
+folders of the test.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,13 @@ def test_what_cron_does_not_know_is_refused(calendar: str) -> None:
 
 
 def test_periods_for_cron() -> None:
-    wanted = {60: "* * * * *", 900: "0,15,30,45 * * * *", 3600: "0 * * * *", 6 * 3600: "0 0,6,12,18 * * *", 86400: "0 0 * * *"}
+    wanted = {
+        60: "* * * * *",
+        900: "0,15,30,45 * * * *",
+        3600: "0 * * * *",
+        6 * 3600: "0 0,6,12,18 * * *",
+        86400: "0 0 * * *",
+    }
     assert {seconds: str(calendars.cron_every(seconds)) for seconds in wanted} == wanted
     for seconds in (61, 420, 5 * 3600, 2 * 86400):
         with pytest.raises(UsageError, match="cannot be said to cron"):
@@ -100,13 +108,17 @@ sys.exit("enable" in sys.argv and (log.parent / "broken").exists())
 class Site:
     """A host with either of the back ends, and criuctl on it."""
 
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         self.path, self._capsys = path, capsys
         (path / "fake").write_text(FAKE)
         (path / "cron.d").mkdir()
         self.units, self.cron, self.log = path / "units", path / "cron.d", path / "log"
         fake = (sys.executable, "-S", str(path / "fake"), str(self.log))
-        monkeypatch.setattr(schedules, "PLACES", timers.Places(path / "booted", self.units, self.cron, fake))
+        monkeypatch.setattr(
+            schedules, "PLACES", timers.Places(path / "booted", self.units, self.cron, fake)
+        )
         for name in ("STORE", "STATE_DIR", "CACHE_DIR", "KEY_DIR", "RUN_DIR", "HOOK_DIRS"):
             monkeypatch.setenv(f"CRIUCTL_{name}", str(path / name.lower()))
 
@@ -125,11 +137,15 @@ class Site:
 
     def files(self) -> list[str]:
         folders = (self.units, self.cron, self.path / "state_dir" / "schedules")
-        return sorted(path.name for folder in folders for path in folder.glob("**/*") if path.is_file())
+        return sorted(
+            path.name for folder in folders for path in folder.glob("**/*") if path.is_file()
+        )
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
+def site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Site:
     return Site(tmp_path, monkeypatch, capsys)
 
 
@@ -157,9 +173,17 @@ def test_another_one_s_damage_makes_no_failure_of_one_that_was_made(site: Site) 
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"backend": "cron"}', '{"backend": "cron", "every": "1h", "all": true}', '{"backend": "cron", "labels": 3}'],
+    [
+        "{",
+        "[]",
+        '{"backend": "cron"}',
+        '{"backend": "cron", "every": "1h", "all": true}',
+        '{"backend": "cron", "labels": 3}',
+    ],
 )
-def test_a_damaged_definition_hides_no_other_one(site: Site, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_a_damaged_definition_hides_no_other_one(
+    site: Site, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
     for name in ("other", "web"):
         site("add", name, "web", "--every", "1h")
     (site.path / "state_dir/schedules/other.json").write_text(text)
@@ -172,7 +196,13 @@ def test_a_damaged_definition_hides_no_other_one(site: Site, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '{"process": 1}', '{"began": "x", "ended": null, "result": "running", "process": [1]}']
+    "text",
+    [
+        "",
+        "{}",
+        '{"process": 1}',
+        '{"began": "x", "ended": null, "result": "running", "process": [1]}',
+    ],
 )
 def test_what_cannot_be_read_of_the_last_run_hides_no_schedule(site: Site, text: str) -> None:
     site("add", "web", "--all", "--every", "1h")
@@ -182,22 +212,54 @@ def test_what_cannot_be_read_of_the_last_run_hides_no_schedule(site: Site, text:
     assert "web" in site.table()
 
 
-def test_the_store_is_the_same_one_from_everywhere(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_the_same_one_from_everywhere(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(site.path / "home"))
     monkeypatch.chdir(site.path)
     given = ("~/trees", "trees", "file:///srv/trees", "s3://bucket/trees")
-    stores = [site("add", f"s{n}", "--all", "--every", "1h", "--store", url)["store"] for n, url in enumerate(given)]
+    stores = [
+        site("add", f"s{n}", "--all", "--every", "1h", "--store", url)["store"]
+        for n, url in enumerate(given)
+    ]
     assert stores == [f"{site.path}/home/trees", f"{site.path}/trees", *given[2:]]
 
 
 def test_a_systemd_timer(site: Site) -> None:
     site.boot()
-    made = site("add", "web", "web", "db", "--at", "Mon..Fri 08:30", "--jitter", "5m", "--deadline", "30m", "--keep-last", "3")
+    made = site(
+        "add",
+        "web",
+        "web",
+        "db",
+        "--at",
+        "Mon..Fri 08:30",
+        "--jitter",
+        "5m",
+        "--deadline",
+        "30m",
+        "--keep-last",
+        "3",
+    )
     assert made["next"] == "2027-01-15T08:00:00Z"
-    assert (made["backend"], made["sessions"], made["keep"], made["last"]) == ("systemd", ["web", "db"], {"keep_last": 3}, None)
+    assert (made["backend"], made["sessions"], made["keep"], made["last"]) == (
+        "systemd",
+        ["web", "db"],
+        {"keep_last": 3},
+        None,
+    )
     service, timer = (Path(path).read_text().splitlines() for path in made["files"])
-    assert {"OnCalendar=Mon..Fri 08:30", "Persistent=true", "RandomizedDelaySec=300s", "WantedBy=timers.target"} <= set(timer)
-    assert {"Type=oneshot", "TimeoutStartSec=2100s", f'Environment="CRIUCTL_STATE_DIR={site.path}/state_dir"'} <= set(service)
+    assert {
+        "OnCalendar=Mon..Fri 08:30",
+        "Persistent=true",
+        "RandomizedDelaySec=300s",
+        "WantedBy=timers.target",
+    } <= set(timer)
+    assert {
+        "Type=oneshot",
+        "TimeoutStartSec=2100s",
+        f'Environment="CRIUCTL_STATE_DIR={site.path}/state_dir"',
+    } <= set(service)
     (start,) = [line for line in service if line.startswith("ExecStart=")]
     assert shlex.split(start)[-3:] == ["schedule", "run", "web"]
     assert "enable --quiet --now criuctl-schedule-web.timer" in site.log.read_text()
@@ -219,22 +281,38 @@ def test_a_period_for_systemd_counts_from_the_timer_s_start(site: Site) -> None:
 
 def test_a_long_period_is_written_as_systemd_reads_numbers(site: Site) -> None:
     site.boot()
-    timer = Path(site("add", "web", "--all", "--every", "30d0.5s", "--jitter", "15d")["files"][1]).read_text().splitlines()
-    assert {"OnActiveSec=2592000.5s", "OnUnitActiveSec=2592000.5s", "RandomizedDelaySec=1296000s"} <= set(timer)
+    timer = (
+        Path(site("add", "web", "--all", "--every", "30d0.5s", "--jitter", "15d")["files"][1])
+        .read_text()
+        .splitlines()
+    )
+    assert {
+        "OnActiveSec=2592000.5s",
+        "OnUnitActiveSec=2592000.5s",
+        "RandomizedDelaySec=1296000s",
+    } <= set(timer)
 
 
-def test_nothing_is_left_where_systemctl_cannot_be_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_where_systemctl_cannot_be_asked(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.boot()
     places = replace(schedules.PLACES, systemctl=(str(site.path / "nosuch"),))
     monkeypatch.setattr(schedules, "PLACES", places)
-    assert "no such program" in site("add", "web", "--all", "--every", "1h", code=13)["error"]["message"]
+    assert (
+        "no such program"
+        in site("add", "web", "--all", "--every", "1h", code=13)["error"]["message"]
+    )
     assert site.files() == []
 
 
 def test_nothing_is_left_of_a_timer_that_systemd_does_not_take(site: Site) -> None:
     site.boot()
     (site.path / "broken").touch()
-    assert "systemd does not take the timer" in site("add", "web", "--all", "--every", "1h", code=13)["error"]["message"]
+    assert (
+        "systemd does not take the timer"
+        in site("add", "web", "--all", "--every", "1h", code=13)["error"]["message"]
+    )
     assert site.files() == []
 
 
@@ -245,7 +323,10 @@ def test_a_crontab(site: Site) -> None:
     (path,) = map(Path, made["files"])
     assert (path.name, path.stat().st_mode & 0o7777) == ("criuctl-schedule-web", 0o644)
     *settings, line = path.read_text().splitlines()
-    assert settings[1:] == ["SHELL=/bin/sh", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+    assert settings[1:] == [
+        "SHELL=/bin/sh",
+        "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    ]
     fields, _, command = line.partition(" root ")
     assert fields == "0,15,30,45 * * * *"
     words = shlex.split(command.replace("\\%", "%"))
@@ -261,7 +342,10 @@ def test_a_crontab(site: Site) -> None:
 
 def test_files_of_others_are_left_alone(site: Site) -> None:
     (site.cron / "criuctl-schedule-web").write_text("mine\n")
-    assert "is there already" in site("add", "web", "--all", "--every", "1h", code=9)["error"]["message"]
+    assert (
+        "is there already"
+        in site("add", "web", "--all", "--every", "1h", code=9)["error"]["message"]
+    )
     site("remove", "web", code=3)
     assert site.files() == ["criuctl-schedule-web"]
 
@@ -296,17 +380,28 @@ def test_a_host_with_neither(site: Site) -> None:
 def test_a_run_tells_each_session_and_is_remembered(site: Site) -> None:
     site("add", "web", "one", "two", "--every", "1h", "--keep-last", "2")
     done = site("run", "web", code=3)
-    assert sorted((s["target"], s["error"]["exit_code"]) for s in done["snapshots"]) == [("one", 3), ("two", 3)]
+    assert sorted((s["target"], s["error"]["exit_code"]) for s in done["snapshots"]) == [
+        ("one", 3),
+        ("two", 3),
+    ]
     assert (done["pruned"], done["exit_code"]) == (0, 3)
     (row,) = site("list")
-    assert (row["last"]["result"], row["last"]["exit_code"], len(row["last"]["failed"])) == ("failed", 3, 2)
+    assert (row["last"]["result"], row["last"]["exit_code"], len(row["last"]["failed"])) == (
+        "failed",
+        3,
+        2,
+    )
     site("add", "all", "--all", "--at", "daily")
     assert site("run", "all")["snapshots"] == []
     assert site("list")[0]["last"]["result"] == "ok"
     site("run", "nosuch", code=3)
     site("remove", "all")
     site("remove", "all", code=3)
-    told = [event for event in EventLog(site.path / "state_dir").read() if event["operation"].startswith("schedule-")]
+    told = [
+        event
+        for event in EventLog(site.path / "state_dir").read()
+        if event["operation"].startswith("schedule-")
+    ]
     assert [(e["operation"], e["schedule"], e["exit_code"], e.get("states")) for e in told] == [
         ("schedule-add", "web", 0, None),
         ("schedule-run", "web", 3, {"failed": 2}),
@@ -317,7 +412,9 @@ def test_a_run_tells_each_session_and_is_remembered(site: Site) -> None:
     ]
 
 
-def test_a_run_that_cannot_be_written_down_is_told_all_the_same(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_written_down_is_told_all_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site("add", "web", "one", "--every", "1h")
     site("add", "all", "--all", "--every", "1h")
 
@@ -326,17 +423,23 @@ def test_a_run_that_cannot_be_written_down_is_told_all_the_same(site: Site, monk
 
     monkeypatch.setattr(schedules, "write_record", full)
     done = site("run", "all", code=11)
-    assert done["warnings"] == ["how this run ended is not in `criuctl schedule list`: No space left on device"]
+    assert done["warnings"] == [
+        "how this run ended is not in `criuctl schedule list`: No space left on device"
+    ]
     assert [one["target"] for one in site("run", "web", code=3)["snapshots"]] == ["one"]
 
 
 @pytest.mark.parametrize("target", ["", "\u00b2", "9" * 5000, "\udcff"])
-def test_a_target_that_is_no_number_is_no_pid(site: Site, capsys: pytest.CaptureFixture[str], target: str) -> None:
+def test_a_target_that_is_no_number_is_no_pid(
+    site: Site, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
     assert main(["--json", "snapshot", target]) == 2
     assert json.loads(capsys.readouterr().out)[0]["error"]["code"] == "invalid-name"
 
 
-def test_a_run_goes_on_when_nobody_listens_any_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_when_nobody_listens_any_more(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
 
     def closed_at_first(text: str) -> None:
@@ -345,14 +448,21 @@ def test_a_run_goes_on_when_nobody_listens_any_more(site: Site, monkeypatch: pyt
             raise BrokenPipeError
 
     amounts = {"memory": 1, "stored": 1}
-    stored = {"checkpoint": "c" * 32, "processes": 1, "bytes": amounts, "frozen_ms": 1.0, "total_ms": 1.0}
+    stored = {
+        "checkpoint": "c" * 32,
+        "processes": 1,
+        "bytes": amounts,
+        "frozen_ms": 1.0,
+        "total_ms": 1.0,
+    }
 
     def dump(_config: object, target: str, **_more: object) -> SimpleNamespace:
         return SimpleNamespace(to_dict=lambda: {**stored, "session": target}, degraded=False)
 
     monkeypatch.setattr(snapshot, "dump", dump)
     monkeypatch.setattr("criuctl.cli.commands.snapshot.write_result", closed_at_first)
-    monkeypatch.setattr("criuctl.cli.descriptions.discard", lambda _descriptor: None)  # it is the test's own
+    # it is the test's own
+    monkeypatch.setattr("criuctl.cli.descriptions.discard", lambda _descriptor: None)
     site("add", "web", "one", "two", "--every", "1h")
     assert main(["schedule", "run", "web"]) == 141
     assert len(said) == 3
@@ -362,19 +472,29 @@ def test_a_run_goes_on_when_nobody_listens_any_more(site: Site, monkeypatch: pyt
 
 def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:
     site("add", "web", "--all", "--every", "1h")
-    with exclusive(Config(run_dir=str(site.path / "run_dir")), f"schedule/web/{site.path}/state_dir", "busy"):
+    with exclusive(
+        Config(run_dir=str(site.path / "run_dir")), f"schedule/web/{site.path}/state_dir", "busy"
+    ):
         assert "runs already" in site("run", "web", code=9)["error"]["message"]
     assert site("list")[0]["last"] is None
 
 
 def test_a_run_that_was_killed_is_told(site: Site) -> None:
-    """Nobody is left to write down how it ended: the list says so, not what became of the run before."""
+    """Nobody is left to write down how it ended: the list says so, not what became of the run
+    before.
+    """
     site("add", "web", "--all", "--every", "1h")
     site("run", "web")
     before = schedules.Ran("web", "2026-01-02T03:04:05+00:00").beginning()
-    ended = ProcessIdentity(before["process"][1], before["process"][2] + 1)  # another process has its PID by now
-    for process, result in ((before["process"], "running"), ([boot_id(), ended.pid, ended.start_time], "killed")):
-        write_record(site.path / "state_dir" / "schedules", "web.last", before | {"process": process})
+    # another process has its PID by now
+    ended = ProcessIdentity(before["process"][1], before["process"][2] + 1)
+    for process, result in (
+        (before["process"], "running"),
+        ([boot_id(), ended.pid, ended.start_time], "killed"),
+    ):
+        write_record(
+            site.path / "state_dir" / "schedules", "web.last", before | {"process": process}
+        )
         (row,) = site("list")
         assert row["last"] == {
             "began": "2026-01-02T03:04:05+00:00",
@@ -404,7 +524,9 @@ class _OnceUnderWay:
         return 0.0
 
 
-def test_at_the_deadline_what_is_under_way_is_interrupted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_deadline_what_is_under_way_is_interrupted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import select
 
     begun, cleaned = site.path / "begun", site.path / "cleaned"
@@ -426,6 +548,9 @@ def test_at_the_deadline_what_is_under_way_is_interrupted(site: Site, monkeypatc
     monkeypatch.setattr(batch, "ends_at", ends_at)
     site("add", "web", "one", "two", "--every", "1h", "--deadline", "30m", "--jobs", "1")
     done = site("run", "web", code=12)
-    assert [(s["target"], s["error"]["code"]) for s in done["snapshots"]] == [("one", "timed-out"), ("two", "timed-out")]
+    assert [(s["target"], s["error"]["code"]) for s in done["snapshots"]] == [
+        ("one", "timed-out"),
+        ("two", "timed-out"),
+    ]
     assert cleaned.read_text() == "one"
     assert site("list")[0]["last"]["exit_code"] == 12

@@ -1,4 +1,6 @@
-"""How long a home may run after it has renewed its lease: never so long that a standby may have taken over."""
+"""How long a home may run after it has renewed its lease: never so long that a standby may have
+taken over.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
+)
 @given(ttl=st.floats(1, 3600), took=st.lists(st.floats(0, 2), min_size=1, max_size=20))
 def test_the_tree_stops_before_anybody_may_take_over(
     monkeypatch: pytest.MonkeyPatch, clock: list[float], ttl: float, took: list[float]
@@ -82,7 +86,8 @@ def test_a_holder_that_cannot_be_told_is_no_reason_to_fail_but_at_the_beginning(
     assert holder.until == [clock[0] + 6] * 3 and len(made) == 3
     other = SelfFence(Config(), "web", 8)
     other.unknown()
-    assert len(holder.until) == 3 and other.holds  # an earlier supervisor has told how long it may run
+    # an earlier supervisor has told how long it may run
+    assert len(holder.until) == 3 and other.holds
     other.lifted()
     other.unknown()
     assert holder.until[3:] == [None, clock[0] + 0.001]
@@ -92,7 +97,9 @@ def test_a_holder_that_cannot_be_told_is_no_reason_to_fail_but_at_the_beginning(
         nobody.check()
 
 
-def test_a_tree_that_has_just_died_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_a_tree_that_has_just_died_is_no_reason_to_refuse(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
     """In a crash loop: that is for its supervisor to count, who would have ended for good."""
     holder = Holder()
     monkeypatch.setattr(self_fence, "_connect", lambda _config, _name: holder)
@@ -106,7 +113,9 @@ def test_a_tree_that_has_just_died_is_no_reason_to_refuse(monkeypatch: pytest.Mo
     fence.check()
 
 
-def test_a_holder_that_cannot_be_looked_for_stops_no_heart(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_a_holder_that_cannot_be_looked_for_stops_no_heart(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
     def scarce(_config: Config, _name: str) -> Holder:
         raise OSError(errno.EMFILE, "Too many open files")
 

@@ -15,13 +15,19 @@ from criuctl.session.launch import daemon
 from criuctl.session.launch.daemon import Started
 
 
-def test_a_session_that_has_started_is_no_failure_of_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_has_started_is_no_failure_of_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would run on, and nobody had been told its name."""
 
     def full(_registry: Registry, _record: SessionRecord) -> SessionRecord:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(daemon, "start_holder", lambda _config, spec: Started(spec.name, "0" * 32, 1, "", os.getpid(), 1))
+    monkeypatch.setattr(
+        daemon,
+        "start_holder",
+        lambda _config, spec: Started(spec.name, "0" * 32, 1, "", os.getpid(), 1),
+    )
     monkeypatch.setattr(Registry, "put", full)
     started = run(Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run")), ["sleep", "600"])
     assert (started.name, started.pid) == ("sleep", os.getpid())

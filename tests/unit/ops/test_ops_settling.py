@@ -27,11 +27,17 @@ def test_one_that_another_criuctl_works_on_is_not_told_as_ended(tmp_path: Path) 
     assert "ended" not in _resolved(answer)
 
 
-def test_a_tree_that_is_just_ending_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was killed, and much memory takes its time: the other host must not be told to undo what it has."""
+def test_a_tree_that_is_just_ending_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed, and much memory takes its time: the other host must not be told to undo what
+    it has.
+    """
     me = ProcessIdentity.of(os.getpid())
     config = Config(state_dir=str(tmp_path))
-    move = Outgoing(new_id(), "web", new_id(), to="ssh://gamma.example", state="handed-over", boot_id=boot_id())
+    move = Outgoing(
+        new_id(), "web", new_id(), to="ssh://gamma.example", state="handed-over", boot_id=boot_id()
+    )
     Moves(config, Outgoing).put(replace(move, tree=((me.pid, me.start_time),)))
     monkeypatch.setattr(migrate_resolve, "SETTLE", 0.2)
     monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: True)

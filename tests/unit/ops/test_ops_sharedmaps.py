@@ -1,4 +1,6 @@
-"""Which mappings write to their files, which files are in memory, and which ones travel because they are small."""
+"""Which mappings write to their files, which files are in memory, and which ones travel because
+they are small.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ def mapping_of(path: Path) -> Mapping:
         (4, os.O_RDWR, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, False),
     ],
 )
-def test_what_is_written_through(pages: int, flags: int, sharing: int, protection: int, writes: bool, tmp_path: Path) -> None:
-    """Each in a range of another length: of the same one the kernel may remember the mapping before."""
+def test_what_is_written_through(
+    pages: int, flags: int, sharing: int, protection: int, writes: bool, tmp_path: Path
+) -> None:
+    """Each in a range of another length: of the same one the kernel may remember the mapping
+    before.
+    """
     path = tmp_path / "file"
     path.write_bytes(bytes(4096 * pages))
     fd = os.open(path, flags)
@@ -46,19 +52,27 @@ def test_devices_are_no_files_of_the_tree() -> None:
     with mmap.mmap(fd, 4096, flags=mmap.MAP_PRIVATE):
         os.close(fd)
         assert "/dev/zero" in {m.path for m in mappings(os.getpid())}
-        assert "/dev/zero" not in {entry.path for entry in recording.open_files({os.getpid(): []}).values()}
+        assert "/dev/zero" not in {
+            entry.path for entry in recording.open_files({os.getpid(): []}).values()
+        }
 
 
 def test_what_is_in_memory(tmp_path: Path) -> None:
     kinds = {mount.device: mount.kind for mount in read_mounts()}
     for place in (Path("/dev/shm"), Path("/proc"), tmp_path):
-        assert shared_mappings.is_in_memory(str(place)) == (kinds.get(place.stat().st_dev) == "tmpfs")
+        assert shared_mappings.is_in_memory(str(place)) == (
+            kinds.get(place.stat().st_dev) == "tmpfs"
+        )
     (tmp_path / "link").symlink_to("/dev/shm")
-    assert shared_mappings.is_in_memory(str(tmp_path / "link")) == shared_mappings.is_in_memory(str(tmp_path))
+    assert shared_mappings.is_in_memory(str(tmp_path / "link")) == shared_mappings.is_in_memory(
+        str(tmp_path)
+    )
     assert not shared_mappings.is_in_memory(str(tmp_path / "nothing"))
 
 
-@pytest.mark.parametrize(("bound", "small"), [(0, ""), (1, "ab"), (2, "ab"), (3, "abc"), (8, "abcd")])
+@pytest.mark.parametrize(
+    ("bound", "small"), [(0, ""), (1, "ab"), (2, "ab"), (3, "abc"), (8, "abcd")]
+)
 def test_the_smallest_travel(bound: int, small: str, tmp_path: Path) -> None:
     entries = []
     for name, size in (("d", 5 << 20), ("b", 1 << 20), ("a", 0), ("c", 2 << 20)):

@@ -1,4 +1,6 @@
-"""A supervisor on a host whose own disk is full, or whose store is damaged: it goes on, and tries again."""
+"""A supervisor on a host whose own disk is full, or whose store is damaged: it goes on, and tries
+again.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def told() -> list[dict[str, Any]]:
 @pytest.fixture
 def post(tmp_path: Path, told: list[dict[str, Any]]) -> Post:
     config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), hook_dirs=())
-    with open_store(config.store, config) as store, Repository.open(store, config, create_local=True):
+    with (
+        open_store(config.store, config) as store,
+        Repository.open(store, config, create_local=True),
+    ):
         return Post(config, "web", Wishes(keep_last=1), reporter=Reporter(), tell=told.append)
 
 
@@ -74,7 +79,9 @@ def lease(post: Post) -> Path:
     """The record by which another host holds the session."""
     with post.repository() as repository:
         leases.claim(repository, "web", "cd" * 16, 1, host="ef" * 16, host_name="other").keep()
-    (found,) = (path for path in Path(post.config.store).glob("sessions/*/*") if path.name.isdigit())
+    (found,) = (
+        path for path in Path(post.config.store).glob("sessions/*/*") if path.name.isdigit()
+    )
     return found
 
 
@@ -102,7 +109,9 @@ def test_a_session_that_runs_here_is_looked_after_whatever_becomes_of_its_lease(
 ) -> None:
     """Others may write it faster than it can be read."""
     me = ProcessIdentity.of(os.getpid())
-    post.registry.put(SessionRecord("web", "cd" * 16, pid=me.pid, start_time=me.start_time, boot_id=boot_id()))
+    post.registry.put(
+        SessionRecord("web", "cd" * 16, pid=me.pid, start_time=me.start_time, boot_id=boot_id())
+    )
 
     def restless(*_args: object) -> None:
         raise Conflict("the lease of 'web' changes faster than it can be read")
@@ -123,7 +132,9 @@ def test_a_damaged_lease_is_no_damaged_checkpoint(
         monkeypatch.setattr(post, "lives", lambda: here)
 
     monkeypatch.setattr(recoverer, "candidates", lambda *_args: [summary])
-    monkeypatch.setattr(recoverer, "restore", lambda *_args, **more: leases.read_head(more["repository"], "web"))
+    monkeypatch.setattr(
+        recoverer, "restore", lambda *_args, **more: leases.read_head(more["repository"], "web")
+    )
     monkeypatch.setattr(post, "sleep", mended)
     lease.chmod(0o600)
     lease.write_bytes(lease.read_bytes()[:-1])
@@ -142,12 +153,22 @@ def test_a_wrong_key_is_not_waited_for(
     phrase = tmp_path / "phrase"
     phrase.write_text("not this one\n")
     phrase.chmod(0o600)
-    config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), passphrase_file=str(phrase))
-    Repository.init(open_store(config.store, config), encryption=True, passphrase=b"another one", config=config).close()
+    config = Config(
+        store=str(tmp_path / "store"),
+        state_dir=str(tmp_path / "state"),
+        passphrase_file=str(phrase),
+    )
+    Repository.init(
+        open_store(config.store, config), encryption=True, passphrase=b"another one", config=config
+    ).close()
     post = Post(config, "web", Wishes(), reporter=Reporter(), tell=told.append)
     monkeypatch.setattr(post, "sleep", lambda _seconds: pytest.fail("it is waited for"))
     heart: Any = SimpleNamespace(start=lambda _session: None)
-    look = Supervisor(post)._role_anew if what == "role" else lambda: Recoverer(post, heart).recover(Loss(None, 0.0), [])
+    look = (
+        Supervisor(post)._role_anew
+        if what == "role"
+        else lambda: Recoverer(post, heart).recover(Loss(None, 0.0), [])
+    )
     with pytest.raises(WrongKey):
         look()
     assert told == []

@@ -15,12 +15,28 @@ from criuctl.errors import UsageError
 from criuctl.ops.supervising.context import Wishes
 from criuctl.ops.supervising.decisions import GAP, End, Guard, LeaseWatch, Restart, Schedule, period
 
-HEAD = Head(SessionRef("web", "ab" * 16), "a", "host-a", 1, 3, "held", "00", "2026-01-01T00:00:00Z", 5, beat=7, ttl=8000)
+HEAD = Head(
+    SessionRef("web", "ab" * 16),
+    "a",
+    "host-a",
+    1,
+    3,
+    "held",
+    "00",
+    "2026-01-01T00:00:00Z",
+    5,
+    beat=7,
+    ttl=8000,
+)
 spans = st.floats(0.5, 500)
 
 
-def run(schedule: Schedule, outcomes: list[tuple[float, bool]], start: float = 1000.0) -> list[tuple[float, float, bool]]:
-    """Take each snapshot as soon as it is due; it lasts as long as said, and succeeds or not: (begun, ended, stored)."""
+def run(
+    schedule: Schedule, outcomes: list[tuple[float, bool]], start: float = 1000.0
+) -> list[tuple[float, float, bool]]:
+    """Take each snapshot as soon as it is due; it lasts as long as said, and succeeds or not:
+    (begun, ended, stored).
+    """
     now, taken = start, []
     for lasts, good in outcomes:
         wait = schedule.wait(now)
@@ -37,9 +53,17 @@ def run(schedule: Schedule, outcomes: list[tuple[float, bool]], start: float = 1
     return taken
 
 
-@given(spans, st.lists(st.tuples(st.floats(0.01, 1000), st.booleans()), min_size=1, max_size=30), st.none() | st.floats(0, 1000))
-def test_neither_a_storm_nor_a_gap(every: float, outcomes: list[tuple[float, bool]], age: float | None) -> None:
-    """However long snapshots take and however often they fail, the next comes after a rest, and not much later than that."""
+@given(
+    spans,
+    st.lists(st.tuples(st.floats(0.01, 1000), st.booleans()), min_size=1, max_size=30),
+    st.none() | st.floats(0, 1000),
+)
+def test_neither_a_storm_nor_a_gap(
+    every: float, outcomes: list[tuple[float, bool]], age: float | None
+) -> None:
+    """However long snapshots take and however often they fail, the next comes after a rest, and not
+    much later than that.
+    """
     schedule = Schedule(every)
     schedule.begin(1000.0, age)
     first = 1000.0 if age is None else 1000.0 + max(0.0, every - age)
@@ -51,7 +75,10 @@ def test_neither_a_storm_nor_a_gap(every: float, outcomes: list[tuple[float, boo
         failures = 0 if good else failures + 1
         if good:
             assert rest > min(every, ended - began) - 0.01
-            assert rest <= every + 0.01 and following >= began + every - min(every / 2, 1.5 * (ended - began)) - 0.01
+            assert (
+                rest <= every + 0.01
+                and following >= began + every - min(every / 2, 1.5 * (ended - began)) - 0.01
+            )
             if ended - began < every / 4:  # one that takes as long is stored within the period
                 assert following + (ended - began) < began + every
         else:
@@ -104,7 +131,10 @@ def test_periods() -> None:
         Wishes(lease=0).check()
 
 
-@given(st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["failed", "soon", "late"]), spans), max_size=30))
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(st.sampled_from(["failed", "soon", "late"]), spans), max_size=30),
+)
 def test_what_cannot_live_is_given_up(limit: int, events: list[tuple[str, float]]) -> None:
     guard, row, now = Guard(limit, 10.0, 1.0, 100.0), 0, 0.0
     guard.died(now)
@@ -124,14 +154,23 @@ def test_what_cannot_live_is_given_up(limit: int, events: list[tuple[str, float]
             break
 
 
-@given(st.lists(st.tuples(st.floats(0.01, 3.9), st.sampled_from(["same", "beat", "blind", "released", "none"])), max_size=60))
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.01, 3.9), st.sampled_from(["same", "beat", "blind", "released", "none"])
+        ),
+        max_size=60,
+    )
+)
 def test_a_lease_runs_out_only_before_our_eyes(looks: list[tuple[float, str]]) -> None:
     """For its whole time to live it was looked at, never long apart, and always was the same."""
     watch, head, now, since = LeaseWatch(), HEAD, 0.0, None
     for pause, what in looks:
         now += pause
         head = head.with_use(beat=head.beat + 1) if what == "beat" else head
-        shown = {"blind": None, "none": None, "released": head.with_use(state="released")}.get(what, head)
+        shown = {"blind": None, "none": None, "released": head.with_use(state="released")}.get(
+            what, head
+        )
         expired = watch.look(now, shown)
         if what in ("same", "beat"):
             since = now if since is None or what == "beat" else since

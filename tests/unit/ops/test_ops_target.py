@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 from support.obstacles import running
 
-from criuctl.errors import CriuctlError, InvalidName, NoSuchProcess, NotFound, PreflightRefused, UsageError
+from criuctl.errors import (
+    CriuctlError,
+    InvalidName,
+    NoSuchProcess,
+    NotFound,
+    PreflightRefused,
+    UsageError,
+)
 from criuctl.host.target import Target, resolve_target
 from criuctl.proc.tree import ProcessIdentity
 
@@ -32,14 +39,18 @@ def test_pid(tmp_path: Path) -> None:
     with running("", tmp_path) as program:
         identity = ProcessIdentity.of(program.pid)
         assert _resolve(str(program.pid)) == Target(identity)
-        named = resolve_target(str(program.pid), _nobody, lambda asked: "known" if asked == identity else None)
+        named = resolve_target(
+            str(program.pid), _nobody, lambda asked: "known" if asked == identity else None
+        )
         assert named.session == "known"
 
 
 def test_session(tmp_path: Path) -> None:
     with running("", tmp_path) as program:
         identity = ProcessIdentity.of(program.pid)
-        found = resolve_target("web.1", lambda name: identity if name == "web.1" else None, _nameless)
+        found = resolve_target(
+            "web.1", lambda name: identity if name == "web.1" else None, _nameless
+        )
         assert found == Target(identity, "web.1")
     with pytest.raises(NoSuchProcess, match=r"web\.1"):
         resolve_target("web.1", lambda _name: identity, _nameless)
@@ -135,7 +146,9 @@ def test_control_group_and_unit(hierarchy: Path, tmp_path: Path) -> None:
     try:
         with pytest.raises(NoSuchProcess, match="no processes"):
             _resolve(f"cgroup:{unit}")
-        with running("pid = child(lambda: None); open(TMP + '/pid', 'w').write(str(pid))", tmp_path) as program:
+        with running(
+            "pid = child(lambda: None); open(TMP + '/pid', 'w').write(str(pid))", tmp_path
+        ) as program:
             worker = int((tmp_path / "pid").read_text())
             _move(worker, below)
             assert _resolve(f"cgroup:{unit}").root.pid == worker
@@ -146,12 +159,16 @@ def test_control_group_and_unit(hierarchy: Path, tmp_path: Path) -> None:
             assert _resolve(f"cgroup:{unit.name}/").root == root
             assert _resolve(f"unit:{unit.stem}").root == root
             assert _resolve(f"unit:{unit.name}").root == root
-            with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as second:
+            with subprocess.Popen(
+                [sys.executable, "-c", "import signal; signal.pause()"]
+            ) as second:
                 try:
                     _move(second.pid, below)
                     with pytest.raises(UsageError, match="several roots") as caught:
                         _resolve(f"unit:{unit.stem}")
-                    assert {str(program.pid), str(second.pid)} <= set(caught.value.message.replace(",", " ").split())
+                    assert {str(program.pid), str(second.pid)} <= set(
+                        caught.value.message.replace(",", " ").split()
+                    )
                 finally:
                     second.kill()
     finally:

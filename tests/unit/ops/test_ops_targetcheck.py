@@ -1,4 +1,6 @@
-"""What a target says of a tree that wants to come: from needs that are made up, some of them by somebody hostile."""
+"""What a target says of a tree that wants to come: from needs that are made up, some of them by
+somebody hostile.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Finding
 from criuctl.transport import frames
 
-LISTENER = ConnectionRecord(pid=1, fd=3, family="inet", type="stream", protocol="tcp", state="listen", local="192.0.2.1:80")
+LISTENER = ConnectionRecord(
+    pid=1, fd=3, family="inet", type="stream", protocol="tcp", state="listen", local="192.0.2.1:80"
+)
 KEPT = ConnectionRecord(
     pid=1,
     fd=4,
@@ -42,7 +46,9 @@ KEPT = ConnectionRecord(
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return Config(state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"), hook_dirs=())
+    return Config(
+        state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"), hook_dirs=()
+    )
 
 
 def needs(**changes: Any) -> Needs:
@@ -59,14 +65,23 @@ def needs(**changes: Any) -> Needs:
     return replace(made, **changes)
 
 
-def ask(wanted: Needs, config: Config, clock: float | None = None, *, host: bool = False) -> list[Finding]:
+def ask(
+    wanted: Needs, config: Config, clock: float | None = None, *, host: bool = False
+) -> list[Finding]:
     told = json.loads(json.dumps(wanted.to_dict()))
     clock = wanted.time if clock is None else clock
-    found = examine(told, config, clock) if host else findings(Arrival(read(told), config, clock), TREE_CHECKS)
-    assert [f.level for f in found] == sorted((f.level for f in found), key=["error", "warning", "info"].index)
+    found = (
+        examine(told, config, clock)
+        if host
+        else findings(Arrival(read(told), config, clock), TREE_CHECKS)
+    )
+    assert [f.level for f in found] == sorted(
+        (f.level for f in found), key=["error", "warning", "info"].index
+    )
     for finding in found:
         assert finding.hint or finding.level != "error", f"{finding.code} has no remedy"
-    return [f for f in found if f.code not in ("capabilities", "pid-max")]  # as this machine has them
+    # as this machine has them
+    return [f for f in found if f.code not in ("capabilities", "pid-max")]
 
 
 def codes(found: list[Finding], level: str) -> list[str]:
@@ -75,7 +90,13 @@ def codes(found: list[Finding], level: str) -> list[str]:
 
 def needed(file: Path, use: str, **changes: Any) -> NeededFile:
     status = file.stat()
-    made = NeededFile(path=str(file), use=use, size=status.st_size, mode=status.st_mode, mtime_ns=status.st_mtime_ns)
+    made = NeededFile(
+        path=str(file),
+        use=use,
+        size=status.st_size,
+        mode=status.st_mode,
+        mtime_ns=status.st_mtime_ns,
+    )
     return replace(made, **changes)
 
 
@@ -106,7 +127,8 @@ def test_the_clocks(config: Config) -> None:
     (ahead,) = ask(needs(time=now - 3600, monotonic=time.monotonic() - 3600), config, now - 3600)
     assert (ahead.code, ahead.level) == ("clock", "warning")
     said = re.search(r"\b(\d+) s ahead", ahead.text)
-    assert said and 3600 <= int(said[1]) <= 3600 + (time.time() - now) + 0.5  # what has passed meanwhile, rounded
+    # what has passed meanwhile, rounded
+    assert said and 3600 <= int(said[1]) <= 3600 + (time.time() - now) + 0.5
     (behind,) = ask(needs(monotonic=time.monotonic() + 5000), config)
     assert (behind.code, behind.level) == ("monotonic-clock", "warning")
     own = {"time": {"mode": "dumped", "name": None}}
@@ -115,7 +137,9 @@ def test_the_clocks(config: Config) -> None:
 
 def test_a_session_of_that_name(config: Config) -> None:
     here = ProcessIdentity.of(os.getpid())
-    Registry(config).put(SessionRecord("crunch", pid=here.pid, start_time=here.start_time, boot_id=boot_id()))
+    Registry(config).put(
+        SessionRecord("crunch", pid=here.pid, start_time=here.start_time, boot_id=boot_id())
+    )
     (found,) = ask(needs(), config)
     assert (found.level, found.code) == ("error", "conflict")
     assert str(here.pid) in found.text
@@ -133,7 +157,13 @@ def test_criu_is_missing(config: Config) -> None:
 
 
 def test_users_and_groups(config: Config) -> None:
-    found = ask(needs(users={"0": "toor", "54321": "someone-else", "65000": ""}, groups={"54321": "root", "0": "root"}), config)
+    found = ask(
+        needs(
+            users={"0": "toor", "54321": "someone-else", "65000": ""},
+            groups={"54321": "root", "0": "root"},
+        ),
+        config,
+    )
     assert codes(found, "warning") == ["user", "user", "group"]
     told = [f.text for f in found]
     assert "user id 0 is toor on the source and root here" in told[0]
@@ -143,14 +173,22 @@ def test_users_and_groups(config: Config) -> None:
 
 def test_room(config: Config, tmp_path: Path) -> None:
     assert codes(ask(needs(memory=1 << 50), config), "error") == ["memory"]
-    big = NeededFile(path=str(tmp_path / "big"), use="written", blocks=1 << 50, mode=0o100644, travels=True)
+    big = NeededFile(
+        path=str(tmp_path / "big"), use="written", blocks=1 << 50, mode=0o100644, travels=True
+    )
     found = ask(needs(files=(big,)), config)
     assert (codes(found, "error"), codes(found, "warning")) == (["space"], ["space"])
 
 
 def test_terminals(config: Config) -> None:
     found = ask(
-        needs(terminals=(NeededTerminal("/dev/pts/7", "pts"), NeededTerminal("/dev/ttyNO7", "serial", ((9, 1),)))), config
+        needs(
+            terminals=(
+                NeededTerminal("/dev/pts/7", "pts"),
+                NeededTerminal("/dev/ttyNO7", "serial", ((9, 1),)),
+            )
+        ),
+        config,
     )
     assert [(f.code, f.pid, f.fd) for f in found] == [("terminal", 9, 1)]
 
@@ -171,7 +209,18 @@ def test_listeners_need_their_address(config: Config) -> None:
     free = LISTENER.with_use(family="inet6", local="[2001:db8::1]:80")
     assert codes(ask(needs(connections=(free,)), config), "error") == ["address-missing"]
     assert ask(needs(connections=(free,), free_binds=(free.local,)), config) == []
-    assert ask(needs(connections=(LISTENER.with_use(local="0.0.0.0:4"), LISTENER.with_use(local="127.0.0.1:4"))), config) == []
+    assert (
+        ask(
+            needs(
+                connections=(
+                    LISTENER.with_use(local="0.0.0.0:4"),
+                    LISTENER.with_use(local="127.0.0.1:4"),
+                )
+            ),
+            config,
+        )
+        == []
+    )
 
 
 def test_kept_connections_need_their_address(config: Config) -> None:
@@ -181,14 +230,18 @@ def test_kept_connections_need_their_address(config: Config) -> None:
     assert "lo-no" in found[0].text
 
 
-def test_the_address_of_the_link_cannot_move(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_the_link_cannot_move(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = needs(keep_addresses=("192.0.2.7@lo",))
     assert "address-of-link" not in codes(ask(wanted, config), "error")
     monkeypatch.setenv("SSH_CONNECTION", "192.0.2.7 50000 192.0.2.8 22")
     assert "address-of-link" in codes(ask(wanted, config), "error")
 
 
-def test_an_address_may_be_written_in_another_way(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_may_be_written_in_another_way(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listener = LISTENER.with_use(family="inet6", local="[2001:db8::7]:80")
     wanted = needs(connections=(listener,), keep_addresses=("2001:DB8:0::7@lo",))
     assert "address-missing" not in codes(ask(wanted, config), "error")
@@ -213,10 +266,16 @@ def test_files_that_stay_at_home(config: Config, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("four")
     file.chmod(0o640)
-    assert ask(needs(files=tuple(needed(file, use) for use in ("mapped", "read", "written"))), config) == []
+    assert (
+        ask(needs(files=tuple(needed(file, use) for use in ("mapped", "read", "written"))), config)
+        == []
+    )
 
     def level(use: str, **changes: Any) -> list[tuple[str, str]]:
-        return [(f.level, f.code) for f in ask(needs(files=(needed(file, use, holders=((7, 3),), **changes),)), config)]
+        return [
+            (f.level, f.code)
+            for f in ask(needs(files=(needed(file, use, holders=((7, 3),), **changes),)), config)
+        ]
 
     assert level("mapped", size=5) == [("error", "file-refuse")]
     assert level("read", size=3) == [("info", "file-moved-on")]
@@ -224,7 +283,8 @@ def test_files_that_stay_at_home(config: Config, tmp_path: Path) -> None:
     assert level("written", size=5) == [("error", "file-refuse")]
     assert level("written", size=2, append=True) == [("warning", "file-refuse")]
     for use in ("mapped", "read", "written"):
-        told = [] if use == "written" else [("info", "file-moved-on")]  # other rights stop nobody who has it open
+        # other rights stop nobody who has it open
+        told = [] if use == "written" else [("info", "file-moved-on")]
         assert level(use, mode=0o100600) == told
         assert level(use, mode=0o020640)[0][0] == "error"
     wanted = needed(file, "read", holders=((7, 3),))
@@ -236,7 +296,10 @@ def test_files_that_stay_at_home(config: Config, tmp_path: Path) -> None:
 
 
 def test_folders(config: Config, tmp_path: Path) -> None:
-    assert ask(needs(files=tuple(needed(tmp_path, use) for use in ("cwd", "root", "folder"))), config) == []
+    assert (
+        ask(needs(files=tuple(needed(tmp_path, use) for use in ("cwd", "root", "folder"))), config)
+        == []
+    )
     there = replace(needed(tmp_path, "cwd"), path=str(tmp_path / "gone"))
     (found,) = ask(needs(files=(there,)), config)
     assert (found.level, found.code) == ("error", "folder-missing")
@@ -247,9 +310,15 @@ def test_folders(config: Config, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "level", "code"),
-    [("restore", "warning", "file-put-back"), ("refuse", "error", "file-refuse"), ("keep", "info", "file-moved-on")],
+    [
+        ("restore", "warning", "file-put-back"),
+        ("refuse", "error", "file-refuse"),
+        ("keep", "info", "file-moved-on"),
+    ],
 )
-def test_files_that_travel(config: Config, tmp_path: Path, policy: str, level: str, code: str) -> None:
+def test_files_that_travel(
+    config: Config, tmp_path: Path, policy: str, level: str, code: str
+) -> None:
     file = tmp_path / "file"
     file.write_text("four")
     same = needed(file, "written", travels=True)
@@ -270,24 +339,35 @@ def test_the_targets_policy_counts_without_a_wish(config: Config, tmp_path: Path
 
 
 def test_carried_programs_may_be_missing(config: Config, tmp_path: Path) -> None:
-    gone = NeededFile(path=str(tmp_path / "lib.so"), use="mapped", size=9, mode=0o100755, travels=True)
+    gone = NeededFile(
+        path=str(tmp_path / "lib.so"), use="mapped", size=9, mode=0o100755, travels=True
+    )
     other = needed(tmp_path, "mapped", size=9, mode=0o100755, travels=True)
     assert ask(needs(files=(gone, other), carry_binaries=True), config) == []
     nowhere = replace(gone, path="/no-such-folder/lib.so")  # the root folder cannot be covered
     (found,) = ask(needs(files=(nowhere,), carry_binaries=True), config)
-    assert (found.level, found.code) == ("error", "file-refuse") and "mkdir /no-such-folder" in found.hint
+    assert (found.level, found.code) == (
+        "error",
+        "file-refuse",
+    ) and "mkdir /no-such-folder" in found.hint
 
 
 def test_carried_programs_of_a_user_in_a_folder_of_root_s(config: Config, tmp_path: Path) -> None:
-    """Told before anything is frozen, as the restore would: not for root's own program, nor for a tree of root's."""
+    """Told before anything is frozen, as the restore would: not for root's own program, nor for a
+    tree of root's.
+    """
     here = tmp_path / "here"
     here.write_text("another one")
     theirs = ProcessRecord(pid=7, ns_pid=7, uid=1001)
     for path in (here, tmp_path / "gone"):
-        file = NeededFile(path=str(path), use="mapped", size=9, mode=0o100755, uid=1001, travels=True)
+        file = NeededFile(
+            path=str(path), use="mapped", size=9, mode=0o100755, uid=1001, travels=True
+        )
         wanted = needs(files=(file,), carry_binaries=True)
         assert [found.code for found in judge_files(wanted.files, "restore", {0})] == []
-        told = [f for f in ask(replace(wanted, processes=(theirs,)), config) if f.code == "file-refuse"]
+        told = [
+            f for f in ask(replace(wanted, processes=(theirs,)), config) if f.code == "file-refuse"
+        ]
         assert [f.level for f in told] == ["error"] and "belongs to user 1001" in told[0].text
         roots = replace(wanted, files=(replace(file, uid=0),), processes=(theirs,))
         assert not [f for f in ask(roots, config) if f.code == "file-refuse"]
@@ -298,7 +378,10 @@ def test_what_blocks_when_opened_is_not_opened(config: Config, tmp_path: Path) -
     os.mkfifo(fifo)
     link = tmp_path / "link"
     link.symlink_to(fifo)
-    lies = [NeededFile(path=str(p), use="mapped", size=0, mode=0o100644, build_id="ab" * 20) for p in (fifo, link)]
+    lies = [
+        NeededFile(path=str(p), use="mapped", size=0, mode=0o100644, build_id="ab" * 20)
+        for p in (fifo, link)
+    ]
     began = time.monotonic()
     assert codes(ask(needs(files=tuple(lies)), config), "error") == ["file-refuse", "file-refuse"]
     assert time.monotonic() - began < 20
@@ -353,23 +436,32 @@ def test_an_abstract_name_with_zero_bytes(config: Config) -> None:
     peer = "@" + "agent".ljust(107, "\0")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind("\0" + peer[1:])
-        record = ConnectionRecord(1, 3, family="unix", type="dgram", peer=peer, external=True, policy="keep")
+        record = ConnectionRecord(
+            1, 3, family="unix", type="dgram", peer=peer, external=True, policy="keep"
+        )
         assert codes(ask(needs(connections=(record,)), config), "error") == []
 
 
 def test_another_version(config: Config) -> None:
     with pytest.raises(UnsupportedFormat, match="version 2"):
-        examine({**needs().to_dict(), "version": 2, "files": "of another shape"}, config, time.time())
+        examine(
+            {**needs().to_dict(), "version": 2, "files": "of another shape"}, config, time.time()
+        )
     with pytest.raises(Damaged):
         examine([], config, time.time())  # type: ignore[arg-type]
 
 
 def test_the_needs_of_a_large_tree_can_be_told() -> None:
     path = "/srv/data/" + "f" * 60
-    files = tuple(NeededFile(f"{path}-{n}", "written", size=n, mtime_ns=time.time_ns(), holders=((n, 3),)) for n in range(50_000))
+    files = tuple(
+        NeededFile(f"{path}-{n}", "written", size=n, mtime_ns=time.time_ns(), holders=((n, 3),))
+        for n in range(50_000)
+    )
     connections = tuple(KEPT.with_use(fd=n, peer=f"192.0.2.9:{n}", inode=n) for n in range(50_000))
     told = needs(files=files, connections=connections).to_dict()
-    head, *_ = frames.encode(frames.ASK, 1, {"verb": "examine", "arguments": {"needs": told, "clock": time.time()}})
+    head, *_ = frames.encode(
+        frames.ASK, 1, {"verb": "examine", "arguments": {"needs": told, "clock": time.time()}}
+    )
     assert frames.decode_header(head[: frames.HEADER.size])[2] < frames.MAX_JSON
 
 

@@ -18,7 +18,8 @@ from criuctl.terminals import restored
         ({0, 1}, {1, 6}, {1: 7}),
         (set(), {40}, {40: 4}),  # CRIU does not reach that far
         ({5}, {5, 30}, {5: 4, 30: 6}),
-        (set(range(20)), set(range(20)), {number: number + 20 for number in range(20)}),  # it has to reach the last of them
+        # it has to reach the last of them
+        (set(range(20)), set(range(20)), {number: number + 20 for number in range(20)}),
     ],
 )
 def test_numbers_that_cannot_be_had_are_changed(

@@ -1,4 +1,6 @@
-"""The one door to child processes: what children see, what is told of their ends, and that none is left."""
+"""The one door to child processes: what children see, what is told of their ends, and that none is
+left.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def _own_children() -> set[int]:
 
 
 def test_output_and_exit_code() -> None:
-    done = command.run(["sh", "-c", "cat; echo told >&2; exit 3"], timeout=60, input=b"x" * 300_000, check=False)
+    done = command.run(
+        ["sh", "-c", "cat; echo told >&2; exit 3"], timeout=60, input=b"x" * 300_000, check=False
+    )
     assert (done.returncode, len(done.stdout), done.error_text) == (3, 300_000, "told")
 
 
@@ -139,7 +143,11 @@ def test_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = command.run(["env"], timeout=60, env={"EXTRA": "1"}).text
     assert "secret" not in seen
     assert {"LC_ALL=C.UTF-8", "EXTRA=1"} <= set(seen.splitlines())
-    path = next(line for line in seen.splitlines() if line.startswith("PATH=")).removeprefix("PATH=").split(":")
+    path = (
+        next(line for line in seen.splitlines() if line.startswith("PATH="))
+        .removeprefix("PATH=")
+        .split(":")
+    )
     assert path[0] == "/opt/mine"
     assert "/usr/sbin" in path
 
@@ -148,10 +156,14 @@ def test_stdin_is_closed_and_no_descriptor_leaks() -> None:
     r, w = os.pipe()
     os.set_inheritable(w, True)
     try:
-        listed = command.run(["sh", "-c", "cat; readlink /proc/self/fd/0; ls /proc/self/fd"], timeout=60).text.split()
+        listed = command.run(
+            ["sh", "-c", "cat; readlink /proc/self/fd/0; ls /proc/self/fd"], timeout=60
+        ).text.split()
         assert listed[0] == "/dev/null"
         assert str(w) not in listed[1:]
-        passed = command.run(["sh", "-c", f"echo through >/proc/self/fd/{w}"], timeout=60, pass_fds=[w])
+        passed = command.run(
+            ["sh", "-c", f"echo through >/proc/self/fd/{w}"], timeout=60, pass_fds=[w]
+        )
         assert passed.returncode == 0
         assert os.read(r, 100) == b"through\n"
     finally:

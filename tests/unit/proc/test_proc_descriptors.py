@@ -23,13 +23,22 @@ while True:
 
 
 def test_one_that_becomes_another_file_again_and_again(tmp_path: Path) -> None:
-    """As those of a shell that redirects what it runs: name and kind are those of one of the files."""
+    """As those of a shell that redirects what it runs: name and kind are those of one of the
+    files.
+    """
     file = str(tmp_path / "file")
-    with subprocess.Popen([sys.executable, "-S", "-c", SWAPS, file], stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", SWAPS, file], stdout=subprocess.PIPE
+    ) as child:
         try:
             assert child.stdout is not None
             child.stdout.readline()
-            seen = {(d.target, d.kind, d.rdev) for _ in range(3000) for d in descriptors(child.pid) if d.fd == 100}
+            seen = {
+                (d.target, d.kind, d.rdev)
+                for _ in range(3000)
+                for d in descriptors(child.pid)
+                if d.fd == 100
+            }
         finally:
             child.kill()
     assert seen <= {("/dev/null", "device", os.makedev(1, 3)), (file, "file", 0)}

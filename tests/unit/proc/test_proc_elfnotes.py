@@ -16,7 +16,14 @@ from criuctl.proc.elfnotes import build_id
 ID = bytes(range(20))
 
 
-def elf(*, wide: bool = True, little: bool = True, note: bytes | None = None, offset: int | None = None, count: int = 2) -> bytes:
+def elf(
+    *,
+    wide: bool = True,
+    little: bool = True,
+    note: bytes | None = None,
+    offset: int | None = None,
+    count: int = 2,
+) -> bytes:
     """A program with two program headers, the second of which is a note."""
     order = "<" if little else ">"
     if note is None:
@@ -26,11 +33,15 @@ def elf(*, wide: bool = True, little: bool = True, note: bytes | None = None, of
     table, entry = 64, 56 if wide else 32
     start = table + 2 * entry if offset is None else offset
     if wide:
-        head += struct.pack(order + "HHIQQQIHHHHHH", 2, 62, 1, 0, table, 0, 0, 64, entry, count, 0, 0, 0)
+        head += struct.pack(
+            order + "HHIQQQIHHHHHH", 2, 62, 1, 0, table, 0, 0, 64, entry, count, 0, 0, 0
+        )
         load = struct.pack(order + "IIQQQQQQ", 1, 5, 0, 0, 0, 10, 10, 1)
         mark = struct.pack(order + "IIQQQQQQ", 4, 4, start, 0, 0, len(note), len(note), 4)
     else:
-        head += struct.pack(order + "HHIIIIIHHHHHH", 2, 3, 1, 0, table, 0, 0, 52, entry, count, 0, 0, 0)
+        head += struct.pack(
+            order + "HHIIIIIHHHHHH", 2, 3, 1, 0, table, 0, 0, 52, entry, count, 0, 0, 0
+        )
         load = struct.pack(order + "IIIIIIII", 1, 0, 0, 0, 10, 10, 5, 1)
         mark = struct.pack(order + "IIIIIIII", 4, start, 0, 0, len(note), len(note), 4, 4)
     return head.ljust(64, b"\0") + load + mark + note
@@ -52,8 +63,14 @@ def test_both_classes_and_byte_orders(tmp_path: Path, wide: bool, little: bool) 
 
 
 def test_a_real_program() -> None:
-    """The C library of this very process: its notes as the dynamic loader maps them would be the same."""
-    path = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
+    """The C library of this very process: its notes as the dynamic loader maps them would be the
+    same.
+    """
+    path = next(
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "libc.so" in line
+    )
     fd = os.open(path, os.O_RDONLY)
     try:
         found = build_id(fd)
@@ -84,7 +101,9 @@ def test_what_has_none(tmp_path: Path, content: bytes) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 250))
-def test_nonsense_is_no_error(tmp_path_factory: pytest.TempPathFactory, noise: bytes, at: int) -> None:
+def test_nonsense_is_no_error(
+    tmp_path_factory: pytest.TempPathFactory, noise: bytes, at: int
+) -> None:
     content = bytearray(elf())
     content[at : at + len(noise)] = noise
     assert isinstance(ask(tmp_path_factory.getbasetemp() / "noise", bytes(content)), str)

@@ -36,7 +36,9 @@ def test_who_has_it_open(pipe: tuple[Path, int], tmp_path: Path) -> None:
         other = os.open(path, mode)
         os.dup2(other, fd)
         os.close(other)
-        assert [opener.reads for opener in fifos.openers({inode(path)}).get(inode(path), [])] == expected
+        assert [
+            opener.reads for opener in fifos.openers({inode(path)}).get(inode(path), [])
+        ] == expected
     with pytest.raises(OSError):
         fifos.open_both_ways(str(tmp_path))
 

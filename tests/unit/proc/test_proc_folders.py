@@ -19,7 +19,10 @@ def test_nobody_else_may_write_there_whatever_the_umask(tmp_path: Path, umask: i
         make_private(folder)
     finally:
         os.umask(before)
-    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o755 & ~umask]
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [
+        0o700,
+        0o755 & ~umask,
+    ]
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         make_private(tmp_path / "file" / "below")

@@ -53,7 +53,9 @@ def moving(folder: Path, patience: float, wanted: int) -> set[int]:
             return found
 
 
-def test_only_the_free_thread_runs_until_release(program: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_only_the_free_thread_runs_until_release(
+    program: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     tids = all_tids(program.pid)
     held = HeldThreads([program.pid], {tids[2]})
     held.stop()
@@ -72,12 +74,17 @@ def test_a_held_process_can_be_killed(program: subprocess.Popen[bytes]) -> None:
     assert program.wait(30) == -signal.SIGKILL
 
 
-def test_the_kernel_ends_what_is_held_when_its_holder_is_killed(program: subprocess.Popen[bytes]) -> None:
+def test_the_kernel_ends_what_is_held_when_its_holder_is_killed(
+    program: subprocess.Popen[bytes],
+) -> None:
     code = (
         "import sys, time; from criuctl.proc.heldthreads import HeldThreads\n"
-        "h = HeldThreads([int(sys.argv[1])], ()); h.stop(); h.hold(); print('held', flush=True); time.sleep(600)"
+        "h = HeldThreads([int(sys.argv[1])], ()); h.stop(); h.hold(); print('held', flush=True); "
+        "time.sleep(600)"
     )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(program.pid)], stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(program.pid)], stdout=subprocess.PIPE
+    )
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
     holder.kill()

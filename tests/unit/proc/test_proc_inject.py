@@ -1,4 +1,6 @@
-"""A system call that is run inside another process: done, and nothing of it is to be seen afterwards."""
+"""A system call that is run inside another process: done, and nothing of it is to be seen
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="only kno
 
 GETPID = 39
 HEAD = "import ctypes, signal, time\nsay = lambda word: print(word, flush=True)\n"
-COMPUTE = "def compute(seconds):\n    until = time.monotonic() + seconds\n    while time.monotonic() < until: pass\n"
+COMPUTE = (
+    "def compute(seconds):\n    until = time.monotonic() + seconds\n    while time.monotonic() < "
+    "until: pass\n"
+)
 
 Start = Callable[[str], "subprocess.Popen[str]"]
 
@@ -31,7 +36,9 @@ def start() -> Iterator[Start]:
     with ExitStack() as stack:
 
         def run(code: str) -> subprocess.Popen[str]:
-            process = subprocess.Popen([sys.executable, "-S", "-c", HEAD + code], stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-c", HEAD + code], stdout=subprocess.PIPE, text=True
+            )
             stack.enter_context(process)
             stack.callback(process.kill)
             assert said(process) == "up"
@@ -76,7 +83,9 @@ def ask_slowly(pid: int, times: int) -> set[int]:
 
 
 def test_a_wait_goes_on(start: Start) -> None:
-    """This one ends with an error if its registers are put back where the kernel does not look at them any more."""
+    """This one ends with an error if its registers are put back where the kernel does not look at
+    them any more.
+    """
     waiting = start("poll = ctypes.CDLL(None).poll\nsay('up'); say(poll(None, 0, 500))")
     for _ in range(5):
         assert ask(waiting.pid) == waiting.pid
@@ -84,7 +93,10 @@ def test_a_wait_goes_on(start: Start) -> None:
 
 
 def test_a_signal_that_comes_meanwhile(start: Start) -> None:
-    waiting = start("signal.signal(signal.SIGUSR1, lambda *_: say('came'))\nsay('up')\nwhile True: time.sleep(1000)")
+    waiting = start(
+        "signal.signal(signal.SIGUSR1, lambda *_: say('came'))\nsay('up')\nwhile True: "
+        "time.sleep(1000)"
+    )
     with inject.stopped(waiting.pid):
         os.kill(waiting.pid, signal.SIGUSR1)
         assert inject.call(waiting.pid, GETPID) == waiting.pid
@@ -111,7 +123,9 @@ def test_a_signal_of_ours_waits_until_the_process_is_let_go(start: Start) -> Non
 def test_what_a_program_does_about_traps(start: Start, handler: str) -> None:
     """As while CRIU restores it: all signals are blocked."""
     block = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"
-    waiting = start(f"signal.signal(signal.SIGTRAP, {handler})\n{block}\nsay('up'); time.sleep(1000)")
+    waiting = start(
+        f"signal.signal(signal.SIGTRAP, {handler})\n{block}\nsay('up'); time.sleep(1000)"
+    )
     before = _signals(waiting.pid)
     assert ask(waiting.pid) == waiting.pid
     assert _signals(waiting.pid) == before

@@ -1,4 +1,6 @@
-"""What was typed and not yet read: taken out of a terminal without losing it, and put into another one."""
+"""What was typed and not yet read: taken out of a terminal without losing it, and put into another
+one.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def terminal() -> Iterator[tuple[Pty, int]]:
 
 
 def type_in(pty: Pty, data: bytes) -> None:
-    """Type, and wait until the line discipline has it (asking a slave for input makes the kernel hand it over)."""
+    """Type, and wait until the line discipline has it (asking a slave for input makes the kernel
+    hand it over).
+    """
     os.write(pty.master, data)
     select.select([pty.slave], [], [], 0)
 
@@ -57,7 +61,9 @@ def echoed(pty: Pty) -> bytes:
 
 
 def type_all_in(pty: Pty, data: bytes) -> None:
-    """As `type_in`; much comes to the line discipline in pieces, and one with a whole line in it does not wait for the others."""
+    """As `type_in`; much comes to the line discipline in pieces, and one with a whole line in it
+    does not wait for the others.
+    """
     type_in(pty, data)
     letters = re.compile(rb"[a-z]")  # each is echoed once
     shown, deadline = echoed(pty), time.monotonic() + WAIT
@@ -170,7 +176,9 @@ def test_dropped_input_comes_back_unless_the_tree_has_ended(ended: bool) -> None
             type_in(pty, b"!\r")
             assert read_all(pty) == [b"o\n", b"!\n"]
         else:
-            wait_until(lambda: waiting(pty) == len(b"one\ntwo\n"), WAIT, "the guard has put it back")
+            wait_until(
+                lambda: waiting(pty) == len(b"one\ntwo\n"), WAIT, "the guard has put it back"
+            )
             assert read_all(pty) == [b"one\n", b"two\n"]
             root.kill()
 
@@ -182,6 +190,7 @@ def test_a_tree_that_ends_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> No
         root.kill()
     with pytest.raises(NoSuchProcess):
         Guard(root.pid, [])
-    monkeypatch.setattr(ProcessIdentity, "of", lambda _pid: identity)  # it still was there at the first look
+    # it still was there at the first look
+    monkeypatch.setattr(ProcessIdentity, "of", lambda _pid: identity)
     with pytest.raises(NoSuchProcess, match="has ended while its terminals were looked at"):
         Guard(root.pid, [])

@@ -1,4 +1,6 @@
-"""Locks between processes: one holds it, whatever its namespace, and nobody once that one is dead."""
+"""Locks between processes: one holds it, whatever its namespace, and nobody once that one is
+dead.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def path(tmp_path: Path) -> Path:
 def other(script: str, path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process, which has said its first word."""
     argv = [sys.executable, "-c", HEAD + script, str(path)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             process.stdout.readline()
@@ -78,7 +82,9 @@ def other(script: str, path: Path) -> Iterator[subprocess.Popen[str]]:
 def told_by(script: str, path: Path) -> str:
     """What another process says."""
     argv = [sys.executable, "-c", HEAD + script, str(path)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.strip()
 
 
 def is_free(path: Path) -> bool:
@@ -103,7 +109,10 @@ def test_one_holds_it_and_nothing_is_left(path: Path) -> None:
         os.umask(before)
     assert is_free(path)
     assert os.listdir(path.parent) == []
-    assert [folder.stat().st_mode & 0o777 for folder in (path.parent, path.parent.parent)] == [0o700, 0o755]
+    assert [folder.stat().st_mode & 0o777 for folder in (path.parent, path.parent.parent)] == [
+        0o700,
+        0o755,
+    ]
 
 
 def test_a_file_that_was_left_is_no_hindrance(path: Path) -> None:

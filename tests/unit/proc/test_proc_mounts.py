@@ -1,4 +1,6 @@
-"""mountinfo: every line that the kernel may write is understood, and there is nobody else who reads it."""
+"""mountinfo: every line that the kernel may write is understood, and there is nobody else who reads
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from criuctl.proc.procfs import text_lines
     ("line", "mount"),
     [
         (
-            "36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:7 - ext3 /dev/root rw,errors=continue",
+            "36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:7 - ext3 /dev/root "
+            "rw,errors=continue",
             Mount(
                 36,
                 os.makedev(98, 0),
@@ -30,10 +33,23 @@ from criuctl.proc.procfs import text_lines
             ),
         ),
         # no optional field, and a mount whose source is ""
-        ("72 27 0:62 / /a rw - tmpfs  rw", Mount(72, os.makedev(0, 62), "/", "/a", frozenset({"rw"}), "tmpfs", "", ("rw",), 27)),
+        (
+            "72 27 0:62 / /a rw - tmpfs  rw",
+            Mount(72, os.makedev(0, 62), "/", "/a", frozenset({"rw"}), "tmpfs", "", ("rw",), 27),
+        ),
         (
             r"1 2 0:3 / /with\040space\011tab\134octal\012line ro - fuse.x a\040- rw",
-            Mount(1, 3, "/", "/with space\ttab\\octal\nline", frozenset({"ro"}), "fuse.x", "a -", ("rw",), 2),
+            Mount(
+                1,
+                3,
+                "/",
+                "/with space\ttab\\octal\nline",
+                frozenset({"ro"}),
+                "fuse.x",
+                "a -",
+                ("rw",),
+                2,
+            ),
         ),
         (
             "1 2 0:3 / /a\udcff\u2028\x0b rw - tmpfs - rw",
@@ -54,12 +70,19 @@ def test_what_is_mounted_here() -> None:
     here = read_mounts()
     assert {mount.point for mount in here} >= {"/", "/proc"}
     assert next(mount.kind for mount in here if mount.point == "/proc") == "proc"
-    assert next(mount.device for mount in reversed(here) if mount.point == "/proc") == os.stat("/proc").st_dev
+    assert (
+        next(mount.device for mount in reversed(here) if mount.point == "/proc")
+        == os.stat("/proc").st_dev
+    )
     assert read_mounts(os.getpid()) == here
 
 
 def test_nobody_else_reads_it() -> None:
     """Nine who did had not thought of the same lines."""
     package = Path(criuctl.__file__).parent
-    readers = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if 'mountinfo"' in path.read_text()}
+    readers = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if 'mountinfo"' in path.read_text()
+    }
     assert readers == {"proc/mounts.py"}

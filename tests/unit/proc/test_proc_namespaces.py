@@ -54,13 +54,21 @@ def test_no_namespaces_of_nobody() -> None:
 def test_command_runs_inside(tmp_path: Path) -> None:
     with running(f"again({UTS | NET}); socket.sethostname('inside-it')", tmp_path) as program:
         done = command.run(
-            [*entry_prefix(program.pid, {"uts", "net"}), "sh", "-c", "uname -n; readlink /proc/self/ns/net; exit 0"], timeout=60
+            [
+                *entry_prefix(program.pid, {"uts", "net"}),
+                "sh",
+                "-c",
+                "uname -n; readlink /proc/self/ns/net; exit 0",
+            ],
+            timeout=60,
         )
         host, net = done.text.split()
         assert host == "inside-it"
         assert net == f"net:[{namespaces(program.pid)['net']}]"
         assert foreign(os.getpid()) == set()
-        code = command.run([*entry_prefix(program.pid, {"net"}), "sh", "-c", "exit 7"], timeout=60, check=False).returncode
+        code = command.run(
+            [*entry_prefix(program.pid, {"net"}), "sh", "-c", "exit 7"], timeout=60, check=False
+        ).returncode
         assert code == 7
 
 
@@ -75,10 +83,15 @@ def test_system_calls_in_a_mount_namespace(tmp_path: Path) -> None:
     try:
         with running("again(0x20000)", tmp_path) as program:
             in_mount_namespace(program.pid, lambda: syscalls.bind_mount(str(own), str(known)))
-            assert (known.read_text(), Path(f"/proc/{program.pid}/root{known}").read_text()) == ("known", "own")
+            assert (known.read_text(), Path(f"/proc/{program.pid}/root{known}").read_text()) == (
+                "known",
+                "own",
+            )
             assert in_mount_namespace(program.pid, known.read_text) == "own"
             with pytest.raises(FileNotFoundError, match=r"nothing.*known"):
-                in_mount_namespace(program.pid, lambda: syscalls.bind_mount(str(tmp_path / "nothing"), str(known)))
+                in_mount_namespace(
+                    program.pid, lambda: syscalls.bind_mount(str(tmp_path / "nothing"), str(known))
+                )
         assert os.getcwd() == str(here)
     finally:
         os.chdir(before)
@@ -91,7 +104,8 @@ def test_prefix_for_nothing_and_for_nonsense() -> None:
 
 
 PID_NAMESPACE = (
-    f"pid = os.fork()\nif pid:\n os.close(READY); sleep()\nassert libc.unshare({PID}) == 0\nchild(lambda: child(lambda: None))"
+    f"pid = os.fork()\nif pid:\n os.close(READY); sleep()\nassert libc.unshare({PID}) == "
+    "0\nchild(lambda: child(lambda: None))"
 )
 
 
@@ -105,8 +119,15 @@ def test_pids_in_a_pid_namespace(tmp_path: Path) -> None:
         assert not is_namespace_init(inner.pid)
         assert (pid_level(outer.pid), pid_level(inner.pid)) == (0, 1)
         assert for_children(outer.pid, "pid") == namespaces(init.pid)["pid"]
-        assert nested_pid_namespaces(outer.pid, [p.pid for p in (outer, init, inner)]).keys() == {init.pid, inner.pid}
-        entered = command.run([*entry_prefix(init.pid, {"pid"}), "sh", "-c", "echo $$; exit 5"], timeout=60, check=False)
+        assert nested_pid_namespaces(outer.pid, [p.pid for p in (outer, init, inner)]).keys() == {
+            init.pid,
+            inner.pid,
+        }
+        entered = command.run(
+            [*entry_prefix(init.pid, {"pid"}), "sh", "-c", "echo $$; exit 5"],
+            timeout=60,
+            check=False,
+        )
         assert int(entered.stdout) > 1
         assert entered.returncode == 5
 
@@ -125,7 +146,9 @@ def test_named_net_namespace(tmp_path: Path) -> None:
 
 def test_borrowed_descriptors() -> None:
     theirs, ours = socket.socketpair()
-    with subprocess.Popen(["sleep", "1000"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        ["sleep", "1000"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL
+    ) as process:
         theirs.close()
         pidfd = os.pidfd_open(process.pid)
         try:

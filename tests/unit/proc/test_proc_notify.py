@@ -17,7 +17,9 @@ def test_messages_and_pings(tmp_path: Path, abstract: bool) -> None:
         name = f"\0criuctl-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
         manager.bind(name)
         manager.settimeout(60)
-        service = ServiceManager({"NOTIFY_SOCKET": name.replace("\0", "@"), "WATCHDOG_USEC": "30000"})
+        service = ServiceManager(
+            {"NOTIFY_SOCKET": name.replace("\0", "@"), "WATCHDOG_USEC": "30000"}
+        )
         service.tell("READY=1", "STATUS=all\nis well")
         assert manager.recv(100) == b"READY=1\nSTATUS=all is well"
         well = [False, True]
@@ -27,7 +29,9 @@ def test_messages_and_pings(tmp_path: Path, abstract: bool) -> None:
 
 
 def test_nobody_has_asked(tmp_path: Path) -> None:
-    other = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"})
+    other = ServiceManager(
+        {"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}
+    )
     for service in (ServiceManager({}), other):
         service.tell("READY=1")
         service.watchdog(lambda: True)

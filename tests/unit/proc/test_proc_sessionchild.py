@@ -1,4 +1,6 @@
-"""What a session's command is refused: io_uring and Multipath TCP, by a seccomp filter, and nothing else."""
+"""What a session's command is refused: io_uring and Multipath TCP, by a seccomp filter, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,26 @@ HAD, NO_RING, NO_MPTCP = 0, 38, 93  # ENOSYS, EPROTONOSUPPORT
         ("io_uring", "root", NO_RING, HAD, 0),
         ("mptcp", "root", HAD, NO_MPTCP, 0),
         ("io_uring,mptcp", "root", NO_RING, NO_MPTCP, 0),
-        ("mptcp", "user", HAD, HAD, 0),  # what is refused by default costs nobody the setuid programs
+        # what is refused by default costs nobody the setuid programs
+        ("mptcp", "user", HAD, HAD, 0),
         ("io_uring,mptcp", "user", NO_RING, NO_MPTCP, 1),
     ],
 )
 def test_what_is_refused(refused: str, user: str, ring: int, mptcp: int, gave_up: int) -> None:
     argv = [sys.executable, "-I", "-c", ASK, sessionchild.__file__, refused, user]
-    said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True, cwd="/").stdout
-    assert [int(word) for word in said.split()] == [ring, mptcp, mptcp, mptcp, HAD, HAD, HAD, gave_up]
+    said = subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, check=True, cwd="/"
+    ).stdout
+    assert [int(word) for word in said.split()] == [
+        ring,
+        mptcp,
+        mptcp,
+        mptcp,
+        HAD,
+        HAD,
+        HAD,
+        gave_up,
+    ]
 
 
 def test_nothing_is_refused_by_an_empty_filter() -> None:

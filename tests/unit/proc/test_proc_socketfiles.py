@@ -16,7 +16,9 @@ KINDS = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1, 120])
-def test_a_living_socket_and_what_it_leaves(kind: socket.SocketKind, length: int, tmp_path: Path) -> None:
+def test_a_living_socket_and_what_it_leaves(
+    kind: socket.SocketKind, length: int, tmp_path: Path
+) -> None:
     """A path may be longer than an address: then it was bound from its folder."""
     folder = tmp_path / ("f" * length)
     folder.mkdir()
@@ -39,7 +41,10 @@ def test_a_living_socket_and_what_it_leaves(kind: socket.SocketKind, length: int
 
 
 def test_a_datagram_socket_that_takes_from_its_peer_only(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other,
+    ):
         for name, sock in (("one", one), ("other", other)):
             sock.bind(str(tmp_path / name))
         one.connect(str(tmp_path / "other"))
@@ -64,14 +69,19 @@ def test_anything_else(tmp_path: Path) -> None:
         sock.bind(str(tmp_path / "s"))
         (tmp_path / "file").touch()
         (tmp_path / "link").symlink_to("s")
-        assert [socketfiles.at(str(tmp_path / name)) for name in ("s", "file", "link", ".", "file/s")] == [
+        assert [
+            socketfiles.at(str(tmp_path / name)) for name in ("s", "file", "link", ".", "file/s")
+        ] == [
             *("alive", "other", "other", "other", "none"),
         ]
 
 
 def test_an_owner_in_another_network(tmp_path: Path) -> None:
     """Where the tables of ours do not have it."""
-    text = "libc.unshare(0x40000000); s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); s.listen()"
+    text = (
+        "libc.unshare(0x40000000); s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); "
+        "s.listen()"
+    )
     with running(text, tmp_path) as program:
         assert socketfiles.at(str(tmp_path / "s")) == "alive"
         owner = socketfiles.owner(str(tmp_path / "s"))
@@ -85,6 +95,9 @@ def test_an_abstract_name(name: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.bind(name)
         assert [socketfiles.abstract_taken(name, kind) for kind in KINDS] == [False, True, False]
-        assert socketfiles.abstract_owner(name, socket.SOCK_SEQPACKET) == (os.getpid(), sock.fileno())
+        assert socketfiles.abstract_owner(name, socket.SOCK_SEQPACKET) == (
+            os.getpid(),
+            sock.fileno(),
+        )
         assert socketfiles.abstract_owner(name, socket.SOCK_STREAM) is None
     assert not socketfiles.abstract_taken(name, socket.SOCK_SEQPACKET)

@@ -11,7 +11,15 @@ import pytest
 from support.obstacles import running
 
 from criuctl.proc.namespaces import namespaces
-from criuctl.proc.sockets import Address, Peer, Socket, TreeSocket, outside_holders, sockets, tree_sockets
+from criuctl.proc.sockets import (
+    Address,
+    Peer,
+    Socket,
+    TreeSocket,
+    outside_holders,
+    sockets,
+    tree_sockets,
+)
 from criuctl.proc.tree import descriptors, read_tree
 from criuctl.proc.tty import decode_tty_nr, master_index, pts_index, terminals
 
@@ -27,7 +35,8 @@ def _one(found: list[TreeSocket], wanted: Callable[[Socket], bool]) -> TreeSocke
 
 def test_loopback_connection_is_inside(tmp_path: Path) -> None:
     text = (
-        "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())\n"
+        "s = socket.create_server(('127.0.0.1', 0)); c = "
+        "socket.create_connection(s.getsockname())\n"
         "a = s.accept()[0]; c.send(b'12345'); a.recv(5, socket.MSG_PEEK)"  # it has arrived
     )
     with running(text, tmp_path) as program:
@@ -44,9 +53,17 @@ def test_loopback_connection_is_inside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "host"), [("'127.0.0.1'", "127.0.0.1"), ("'0.0.0.0'", "127.0.0.1"), ("'::'", "127.0.0.1"), ("'::1'", "::1")]
+    ("server", "host"),
+    [
+        ("'127.0.0.1'", "127.0.0.1"),
+        ("'0.0.0.0'", "127.0.0.1"),
+        ("'::'", "127.0.0.1"),
+        ("'::1'", "::1"),
+    ],
 )
-def test_the_other_end_of_a_udp_socket_is_a_server_that_is_only_bound(server: str, host: str, tmp_path: Path) -> None:
+def test_the_other_end_of_a_udp_socket_is_a_server_that_is_only_bound(
+    server: str, host: str, tmp_path: Path
+) -> None:
     family = "socket.AF_INET6" if ":" in server else "socket.AF_INET"
     client = "socket.AF_INET6" if ":" in host else "socket.AF_INET"
     text = (
@@ -66,11 +83,15 @@ def test_the_other_end_of_a_udp_socket_outside(tmp_path: Path) -> None:
         port = outside.getsockname()[1]
         text = (
             "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.2', 0))\n"
-            f"c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); c.connect(('127.0.0.1', {port}))"
+            "c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); c.connect(('127.0.0.1', "
+            f"{port}))"
         )
         with running(text, tmp_path) as program:
             connected = _one(_of(program.pid), lambda s: s.connected)
-        assert (connected.where, connected.peer_inode) == (Peer.OUTSIDE, os.fstat(outside.fileno()).st_ino)
+        assert (connected.where, connected.peer_inode) == (
+            Peer.OUTSIDE,
+            os.fstat(outside.fileno()).st_ino,
+        )
 
 
 def test_connection_between_two_processes_of_the_tree(tmp_path: Path) -> None:
@@ -90,15 +111,19 @@ def test_connection_between_two_processes_of_the_tree(tmp_path: Path) -> None:
 def test_outside_and_queued_connections(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         text = (
-            f"import select; c = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))\n"
-            "s = socket.create_server(('', 0)); q = socket.create_connection(('127.0.0.1', s.getsockname()[1]))\n"
+            "import select; c = socket.create_connection(('127.0.0.1', "
+            f"{server.getsockname()[1]}))\n"
+            "s = socket.create_server(('', 0)); q = socket.create_connection(('127.0.0.1', "
+            "s.getsockname()[1]))\n"
             "select.select([s], [], [])"  # the server knows of it, too
         )
         with running(text, tmp_path) as program:
             found = _of(program.pid)
             accepted, _ = server.accept()
             accepted.close()
-    outside = _one(found, lambda s: s.peer == Address("127.0.0.1", server_port(found, Peer.OUTSIDE)))
+    outside = _one(
+        found, lambda s: s.peer == Address("127.0.0.1", server_port(found, Peer.OUTSIDE))
+    )
     assert (outside.where, outside.loopback, outside.peer_holders) == (Peer.OUTSIDE, True, ())
     queued = next(s for s in found if s.where is Peer.QUEUED)
     assert queued.socket.connected
@@ -106,19 +131,28 @@ def test_outside_and_queued_connections(tmp_path: Path) -> None:
 
 
 def test_the_tree_listens_where_somebody_else_answers(tmp_path: Path) -> None:
-    """A connection that another process has accepted at a shared port waits in no queue; nor does a datagram socket, ever."""
-    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as server, socket.socket(type=socket.SOCK_DGRAM) as receiver:
+    """A connection that another process has accepted at a shared port waits in no queue; nor does a
+    datagram socket, ever.
+    """
+    with (
+        socket.create_server(("127.0.0.1", 0), reuse_port=True) as server,
+        socket.socket(type=socket.SOCK_DGRAM) as receiver,
+    ):
         address = server.getsockname()
         receiver.bind(address)
         text = (
-            f"c = socket.create_connection({address}); u = socket.socket(type=socket.SOCK_DGRAM); u.connect({address})\n"
+            f"c = socket.create_connection({address}); u = socket.socket(type=socket.SOCK_DGRAM); "
+            f"u.connect({address})\n"
             f"s = socket.create_server({address}, reuse_port=True)"
         )
         with running(text, tmp_path) as program:
             accepted, _ = server.accept()
             found = _of(program.pid)
             accepted.close()
-    assert {s.socket.protocol: s.where for s in found if s.socket.connected} == {"tcp": Peer.OUTSIDE, "udp": Peer.OUTSIDE}
+    assert {s.socket.protocol: s.where for s in found if s.socket.connected} == {
+        "tcp": Peer.OUTSIDE,
+        "udp": Peer.OUTSIDE,
+    }
 
 
 def server_port(found: list[TreeSocket], where: Peer) -> int:
@@ -130,7 +164,8 @@ def server_port(found: list[TreeSocket], where: Peer) -> int:
 
 def test_two_families_of_one_connection(tmp_path: Path) -> None:
     text = (
-        "s = socket.socket(socket.AF_INET6); s.setsockopt(41, 26, 0); s.bind(('::', 0)); s.listen()\n"
+        "s = socket.socket(socket.AF_INET6); s.setsockopt(41, 26, 0); s.bind(('::', 0)); "
+        "s.listen()\n"
         "c = socket.create_connection(('127.0.0.1', s.getsockname()[1])); a = s.accept()[0]"
     )
     with running(text, tmp_path) as program:
@@ -141,8 +176,10 @@ def test_two_families_of_one_connection(tmp_path: Path) -> None:
 
 def test_unix_sockets(tmp_path: Path) -> None:
     text = (
-        "a, b = socket.socketpair(); d, e = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); d.send(b'x' * 7)\n"
-        "s, c = unaccepted(); n = socket.socket(socket.AF_UNIX); n.bind(TMP + '/named'); n.listen()\n"
+        "a, b = socket.socketpair(); d, e = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); "
+        "d.send(b'x' * 7)\n"
+        "s, c = unaccepted(); n = socket.socket(socket.AF_UNIX); n.bind(TMP + '/named'); "
+        "n.listen()\n"
         "o, outer = None, None"
     )
     with running(text, tmp_path) as program:
@@ -165,7 +202,10 @@ def test_unix_peer_outside_is_found(tmp_path: Path) -> None:
 
 
 def test_shared_socket_has_all_its_holders(tmp_path: Path) -> None:
-    with running("s = socket.create_server(('127.0.0.1', 0)); os.dup(s.fileno()); child(lambda: None)", tmp_path) as program:
+    with running(
+        "s = socket.create_server(('127.0.0.1', 0)); os.dup(s.fileno()); child(lambda: None)",
+        tmp_path,
+    ) as program:
         (only,) = _of(program.pid)
     assert len(only.holders) == 4
     assert only.pid == min(pid for pid, _fd in only.holders)
@@ -178,7 +218,13 @@ def test_shared_socket_has_all_its_holders(tmp_path: Path) -> None:
         ("socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)", "inet6", "dgram", "udp", "close"),
         ("socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)", "inet", "raw", "icmp", "close"),
         ("socket.socket(socket.AF_VSOCK)", "vsock", "stream", "", "close"),
-        ("socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)", "inet", "stream", "mptcp", "close"),
+        (
+            "socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)",
+            "inet",
+            "stream",
+            "mptcp",
+            "close",
+        ),
         ("socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)", "packet", "dgram", "", "close"),
         (
             "(lambda s: (s.bind((0, 0)), s))(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))",
@@ -190,7 +236,9 @@ def test_shared_socket_has_all_its_holders(tmp_path: Path) -> None:
         ("socket.create_server(('127.0.0.1', 0))", "inet", "stream", "tcp", "listen"),
     ],
 )
-def test_kinds_of_sockets(make: str, family: str, kind: str, protocol: str, state: str, tmp_path: Path) -> None:
+def test_kinds_of_sockets(
+    make: str, family: str, kind: str, protocol: str, state: str, tmp_path: Path
+) -> None:
     with running(f"s = {make}", tmp_path) as program:
         (only,) = _of(program.pid)
         s = only.socket
@@ -233,7 +281,10 @@ def test_terminal_with_its_master_inside(tmp_path: Path) -> None:
 
 
 def test_controlling_terminal_from_outside(tmp_path: Path) -> None:
-    text = "m, s = outside(os.openpty); os.close(m); fcntl.ioctl(s, 0x540E, 0); child(lambda: os.close(s))"
+    text = (
+        "m, s = outside(os.openpty); os.close(m); fcntl.ioctl(s, 0x540E, 0); child(lambda: "
+        "os.close(s))"
+    )
     with running(text, tmp_path) as program:
         tree = read_tree(program.pid)
         (only,) = terminals(tree, {p.pid: descriptors(p.pid) for p in tree})
@@ -255,7 +306,9 @@ def test_numbers_of_terminals() -> None:
 
 
 def test_a_descriptor_that_is_another_socket_by_now_is_not_asked_for_the_first_one() -> None:
-    """A unix socket that the tables do not list is one of another net namespace, and refused: this one is only closed."""
+    """A unix socket that the tables do not list is one of another net namespace, and refused: this
+    one is only closed.
+    """
     first, second = socket.socketpair()
     with first, second, socket.socket(socket.AF_UNIX) as third:
         me = os.getpid()

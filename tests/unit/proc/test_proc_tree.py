@@ -22,7 +22,15 @@ from criuctl.errors import NoSuchProcess
 from criuctl.proc import tree as tree_module
 from criuctl.proc.descriptors import Descriptor
 from criuctl.proc.mappings import vm_flags
-from criuctl.proc.tree import ProcessIdentity, children, descriptors, mappings, read_process, read_tree, wait_gone
+from criuctl.proc.tree import (
+    ProcessIdentity,
+    children,
+    descriptors,
+    mappings,
+    read_process,
+    read_tree,
+    wait_gone,
+)
 
 
 @pytest.fixture
@@ -40,7 +48,12 @@ def _by_target(opened: list[Descriptor], part: str) -> Descriptor:
 
 def test_own_process() -> None:
     me = read_process(os.getpid())
-    assert (me.pid, me.ppid, me.pgid, me.sid) == (os.getpid(), os.getppid(), os.getpgid(0), os.getsid(0))
+    assert (me.pid, me.ppid, me.pgid, me.sid) == (
+        os.getpid(),
+        os.getppid(),
+        os.getpgid(0),
+        os.getsid(0),
+    )
     assert me.exe == os.readlink("/proc/self/exe")
     assert me.cwd == os.getcwd()
     assert (me.uid, me.gid) == (os.geteuid(), os.getegid())
@@ -52,14 +65,20 @@ def test_own_process() -> None:
     assert me.rss > 1 << 20
 
 
-def test_who_is_killed_is_doomed_before_it_is_gone(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_killed_is_doomed_before_it_is_gone(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     identity = ProcessIdentity.of(child.pid)
     assert not identity.doomed()
     child.send_signal(signal.SIGSTOP)
     wait_until(lambda: identity.state() == "T", 60, "it is stopped")
     assert not identity.doomed()
     with monkeypatch.context() as stuck:  # in the kernel, which shows the signal that waits
-        stuck.setattr(tree_module, "read_text", lambda _pid, _name: "SigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n")
+        stuck.setattr(
+            tree_module,
+            "read_text",
+            lambda _pid, _name: "SigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n",
+        )
         assert identity.doomed()
     child.kill()
     wait_until(lambda: identity.state() == "Z", 60, "it is a zombie")
@@ -86,7 +105,9 @@ def test_identity_is_more_than_a_pid(child: subprocess.Popen[bytes]) -> None:
         identity.open_pidfd()
 
 
-def test_who_is_gone_while_a_group_has_its_number(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_gone_while_a_group_has_its_number(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     identity = ProcessIdentity.of(child.pid)
 
     def refused(_pid: int) -> int:  # as Linux 6.12 says it
@@ -104,7 +125,8 @@ def test_strange_names_of_processes(tmp_path: Path) -> None:
     program.chmod(0o700)
     with subprocess.Popen([str(program), "1000"], env={}) as process:
         try:
-            # `Popen` returns as soon as the exec closes its pipe; the kernel sets the name a moment after that.
+            # `Popen` returns as soon as the exec closes its pipe; the kernel sets the name a moment
+            # after that.
             ours = read_process(os.getpid()).command
             wait_until(lambda: read_process(process.pid).command != ours, 60, "it has its own name")
             found = read_process(process.pid)
@@ -136,7 +158,9 @@ def test_tree_has_parents_before_children_and_zombies(tmp_path: Path) -> None:
 
 def test_children_of_threads_are_found(tmp_path: Path) -> None:
     with running(
-        "t = threading.Thread(target=lambda: (child(lambda: None), sleep()), daemon=True); t.start()", tmp_path
+        "t = threading.Thread(target=lambda: (child(lambda: None), sleep()), "
+        "daemon=True); t.start()",
+        tmp_path,
     ) as program:
         deadline = time.monotonic() + 60
         while not children(program.pid) and time.monotonic() < deadline:
@@ -147,7 +171,8 @@ def test_children_of_threads_are_found(tmp_path: Path) -> None:
 def test_tree_by_scan_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running("child(lambda: child(lambda: None)); child(lambda: None)", tmp_path) as program:
         expected = [p.identity for p in read_tree(program.pid)]
-        monkeypatch.setattr(tree_module, "_CHILDREN", "no-such-file")  # as on a kernel without CONFIG_PROC_CHILDREN
+        # as on a kernel without CONFIG_PROC_CHILDREN
+        monkeypatch.setattr(tree_module, "_CHILDREN", "no-such-file")
         assert sorted(p.identity for p in read_tree(program.pid)) == sorted(expected)
 
 
@@ -168,9 +193,12 @@ def test_tree_that_changes_while_it_is_read() -> None:
 def test_kinds_of_descriptors(tmp_path: Path) -> None:
     text = (
         "import select\n"
-        "f = open(TMP + '/file', 'w+'); f.write('hello'); f.flush(); os.set_inheritable(f.fileno(), True)\n"
-        "d = os.open(TMP, os.O_RDONLY); p = os.pipe(); os.mkfifo(TMP + '/fifo'); q = os.open(TMP + '/fifo', os.O_RDWR)\n"
-        "s = socket.socket(); m = os.memfd_create('name'); e = select.epoll(); i = libc.inotify_init()\n"
+        "f = open(TMP + '/file', 'w+'); f.write('hello'); f.flush(); "
+        "os.set_inheritable(f.fileno(), True)\n"
+        "d = os.open(TMP, os.O_RDONLY); p = os.pipe(); os.mkfifo(TMP + '/fifo'); q = os.open(TMP "
+        "+ '/fifo', os.O_RDWR)\n"
+        "s = socket.socket(); m = os.memfd_create('name'); e = select.epoll(); i = "
+        "libc.inotify_init()\n"
         "z = os.open('/dev/zero', 0); t = os.openpty(); v = call(290, 1, 0); c = call(283, 1, 0)\n"
         "g = call(289, -1, b'\\0' * 8, 8, 0)\n"
         "h = os.pidfd_open(os.getpid()); n = os.open('/proc/self/ns/net', 0); a = call(300, 0, 0)\n"
@@ -186,7 +214,13 @@ def test_kinds_of_descriptors(tmp_path: Path) -> None:
     }  # fmt: skip
     plain = _by_target(opened, f"{tmp_path}/file")
     status = (tmp_path / "file").stat()
-    assert (plain.kind, plain.size, plain.offset, plain.inode, plain.device) == ("file", 5, 5, status.st_ino, status.st_dev)
+    assert (plain.kind, plain.size, plain.offset, plain.inode, plain.device) == (
+        "file",
+        5,
+        5,
+        status.st_ino,
+        status.st_dev,
+    )
     assert plain.writable
     assert not plain.cloexec
     assert not plain.deleted
@@ -209,21 +243,30 @@ def test_descriptors_match_our_own() -> None:
         opened = {d.fd: d for d in descriptors(os.getpid())}
         assert opened[mine.fileno()].inode == os.fstat(mine.fileno()).st_ino
         assert opened[file.fileno()].offset == os.lseek(file.fileno(), 0, os.SEEK_CUR)
-        mounts = {int(line.split()[0]) for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+        mounts = {
+            int(line.split()[0]) for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        }
         assert opened[file.fileno()].mnt_id in mounts
 
 
 def test_mappings(tmp_path: Path) -> None:
     text = (
-        "f = open(TMP + '/mapped file', 'w+b'); f.truncate(8192); address = map_fd(f.fileno(), 8192); os.unlink(f.name)\n"
-        "a = map_fd(-1, 65536, 3, 0x22); libc.mlock(ctypes.c_void_p(a), 65536); open(TMP + '/at', 'w').write(f'{address} {a}')"
+        "f = open(TMP + '/mapped file', 'w+b'); f.truncate(8192); address = map_fd(f.fileno(), "
+        "8192); os.unlink(f.name)\n"
+        "a = map_fd(-1, 65536, 3, 0x22); libc.mlock(ctypes.c_void_p(a), 65536); open(TMP + '/at', "
+        "'w').write(f'{address} {a}')"
     )
     with running(text, tmp_path) as program:
         found = {m.start: m for m in mappings(program.pid)}
         flags = vm_flags(program.pid)
         address, anonymous = map(int, (tmp_path / "at").read_text().split())
     shared = found[address]
-    assert (shared.size, shared.shared, shared.deleted, shared.path) == (8192, True, True, f"{tmp_path}/mapped file")
+    assert (shared.size, shared.shared, shared.deleted, shared.path) == (
+        8192,
+        True,
+        True,
+        f"{tmp_path}/mapped file",
+    )
     assert shared.device == tmp_path.stat().st_dev
     assert any(m.path == "[stack]" for m in found.values())
     assert "lo" in flags[next(start for start, m in found.items() if start <= anonymous < m.end)]
@@ -246,7 +289,9 @@ def test_gone_means_reaped(child: subprocess.Popen[bytes]) -> None:
 
 def test_waiting_for_more_than_there_are_descriptors_for(tmp_path: Path) -> None:
     """Those of a large tree that its parent has not reaped yet, say."""
-    with running("for _ in range(120):\n if os.fork() == 0:\n  os.close(READY)\n  sleep()", tmp_path) as program:
+    with running(
+        "for _ in range(120):\n if os.fork() == 0:\n  os.close(READY)\n  sleep()", tmp_path
+    ) as program:
         tree = [process.identity for process in read_tree(program.pid)]
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = [os.dup(0) for _ in range(80)]
@@ -269,9 +314,16 @@ def test_waiting_for_the_gone_leaks_nothing(child: subprocess.Popen[bytes]) -> N
 
 def test_speed(tmp_path: Path) -> None:
     """A tree of 100 processes with 20 descriptors each; the best of ten counts."""
-    text = "for _ in range(99):\n if os.fork() == 0:\n  os.close(READY)\n  f = [os.open('/etc', 0) for _ in 'x' * 17]\n  sleep()"
+    text = (
+        "for _ in range(99):\n if os.fork() == 0:\n  os.close(READY)\n  f = [os.open('/etc', 0) "
+        "for _ in 'x' * 17]\n  sleep()"
+    )
     with running(text, tmp_path) as program:
-        wait_until(lambda: sum(len(descriptors(p.pid)) for p in read_tree(program.pid)) >= 1900, 60, "all have opened theirs")
+        wait_until(
+            lambda: sum(len(descriptors(p.pid)) for p in read_tree(program.pid)) >= 1900,
+            60,
+            "all have opened theirs",
+        )
         best = 60.0
         for _ in range(10):
             began = time.perf_counter()

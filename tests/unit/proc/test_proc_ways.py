@@ -44,7 +44,8 @@ def test_links_of_those_who_may_write_there_anyway_are_followed(tmp_path: Path) 
     assert reached(Path("/")) == Path("/")
 
 
-@pytest.mark.parametrize("uid", [BOB, 0])  # who may write in a folder can move root's links about in it
+# who may write in a folder can move root's links about in it
+@pytest.mark.parametrize("uid", [BOB, 0])
 def test_nobody_is_led_elsewhere(tmp_path: Path, uid: int) -> None:
     home, etc = folder(tmp_path / "home", BOB), folder(tmp_path / "etc")
     folder(etc / "work", BOB)
@@ -61,9 +62,18 @@ def test_nobody_is_led_elsewhere(tmp_path: Path, uid: int) -> None:
 def test_what_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     link(tmp_path / "round", "round")
-    codes = {"file": errno.ENOTDIR, "none": errno.ENOENT, "round": errno.ELOOP, "n" * 300: errno.ENAMETOOLONG}
+    codes = {
+        "file": errno.ENOTDIR,
+        "none": errno.ENOENT,
+        "round": errno.ELOOP,
+        "n" * 300: errno.ENAMETOOLONG,
+    }
     for name, number in codes.items():
         with pytest.raises(OSError, match=re.escape(os.strerror(number))):
             reached(tmp_path / name / "below")
-    opened = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.lexists(entry.path)]
+    opened = [
+        os.readlink(entry.path)
+        for entry in os.scandir("/proc/self/fd")
+        if os.path.lexists(entry.path)
+    ]
     assert [path for path in opened if path.startswith(str(tmp_path))] == []

@@ -40,7 +40,9 @@ class Tree:
         self.images = ImageSet(self.fd)
         make = schema.message("PSTREE")
         both = [(PARENT, 0), (CHILD, PARENT)]
-        entries = [make(pid=pid, ppid=ppid, pgid=pid, sid=PARENT, threads=[pid]) for pid, ppid in both]
+        entries = [
+            make(pid=pid, ppid=ppid, pgid=pid, sid=PARENT, threads=[pid]) for pid, ppid in both
+        ]
         write(self.fd, "pstree.img", "PSTREE", entries)
 
     def files(self, entries: Sequence[Any], held: Mapping[int, Mapping[int, int]]) -> None:
@@ -48,8 +50,12 @@ class Tree:
         write(self.fd, "files.img", "FILES", entries)
         for pid, descriptors in held.items():
             make = schema.message("FDINFO")
-            write(self.fd, f"ids-{pid}.img", "IDS", [_required(schema.message("IDS"), files_id=pid)])
-            infos = [make(id=number, fd=fd, flags=0, type=REGULAR) for fd, number in descriptors.items()]
+            write(
+                self.fd, f"ids-{pid}.img", "IDS", [_required(schema.message("IDS"), files_id=pid)]
+            )
+            infos = [
+                make(id=number, fd=fd, flags=0, type=REGULAR) for fd, number in descriptors.items()
+            ]
             write(self.fd, f"fdinfo-{pid}.img", "FDINFO", infos)
 
     def amend(self, repair: Repair, **facts: Any) -> RestoreImages:
@@ -91,7 +97,8 @@ def _fill(message: Any) -> None:
         if one.message_type is not None:
             _fill(getattr(message, one.name))
         elif not message.HasField(one.name):
-            setattr(message, one.name, getattr(message, one.name))  # its default, which counts as set from now on
+            # its default, which counts as set from now on
+            setattr(message, one.name, getattr(message, one.name))
 
 
 @pytest.fixture
@@ -105,14 +112,20 @@ def test_every_repair_is_registered_and_says_what_is_lost() -> None:
     found = set()
     for module in pkgutil.iter_modules(criuctl.repairs.__path__):
         loaded = importlib.import_module(f"criuctl.repairs.{module.name}")
-        found |= {one for one in vars(loaded).values() if isinstance(one, type) and issubclass(one, Repair)}
+        found |= {
+            one
+            for one in vars(loaded).values()
+            if isinstance(one, type) and issubclass(one, Repair)
+        }
     assert found - {Repair} == set(ALL)
     assert len(set(ALL)) == len(ALL)
     for repair in ALL:
         assert repair.loses.endswith(".") and "CRIU" in repair.loses, repair
 
 
-def test_a_periodic_timer_with_an_unread_expiry_is_armed_and_a_disarmed_one_is_not(tree: Tree) -> None:
+def test_a_periodic_timer_with_an_unread_expiry_is_armed_and_a_disarmed_one_is_not(
+    tree: Tree,
+) -> None:
     overdue = entry(1, 17, tfd={"ticks": 2, "isec": 3})
     disarmed = entry(2, 17, tfd={"settime_flags": ABSOLUTE})
     running = entry(3, 17, tfd={"vsec": 5, "settime_flags": ABSOLUTE})
@@ -150,7 +163,9 @@ def test_watches_that_the_makers_process_cannot_add_are_taken_out(tree: Tree) ->
     repair = EpollWatches()
     tree.amend(repair)
     assert [w.tfd for w in tree.images.files()[0].epfd.tfd] == [6]
-    assert {key: [w.tfd for w in watches] for key, watches in repair._watches.items()} == {(PARENT, 5): [7]}
+    assert {key: [w.tfd for w in watches] for key, watches in repair._watches.items()} == {
+        (PARENT, 5): [7]
+    }
 
 
 def test_flags_that_only_an_open_descriptor_can_have_are_taken_out(tree: Tree) -> None:
@@ -181,7 +196,9 @@ def test_a_pair_begins_with_the_end_that_the_lowest_pid_has(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("in_session", [True, False])
-def test_the_signal_of_a_parents_end_is_cleared_unless_the_parent_stays(in_session: bool, tree: Tree) -> None:
+def test_the_signal_of_a_parents_end_is_cleared_unless_the_parent_stays(
+    in_session: bool, tree: Tree
+) -> None:
     core = schema.message("CORE")()
     _fill(core)
     _fill(core.thread_core)
@@ -199,7 +216,8 @@ def test_a_mapping_larger_than_memory_is_made_without_a_reservation(tree: Tree) 
     for size in (1 << 20, 1 << 46):
         area = memory.vmas.add()
         _fill(area)
-        area.start, area.end, area.flags = 1 << 30, (1 << 30) + size, 0x22  # MAP_PRIVATE | MAP_ANONYMOUS
+        # MAP_PRIVATE | MAP_ANONYMOUS
+        area.start, area.end, area.flags = 1 << 30, (1 << 30) + size, 0x22
     write(tree.fd, f"mm-{PARENT}.img", "MM", [memory])
     tree.amend(LargeMappings())
     small, large = read(tree.fd, f"mm-{PARENT}.img", "MM")[0].vmas

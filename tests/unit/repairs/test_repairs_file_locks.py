@@ -70,16 +70,27 @@ def held(path: Path, take: Callable[[int], None]) -> Iterator[int]:
     ],
 )
 def test_what_another_process_holds(
-    taken: str, flag: int, type_: int, start: int, length: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taken: str,
+    flag: int,
+    type_: int,
+    start: int,
+    length: int,
+    refused: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A lock that cannot be had is an error that names the file and who has it; nothing is waited for, nothing stays taken."""
+    """A lock that cannot be had is an error that names the file and who has it; nothing is waited
+    for, nothing stays taken.
+    """
     path = tmp_path / "locked"
     path.touch()
     lock = WantedLock(str(path), 7, 3, flag, type_, start, length)
     monkeypatch.setattr(file_locks, "_PATIENCE", 0.0)
     with held(path, TAKEN[taken]) as holder:
         found = list(file_locks.errors([lock], copy=False))
-        assert [(f.level, f.code, f.pid, f.fd) for f in found] == ([("error", "file-locked", 7, 3)] if refused else [])
+        assert [(f.level, f.code, f.pid, f.fd) for f in found] == (
+            [("error", "file-locked", 7, 3)] if refused else []
+        )
         assert all(f"{path} is locked by process {holder} (" in f.text for f in found)
     assert list(file_locks.errors([lock], copy=False)) == []
     fd = os.open(path, os.O_RDWR)

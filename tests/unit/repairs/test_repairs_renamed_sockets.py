@@ -1,4 +1,6 @@
-"""Unix sockets under the names that their files have now: what is put into the images, and what cannot be."""
+"""Unix sockets under the names that their files have now: what is put into the images, and what
+cannot be.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from criuctl.proc.tree import read_tree
 from criuctl.repairs.renamed_sockets import follow_renamed
 from criuctl.report import Reporter
 
-ELSEWHERE = "os.mkdir(TMP + '/d'); os.link(TMP + '/a', TMP + '/d/a'); os.unlink(TMP + '/a')"  # nobody looks for it there
+# nobody looks for it there
+ELSEWHERE = "os.mkdir(TMP + '/d'); os.link(TMP + '/a', TMP + '/d/a'); os.unlink(TMP + '/a')"
 
 
 class _Images(ImageSet):
@@ -49,9 +52,13 @@ class _Images(ImageSet):
         return [os.fsdecode(entry.usk.name) for entry in self.entries]
 
 
-def _followed(text: str, name: str, folder: Path, state: int = TCP_LISTEN) -> tuple[list[str], list[str]]:
+def _followed(
+    text: str, name: str, folder: Path, state: int = TCP_LISTEN
+) -> tuple[list[str], list[str]]:
     """The name in the images of a socket that was bound to `name`, and what was warned of."""
-    with running(f"s = socket.socket(socket.AF_UNIX); s.bind({name!r}); s.listen()\n{text}", folder) as program:
+    with running(
+        f"s = socket.socket(socket.AF_UNIX); s.bind({name!r}); s.listen()\n{text}", folder
+    ) as program:
         tree = read_tree(program.pid)
         (fd,) = [d.fd for d in descriptors(program.pid) if d.kind == "socket"]
         images, reporter = _Images(program.pid, {fd: os.fsencode(name) + b"\0"}, state), Reporter()
@@ -74,7 +81,13 @@ def test_another_name_of_a_file_that_has_lost_the_first_one_is_followed(tmp_path
 
 
 @pytest.mark.parametrize(
-    "text", ["", "os.unlink(TMP + '/a')", "os.rename(TMP + '/a', TMP + '/b'); os.unlink(TMP + '/b')", ELSEWHERE]
+    "text",
+    [
+        "",
+        "os.unlink(TMP + '/a')",
+        "os.rename(TMP + '/a', TMP + '/b'); os.unlink(TMP + '/b')",
+        ELSEWHERE,
+    ],
 )
 def test_one_that_is_in_its_place_or_deleted_keeps_its_name(text: str, tmp_path: Path) -> None:
     name = f"{tmp_path}/a"

@@ -27,21 +27,31 @@ def config(tmp_path: Path) -> Config:
     return Config(run_dir=str(tmp_path / "run"), state_dir=str(tmp_path / "state"))
 
 
-@pytest.mark.parametrize("body", [{}, *({k: v for k, v in STATE.items() if k != key} for key in STATE)])
+@pytest.mark.parametrize(
+    "body", [{}, *({k: v for k, v in STATE.items() if k != key} for key in STATE)]
+)
 @pytest.mark.parametrize("null", [False, True])
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_state_file_that_does_not_say_all_is_told(config: Config, body: dict[str, Any], null: bool, recorded: bool) -> None:
+def test_a_state_file_that_does_not_say_all_is_told(
+    config: Config, body: dict[str, Any], null: bool, recorded: bool
+) -> None:
     """One such file, of another version or damaged, is no reason to tell of no session at all."""
     folder = Path(config.run_dir) / "holders" / "web"
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps(dict.fromkeys(STATE) | body if null else body))
     if recorded:
-        Registry(config).put(SessionRecord("web", "ab" * 16, state="checkpointed", checkpoint="cd" * 16))
+        Registry(config).put(
+            SessionRecord("web", "ab" * 16, state="checkpointed", checkpoint="cd" * 16)
+        )
     state = state_of(config, "web")
     assert state is not None and STATE.keys() <= state.keys() and not leftovers(state)
     (known,) = sessions(config)
     assert known == describe(config, "web") and known["session"] == "web"
-    assert known["state"] == "lost" if "state" not in body else known["state"] == ("checkpointed" if recorded else "exited")
+    assert (
+        known["state"] == "lost"
+        if "state" not in body
+        else known["state"] == ("checkpointed" if recorded else "exited")
+    )
     assert [record.name for record in Registry(config).all()] == ["web"] * recorded
     (forgotten,) = forget(config, ["web"], dry_run=True)
     assert forgotten.session == "web"
@@ -55,8 +65,12 @@ def test_a_root_of_which_only_the_pid_is_known_is_nobody(config: Config) -> None
     assert state is not None and not leftovers(state)
 
 
-def test_who_runs_inside_of_a_session_does_so_since_this_boot(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel gives the numbers of namespaces again: what an earlier boot has left tells nothing."""
+def test_who_runs_inside_of_a_session_does_so_since_this_boot(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel gives the numbers of namespaces again: what an earlier boot has left tells
+    nothing.
+    """
     folder = Path(config.run_dir) / "holders" / "web"
     folder.mkdir(parents=True)
     monkeypatch.setattr("criuctl.session.sessions._namespace", lambda: 4026532999)

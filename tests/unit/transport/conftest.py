@@ -41,7 +41,11 @@ def ends() -> Iterator[Ends]:
     made: list[Link] = []
 
     def make(
-        left: Handler | None = None, right: Handler | None = None, *, sockets: bool = False, **options: Any
+        left: Handler | None = None,
+        right: Handler | None = None,
+        *,
+        sockets: bool = False,
+        **options: Any,
     ) -> tuple[Link, Link]:
         if sockets:
             one, other = socket.socketpair()
@@ -51,7 +55,10 @@ def ends() -> Iterator[Ends]:
             (left_in, right_out), (right_in, left_out) = os.pipe(), os.pipe()
             pairs = [(left_in, left_out), (right_in, right_out)]
         handlers = [("right", left), ("left", right)]
-        links = [Link(*pair, serve, name=name, **options) for pair, (name, serve) in zip(pairs, handlers, strict=True)]
+        links = [
+            Link(*pair, serve, name=name, **options)
+            for pair, (name, serve) in zip(pairs, handlers, strict=True)
+        ]
         made.extend(links)
         for link in links:
             link.start()

@@ -1,4 +1,6 @@
-"""The other side of a link as a process of its own: answers over its standard streams until the link is over."""
+"""The other side of a link as a process of its own: answers over its standard streams until the
+link is over.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Links that break, and other sides that are damaged, strange or hostile: a clear error, and nobody waits for ever."""
+"""Links that break, and other sides that are damaged, strange or hostile: a clear error, and nobody
+waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def reason(link: Link) -> CriuctlError:
     return info.value
 
 
-# -- links that break --------------------------------------------------------------------------------
+# -- links that break
+# --------------------------------------------------------------------------------
 
 
 def test_a_request_cut_in_its_body_is_not_served(raw: RawEnd) -> None:
@@ -117,14 +120,18 @@ def test_a_peer_that_is_stopped(peer: Callable[..., tuple[Link, subprocess.Popen
                 future.result(TIMEOUT)
 
 
-def test_a_peer_notices_that_we_are_gone(peer: Callable[..., tuple[Link, subprocess.Popen[bytes]]]) -> None:
+def test_a_peer_notices_that_we_are_gone(
+    peer: Callable[..., tuple[Link, subprocess.Popen[bytes]]],
+) -> None:
     link, process = peer()
     link.close()
     assert process.wait(TIMEOUT) == 0
 
 
 def test_a_long_body_is_life_enough(raw: RawEnd) -> None:
-    """It takes longer than the time-out: nothing else goes over the link meanwhile, and both sides know that the other lives."""
+    """It takes longer than the time-out: nothing else goes over the link meanwhile, and both sides
+    know that the other lives.
+    """
     link, far = raw(timeout=3)
     far.hello()
     with ThreadPoolExecutor(1) as pool:
@@ -146,7 +153,9 @@ class Interrupted(Exception):
 
 
 def test_an_interrupt_leaves_whole_frames(raw: RawEnd) -> None:
-    """The main thread is interrupted in the middle of sending: the frame is sent all the same, and the link can be used."""
+    """The main thread is interrupted in the middle of sending: the frame is sent all the same, and
+    the link can be used.
+    """
     link, far = raw()
     far.hello()
     far.receive()
@@ -180,7 +189,8 @@ def test_an_interrupt_leaves_whole_frames(raw: RawEnd) -> None:
     assert target == bytes(4)
 
 
-# -- other sides that are strange --------------------------------------------------------------------
+# -- other sides that are strange
+# --------------------------------------------------------------------
 
 
 def test_one_that_says_nothing(raw: RawEnd) -> None:
@@ -189,7 +199,9 @@ def test_one_that_says_nothing(raw: RawEnd) -> None:
         _ = link.hello
 
 
-@pytest.mark.parametrize("said", [b"Welcome to web2!\r\n\x1b[1mEnjoy\x1b[0m", b"hi", frames.MAGIC[:2] + b"??"])
+@pytest.mark.parametrize(
+    "said", [b"Welcome to web2!\r\n\x1b[1mEnjoy\x1b[0m", b"hi", frames.MAGIC[:2] + b"??"]
+)
 def test_one_that_speaks_something_else(raw: RawEnd, said: bytes) -> None:
     link, far = raw()
     far.write(said)
@@ -213,9 +225,15 @@ def test_one_of_another_age(raw: RawEnd, theirs: list[int]) -> None:
     assert "9.9.1" in far.farewell()
 
 
-def frame(kind: int, number: int, text: bytes, body: bytes = b"", sizes: tuple[int, int] | None = None) -> bytes:
+def frame(
+    kind: int, number: int, text: bytes, body: bytes = b"", sizes: tuple[int, int] | None = None
+) -> bytes:
     """A frame as it must not be."""
-    return frames.HEADER.pack(frames.MAGIC, kind, number, *(sizes or (len(text), len(body)))) + text + body
+    return (
+        frames.HEADER.pack(frames.MAGIC, kind, number, *(sizes or (len(text), len(body))))
+        + text
+        + body
+    )
 
 
 HOSTILE = {
@@ -259,8 +277,20 @@ def test_one_that_breaks_the_protocol(raw: RawEnd, data: bytes) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        *({}, {"protocol": 1}, {"protocol": [1]}, {"protocol": ["1", "1"]}, {"protocol": [True, True]}),
-        *({"window": 0}, {"window": 1 << 40}, {"timeout": -1}, {"timeout": "x"}, {"timeout": float("nan")}),
+        *(
+            {},
+            {"protocol": 1},
+            {"protocol": [1]},
+            {"protocol": ["1", "1"]},
+            {"protocol": [True, True]},
+        ),
+        *(
+            {"window": 0},
+            {"window": 1 << 40},
+            {"timeout": -1},
+            {"timeout": "x"},
+            {"timeout": float("nan")},
+        ),
     ],
 )
 def test_a_hello_that_makes_no_sense(raw: RawEnd, said: dict[str, object]) -> None:
@@ -297,13 +327,25 @@ def test_an_errors_details_cannot_pose_as_arguments(raw: RawEnd) -> None:
         asked = pool.submit(link.ask, "x")
         far.receive()
         details = {"self": 1, "message": 2, "hint": 3, "code": 4, "a b": 5}
-        far.send(frames.ERROR, far.receive()[1], {"code": "damaged", "exit_code": 8, "message": "m", "details": details})
+        far.send(
+            frames.ERROR,
+            far.receive()[1],
+            {"code": "damaged", "exit_code": 8, "message": "m", "details": details},
+        )
         with pytest.raises(CriuctlError) as info:
             asked.result(TIMEOUT)
-    assert info.value.to_dict() == {"code": "damaged", "exit_code": 8, "message": "m", "hint": "", "a b": 5}
+    assert info.value.to_dict() == {
+        "code": "damaged",
+        "exit_code": 8,
+        "message": "m",
+        "hint": "",
+        "a b": 5,
+    }
 
 
-_HELLO = b"".join(frames.encode(frames.HELLO, 0, {"protocol": [1, 1], "criuctl": "1", "timeout": 9, "window": 4}))
+_HELLO = b"".join(
+    frames.encode(frames.HELLO, 0, {"protocol": [1, 1], "criuctl": "1", "timeout": 9, "window": 4})
+)
 _FRAMES = [
     _HELLO,
     *HOSTILE.values(),
@@ -322,9 +364,17 @@ _HEADERS = st.builds(
 )
 
 
-@given(st.booleans(), st.lists(st.one_of(st.sampled_from(_FRAMES), _HEADERS, st.binary(max_size=60)), max_size=8), st.data())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_comes_the_link_ends_with_it(greet: bool, pieces: list[bytes], data: st.DataObject) -> None:
+@given(
+    st.booleans(),
+    st.lists(st.one_of(st.sampled_from(_FRAMES), _HEADERS, st.binary(max_size=60)), max_size=8),
+    st.data(),
+)
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_comes_the_link_ends_with_it(
+    greet: bool, pieces: list[bytes], data: st.DataObject
+) -> None:
     stream = bytearray((_HELLO if greet else b"") + b"".join(pieces))
     if stream and data.draw(st.booleans()):
         stream[data.draw(st.integers(0, len(stream) - 1))] ^= data.draw(st.integers(1, 255))
@@ -342,7 +392,9 @@ def test_whatever_comes_the_link_ends_with_it(greet: bool, pieces: list[bytes], 
 
 
 def test_a_frame_of_very_many_values_is_refused_before_any_is_made() -> None:
-    """Three bytes each, which take seventy in memory; what we say ourselves in as many values is understood."""
+    """Three bytes each, which take seventy in memory; what we say ourselves in as many values is
+    understood.
+    """
     with pytest.raises(frames.Broken, match="values"):
         frames.decode_json(b'{"a":[' + b"[]," * (1 << 20) + b"0]}")
     said = {"many": [0] * (1 << 20), "more": [{"a": []}] * 10}

@@ -56,14 +56,21 @@ def test_bodies_of_every_size(ends: Ends, sockets: bool) -> None:
 
 def test_a_body_in_many_pieces(ends: Ends) -> None:
     left, _ = ends(None, echo)
-    pieces = [piece for n in range(3000) for piece in (os.urandom(n % 700), b"", bytearray(b"x"), memoryview(b"abc")[1:])]
+    pieces = [
+        piece
+        for n in range(3000)
+        for piece in (os.urandom(n % 700), b"", bytearray(b"x"), memoryview(b"abc")[1:])
+    ]
     assert left.ask("echo", {}, pieces).view == b"".join(pieces)
     words = memoryview(os.urandom(64)).cast("Q")
     assert left.ask("echo", {}, words).view == words.tobytes()
 
 
 def test_what_is_too_large_is_refused_and_harms_nothing(ends: Ends) -> None:
-    left, right = ends(None, lambda request: Answer({}, bytes(frames.MAX_BODY + 1)) if request.verb == "much" else None)
+    left, right = ends(
+        None,
+        lambda request: Answer({}, bytes(frames.MAX_BODY + 1)) if request.verb == "much" else None,
+    )
     with pytest.raises(UsageError):
         left.ask("put", {}, bytes(frames.MAX_BODY + 1))
     with pytest.raises(UsageError):
@@ -117,8 +124,14 @@ def test_errors_keep_their_class(ends: Ends, no_thread_fails: list[object]) -> N
     assert [type(error) for error in caught[:4]] == [ObjectMissing, PlatformError, Conflict, Own]
     assert (caught[0].message, caught[0].details) == ("o is not there", {"object": "o", "count": 3})
     assert (caught[1].hint, caught[2].exit_code) == ("Update.", 9)
-    assert type(caught[4]) is CriuctlError and (caught[4].code, caught[4].exit_code) == (CriuFailed.code, CriuFailed.exit_code)
-    assert (caught[5].exit_code, caught[5].message) == (1, "criuctl on right met a bug: KeyError: 'x'")
+    assert type(caught[4]) is CriuctlError and (caught[4].code, caught[4].exit_code) == (
+        CriuFailed.code,
+        CriuFailed.exit_code,
+    )
+    assert (caught[5].exit_code, caught[5].message) == (
+        1,
+        "criuctl on right met a bug: KeyError: 'x'",
+    )
     assert "traceback" not in caught[5].details
     assert not right.lost.is_set()
 
@@ -155,10 +168,20 @@ def test_a_class_that_is_not_known_here_keeps_its_exit_code(raw: RawEnd) -> None
         asked = pool.submit(link.ask, "x")
         far.receive()
         number = far.receive()[1]
-        far.send(frames.ERROR, number, {"code": "of-2031", "exit_code": 9, "message": "m", "hint": "h", "details": {"k": 1}})
+        far.send(
+            frames.ERROR,
+            number,
+            {"code": "of-2031", "exit_code": 9, "message": "m", "hint": "h", "details": {"k": 1}},
+        )
         with pytest.raises(CriuctlError) as info:
             asked.result(TIMEOUT)
-    assert info.value.to_dict() == {"code": "of-2031", "exit_code": 9, "message": "m", "hint": "h", "k": 1}
+    assert info.value.to_dict() == {
+        "code": "of-2031",
+        "exit_code": 9,
+        "message": "m",
+        "hint": "h",
+        "k": 1,
+    }
 
 
 def test_a_traceback_travels_for_those_who_debug(ends: Ends) -> None:
@@ -208,7 +231,9 @@ def test_many_at_once_both_ways(ends: Ends) -> None:
             pieces = [block[:size] for block in blocks]
             whole = b"".join(pieces)
             arguments = {"sha": hashlib.sha256(whole).hexdigest(), "number": [thread, round_]}
-            answer = link.ask("x", arguments, pieces, into=memoryview(target) if round_ % 2 else None)
+            answer = link.ask(
+                "x", arguments, pieces, into=memoryview(target) if round_ % 2 else None
+            )
             assert answer.arguments == {"number": [thread, round_]}
             assert answer.view == whole
 
@@ -310,7 +335,9 @@ def test_asks_under_way_end_when_the_link_is_closed(ends: Ends) -> None:
             with pytest.raises(LinkLost, match="closed"):
                 future.result(TIMEOUT)
     assert right.lost.wait(TIMEOUT) and heard.wait(TIMEOUT)
-    assert [error.message for error in told] == ["left ended the link: the operator changed his mind"]
+    assert [error.message for error in told] == [
+        "left ended the link: the operator changed his mind"
+    ]
     with pytest.raises(LinkLost, match="closed"):
         left.ask("x")
     with pytest.raises(LinkLost, match="ended"):
@@ -353,7 +380,9 @@ def test_an_answer_that_is_about_to_be_sent_is_waited_for() -> None:
     desk.close()
 
 
-def test_who_wants_to_know_is_told_also_when_no_thread_is_left(raw: RawEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_wants_to_know_is_told_also_when_no_thread_is_left(
+    raw: RawEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start, told = threading.Thread.start, threading.Event()
 
     def none_left(thread: threading.Thread) -> None:

@@ -1,4 +1,6 @@
-"""criuctl on another host by ssh: the real one, with a real server at the end of a pipe of its own, so that nothing listens."""
+"""criuctl on another host by ssh: the real one, with a real server at the end of a pipe of its own,
+so that nothing listens.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,14 @@ def test_hosts_by_address() -> None:
             "ssh://host:99999",
             "ssh://host:0",
         ),
-        *("ssh://-oProxyCommand=x", "ssh://-l@host", "ssh://me@-host", "ssh://me@host;x", "ssh://host\n", "ssh://$(x)"),
+        *(
+            "ssh://-oProxyCommand=x",
+            "ssh://-l@host",
+            "ssh://me@-host",
+            "ssh://me@host;x",
+            "ssh://host\n",
+            "ssh://$(x)",
+        ),
     ):
         with pytest.raises(UsageError):
             Host.parse(bad, Config())
@@ -63,7 +72,8 @@ def test_hosts_by_address() -> None:
 def test_hosts_by_name(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(
-        "hosts:\n  web2: {url: 'ssh://root@10.0.0.2:23', command: sudo criuctl, options: [ProxyJump=b]}\n  old: {url: 'ssh://x'}\n"
+        "hosts:\n  web2: {url: 'ssh://root@10.0.0.2:23', command: sudo criuctl, options: "
+        "[ProxyJump=b]}\n  old: {url: 'ssh://x'}\n"
     )
     config = configuration.load(str(file), {})
     host = Host.parse("web2", config)
@@ -100,25 +110,44 @@ def configured(tmp_path: Path) -> Callable[..., Config]:
     assert sshd is not None, "openssh-server is missing"
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     for name in ("host", "user", "stranger"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True
+        )
     (tmp_path / "server").write_text(
-        f"HostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/user.pub\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
+        f"HostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/user.pub\nStrictModes no\nUsePAM "
+        "no\nPasswordAuthentication no\n"
     )
     (tmp_path / "known").write_text("far.example " + (tmp_path / "host.pub").read_text())
 
-    def make(command: str = PEER, *, key: str = "user", known: str = "known", **settings: object) -> Config:
-        options = [f"UserKnownHostsFile={tmp_path / known}", f"ProxyCommand={sshd} -i -f {tmp_path}/server", "BatchMode=yes"]
+    def make(
+        command: str = PEER, *, key: str = "user", known: str = "known", **settings: object
+    ) -> Config:
+        options = [
+            f"UserKnownHostsFile={tmp_path / known}",
+            f"ProxyCommand={sshd} -i -f {tmp_path}/server",
+            "BatchMode=yes",
+        ]
         ssh = shlex.join(
-            ["ssh", "-F", "none", "-i", str(tmp_path / key), *(word for option in options for word in ("-o", option))]
+            [
+                "ssh",
+                "-F",
+                "none",
+                "-i",
+                str(tmp_path / key),
+                *(word for option in options for word in ("-o", option)),
+            ]
         )
-        url = f"ssh://{pwd.getpwuid(os.geteuid()).pw_name}@far.example"  # whatever the environment says who we are
+        # whatever the environment says who we are
+        url = f"ssh://{pwd.getpwuid(os.geteuid()).pw_name}@far.example"
         return Config(ssh_command=ssh, hosts={"far": {"url": url, "command": command, **settings}})
 
     return make
 
 
 def connect(config: Config) -> Connection:
-    return Connection.open(Host.parse("far", config), ["receive", "--to", "a 'place'"], config, timeout=TIMEOUT)
+    return Connection.open(
+        Host.parse("far", config), ["receive", "--to", "a 'place'"], config, timeout=TIMEOUT
+    )
 
 
 def test_a_link_over_ssh(configured: Callable[..., Config], no_thread_fails: list[object]) -> None:
@@ -130,7 +159,8 @@ def test_a_link_over_ssh(configured: Callable[..., Config], no_thread_fails: lis
         os.kill(connection._child.pid, signal.SIGINT)
         assert connection.link.ask("echo", {}, body).view == body
     there = connection.link.hello["pid"]
-    assert "peer.py" not in read(f"/proc/{there}/cmdline")  # empty when it is gone, or about to be reaped
+    # empty when it is gone, or about to be reaped
+    assert "peer.py" not in read(f"/proc/{there}/cmdline")
 
 
 def test_a_host_that_dies_under_the_link(configured: Callable[..., Config]) -> None:
@@ -150,7 +180,9 @@ def test_a_host_that_dies_under_the_link(configured: Callable[..., Config]) -> N
         assert isinstance(told, LinkLost) and "far was cut" in told.message
 
 
-def test_why_a_link_was_lost_is_told(configured: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_a_link_was_lost_is_told(
+    configured: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ssh, "_SPEAKS", TIMEOUT)
     last_words = f"sh -c '{PEER}; echo out of memory >&2; exit 9'"
 
@@ -170,7 +202,9 @@ def test_a_lost_link_whose_ssh_lives_is_told_as_it_is(configured: Callable[..., 
     assert info.value is lost and lost.__cause__ is None
 
 
-def test_a_link_that_cannot_be_made_leaves_no_ssh(configured: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_cannot_be_made_leaves_no_ssh(
+    configured: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[Child] = []
     spawn = command.spawn
 
@@ -191,22 +225,44 @@ def test_a_link_that_cannot_be_made_leaves_no_ssh(configured: Callable[..., Conf
 
 FAILURES = {
     "no criuctl": ("no-such-program", {}, "no-such-program: .*not found", "command"),
-    "a banner": ("echo Welcome to far; false", {}, "far said 'Welcome to far': not criuctl's protocol", "bashrc"),
+    "a banner": (
+        "echo Welcome to far; false",
+        {},
+        "far said 'Welcome to far': not criuctl's protocol",
+        "bashrc",
+    ),
     "an error": (
         "echo 'error: no root' >&2; echo 'hint: Use sudo.' >&2; exit 4;",
         {},
         r"ended \(exit code 4\): error: no root",
         "Use sudo",
     ),
-    "a stranger": (PEER, {"key": "stranger"}, "cannot be reached by ssh: .*Permission denied", "key"),
-    "unknown host": (PEER, {"known": "empty"}, "cannot be reached by ssh: Host key verification failed", "by hand"),
+    "a stranger": (
+        PEER,
+        {"key": "stranger"},
+        "cannot be reached by ssh: .*Permission denied",
+        "key",
+    ),
+    "unknown host": (
+        PEER,
+        {"known": "empty"},
+        "cannot be reached by ssh: Host key verification failed",
+        "by hand",
+    ),
     "bad option": (PEER, {"options": ["NoSuch=1"]}, "Bad configuration option", "does not know"),
 }
 
 
-@pytest.mark.parametrize(("command", "changed", "message", "hint"), FAILURES.values(), ids=FAILURES.keys())
+@pytest.mark.parametrize(
+    ("command", "changed", "message", "hint"), FAILURES.values(), ids=FAILURES.keys()
+)
 def test_why_there_is_no_link(
-    configured: Callable[..., Config], command: str, changed: dict[str, object], message: str, hint: str, tmp_path: Path
+    configured: Callable[..., Config],
+    command: str,
+    changed: dict[str, object],
+    message: str,
+    hint: str,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "empty").write_text("")
     config = configured(command, **changed)
@@ -218,7 +274,10 @@ def test_why_there_is_no_link(
 
 def test_an_address_where_nothing_listens() -> None:
     (port,) = free_ports(1)
-    config = Config(hosts={"far": {"url": f"ssh://127.0.0.1:{port}"}}, ssh_command="ssh -F none -o BatchMode=yes")
+    config = Config(
+        hosts={"far": {"url": f"ssh://127.0.0.1:{port}"}},
+        ssh_command="ssh -F none -o BatchMode=yes",
+    )
     with pytest.raises(HostUnreachable, match="Connection refused") as info:
         connect(config)
     assert "port" in info.value.hint

@@ -1,4 +1,6 @@
-"""A store over a link, beyond what the contract's suite asks of every store: large objects, long lists, and clients that lie."""
+"""A store over a link, beyond what the contract's suite asks of every store: large objects, long
+lists, and clients that lie.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_an_object_larger_than_a_message(store: LinkedStore, served: MemoryStore
     assert target == whole[3 : 3 + (40 << 20)]
 
 
-def test_a_list_of_many_answers(store: LinkedStore, served: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_many_answers(
+    store: LinkedStore, served: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(serving, "_LISTED", 7)
     names = [f"n/{number:03}" for number in range(50)]
     for name in [*names, "m", "o"]:
@@ -80,7 +84,10 @@ def test_a_refusal_of_the_served_store_is_one_here(tmp_path: Path) -> None:
         def check_writable(self) -> None:
             raise StoreDenied("no access", hint="Be root.")
 
-    with LinkedStore(Refusing(str(tmp_path))) as store, pytest.raises(StoreDenied, match="there: no access") as info:
+    with (
+        LinkedStore(Refusing(str(tmp_path))) as store,
+        pytest.raises(StoreDenied, match="there: no access") as info,
+    ):
         store.check_writable()
     assert info.value.hint == "Be root."
 
@@ -109,7 +116,9 @@ LIES: list[tuple[str, dict[str, object], type[CriuctlError]]] = [
 
 
 @pytest.mark.parametrize(("verb", "arguments", "error"), LIES)
-def test_a_client_that_lies(served: MemoryStore, verb: str, arguments: dict[str, object], error: type[CriuctlError]) -> None:
+def test_a_client_that_lies(
+    served: MemoryStore, verb: str, arguments: dict[str, object], error: type[CriuctlError]
+) -> None:
     served.put("o", b"object")
     with pytest.raises(error) as info:
         StoreServer(served).handle(Request(verb, arguments, b"body"))
@@ -117,13 +126,17 @@ def test_a_client_that_lies(served: MemoryStore, verb: str, arguments: dict[str,
     assert [info.name for info in served.list()] == ["o"]
 
 
-def test_what_waits_in_memory_is_bounded(served: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_in_memory_is_bounded(
+    served: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(serving, "_LARGEST", 1000)
     server = StoreServer(served)
     server.handle(Request("store.part", {"upload": "a" * 32, "offset": 0}, bytes(900)))
     with pytest.raises(StoreCannot):
         server.handle(Request("store.part", {"upload": "b" * 32, "offset": 0}, bytes(101)))
-    server.handle(Request("store.put", {"name": "o", "if_absent": True, "upload": "a" * 32, "size": 900}))
+    server.handle(
+        Request("store.put", {"name": "o", "if_absent": True, "upload": "a" * 32, "size": 900})
+    )
     assert served.get("o") == bytes(900)
     server.handle(Request("store.part", {"upload": "b" * 32, "offset": 0}, bytes(999)))
 
@@ -141,7 +154,9 @@ ODD: list[tuple[str, dict[str, object], bytes]] = [
 
 
 @pytest.mark.parametrize(("verb", "arguments", "body"), ODD)
-def test_a_server_that_makes_no_sense(raw: RawEnd, verb: str, arguments: dict[str, object], body: bytes) -> None:
+def test_a_server_that_makes_no_sense(
+    raw: RawEnd, verb: str, arguments: dict[str, object], body: bytes
+) -> None:
     link, far = raw()
     far.hello()
     store = RemoteStore(link, "far:store")

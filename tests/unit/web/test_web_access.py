@@ -1,4 +1,6 @@
-"""The page's server: who may ask, what every answer says, and that nothing but questions is answered."""
+"""The page's server: who may ask, what every answer says, and that nothing but questions is
+answered.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ from criuctl.web.server import STATIC, Address, application
 from criuctl.web.views import Desk
 
 ASKED = ["about", "sessions/web/tree", "sessions/web/connections", "sessions/web/checkpoints"]
-ASKED += ["sessions/web/timings", "newest", "checkpoints/" + "0" * 32, "live", "sessions/web/terminal", "nothing"]
+ASKED += [
+    "sessions/web/timings",
+    "newest",
+    "checkpoints/" + "0" * 32,
+    "live",
+    "sessions/web/terminal",
+    "nothing",
+]
 
 
 class Page:
@@ -52,7 +61,11 @@ class Page:
             return refused.status
 
     def _headers(self, token: str | None, headers: Mapping[str, str]) -> dict[str, str]:
-        return dict(headers) if token is None else {"Authorization": f"Bearer {token or self.token}", **headers}
+        return (
+            dict(headers)
+            if token is None
+            else {"Authorization": f"Bearer {token or self.token}", **headers}
+        )
 
 
 Talk = Callable[[Callable[[Page], Awaitable[None]]], None]
@@ -61,12 +74,19 @@ Talk = Callable[[Callable[[Page], Awaitable[None]]], None]
 @pytest.fixture(params=[False])
 def talk(tmp_path: Path, request: pytest.FixtureRequest) -> Talk:
     """Runs a conversation with a server, read-only or not, that has no session and no store."""
-    folders = {name: str(tmp_path / name) for name in ("store", "state_dir", "run_dir", "cache_dir", "key_dir")}
+    folders = {
+        name: str(tmp_path / name)
+        for name in ("store", "state_dir", "run_dir", "cache_dir", "key_dir")
+    }
 
     def run(conversation: Callable[[Page], Awaitable[None]]) -> None:
         async def whole() -> None:
-            desk, access = Desk(Config(**folders), read_only=request.param), Access(["proxy.example.org"])  # type: ignore[arg-type]
-            app = application(desk, access, Live(desk), Actions(desk, ["/nonexistent/criuctl"]), Gate())
+            config = Config(**folders)  # type: ignore[arg-type]
+            desk = Desk(config, read_only=request.param)
+            access = Access(["proxy.example.org"])
+            app = application(
+                desk, access, Live(desk), Actions(desk, ["/nonexistent/criuctl"]), Gate()
+            )
             async with TestClient(TestServer(app)) as client:
                 await conversation(Page(client, access))
             desk.close()
@@ -81,7 +101,10 @@ def test_nothing_is_told_without_the_token(talk: Talk) -> None:
         for path in ASKED:
             for token in (None, "wrong", page.token[:-1], page.token + "x", "é"):
                 answer = await page.get(f"/api/{path}", token=token)
-                assert (answer.status, (await answer.json())["error"]["code"]) == (401, "token"), (path, token)
+                assert (answer.status, (await answer.json())["error"]["code"]) == (401, "token"), (
+                    path,
+                    token,
+                )
         assert (await page.client.post("/api/actions", json={})).status == 401
         assert (await page.get("/api/about", Authorization=f"Basic {page.token}")).status == 401
         assert (await page.get(f"/api/about?token={page.token}", token=None)).status == 401
@@ -102,7 +125,14 @@ def test_a_name_that_may_be_a_stranger_s_is_refused(talk: Talk) -> None:
                 "",
             ):
                 assert (await page.get(path, Host=host)).status in (400, 403), (path, host)
-            for host in ("localhost:9000", "127.0.0.1", "[::1]:8765", "192.0.2.7:8765", "proxy.example.org", "PROXY.example.org"):
+            for host in (
+                "localhost:9000",
+                "127.0.0.1",
+                "[::1]:8765",
+                "192.0.2.7:8765",
+                "proxy.example.org",
+                "PROXY.example.org",
+            ):
                 assert (await page.get(path, Host=host)).status == 200, (path, host)
 
     talk(conversation)
@@ -121,7 +151,8 @@ def test_another_site_s_page_is_refused(talk: Talk) -> None:
             assert (await page.get("/api/about", Origin=origin)).status == 403, origin
             assert (await page.post("/api/actions", {}, Origin=origin)).status == 403, origin
             assert await page.socket("/api/live", *right, Origin=origin) == 403, origin
-        assert await page.socket("/api/live", *right) == 403  # a browser always says where it comes from
+        # a browser always says where it comes from
+        assert await page.socket("/api/live", *right) == 403
         assert await page.socket("/api/live", "criuctl", Origin=page.origin) == 401
         assert await page.socket("/api/live", "criuctl", "token.wrong", Origin=page.origin) == 401
         assert await page.socket("/api/live", *right, Origin=page.origin) == 101
@@ -133,11 +164,19 @@ def test_every_answer_tells_the_browser_to_be_strict(talk: Talk) -> None:
     async def conversation(page: Page) -> None:
         for path in ("/", "/static/app.js", "/api/about", "/api/nothing", "/nothing"):
             answer = await page.get(path)
-            rules = dict(rule.strip().split(" ", 1) for rule in answer.headers["Content-Security-Policy"].split(";"))
+            rules = dict(
+                rule.strip().split(" ", 1)
+                for rule in answer.headers["Content-Security-Policy"].split(";")
+            )
             assert (
-                rules["default-src"] == "'none'" and rules["script-src"] == "'self'" and rules["frame-ancestors"] == "'none'"
+                rules["default-src"] == "'none'"
+                and rules["script-src"] == "'self'"
+                and rules["frame-ancestors"] == "'none'"
             ), path
-            assert answer.headers["X-Content-Type-Options"] == "nosniff" and answer.headers["Referrer-Policy"] == "no-referrer"
+            assert (
+                answer.headers["X-Content-Type-Options"] == "nosniff"
+                and answer.headers["Referrer-Policy"] == "no-referrer"
+            )
             assert "Set-Cookie" not in answer.headers and "aiohttp" not in answer.headers["Server"]
 
     talk(conversation)
@@ -194,7 +233,9 @@ def test_what_is_nested_without_end_is_no_bug(talk: Talk) -> None:
 
     async def visit(page: Page) -> None:
         headers = {"Authorization": f"Bearer {page.token}"}
-        assert (await page.client.post("/api/actions", data=b"[" * 60_000, headers=headers)).status == 400
+        assert (
+            await page.client.post("/api/actions", data=b"[" * 60_000, headers=headers)
+        ).status == 400
         bridge: Any = SimpleNamespace(_tell=tell)
         await Bridge._obey(bridge, "[" * 100_000)
 
@@ -206,22 +247,38 @@ def test_what_is_nested_without_end_is_no_bug(talk: Talk) -> None:
 def test_a_page_that_may_only_look_starts_nothing(talk: Talk) -> None:
     async def conversation(page: Page) -> None:
         for action in ("pause", "resume", "snapshot", "dump", "restore", "format"):
-            answer = await page.post("/api/actions", {"action": action, "session": "web", "checkpoint": "0" * 32})
-            assert (answer.status, (await answer.json())["error"]["code"]) == (403, "forbidden"), action
+            answer = await page.post(
+                "/api/actions", {"action": action, "session": "web", "checkpoint": "0" * 32}
+            )
+            assert (answer.status, (await answer.json())["error"]["code"]) == (403, "forbidden"), (
+                action
+            )
 
     talk(conversation)
 
 
 def test_the_page_has_no_script_in_it_and_asks_nobody_else() -> None:
     page = (STATIC / "index.html").read_text()
-    assert re.findall(r"<script[^>]*>([^<]*)</script>", page) == [""] and not re.search(r"\son\w+=", page)
-    ours = [*STATIC.glob("*.js"), *STATIC.glob("*.css"), *STATIC.glob("*.html"), STATIC / "vendor/xterm.css"]
+    assert re.findall(r"<script[^>]*>([^<]*)</script>", page) == [""] and not re.search(
+        r"\son\w+=", page
+    )
+    ours = [
+        *STATIC.glob("*.js"),
+        *STATIC.glob("*.css"),
+        *STATIC.glob("*.html"),
+        STATIC / "vendor/xterm.css",
+    ]
     for file in ours:
-        found = set(re.findall(r"https?://[^\s\"'`)]+", file.read_text())) - {"http://www.w3.org/2000/svg"}
-        assert all(url.startswith(("http://bellard.org", "https://github.com", "http://www.microsoft.com")) for url in found), (
-            file
-        )
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", file.read_text()), file
+        found = set(re.findall(r"https?://[^\s\"'`)]+", file.read_text())) - {
+            "http://www.w3.org/2000/svg"
+        }
+        assert all(
+            url.startswith(("http://bellard.org", "https://github.com", "http://www.microsoft.com"))
+            for url in found
+        ), file
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", file.read_text()
+        ), file
 
 
 @pytest.mark.parametrize(
@@ -240,21 +297,34 @@ def test_addresses(text: str, host: str, port: int, url: str) -> None:
     assert address.loopback == (host != "0.0.0.0")
 
 
-@pytest.mark.parametrize("text", ["", ":", "host", "host:", ":80", "1.2.3.4:99999", "1.2.3.4:-1", "1.2.3.4:٣"])
+@pytest.mark.parametrize(
+    "text", ["", ":", "host", "host:", ":80", "1.2.3.4:99999", "1.2.3.4:-1", "1.2.3.4:٣"]
+)
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(UsageError):
         Address.parse(text)
 
 
 def test_hosts() -> None:
-    assert [hostname(text) for text in ("A:1", "[::1]", "a:x", "u@a", "a/b", "a?b")] == ["a", "::1", None, None, None, None]
-    assert [is_loopback(host) for host in ("localhost", "127.9.9.9", "::1", "10.0.0.1", "example.org")] == [True] * 3 + [
-        False
-    ] * 2
+    assert [hostname(text) for text in ("A:1", "[::1]", "a:x", "u@a", "a/b", "a?b")] == [
+        "a",
+        "::1",
+        None,
+        None,
+        None,
+        None,
+    ]
+    assert [
+        is_loopback(host) for host in ("localhost", "127.9.9.9", "::1", "10.0.0.1", "example.org")
+    ] == [True] * 3 + [False] * 2
 
 
-def test_what_is_done_knows_what_the_server_was_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule may name a variable as the secret of a connection, and the store may be behind a proxy."""
+def test_what_is_done_knows_what_the_server_was_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule may name a variable as the secret of a connection, and the store may be behind a
+    proxy.
+    """
     monkeypatch.setenv("PGPASSWORD", "canary")
     monkeypatch.setenv("PATH", "/usr/bin")
     told = "import json, os; print(json.dumps(dict(os.environ)))"

@@ -1,4 +1,6 @@
-"""The few calls of the driver's API that the programs need which use nothing else; they start in a second."""
+"""The few calls of the driver's API that the programs need which use nothing else; they start in a
+second.
+"""
 
 from __future__ import annotations
 

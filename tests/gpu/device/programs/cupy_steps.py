@@ -1,6 +1,8 @@
-"""CuPy: ``cupy_steps.py FOLDER [managed]``: a kernel of its own, a product and random numbers, step by step.
+"""CuPy: ``cupy_steps.py FOLDER [managed]``: a kernel of its own, a product and random numbers, step
+by step.
 
-With ``managed`` all device memory is managed memory (cudaMallocManaged), which the driver cannot checkpoint.
+With ``managed`` all device memory is managed memory (cudaMallocManaged), which the driver cannot
+checkpoint.
 """
 
 from __future__ import annotations

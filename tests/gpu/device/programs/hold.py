@@ -1,6 +1,7 @@
 """Hold device memory by the driver's API alone: ``hold.py FOLDER GIB BLOCK_MIB [nothp] [copy]``.
 
-``nothp``: without transparent huge pages (prctl).  ``copy``: measure copies to host memory first, and note them.
+``nothp``: without transparent huge pages (prctl).  ``copy``: measure copies to host memory first,
+and note them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def _copies(buffer: cuda_api.Buffer, size: int) -> dict[str, float]:
                 found[f"page faults alone (memset), {name}"] = _rate(size, touch)
             memory.close()
     pinned = ctypes.c_void_p()
-    pin = functools.partial(cuda_api.call, "cuMemHostAlloc", ctypes.byref(pinned), ctypes.c_size_t(size), 0)
+    pin = functools.partial(
+        cuda_api.call, "cuMemHostAlloc", ctypes.byref(pinned), ctypes.c_size_t(size), 0
+    )
     found["allocating pinned memory"] = _rate(size, pin)
     copy = functools.partial(buffer.read_into, int(pinned.value or 0), size)
     found["to pinned memory"] = _rate(size, copy)

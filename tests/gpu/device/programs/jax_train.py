@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-# Two runs must choose the same kernels: nothing is tuned by measuring, and only deterministic ones are used.
+# Two runs must choose the same kernels: nothing is tuned by measuring, and only deterministic ones
+# are used.
 os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0")
 
 from typing import Any

@@ -1,4 +1,6 @@
-"""Kernels that run for SECONDS each: ``long_kernel.py FOLDER SECONDS``; a second thread counts meanwhile."""
+"""Kernels that run for SECONDS each: ``long_kernel.py FOLDER SECONDS``; a second thread counts
+meanwhile.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Several processes on one device in one tree: ``several.py FOLDER [COUNT]``; the parent itself has no CUDA."""
+"""Several processes on one device in one tree: ``several.py FOLDER [COUNT]``; the parent itself has
+no CUDA.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """The record that a test program keeps of itself: one line per step, with a hash of its state.
 
-The first argument of every program is its folder.  There it writes ``steps`` (one JSON array per line: number, value, hash),
-looks for ``stop``, which ends it, and writes ``end`` when it ends by itself.  Two runs with the same seed write the same
-lines, so a run that was dumped and restored is compared with one that was not, line by line.
+The first argument of every program is its folder.  There it writes ``steps`` (one JSON array per
+line: number, value, hash), looks for ``stop``, which ends it, and writes ``end`` when it ends by
+itself.  Two runs with the same seed write the same lines, so a run that was dumped and restored is
+compared with one that was not, line by line.
 
-`LIMIT` steps at most: an undisturbed twin does them without a pause between them (CRIUCTL_GPU_PACE=0) and ends.
+`LIMIT` steps at most: an undisturbed twin does them without a pause between them
+(CRIUCTL_GPU_PACE=0) and ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One large tensor on the device that does not change: ``tensor.py FOLDER GIB [half]``.
 
-Random numbers; with ``half``, every other half of a MiB is one repeated value.  A checksum of a sample is logged.
+Random numbers; with ``half``, every other half of a MiB is one repeated value.  A checksum of a
+sample is logged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A small server of tokens: ``token_server.py FOLDER PORT``; HTTP on the loopback address.
 
-``POST /CONVERSATION?COUNT`` with token numbers, separated by blanks, as body: they are appended to the conversation, COUNT
-tokens are generated, and answered.  The keys and values of every conversation stay on the device between requests, in one
-preallocated cache that is cut in blocks, as inference servers do it.
+``POST /CONVERSATION?COUNT`` with token numbers, separated by blanks, as body: they are appended to
+the conversation, COUNT tokens are generated, and answered.  The keys and values of every
+conversation stay on the device between requests, in one preallocated cache that is cut in blocks,
+as inference servers do it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Freed device memory that PyTorch keeps: ``torch_cached.py FOLDER MIB``; SIGUSR2 has it released."""
+"""Freed device memory that PyTorch keeps: ``torch_cached.py FOLDER MIB``; SIGUSR2 has it
+released.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from steplog import DEVICE, Steps
 def main() -> None:
     """Take memory, free it, and count."""
     signal.signal(signal.SIGUSR2, lambda *_: torch.cuda.empty_cache())
-    kept = torch.arange(1 << 20, device=DEVICE)  # first: else it lies in the block that is to be released
+    # first: else it lies in the block that is to be released
+    kept = torch.arange(1 << 20, device=DEVICE)
     torch.ones(int(sys.argv[2]) << 20, dtype=torch.uint8, device=DEVICE)
     steps = Steps()
     for number in steps:

@@ -42,7 +42,9 @@ def _amp(net: Any, optimizer: Any) -> Step:
 
 
 def _pinned(net: Any, optimizer: Any) -> Step:
-    """Batches go through one pinned buffer that lives as long as the program; a stream of its own copies them."""
+    """Batches go through one pinned buffer that lives as long as the program; a stream of its own
+    copies them.
+    """
     pin = DEVICE == "cuda"
     rows_pinned = torch.empty(64, common.WIDTH, pin_memory=pin)
     kept = torch.arange(1 << 20, dtype=torch.int64, pin_memory=pin)  # 8 MiB

@@ -1,8 +1,9 @@
 """Steps of random trees, by what they are about.
 
-A step is a generator.  It makes something, with the chance that its `Place` gives it, and yields; tree and step may be dumped and
-restored then.  Each time it goes on it uses what it has made and yields what it finds: JSON, and the same in any two trees of
-one seed.  A child of its process may have inherited the step: it goes on there as well.
+A step is a generator.  It makes something, with the chance that its `Place` gives it, and yields;
+tree and step may be dumped and restored then.  Each time it goes on it uses what it has made and
+yields what it finds: JSON, and the same in any two trees of one seed.  A child of its process may
+have inherited the step: it goes on there as well.
 """
 
 from __future__ import annotations
@@ -35,10 +36,14 @@ class Place:
         return os.path.join(self.folder, f"{self.label.replace('/', '-').replace(' ', '-')}-{name}")
 
     def fleeting(self, name: str) -> str:
-        """A file of this step's where a reboot leaves nothing: its test removes what has its token in its name."""
+        """A file of this step's where a reboot leaves nothing: its test removes what has its token
+        in its name.
+        """
         folder = self.random.choice(["/dev/shm", "/tmp", "/run"])
         where = os.path.basename(self.folder)  # two trees of a test have one each
-        return os.path.join(folder, os.path.basename(self.path(f"{name}-{where}-{os.environ['CZOO_TOKEN']}")))
+        return os.path.join(
+            folder, os.path.basename(self.path(f"{name}-{where}-{os.environ['CZOO_TOKEN']}"))
+        )
 
     def bytes(self, most: int) -> bytes:
         """Between one and so many bytes."""

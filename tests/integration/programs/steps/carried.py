@@ -1,4 +1,6 @@
-"""What lies outside the tree's memory and is its state all the same: files in memory, of /proc, removed with their folders."""
+"""What lies outside the tree's memory and is its state all the same: files in memory, of /proc,
+removed with their folders.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,20 @@ libc.sem_open.restype = ctypes.c_void_p
 
 @kind
 def mapped_and_closed(place: Place) -> Step:
-    """A file in memory or on the disk, shared through mappings alone; one of them perhaps only for reading."""
+    """A file in memory or on the disk, shared through mappings alone; one of them perhaps only for
+    reading.
+    """
     path = place.one([place.path, place.fleeting])("shared")
     pages = place.random.randint(1, 5)
     with open(path, "w+b") as file:
         file.write(place.random.randbytes(pages * PAGE - place.one([0, 100])))
         file.flush()
         one = mmap.mmap(file.fileno(), pages * PAGE - 200)
-        other = mmap.mmap(file.fileno(), PAGE // 2, prot=place.one([mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE]))
+        other = mmap.mmap(
+            file.fileno(),
+            PAGE // 2,
+            prot=place.one([mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE]),
+        )
     if place.random.random() < 0.2:
         os.unlink(path)
     yield
@@ -84,7 +92,9 @@ def sealed(place: Place) -> Step:
         areas[0][:4] = b"mine"
     seals = place.some(SEALS)
     fcntl.fcntl(fd, F_ADD_SEALS, seals)
-    areas += [mmap.mmap(fd, 2 * PAGE, prot=mmap.PROT_READ) for _ in range(place.random.randrange(3))]
+    areas += [
+        mmap.mmap(fd, 2 * PAGE, prot=mmap.PROT_READ) for _ in range(place.random.randrange(3))
+    ]
     closed = bool(areas) and place.random.random() < 0.4
     if closed:
         os.close(fd)
@@ -92,13 +102,19 @@ def sealed(place: Place) -> Step:
     while True:
         found: list[object] = [area[:16].hex() for area in areas]
         if not closed:
-            found += [fcntl.fcntl(fd, F_GET_SEALS), os.pread(fd, 9, 2 * PAGE - 9).hex(), os.lseek(fd, 0, os.SEEK_CUR)]
+            found += [
+                fcntl.fcntl(fd, F_GET_SEALS),
+                os.pread(fd, 9, 2 * PAGE - 9).hex(),
+                os.lseek(fd, 0, os.SEEK_CUR),
+            ]
         yield found
 
 
 @kind
 def of_proc(place: Place) -> Step:
-    """Files about a thread of ours, ourselves, our parent, a child; where each stands, and whom it is about."""
+    """Files about a thread of ours, ourselves, our parent, a child; where each stands, and whom it
+    is about.
+    """
     thread = threading.Thread(target=threading.Event().wait, daemon=True)
     thread.start()
     me, tid = os.getpid(), thread.native_id or 0
@@ -124,7 +140,10 @@ def of_proc(place: Place) -> Step:
         found: list[object] = []
         for fd, about in opened:
             try:
-                found += [os.lseek(fd, 0, os.SEEK_CUR), os.pread(fd, 99, 0).startswith(b"%d (" % about)]
+                found += [
+                    os.lseek(fd, 0, os.SEEK_CUR),
+                    os.pread(fd, 99, 0).startswith(b"%d (" % about),
+                ]
             except OSError as error:
                 found.append(error.errno)
         yield found
@@ -132,7 +151,9 @@ def of_proc(place: Place) -> Step:
 
 @kind
 def removed_folder(place: Place) -> Step:
-    """Folders that were removed with what was in them, opened in any order: folders, files, perhaps as the working folder."""
+    """Folders that were removed with what was in them, opened in any order: folders, files, perhaps
+    as the working folder.
+    """
     top = place.path("tree")
     inner = os.path.join(top, "inner")
     os.makedirs(inner)
@@ -154,13 +175,20 @@ def removed_folder(place: Place) -> Step:
         for fd in fds:
             status = os.fstat(fd)
             folder = stat.S_ISDIR(status.st_mode)
-            found.append([status.st_nlink, os.listdir(fd) if folder else [status.st_size, os.pread(fd, 20, 0).hex()]])
+            found.append(
+                [
+                    status.st_nlink,
+                    os.listdir(fd) if folder else [status.st_size, os.pread(fd, 20, 0).hex()],
+                ]
+            )
         yield [*found, os.path.exists(top)]
 
 
 @kind
 def own_file(place: Place) -> Step:
-    """A small file open for writing, such as a PID file, that its program would remove at its end (the test does)."""
+    """A small file open for writing, such as a PID file, that its program would remove at its end
+    (the test does).
+    """
     path = place.one([place.path, place.fleeting])("tidy")
     fd = os.open(path, os.O_RDWR | os.O_CREAT, place.one([0o600, 0o644]))
     os.write(fd, place.bytes(200))

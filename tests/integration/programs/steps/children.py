@@ -16,7 +16,11 @@ CLONE_FILES, CLONE_IO, CLONE_SYSVSEM = 0x400, 0x80000000, 0x40000
 def _states(child: int) -> list[object]:
     found: list[object] = []
     try:
-        result = os.waitid(os.P_PID, child, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT | 0x40000000)
+        result = os.waitid(
+            os.P_PID,
+            child,
+            os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT | 0x40000000,
+        )
         found.append([result.si_status, result.si_code] if result else None)
     except OSError as error:
         found.append(error.errno)
@@ -115,7 +119,9 @@ def odd_clone(place: Place) -> Step:
 
 @kind
 def adopted(place: Place) -> Step:
-    """A grandchild whose parent has ended, under a process that adopts (or its parent does, and so on)."""
+    """A grandchild whose parent has ended, under a process that adopts (or its parent does, and so
+    on).
+    """
     call(157, 36, 1, 0, 0, 0)
     r, w = os.pipe()
     child = os.fork()

@@ -25,7 +25,10 @@ def _timespecs(interval: float, value: float) -> ctypes.Array[ctypes.c_long]:
 
 @kind
 def event_count(place: Place) -> Step:
-    fd = os.eventfd(place.random.randrange(1 << 20), os.EFD_NONBLOCK | place.some([os.EFD_SEMAPHORE, os.EFD_CLOEXEC]))
+    fd = os.eventfd(
+        place.random.randrange(1 << 20),
+        os.EFD_NONBLOCK | place.some([os.EFD_SEMAPHORE, os.EFD_CLOEXEC]),
+    )
     yield
     while True:
         os.eventfd_write(fd, 3)
@@ -34,7 +37,9 @@ def event_count(place: Place) -> Step:
 
 @kind
 def timer(place: Place) -> Step:
-    """timerfd: one that runs out long after, once or again and again; or one that has run out and was not read."""
+    """timerfd: one that runs out long after, once or again and again; or one that has run out and
+    was not read.
+    """
     clock = place.one(list(CLOCKS.values()))
     fd = libc.timerfd_create(clock, os.O_NONBLOCK | place.some([os.O_CLOEXEC]))
     interval, value = place.one([0.0, 500.25]), place.one([0.0, FAR, 0.01])
@@ -84,12 +89,15 @@ def event_poll(place: Place) -> Step:
     outer, inner = select.epoll(), select.epoll()
     full, empty = os.eventfd(1), os.eventfd(0)
     a, b = socket.socketpair()
-    modes = [select.EPOLLONESHOT, 1 << 29]  # and EPOLLWAKEUP; an edge (EPOLLET) is told once more after a restore
+    # and EPOLLWAKEUP; an edge (EPOLLET) is told once more after a restore
+    modes = [select.EPOLLONESHOT, 1 << 29]
     watched = {full: "full", empty: "empty", a.fileno(): "a", b.fileno(): "b"}
     for fd in watched:
         if place.random.random() < 0.7:
             inner.register(
-                fd, place.some([select.EPOLLIN, select.EPOLLOUT, select.EPOLLPRI, select.EPOLLRDHUP]) | place.some(modes)
+                fd,
+                place.some([select.EPOLLIN, select.EPOLLOUT, select.EPOLLPRI, select.EPOLLRDHUP])
+                | place.some(modes),
             )
     outer.register(inner, select.EPOLLIN | place.some(modes))
     moved = place.random.random() < 0.3
@@ -129,7 +137,12 @@ def watcher(place: Place) -> Step:
             pass
         os.unlink(os.path.join(folder, "new"))
         events = os.read(fd, 4096) if readable(fd, 0) else b""
-        yield [first, second, sorted(events[at : at + 8].hex() for at in range(0, len(events), 16))[:3], len(events)]
+        yield [
+            first,
+            second,
+            sorted(events[at : at + 8].hex() for at in range(0, len(events), 16))[:3],
+            len(events),
+        ]
 
 
 @kind
@@ -177,7 +190,9 @@ def of_a_process(place: Place) -> Step:
         found: list[object] = [readable(fd, 0)]
         for ask in (os.P_PID, os.P_PIDFD):
             try:
-                result = os.waitid(ask, child if ask == os.P_PID else fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                result = os.waitid(
+                    ask, child if ask == os.P_PID else fd, os.WEXITED | os.WNOHANG | os.WNOWAIT
+                )
                 found.append([result.si_status, result.si_code] if result else None)
             except OSError as error:
                 found.append(error.errno)

@@ -44,7 +44,17 @@ def _use(place: Place, fd: int) -> list[object]:
 
 def _opened(place: Place, path: str) -> int:
     flags = place.one([os.O_RDONLY, os.O_WRONLY, os.O_RDWR])
-    flags |= place.some([os.O_APPEND, os.O_NOATIME, os.O_NONBLOCK, os.O_CLOEXEC, os.O_SYNC, os.O_DSYNC, os.O_NOFOLLOW])
+    flags |= place.some(
+        [
+            os.O_APPEND,
+            os.O_NOATIME,
+            os.O_NONBLOCK,
+            os.O_CLOEXEC,
+            os.O_SYNC,
+            os.O_DSYNC,
+            os.O_NOFOLLOW,
+        ]
+    )
     fd = os.open(path, flags)
     os.set_inheritable(fd, not flags & os.O_CLOEXEC)
     os.lseek(fd, place.random.randrange(30000), os.SEEK_SET)
@@ -82,7 +92,12 @@ def sparse_file(place: Place) -> Step:
     os.pwrite(fd, b"in the middle", 1 << 20)
     yield
     while True:
-        yield [os.pread(fd, 13, 1 << 20).hex(), os.lseek(fd, 0, os.SEEK_DATA), os.fstat(fd).st_blocks < 100, *_state(fd)]
+        yield [
+            os.pread(fd, 13, 1 << 20).hex(),
+            os.lseek(fd, 0, os.SEEK_DATA),
+            os.fstat(fd).st_blocks < 100,
+            *_state(fd),
+        ]
 
 
 @kind
@@ -144,7 +159,10 @@ def path_only(place: Place) -> Step:
 
 @kind
 def device(place: Place) -> Step:
-    fd = os.open(place.one(["/dev/null", "/dev/zero", "/dev/full", "/dev/urandom"]), place.one([os.O_RDONLY, os.O_RDWR]))
+    fd = os.open(
+        place.one(["/dev/null", "/dev/zero", "/dev/full", "/dev/urandom"]),
+        place.one([os.O_RDONLY, os.O_RDWR]),
+    )
     yield
     while True:
         yield [len(os.read(fd, 7)), *_state(fd)[:2], os.fstat(fd).st_rdev]
@@ -153,7 +171,13 @@ def device(place: Place) -> Step:
 @kind
 def of_the_kernel(place: Place) -> Step:
     """Files of /proc and /sys, read a little."""
-    name = place.one(["/proc/sys/kernel/hostname", "/proc/filesystems", "/sys/kernel/mm/transparent_hugepage/enabled"])
+    name = place.one(
+        [
+            "/proc/sys/kernel/hostname",
+            "/proc/filesystems",
+            "/sys/kernel/mm/transparent_hugepage/enabled",
+        ]
+    )
     fd = os.open(name, os.O_RDONLY)
     os.read(fd, 3)
     yield
@@ -167,7 +191,11 @@ def memory_file(place: Place) -> Step:
     flags = os.MFD_ALLOW_SEALING | place.some([os.MFD_CLOEXEC, 0x0008])  # MFD_NOEXEC_SEAL
     fd = os.memfd_create("of a step", flags)
     os.write(fd, place.bytes(30000))
-    fcntl.fcntl(fd, F_ADD_SEALS, place.some([fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE, 0x0010]))
+    fcntl.fcntl(
+        fd,
+        F_ADD_SEALS,
+        place.some([fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE, 0x0010]),
+    )
     other = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
     yield
     while True:
@@ -221,7 +249,10 @@ def named_pipe(place: Place) -> Step:
     path = place.path("fifo")
     os.mkfifo(path)
     both = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    ends = [os.open(path, os.O_RDONLY | os.O_NONBLOCK), os.open(path, os.O_WRONLY | place.some([os.O_NONBLOCK]))]
+    ends = [
+        os.open(path, os.O_RDONLY | os.O_NONBLOCK),
+        os.open(path, os.O_WRONLY | place.some([os.O_NONBLOCK])),
+    ]
     if place.random.random() < 0.5:
         os.write(both, place.bytes(3000))
     if place.random.random() < 0.5:

@@ -1,4 +1,6 @@
-"""System V IPC (the tree has an IPC namespace of its own), POSIX message queues, locks in shared memory."""
+"""System V IPC (the tree has an IPC namespace of its own), POSIX message queues, locks in shared
+memory.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,28 @@ def segments(place: Place) -> Step:
         told = ctypes.create_string_buffer(112)
         result = libc.shmctl(ident, IPC_STAT, told)
         key, uid, gid, _, _, mode = struct.unpack_from("iIIIII", told)
-        found = [result, key, uid, gid, oct(mode), *struct.unpack_from("Q", told, 48), *struct.unpack_from("Q", told, 88)]
+        found = [
+            result,
+            key,
+            uid,
+            gid,
+            oct(mode),
+            *struct.unpack_from("Q", told, 48),
+            *struct.unpack_from("Q", told, 88),
+        ]
         ctypes.memmove(address + 300, place.random.randbytes(5), 5)
-        yield [*found, ctypes.string_at(address + 100, 9).hex(), ctypes.string_at((again or address) + 300, 5).hex()]
+        yield [
+            *found,
+            ctypes.string_at(address + 100, 9).hex(),
+            ctypes.string_at((again or address) + 300, 5).hex(),
+        ]
 
 
 @kind
 def semaphores(place: Place) -> Step:
-    """With values, what is undone at the end of a process, and the PID that did the last operation."""
+    """With values, what is undone at the end of a process, and the PID that did the last
+    operation.
+    """
     count = place.random.randint(1, 5)
     ident = libc.semget(_key(place), count, IPC_CREAT | 0o640)
     values = (ctypes.c_ushort * count)(*(place.random.randrange(9) for _ in range(count)))

@@ -13,10 +13,20 @@ READ, WRITE, EXECUTE = mmap.PROT_READ, mmap.PROT_WRITE, mmap.PROT_EXEC
 NORESERVE, POPULATE, STACK = 0x4000, 0x8000, 0x20000
 DONTNEED, COLD, PAGEOUT, GUARD_INSTALL = 4, 20, 21, 102
 HUGEPAGE, WIPEONFORK = 14, 18
-ADVICES = [10, 16, 12, HUGEPAGE, 15, WIPEONFORK, 1, 2]  # and DONTFORK, DONTDUMP, MERGEABLE, NOHUGEPAGE, RANDOM, SEQUENTIAL
-SYS_MMAP, SYS_MPROTECT, SYS_MADVISE, SYS_PRCTL, SYS_MLOCK2, SYS_PKEY_MPROTECT, SYS_PKEY_ALLOC = 9, 10, 28, 157, 325, 329, 330
+# and DONTFORK, DONTDUMP, MERGEABLE, NOHUGEPAGE, RANDOM, SEQUENTIAL
+ADVICES = [10, 16, 12, HUGEPAGE, 15, WIPEONFORK, 1, 2]
+SYS_MMAP, SYS_MPROTECT, SYS_MADVISE, SYS_PRCTL, SYS_MLOCK2, SYS_PKEY_MPROTECT, SYS_PKEY_ALLOC = (
+    9,
+    10,
+    28,
+    157,
+    325,
+    329,
+    330,
+)
 PR_SET_VMA = 0x53564D41
-# What smaps tells of a mapping and should be so again; not that it is accounted for, nor that pages are locked when touched.
+# What smaps tells of a mapping and should be so again; not that it is accounted for, nor that pages
+# are locked when touched.
 FLAGS = frozenset(
     [
         "rd",
@@ -50,9 +60,15 @@ FLAGS = frozenset(
 
 
 def _map(length: int, protection: int, flags: int, fd: int = -1, offset: int = 0) -> int:
-    return call(SYS_MMAP, ctypes.c_void_p(0), ctypes.c_size_t(length), protection, flags, fd, ctypes.c_size_t(offset)) & (
-        (1 << 64) - 1
-    )
+    return call(
+        SYS_MMAP,
+        ctypes.c_void_p(0),
+        ctypes.c_size_t(length),
+        protection,
+        flags,
+        fd,
+        ctypes.c_size_t(offset),
+    ) & ((1 << 64) - 1)
 
 
 def _put(address: int, data: bytes) -> None:
@@ -73,7 +89,11 @@ def _told(address: int) -> list[str]:
                 continue
             start, end = (int(part, 16) for part in first.split("-"))
             if start <= address < end:
-                kept = [line.split()[1], " ".join(line.split()[5:])] if "[anon" in line else [line.split()[1]]
+                kept = (
+                    [line.split()[1], " ".join(line.split()[5:])]
+                    if "[anon" in line
+                    else [line.split()[1]]
+                )
                 for line in lines:
                     if line.startswith("VmFlags"):
                         return [*kept, " ".join(flag for flag in line.split()[1:] if flag in FLAGS)]
@@ -84,10 +104,16 @@ def _told(address: int) -> list[str]:
 
 @kind
 def anonymous(place: Place) -> Step:
-    """Private or shared, advised, locked, with pages of which some were never touched, some protected."""
+    """Private or shared, advised, locked, with pages of which some were never touched, some
+    protected.
+    """
     pages = place.random.randint(2, 40)
     shared = place.random.random() < 0.3
-    flags = (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE) | mmap.MAP_ANONYMOUS | place.some([NORESERVE, STACK, POPULATE])
+    flags = (
+        (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE)
+        | mmap.MAP_ANONYMOUS
+        | place.some([NORESERVE, STACK, POPULATE])
+    )
     address = _map(pages * PAGE, READ | WRITE, flags)
     written = [number for number in range(pages) if place.random.random() < 0.5]
     for number in written:
@@ -98,26 +124,39 @@ def anonymous(place: Place) -> Step:
     if place.random.random() < 0.2:
         call(SYS_MLOCK2, ctypes.c_void_p(address), ctypes.c_size_t(PAGE), place.one([0, 1]))
     protected = place.random.randrange(pages)
-    call(SYS_MPROTECT, ctypes.c_void_p(address + protected * PAGE), ctypes.c_size_t(PAGE), place.one([READ, READ | EXECUTE]))
+    call(
+        SYS_MPROTECT,
+        ctypes.c_void_p(address + protected * PAGE),
+        ctypes.c_size_t(PAGE),
+        place.one([READ, READ | EXECUTE]),
+    )
     yield
     while True:
         told = _told(address)
         if told == ["not mapped"]:  # MADV_DONTFORK
             yield told
             continue
-        yield [[_see(address + number * PAGE + 100) for number in written], told, _told(address + protected * PAGE)]
+        yield [
+            [_see(address + number * PAGE + 100) for number in written],
+            told,
+            _told(address + protected * PAGE),
+        ]
 
 
 @kind
 def of_a_file(place: Place) -> Step:
-    """A private or shared mapping of a file, written to, perhaps removed, perhaps shorter than the mapping."""
+    """A private or shared mapping of a file, written to, perhaps removed, perhaps shorter than the
+    mapping.
+    """
     path = place.path("mapped")
     with open(path, "wb") as file:
         file.write(place.random.randbytes(5 * PAGE + 123))
     fd = os.open(path, os.O_RDWR)
     shared = place.random.random() < 0.5
     offset = place.one([0, PAGE])
-    address = _map(8 * PAGE, READ | WRITE, mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE, fd, offset)
+    address = _map(
+        8 * PAGE, READ | WRITE, mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE, fd, offset
+    )
     _put(address + 2 * PAGE + 5, b"changed")
     if place.random.random() < 0.5:
         os.close(fd)
@@ -129,7 +168,12 @@ def of_a_file(place: Place) -> Step:
     yield
     while True:
         _put(address + 3 * PAGE, b"again")
-        found: list[object] = [_see(address + PAGE, 30), _see(address + 2 * PAGE), _see(address + 3 * PAGE), _told(address)]
+        found: list[object] = [
+            _see(address + PAGE, 30),
+            _see(address + 2 * PAGE),
+            _see(address + 3 * PAGE),
+            _told(address),
+        ]
         if fd >= 0:
             found.append(os.pread(fd, 20, 2 * PAGE + offset).hex())
         yield found
@@ -148,7 +192,14 @@ def of_a_memory_file(place: Place) -> Step:
     yield
     while True:
         _put(shared + 2 * PAGE, place.random.randbytes(9))
-        yield [_see(shared), _see(private), _see(private + PAGE), _see(private + 2 * PAGE), _told(shared), _told(private)]
+        yield [
+            _see(shared),
+            _see(private),
+            _see(private + PAGE),
+            _see(private + 2 * PAGE),
+            _told(shared),
+            _told(private),
+        ]
 
 
 @kind
@@ -186,7 +237,9 @@ def protection_key(place: Place) -> Step:
 def named(place: Place) -> Step:
     """PR_SET_VMA_ANON_NAME."""
     address = _map(3 * PAGE, READ | WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    call(SYS_PRCTL, PR_SET_VMA, 0, ctypes.c_void_p(address), ctypes.c_size_t(2 * PAGE), b"of a step")
+    call(
+        SYS_PRCTL, PR_SET_VMA, 0, ctypes.c_void_p(address), ctypes.c_size_t(2 * PAGE), b"of a step"
+    )
     _put(address, b"named")
     yield
     while True:
@@ -215,7 +268,12 @@ def remapped(place: Place) -> Step:
     for number in range(16):
         _put(address + number * PAGE, b"page %d" % number)
     libc.munmap(ctypes.c_void_p(address + 5 * PAGE), ctypes.c_size_t(2 * PAGE))
-    moved = libc.mremap(ctypes.c_void_p(address + 8 * PAGE), ctypes.c_size_t(4 * PAGE), ctypes.c_size_t(64 * PAGE), 1)
+    moved = libc.mremap(
+        ctypes.c_void_p(address + 8 * PAGE),
+        ctypes.c_size_t(4 * PAGE),
+        ctypes.c_size_t(64 * PAGE),
+        1,
+    )
     yield
     while True:
         yield [

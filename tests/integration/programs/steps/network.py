@@ -61,7 +61,8 @@ def _ip_options(place: Place, one: socket.socket) -> None:
 def _ip_told(one: socket.socket, *, stream: bool = False) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, (level, number, _) in INTERNET.items():
-        if stream and name == "multicast_ttl":  # no option of a stream: the TTL of the first packet that came
+        # no option of a stream: the TTL of the first packet that came
+        if stream and name == "multicast_ttl":
             continue
         try:
             found[name] = one.getsockopt(level, number)
@@ -83,7 +84,9 @@ def _tcp_options(place: Place, one: socket.socket) -> None:
 def _tcp_told(one: socket.socket) -> dict[str, object]:
     left = ("maxseg", "quickack", "window_clamp")  # they go with the connection's life
     found: dict[str, object] = {
-        name: one.getsockopt(socket.IPPROTO_TCP, number) for name, (number, _) in TCP.items() if name not in left
+        name: one.getsockopt(socket.IPPROTO_TCP, number)
+        for name, (number, _) in TCP.items()
+        if name not in left
     }
     found["congestion"] = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).hex()
     return found
@@ -141,7 +144,12 @@ def connection(place: Place) -> Step:
             data = b""
             while not (data.endswith(b"mark") and not ended) and (part := other.recv(9999)):
                 data += part
-            found += [data.hex(), _tcp_told(one), _ip_told(one, stream=True), told(one).get("keepalive")]
+            found += [
+                data.hex(),
+                _tcp_told(one),
+                _ip_told(one, stream=True),
+                told(one).get("keepalive"),
+            ]
         yield found
 
 
@@ -165,7 +173,10 @@ def datagram(place: Place) -> Step:
 def of_no_address(place: Place) -> Step:
     """An internet socket that is not connected, with options; of TCP perhaps bound."""
     family, home = _family(place)
-    one = socket.socket(family, *place.one([(socket.SOCK_STREAM, 0), (socket.SOCK_DGRAM, 0), (socket.SOCK_RAW, 200)]))
+    one = socket.socket(
+        family,
+        *place.one([(socket.SOCK_STREAM, 0), (socket.SOCK_DGRAM, 0), (socket.SOCK_RAW, 200)]),
+    )
     options(place, one)
     _ip_options(place, one)
     if one.type == socket.SOCK_STREAM:
@@ -189,7 +200,14 @@ def of_the_interfaces(place: Place) -> Step:
 
 def _ask(one: socket.socket) -> int:
     # RTM_GETLINK of the first interface
-    one.send((32).to_bytes(4, "little") + bytes([18, 0, 1, 0]) + bytes(8) + bytes(4) + (1).to_bytes(4, "little") + bytes(8))
+    one.send(
+        (32).to_bytes(4, "little")
+        + bytes([18, 0, 1, 0])
+        + bytes(8)
+        + bytes(4)
+        + (1).to_bytes(4, "little")
+        + bytes(8)
+    )
     kinds = int.from_bytes(one.recv(9999)[4:6], "little") if readable(one.fileno()) else -1
     with contextlib.suppress(BlockingIOError):
         while one.recv(9999, socket.MSG_DONTWAIT):
@@ -203,7 +221,10 @@ def raw(place: Place) -> Step:
     one.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 9)
     yield
     while True:
-        yield [one.getsockopt(socket.IPPROTO_IP, socket.IP_TTL), one.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)]
+        yield [
+            one.getsockopt(socket.IPPROTO_IP, socket.IP_TTL),
+            one.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE),
+        ]
 
 
 @kind

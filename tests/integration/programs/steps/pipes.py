@@ -31,7 +31,11 @@ def options(place: Place, one: socket.socket) -> list[str]:
         with contextlib.suppress(OSError):
             one.setsockopt(socket.SOL_SOCKET, number, place.one(values))
     if place.random.random() < 0.3:
-        one.setsockopt(socket.SOL_SOCKET, place.one([socket.SO_RCVTIMEO, socket.SO_SNDTIMEO]), struct.pack("ll", 3, 250000))
+        one.setsockopt(
+            socket.SOL_SOCKET,
+            place.one([socket.SO_RCVTIMEO, socket.SO_SNDTIMEO]),
+            struct.pack("ll", 3, 250000),
+        )
     if place.random.random() < 0.3:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, place.one([0, 5])))
     return chosen
@@ -66,7 +70,11 @@ def pipe(place: Place) -> Step:
         with contextlib.suppress(BlockingIOError):
             while part := os.read(r, 5000):
                 found.append(part.hex())
-        yield [found, fcntl.fcntl(r, fcntl.F_GETPIPE_SZ) if not closed else 0, fcntl.fcntl(r, fcntl.F_GETFL)]
+        yield [
+            found,
+            fcntl.fcntl(r, fcntl.F_GETPIPE_SZ) if not closed else 0,
+            fcntl.fcntl(r, fcntl.F_GETFL),
+        ]
 
 
 @kind
@@ -122,7 +130,14 @@ def sent_descriptors(place: Place) -> Step:
             found.append("taken by another")
             break
         data, fds, flags, _ = socket.recv_fds(b, 1, 9)
-        found.append([data.hex(), flags, os.read(fds[0], 4).hex(), [os.readlink(f"/proc/self/fd/{fd}")[:4] for fd in fds]])
+        found.append(
+            [
+                data.hex(),
+                flags,
+                os.read(fds[0], 4).hex(),
+                [os.readlink(f"/proc/self/fd/{fd}")[:4] for fd in fds],
+            ]
+        )
         if len(fds) > 2:
             found.append(os.read(fds[1], 99).hex())
         for fd in fds:
@@ -134,7 +149,9 @@ def sent_descriptors(place: Place) -> Step:
 def named_stream(place: Place) -> Step:
     """A listener with a name, connections to it: accepted or not, perhaps with its file removed."""
     path = (
-        place.one([place.path("sock")[-90:], "\0" + place.label + place.folder]) if len(place.folder) < 60 else "\0" + place.label
+        place.one([place.path("sock")[-90:], "\0" + place.label + place.folder])
+        if len(place.folder) < 60
+        else "\0" + place.label
     )
     listener = socket.socket(socket.AF_UNIX, place.one([socket.SOCK_STREAM, socket.SOCK_SEQPACKET]))
     listener.bind(path)
@@ -154,7 +171,10 @@ def named_stream(place: Place) -> Step:
         found: list[object] = []
         for client, server in zip(clients, servers, strict=True):
             server.send(b"back")
-            found += [server.recv(99).hex() if readable(server.fileno(), 0) else "", client.recv(9).hex()]
+            found += [
+                server.recv(99).hex() if readable(server.fileno(), 0) else "",
+                client.recv(9).hex(),
+            ]
         client = socket.socket(socket.AF_UNIX, listener.type)
         try:
             client.connect(path)
@@ -221,7 +241,9 @@ def unbound(place: Place) -> Step:
 
 @kind
 def socket_in_itself(place: Place) -> Step:
-    """A socket of which one end lies in its own peer's queue: a file server's descriptor passed on and not taken yet."""
+    """A socket of which one end lies in its own peer's queue: a file server's descriptor passed on
+    and not taken yet.
+    """
     a, b = socket.socketpair()
     c, d = socket.socketpair()
     socket.send_fds(a, [b"x"], [c.fileno()])

@@ -32,7 +32,9 @@ def _asked(option: int) -> int:
 
 def _capabilities() -> str:
     with open("/proc/thread-self/status") as file:
-        return " ".join(line.split()[1] for line in file if line.startswith(("Cap", "NoNewPrivs", "Seccomp")))
+        return " ".join(
+            line.split()[1] for line in file if line.startswith(("Cap", "NoNewPrivs", "Seccomp"))
+        )
 
 
 def _credentials() -> list[object]:
@@ -42,7 +44,12 @@ def _credentials() -> list[object]:
 
 # how to set -> how to ask; each is given a Place and set in the thread that takes the step
 def _set_name(place: Place) -> Callable[[], Any]:
-    _prctl(15, ctypes.addressof(kept := ctypes.create_string_buffer(place.one([b"a name", b"(", b"x y) z", b""]))))
+    _prctl(
+        15,
+        ctypes.addressof(
+            kept := ctypes.create_string_buffer(place.one([b"a name", b"(", b"x y) z", b""]))
+        ),
+    )
     del kept
 
     def ask() -> str:
@@ -53,7 +60,8 @@ def _set_name(place: Place) -> Callable[[], Any]:
 
 
 def _set_death_signal(place: Place) -> Callable[[], Any]:
-    if "/" in place.label.partition(" ")[0][2:]:  # not of the root, whose parent is another one after a restore
+    # not of the root, whose parent is another one after a restore
+    if "/" in place.label.partition(" ")[0][2:]:
         _prctl(PR_SET_PDEATHSIG, place.one([10, 12, 36]))
     return lambda: _asked(PR_GET_PDEATHSIG)
 
@@ -112,9 +120,21 @@ def _set_filter(place: Place) -> Callable[[], Any]:
     """seccomp: one or two filters that answer sethostname with an error."""
     for _ in range(place.random.randint(1, 2)):
         answer = place.one([118, 38, 1])
-        parts = [(0x20, 0, 0, 0), (0x15, 0, 1, 170), (0x06, 0, 0, 0x00050000 | answer), (0x06, 0, 0, 0x7FFF0000)]
-        program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *part) for part in parts))
-        call(SYS_SECCOMP, 1, place.some([0x2, 0x4]), struct.pack("HxxxxxxQ", 4, ctypes.addressof(program)))
+        parts = [
+            (0x20, 0, 0, 0),
+            (0x15, 0, 1, 170),
+            (0x06, 0, 0, 0x00050000 | answer),
+            (0x06, 0, 0, 0x7FFF0000),
+        ]
+        program = ctypes.create_string_buffer(
+            b"".join(struct.pack("HBBI", *part) for part in parts)
+        )
+        call(
+            SYS_SECCOMP,
+            1,
+            place.some([0x2, 0x4]),
+            struct.pack("HxxxxxxQ", 4, ctypes.addressof(program)),
+        )
 
     def ask() -> list[object]:
         ctypes.set_errno(0)
@@ -172,7 +192,9 @@ def _thread(place: Place, setting: Callable[[Place], Callable[[], Any]]) -> Step
 def _kinds() -> None:
     for name, setting in OF_A_THREAD.items():
 
-        def in_a_thread(place: Place, setting: Callable[[Place], Callable[[], Any]] = setting) -> Step:
+        def in_a_thread(
+            place: Place, setting: Callable[[Place], Callable[[], Any]] = setting
+        ) -> Step:
             return _thread(place, setting)
 
         in_a_thread.__name__ = f"thread_{name}"
@@ -181,7 +203,9 @@ def _kinds() -> None:
         if name == "credentials":
             continue
 
-        def in_the_process(place: Place, setting: Callable[[Place], Callable[[], Any]] = setting) -> Step:
+        def in_the_process(
+            place: Place, setting: Callable[[Place], Callable[[], Any]] = setting
+        ) -> Step:
             ask = setting(place)
             yield
             while True:
@@ -196,7 +220,10 @@ _kinds()
 
 @kind
 def limits(place: Place) -> Step:
-    names = [f"RLIMIT_{name}" for name in ("CORE", "MEMLOCK", "MSGQUEUE", "NICE", "RTPRIO", "RTTIME", "SIGPENDING", "RSS")]
+    names = [
+        f"RLIMIT_{name}"
+        for name in ("CORE", "MEMLOCK", "MSGQUEUE", "NICE", "RTPRIO", "RTTIME", "SIGPENDING", "RSS")
+    ]
     for name in names:
         if place.random.random() < 0.3:
             number = getattr(resource, name)
@@ -212,7 +239,17 @@ def limits(place: Place) -> Step:
 @kind
 def flags_of_the_process(place: Place) -> Step:
     """What prctl keeps for a process: (to set, its argument, to ask)."""
-    for option, value in ((4, 1), (4, 0), (8, 1), (36, 1), (38, 1), (41, 1), (57, 1), (67, 1), (33, 1)):
+    for option, value in (
+        (4, 1),
+        (4, 0),
+        (8, 1),
+        (36, 1),
+        (38, 1),
+        (41, 1),
+        (57, 1),
+        (67, 1),
+        (33, 1),
+    ):
         if place.random.random() < 0.25:
             try:
                 _prctl(option, value, 1 if option == 33 else 0)
@@ -220,7 +257,16 @@ def flags_of_the_process(place: Place) -> Step:
                 continue
     yield
     while True:
-        yield [_prctl(3), _prctl(7), _asked(37), _prctl(39), _prctl(42), _prctl(58), _prctl(68), _prctl(34)]
+        yield [
+            _prctl(3),
+            _prctl(7),
+            _asked(37),
+            _prctl(39),
+            _prctl(42),
+            _prctl(58),
+            _prctl(68),
+            _prctl(34),
+        ]
 
 
 @kind

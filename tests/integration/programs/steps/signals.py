@@ -11,7 +11,14 @@ import threading
 from . import Place, Step, call, kind
 
 SYS_SIGACTION, SYS_SIGQUEUE, SYS_TGSIGQUEUE, SYS_SIGALTSTACK = 13, 129, 297, 131
-NUMBERS = [signal.SIGUSR2, signal.SIGHUP, signal.SIGWINCH, signal.SIGURG, signal.SIGRTMIN + 7, signal.SIGRTMAX]
+NUMBERS = [
+    signal.SIGUSR2,
+    signal.SIGHUP,
+    signal.SIGWINCH,
+    signal.SIGURG,
+    signal.SIGRTMIN + 7,
+    signal.SIGRTMAX,
+]
 
 
 @kind
@@ -28,7 +35,9 @@ def actions(place: Place) -> Step:
             handler, flags, restorer, mask = struct.unpack("QQQQ", action.raw)
             flags |= place.some([0x10000000, 0x40000000, 0x80000000, 1, 2, 0x08000000, 0x800])
             mask |= place.some([1 << (one - 1) for one in NUMBERS])
-            call(SYS_SIGACTION, number, struct.pack("QQQQ", handler, flags, restorer, mask), None, 8)
+            call(
+                SYS_SIGACTION, number, struct.pack("QQQQ", handler, flags, restorer, mask), None, 8
+            )
     yield
     while True:
         found = []
@@ -47,7 +56,9 @@ def waiting_signals(place: Place) -> Step:
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for value in range(place.random.randrange(6)):
         number = place.one(numbers)
-        info = struct.pack("iiii", number, 0, -1, 0) + struct.pack("iIQ", os.getpid(), os.getuid(), value)
+        info = struct.pack("iiii", number, 0, -1, 0) + struct.pack(
+            "iIQ", os.getpid(), os.getuid(), value
+        )
         info = info.ljust(128, b"\0")
         if place.random.random() < 0.5 and threading.active_count() == 1:  # others may not block it
             call(SYS_SIGQUEUE, os.getpid(), number, info)
@@ -82,7 +93,11 @@ def children_not_waited_for(place: Place) -> Step:
 def stack_of_signals(place: Place) -> Step:
     """sigaltstack, armed so that it is disarmed by its use."""
     area = ctypes.create_string_buffer(1 << 16)
-    call(SYS_SIGALTSTACK, struct.pack("QiiQ", ctypes.addressof(area), place.one([0, -(1 << 31)]), 0, 1 << 16), None)
+    call(
+        SYS_SIGALTSTACK,
+        struct.pack("QiiQ", ctypes.addressof(area), place.one([0, -(1 << 31)]), 0, 1 << 16),
+        None,
+    )
     yield
     while True:
         told = ctypes.create_string_buffer(24)

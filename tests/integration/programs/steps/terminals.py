@@ -41,7 +41,11 @@ def terminal(place: Place) -> Step:
     """With modes and a size, something typed and something printed, perhaps its slave closed."""
     master, slave = os.openpty()
     _modes(place, slave)
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *(place.random.randint(1, 300) for _ in range(4))))
+    fcntl.ioctl(
+        slave,
+        termios.TIOCSWINSZ,
+        struct.pack("HHHH", *(place.random.randint(1, 300) for _ in range(4))),
+    )
     if place.random.random() < 0.3:
         fcntl.ioctl(master, 0x5420, struct.pack("i", 1))  # TIOCPKT
     os.set_blocking(master, False)
@@ -66,7 +70,9 @@ def terminal(place: Place) -> Step:
 
 @kind
 def controlling(place: Place) -> Step:
-    """A child that leads a session on a terminal of ours, with a follower in the foreground: ^C reaches that one."""
+    """A child that leads a session on a terminal of ours, with a follower in the foreground: ^C
+    reaches that one.
+    """
     master, slave = os.openpty()
     child = os.fork()
     if not child:
@@ -77,7 +83,12 @@ def controlling(place: Place) -> Step:
         if not follower:
             os.setpgid(0, 0)
             os.tcsetpgrp(slave, os.getpgrp())
-            signal.signal(signal.SIGINT, lambda *_: os.write(slave, b"got ^C in %d\n" % (os.getpgrp() == os.tcgetpgrp(slave))))
+            signal.signal(
+                signal.SIGINT,
+                lambda *_: os.write(
+                    slave, b"got ^C in %d\n" % (os.getpgrp() == os.tcgetpgrp(slave))
+                ),
+            )
             os.write(slave, b"ready\n")
         while True:
             signal.pause()

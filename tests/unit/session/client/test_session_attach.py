@@ -1,4 +1,6 @@
-"""The pieces of being attached that need no session: the detach key, keys by name, plain text, marks, recordings."""
+"""The pieces of being attached that need no session: the detach key, keys by name, plain text,
+marks, recordings.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,20 @@ def test_what_is_no_key(word: str) -> None:
 
 
 @given(
-    st.lists(st.sampled_from([b"a\r\n", b"\x1b[31;1m", b"\x1b]0;t\x07", b"\x1bPq\x1b\\", b"b", b"\x1b(B", b"\x07", b"\r\n"])),
+    st.lists(
+        st.sampled_from(
+            [
+                b"a\r\n",
+                b"\x1b[31;1m",
+                b"\x1b]0;t\x07",
+                b"\x1bPq\x1b\\",
+                b"b",
+                b"\x1b(B",
+                b"\x07",
+                b"\r\n",
+            ]
+        )
+    ),
     CUTS,
 )
 def test_text_without_sequences_however_it_comes(pieces: list[bytes], cuts: list[int]) -> None:
@@ -113,7 +128,9 @@ def test_text_without_sequences_however_it_comes(pieces: list[bytes], cuts: list
     for begin, end in pairwise(edges):
         plain, carry = strip(carry + data[begin:end])
         out += plain
-    assert out + carry == b"".join(p for p in pieces if p in (b"a\r\n", b"b", b"\r\n")).replace(b"\r\n", b"\n")
+    assert out + carry == b"".join(p for p in pieces if p in (b"a\r\n", b"b", b"\r\n")).replace(
+        b"\r\n", b"\n"
+    )
 
 
 def test_strings_that_never_end_take_no_time() -> None:
@@ -170,12 +187,31 @@ def test_all_that_is_typed_has_one_time() -> None:
 
 def test_addresses_of_sessions_elsewhere() -> None:
     remote = Remote.parse("ssh://me@host.example:2222/work", Config())
-    assert (remote.host.address.destination, remote.host.address.port, remote.name) == ("me@host.example", "2222", "work")
-    assert Remote.parse("ssh://[fe80::1%eth0]/work", Config()).host.address.destination == "fe80::1%eth0"
-    configured = {"far": {"url": "ssh://me@host.example:2222", "command": "sudo criuctl", "options": ["ProxyJump=gate"]}}
+    assert (remote.host.address.destination, remote.host.address.port, remote.name) == (
+        "me@host.example",
+        "2222",
+        "work",
+    )
+    assert (
+        Remote.parse("ssh://[fe80::1%eth0]/work", Config()).host.address.destination
+        == "fe80::1%eth0"
+    )
+    configured = {
+        "far": {
+            "url": "ssh://me@host.example:2222",
+            "command": "sudo criuctl",
+            "options": ["ProxyJump=gate"],
+        }
+    }
     known = Remote.parse("ssh://me@host.example:2222/work", Config(hosts=configured)).host
     assert (known.command, known.options) == ("sudo criuctl", ("ProxyJump=gate",))
-    for bad in ("ssh://-oProxyCommand=x/work", "ssh://host", "ssh://host/", "ssh://a b/work", "ssh://host/we ird"):
+    for bad in (
+        "ssh://-oProxyCommand=x/work",
+        "ssh://host",
+        "ssh://host/",
+        "ssh://a b/work",
+        "ssh://host/we ird",
+    ):
         with pytest.raises(UsageError):
             Remote.parse(bad, Config())
 
@@ -233,7 +269,14 @@ def test_a_relay_whose_other_side_takes_nothing_is_no_bug(tmp_path: Path) -> Non
 
 
 def test_a_recording_has_markers_and_no_dead_time() -> None:
-    status = {"session": "s", "command": ["sh"], "cols": 80, "rows": 24, "created": 100.0, "exit_code": 3}
+    status = {
+        "session": "s",
+        "command": ["sh"],
+        "cols": 80,
+        "rows": 24,
+        "created": 100.0,
+        "exit_code": 3,
+    }
     records: list[tuple[float, int, str, dict[str, Any]]] = [
         (100.0, 0, "resize", {"rows": 10, "cols": 40}),
         (101.0, 0, "", {}),
@@ -243,8 +286,14 @@ def test_a_recording_has_markers_and_no_dead_time() -> None:
         (9001.0, 5, "", {}),
         (9002.0, 7, "exit", {"exit_code": 3}),
     ]
-    header, *events = (json.loads(line) for line in recording(status, "é1é3".encode() + b"z", 0, records))
-    assert header["version"] == 3 and header["term"] == {"cols": 40, "rows": 10, "type": "xterm-256color"}
+    header, *events = (
+        json.loads(line) for line in recording(status, "é1é3".encode() + b"z", 0, records)
+    )
+    assert header["version"] == 3 and header["term"] == {
+        "cols": 40,
+        "rows": 10,
+        "type": "xterm-256color",
+    }
     assert [code for _, code, _ in events] == ["r", "o", "o", "m", "m", "o", "x"]
     assert "".join(data for _, code, data in events if code == "o") == "é1é3z"
     assert [interval for interval, _, _ in events] == [0.0, 0.0, 1.5, 0.5, 2.0, 1.0, 1.0]
@@ -254,23 +303,32 @@ def test_a_recording_has_markers_and_no_dead_time() -> None:
 def test_a_recording_of_what_nobody_saw_end_names_no_exit_code() -> None:
     status = {"session": "s", "command": [], "created": 100.0, "exit_code": None}
     _, *events = (
-        json.loads(line) for line in recording(status, b"z", 0, [(100.0, 0, "", {}), (101.0, 1, "exit", {"exit_code": None})])
+        json.loads(line)
+        for line in recording(
+            status, b"z", 0, [(100.0, 0, "", {}), (101.0, 1, "exit", {"exit_code": None})]
+        )
     )
     assert [code for _, code, _ in events] == ["o"]
 
 
 def test_the_banner() -> None:
-    text = restored_text("s", 3, {"host": "a", "created": "2020-01-01T00:00:00Z", "dropped": ["2 connections"]})
+    text = restored_text(
+        "s", 3, {"host": "a", "created": "2020-01-01T00:00:00Z", "dropped": ["2 connections"]}
+    )
     assert text.startswith("s: restored, incarnation 3, from a, as it was 2020-01-01T00:00:00Z (")
     assert text.endswith(" d ago); dropped: 2 connections")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_what_others_are_called_is_no_control_sequence(is_terminal: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_others_are_called_is_no_control_sequence(
+    is_terminal: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     drawn = bytearray()
     attached = Attachment("s", lambda _resume: cast("Session", None), "C-]")
     terminal = SimpleNamespace(is_terminal=is_terminal, size=(24, 80, 0, 0), put=drawn.extend)
     attached._terminal = terminal  # type: ignore[assignment]
-    attached._notice(restored_text("s", 2, {"host": "evil\x1b]52;c;ZXZpbA==\x07\x9b2J\n", "created": "\ud800"}))
+    attached._notice(
+        restored_text("s", 2, {"host": "evil\x1b]52;c;ZXZpbA==\x07\x9b2J\n", "created": "\ud800"})
+    )
     shown = drawn.decode() if is_terminal else capfd.readouterr().err
     assert "from evil?]52;c;ZXZpbA==??2J?" in shown and "\x1b]52" not in shown

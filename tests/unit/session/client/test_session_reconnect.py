@@ -1,4 +1,6 @@
-"""The way back of who is attached: over a connection that breaks again, to a host that does not answer, without a keyboard."""
+"""The way back of who is attached: over a connection that breaks again, to a host that does not
+answer, without a keyboard.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def attachment(connect: Any, stdin: int) -> Attachment:
     made = Attachment("s", connect, "C-]")
-    terminal = SimpleNamespace(stdin=stdin, keyboard=False, is_terminal=False, size=None, waiting=0, out=1)
+    terminal = SimpleNamespace(
+        stdin=stdin, keyboard=False, is_terminal=False, size=None, waiting=0, out=1
+    )
     made._terminal = terminal  # type: ignore[assignment]
     return made
 
@@ -76,9 +80,14 @@ def attachment(connect: Any, stdin: int) -> Attachment:
 def test_a_host_that_does_not_answer_is_asked_again() -> None:
     back, lost = cast("Any", Link()), cast("Session", Link())
     connect = connecting(TimedOut("the holder did not answer 'hello' in 30 s"), back)
-    assert Reconnection(connect, 60.0, None).again(lost, SessionGone("cut"), lambda _seconds: True) is back
+    assert (
+        Reconnection(connect, 60.0, None).again(lost, SessionGone("cut"), lambda _seconds: True)
+        is back
+    )
     with pytest.raises(SessionGone):
-        Reconnection(connecting(TimedOut("late")), 0.0, None).again(lost, SessionGone("cut"), lambda _seconds: True)
+        Reconnection(connecting(TimedOut("late")), 0.0, None).again(
+            lost, SessionGone("cut"), lambda _seconds: True
+        )
 
 
 def test_a_connection_that_breaks_at_once_again_is_made_again(pipe: tuple[int, int]) -> None:
@@ -89,22 +98,32 @@ def test_a_connection_that_breaks_at_once_again_is_made_again(pipe: tuple[int, i
     assert attached.session is back and attached._ended is None and attached._position == 7
 
 
-def test_a_connection_that_breaks_at_once_where_it_has_moved_to_is_made_again(pipe: tuple[int, int]) -> None:
+def test_a_connection_that_breaks_at_once_where_it_has_moved_to_is_made_again(
+    pipe: tuple[int, int],
+) -> None:
     back: Any = Link(ATTACHED)
     attached = attachment(connecting(), pipe[0])
-    attached._reconnection = Reconnection(connecting(), 10.0, lambda _url: connecting(Link(SessionGone("cut at once")), back))
+    attached._reconnection = Reconnection(
+        connecting(), 10.0, lambda _url: connecting(Link(SessionGone("cut at once")), back)
+    )
     attached.session, attached._position = cast("Session", Link()), 7
     attached._go_after(Moved("ssh://b/s", "b"))
     assert attached.session is back and attached._ended is None
 
 
-def test_nobody_is_told_to_be_where_the_session_is_not_any_more(pipe: tuple[int, int], capfd: pytest.CaptureFixture[str]) -> None:
+def test_nobody_is_told_to_be_where_the_session_is_not_any_more(
+    pipe: tuple[int, int], capfd: pytest.CaptureFixture[str]
+) -> None:
     gone = SessionGone("moved on", moved_to="ssh://c/s", home="c")
     attached = attachment(connecting(), pipe[0])
-    attached._reconnection = Reconnection(connecting(), 10.0, lambda _url: connecting(Link(SessionGone("cut at once")), gone))
+    attached._reconnection = Reconnection(
+        connecting(), 10.0, lambda _url: connecting(Link(SessionGone("cut at once")), gone)
+    )
     attached.session, attached._position = cast("Session", Link()), 7
     attached._go_after(Moved("ssh://b/s", "b"))
-    assert attached._moved is not None and attached._moved.host == "c" and not capfd.readouterr().err
+    assert (
+        attached._moved is not None and attached._moved.host == "c" and not capfd.readouterr().err
+    )
 
 
 def test_who_has_no_keyboard_any_more_waits_and_types_nothing() -> None:
@@ -125,7 +144,10 @@ def test_a_pipe_is_read_no_faster_than_the_session_takes_it(pipe: tuple[int, int
     silent, wake = os.eventfd(0, os.EFD_CLOEXEC), pipe[0]
     numbers = itertools.count(1)
     attached.session = cast(
-        "Session", SimpleNamespace(fileno=lambda: silent, pending=False, submit_input=lambda *_a, **_k: next(numbers))
+        "Session",
+        SimpleNamespace(
+            fileno=lambda: silent, pending=False, submit_input=lambda *_a, **_k: next(numbers)
+        ),
     )
 
     def leave() -> None:

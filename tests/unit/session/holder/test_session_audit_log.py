@@ -15,7 +15,8 @@ def test_the_sequence_goes_on_in_the_next_holder_of_the_session(tmp_path: Path) 
     log = AuditLog.opened(path, "aa11", 1)
     assert log.write("input", WHO, 1, bytes=3) == 2
     log.close()
-    again = AuditLog.opened(path, "aa11", 2, sequence=1)  # dumped after the first entry, and went on a while
+    # dumped after the first entry, and went on a while
+    again = AuditLog.opened(path, "aa11", 2, sequence=1)
     assert again.write("input", WHO, 2, bytes=4) == 4
     assert [entry["sequence"] for entry in again.entries(0, 10)] == [1, 2, 3, 4]
     assert [entry["what"] for entry in again.entries(2, 1)] == ["opened"]
@@ -66,7 +67,12 @@ def test_two_sessions_take_turns_with_a_name_and_each_keeps_its_file(tmp_path: P
         log.write("input", WHO, incarnation, bytes=incarnation)
         log.close()
     last = AuditLog(path)
-    assert [(entry["sequence"], entry["incarnation"]) for entry in last.entries(0, 10)] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    assert [(entry["sequence"], entry["incarnation"]) for entry in last.entries(0, 10)] == [
+        (1, 1),
+        (2, 1),
+        (3, 2),
+        (4, 2),
+    ]
     last.close()
     assert (tmp_path / "audit-aa11.jsonl").read_text().count("\n") == 4
 
@@ -89,4 +95,7 @@ def test_what_is_nobodys_is_not_lost_to_what_is_nobodys(tmp_path: Path) -> None:
     for text in ("first\n", "second\n"):
         path.write_text(text)
         AuditLog.opened(path, "aa11", 1).close()
-    assert sorted(file.read_text() for file in tmp_path.glob("audit-unknown*")) == ["first\n", "second\n"]
+    assert sorted(file.read_text() for file in tmp_path.glob("audit-unknown*")) == [
+        "first\n",
+        "second\n",
+    ]

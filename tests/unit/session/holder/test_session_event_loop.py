@@ -33,7 +33,13 @@ def test_the_events_asked_for_last_count(loop: Loop) -> None:
     got: list[tuple[str, int]] = []
     reading, writing = os.pipe()
     os.write(writing, b"x")
-    for events, handler in ((WRITE, "old"), (READ, "old"), (READ, "new"), (0, "none"), (READ, "again")):
+    for events, handler in (
+        (WRITE, "old"),
+        (READ, "old"),
+        (READ, "new"),
+        (0, "none"),
+        (READ, "again"),
+    ):
         loop.watch(reading, events, lambda found, handler=handler: got.append((handler, found)))  # type: ignore[misc]
         turn(loop)
     assert got == [("old", READ), ("new", READ), ("again", READ)]
@@ -57,15 +63,20 @@ def test_a_number_that_is_used_again_is_another_descriptor(loop: Loop) -> None:
     assert len(got) == 2 and got[0] == got[1]
 
 
-def test_timers_come_in_order_and_a_cancelled_one_does_not(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_come_in_order_and_a_cancelled_one_does_not(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     got: list[str] = []
 
     def end() -> None:
         loop.running = False
 
     now = time.monotonic()
-    with monkeypatch.context() as patch:  # all are asked for at the same time, however busy the machine is
-        patch.setattr("criuctl.session.holder.event_loop.time", SimpleNamespace(monotonic=lambda: now))
+    # all are asked for at the same time, however busy the machine is
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "criuctl.session.holder.event_loop.time", SimpleNamespace(monotonic=lambda: now)
+        )
         loop.after(0.02, lambda: got.append("second"))
         loop.after(0.01, lambda: got.append("cancelled")).cancel()
         loop.after(0.0, lambda: got.append("first"))

@@ -1,4 +1,6 @@
-"""What a holder hands over to the next program: nothing is lost, and what an older version writes is read."""
+"""What a holder hands over to the next program: nothing is lost, and what an older version writes
+is read.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ KEYS = {
     "asleep", "helpers", "master", "size", "held", "queue", "operators", "ceilings", "lease", "soft", "listener",
     "connections", "waits",
 }  # fmt: skip
-LATER = {"input_offset", "until", "moved", "expecting", "asleep", "soft"}  # keys that the first holders did not write
+# keys that the first holders did not write
+LATER = {"input_offset", "until", "moved", "expecting", "asleep", "soft"}
 
 
 class Restored(Holder):
@@ -45,11 +48,18 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Holder]:
     monkeypatch.setattr(cgroup, "create", lambda _name: None)
     log = OutputLog(tmp_path / "output", base=100)
     log.append(b"some output")
-    identity = Identity("s", "0" * 32, 3, ["sh", "-c", "x"], 12.5, {"a": "b"}, {"host": "h"}, {"init": 0})
+    identity = Identity(
+        "s", "0" * 32, 3, ["sh", "-c", "x"], 12.5, {"a": "b"}, {"host": "h"}, {"init": 0}
+    )
     files = SessionFiles(tmp_path, tmp_path, log, AuditLog(tmp_path / "audit.jsonl"), identity.id)
     made = Holder(identity, files, Modes(title="t", carry=b"\x1b["))
     session, tree, authority = made.session, made.tree, made.leasing.authority
-    session.paused_by, session.halted, session.input_offset, session.checkpoint_id = {"name": "x"}, True, 105, "c" * 32
+    session.paused_by, session.halted, session.input_offset, session.checkpoint_id = (
+        {"name": "x"},
+        True,
+        105,
+        "c" * 32,
+    )
     session.moved = {"to": "ssh://b/s", "host": "b", "incarnation": 4}
     tree.stopped, tree.asleep = [ProcessIdentity(7, 8)], frozenset({ProcessIdentity(9, 10)})
     tree.root, tree.frozen = ProcessIdentity(5, 6), "SIGSTOP"
@@ -79,7 +89,9 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Holder]:
 
 @contextmanager
 def handed_over(state: dict[str, Any]) -> Iterator[Holder]:
-    """The holder that the next program makes of `state`; the descriptors in it stay those of the one before."""
+    """The holder that the next program makes of `state`; the descriptors in it stay those of the
+    one before.
+    """
     state = json.loads(json.dumps(state))
     identity, modes = Identity(**state["identity"]), Modes.from_dict(state["modes"][0])
     modes.carry = decoded(state["modes"][1])
@@ -111,5 +123,9 @@ def test_a_holder_of_an_older_version_is_understood(before: Holder) -> None:
     with handed_over(state) as after:
         session, tree = after.session, after.tree
         assert (session.input_offset, session.moved, tree.asleep) == (before.log.end, None, None)
-        assert (after.self_fence.until, after.lifetime.expecting, after.leasing.authority.soft) == (None, False, False)
+        assert (after.self_fence.until, after.lifetime.expecting, after.leasing.authority.soft) == (
+            None,
+            False,
+            False,
+        )
         assert session.identity == before.session.identity

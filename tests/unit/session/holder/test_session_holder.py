@@ -1,4 +1,6 @@
-"""What a holder does when no test from outside can be in time: a client dies while it is answered, a PID comes again."""
+"""What a holder does when no test from outside can be in time: a client dies while it is answered,
+a PID comes again.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def client(holder: Holder) -> tuple[Connection, socket.socket]:
     return holder.clients.add(ours, 0), theirs
 
 
-def test_a_client_that_is_gone_with_several_waits_keeps_no_answer_from_others(holder: Holder) -> None:
+def test_a_client_that_is_gone_with_several_waits_keeps_no_answer_from_others(
+    holder: Holder,
+) -> None:
     gone, theirs = client(holder)
     other, listening = client(holder)
     holder.waits.waiting = [Wait(gone, 1, "exit"), Wait(gone, 2, "exit"), Wait(other, 3, "exit")]
@@ -52,10 +56,13 @@ def test_a_client_that_is_gone_with_several_waits_keeps_no_answer_from_others(ho
     assert not holder.waits.waiting and holder.clients.all() == [other]
     with listening:
         assert b'"id":3' in listening.recv(4096)
-    assert [timer for timer in holder.loop._timers if not timer.cancelled]  # it does not stay for ever
+    # it does not stay for ever
+    assert [timer for timer in holder.loop._timers if not timer.cancelled]
 
 
-def test_a_helper_with_the_pid_of_an_earlier_root_is_a_helper(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_helper_with_the_pid_of_an_earlier_root_is_a_helper(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: list[int] = []
     holder.session.state, holder.tree.root = "checkpointed", ProcessIdentity(4711, 1)
     monkeypatch.setattr(helper_processes, "start", lambda *_arguments: 4711)
@@ -65,7 +72,9 @@ def test_a_helper_with_the_pid_of_an_earlier_root_is_a_helper(holder: Holder, mo
     assert ended == [0] and not holder.tree.helpers and holder.session.state == "checkpointed"
 
 
-def test_a_holder_without_descriptors_does_not_spin(holder: Holder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_holder_without_descriptors_does_not_spin(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     clients = holder.clients
     clients.listen(holder.files.socket)
     assert clients.listener is not None
@@ -97,7 +106,9 @@ def test_a_holder_without_descriptors_does_not_spin(holder: Holder, monkeypatch:
     listener.close()
 
 
-def test_a_query_that_cannot_be_looked_into_is_given_up(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_that_cannot_be_looked_into_is_given_up(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def scarce(_name: str, _flags: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -108,7 +119,9 @@ def test_a_query_that_cannot_be_looked_into_is_given_up(holder: Holder, monkeypa
 
 
 @pytest.mark.parametrize("size", [1, 7, 1023, 32767, 32768, 100_000])
-def test_what_is_told_of_a_command_is_bounded_however_its_words_fall(holder: Holder, size: int) -> None:
+def test_what_is_told_of_a_command_is_bounded_however_its_words_fall(
+    holder: Holder, size: int
+) -> None:
     holder.session.identity.command = ["x" * size] * (200_000 // size)
     told = holder.report.status()["command"]
     assert sum(map(len, told)) <= (32 << 10) + 3 and told[-1].endswith("...")

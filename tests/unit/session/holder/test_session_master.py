@@ -1,4 +1,6 @@
-"""The master of a real terminal, read into the log: every byte, every mode, wherever the ring is cut."""
+"""The master of a real terminal, read into the log: every byte, every mode, wherever the ring is
+cut.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ PROJECT = Path(__file__).parents[4]
 def terminal(tmp_path: Path) -> Iterator[tuple[Master, int]]:
     """A master that is read by nobody yet, with a small log, and its slave side, raw."""
     loop = Loop()
-    master = Master(loop, OutputLog(tmp_path / "output", 64 * PAGE, ring=8 * PAGE, base=1001), Modes())
+    master = Master(
+        loop, OutputLog(tmp_path / "output", 64 * PAGE, ring=8 * PAGE, base=1001), Modes()
+    )
     fd, slave = os.openpty()
     tty.setraw(slave)
     master.open(fd)
@@ -38,12 +42,19 @@ def terminal(tmp_path: Path) -> Iterator[tuple[Master, int]]:
 
 
 def test_output_of_many_rings_is_in_the_log_with_its_modes(terminal: tuple[Master, int]) -> None:
-    """Text without escapes is not looked at; an escape is found wherever it lies, and where two reads cut it."""
+    """Text without escapes is not looked at; an escape is found wherever it lies, and where two
+    reads cut it.
+    """
     master, slave = terminal
     plain = bytes(range(32, 127)) * 300
     written = 0
     for before in (0, 1, 5000, 8 * PAGE - 4, 100_003):
-        text = (plain * (before // len(plain) + 1))[:before] + b"\x1b[?2004h\x1b]2;after %d\x07" % before + plain + b"\x1b[?20"
+        text = (
+            (plain * (before // len(plain) + 1))[:before]
+            + b"\x1b[?2004h\x1b]2;after %d\x07" % before
+            + plain
+            + b"\x1b[?20"
+        )
         _print(master, slave, text)
         assert (master.modes.bracketed_paste, master.modes.title) == (True, f"after {before}")
         _print(master, slave, b"04l")
@@ -71,10 +82,36 @@ def _write(fd: int, text: bytes) -> None:
 
 def test_what_a_holder_imports_stays_small() -> None:
     """There is a holder for every session: libraries that cost megabytes are for others."""
-    modules = ("launch.fresh_start", "holder.requests", "holder.checkpointing", "launch.spawn", "launch.reexec")
+    modules = (
+        "launch.fresh_start",
+        "holder.requests",
+        "holder.checkpointing",
+        "launch.spawn",
+        "launch.reexec",
+    )
     program = f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n"
-    program += "".join(f"import criuctl.session.{module}\n" for module in modules) + "print(*sys.modules)"
-    told = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    program += (
+        "".join(f"import criuctl.session.{module}\n" for module in modules) + "print(*sys.modules)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     loaded = {name.split(".")[0] for name in told.stdout.split()}
     assert "criuctl" in loaded
-    assert not loaded & {"hashlib", "_hashlib", "shutil", "bz2", "lzma", "asyncio", "yaml", "click", "pyte", "pycriu", "logging"}
+    assert not loaded & {
+        "hashlib",
+        "_hashlib",
+        "shutil",
+        "bz2",
+        "lzma",
+        "asyncio",
+        "yaml",
+        "click",
+        "pyte",
+        "pycriu",
+        "logging",
+    }

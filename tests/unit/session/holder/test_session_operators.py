@@ -12,7 +12,9 @@ def authority() -> Authority:
     return Authority()
 
 
-def join(authority: Authority, kind: str = "human", role: str = "write", name: str = "") -> Operator:
+def join(
+    authority: Authority, kind: str = "human", role: str = "write", name: str = ""
+) -> Operator:
     return authority.join(kind, name or f"{kind}{authority.serial}", role, pid=1, since=0.0)
 
 
@@ -65,7 +67,9 @@ def test_it_expires_with_its_holders_heartbeat(authority: Authority) -> None:
         ("human", "admin", "human", True),
     ],
 )
-def test_who_may_take_from_whom(authority: Authority, kind: str, role: str, other: str, may: bool) -> None:
+def test_who_may_take_from_whom(
+    authority: Authority, kind: str, role: str, other: str, may: bool
+) -> None:
     taker, writer = join(authority, kind, role), join(authority, other)
     authority.request(writer, 30, now=0)
     if may:

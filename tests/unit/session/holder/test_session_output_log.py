@@ -1,4 +1,6 @@
-"""The output log: absolute offsets, a ring in memory, a bounded file, and nothing that stops when the disk is full."""
+"""The output log: absolute offsets, a ring in memory, a bounded file, and nothing that stops when
+the disk is full.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,11 @@ def test_a_full_disk_leaves_the_ring(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(sizes=st.lists(st.integers(1, 9000), min_size=1, max_size=30), capacity=st.integers(1, 6), data=st.data())
+@given(
+    sizes=st.lists(st.integers(1, 9000), min_size=1, max_size=30),
+    capacity=st.integers(1, 6),
+    data=st.data(),
+)
 def test_any_sequence_of_writes_reads_back(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], capacity: int, data: st.DataObject
 ) -> None:

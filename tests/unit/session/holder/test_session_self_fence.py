@@ -1,4 +1,6 @@
-"""A session that stands still when nobody says any more that this is its home: by a clock and a timer of the test's."""
+"""A session that stands still when nobody says any more that this is its home: by a clock and a
+timer of the test's.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Site:
 
     @property
     def timers(self) -> list[Timer]:
-        return sorted((timer for timer in self.made if not timer.cancelled), key=lambda timer: timer.due)
+        return sorted(
+            (timer for timer in self.made if not timer.cancelled), key=lambda timer: timer.due
+        )
 
     def after(self, seconds: float, action: Callable[[], None]) -> Timer:
         self.made.append(Timer(self.now + seconds, action))

@@ -11,7 +11,10 @@ from criuctl.proc.tree import ProcessIdentity
 from criuctl.session.launch import spawn
 from criuctl.session.launch.plain_spawn import SpawnRequest
 
-CALL = "import os, socket, sys; os.setresuid(65534, 65534, 65534); socket.socket(socket.AF_UNIX).connect('\\0' + sys.argv[1])"
+CALL = (
+    "import os, socket, sys; os.setresuid(65534, 65534, 65534); "
+    "socket.socket(socket.AF_UNIX).connect('\\0' + sys.argv[1])"
+)
 
 
 def test_another_user_who_calls_first_is_not_taken_for_the_command() -> None:

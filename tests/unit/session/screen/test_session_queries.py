@@ -1,4 +1,6 @@
-"""Queries of a program to its terminal: found however they are cut, taken out of old output, and where the cursor was."""
+"""Queries of a program to its terminal: found however they are cut, taken out of old output, and
+where the cursor was.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,13 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(places)]
 
 
-@given(st.lists(st.sampled_from(["text", "\x1b[2J", "\x1b[1m", "\x1bc", *QUERIES])), st.lists(st.integers(0, 120)))
-def test_queries_are_found_in_order_and_with_their_places(words: list[str], cuts: list[int]) -> None:
+@given(
+    st.lists(st.sampled_from(["text", "\x1b[2J", "\x1b[1m", "\x1bc", *QUERIES])),
+    st.lists(st.integers(0, 120)),
+)
+def test_queries_are_found_in_order_and_with_their_places(
+    words: list[str], cuts: list[int]
+) -> None:
     data, expected = b"", []
     for word in words:
         data += (f"\x1b[{word}" if word in QUERIES else word).encode()
@@ -37,7 +44,9 @@ def test_queries_are_found_in_order_and_with_their_places(words: list[str], cuts
         modes.feed(memoryview(piece), offset)
         offset += len(piece)
     assert modes.asked == expected
-    assert [tuple(query) for query in Modes.from_dict(json.loads(json.dumps(modes.to_dict()))).asked] == expected
+    assert [
+        tuple(query) for query in Modes.from_dict(json.loads(json.dumps(modes.to_dict()))).asked
+    ] == expected
 
 
 def test_what_is_no_query() -> None:
@@ -50,7 +59,10 @@ def test_what_is_no_query() -> None:
 def test_old_queries_are_not_shown_and_new_ones_are(old: int, cuts: list[int]) -> None:
     """What is old ends where somebody attached: a query that was not complete then is new."""
     data = b"ab\x1b[6ncd\x1b[1m\x1b[?6n\x1b[c\x1b[>cef\x1b[5n\x1b[31"
-    ends = {data.index(query) + len(query): query for query in (b"\x1b[6n", b"\x1b[?6n", b"\x1b[c", b"\x1b[>c", b"\x1b[5n")}
+    ends = {
+        data.index(query) + len(query): query
+        for query in (b"\x1b[6n", b"\x1b[?6n", b"\x1b[c", b"\x1b[>c", b"\x1b[5n")
+    }
     old_output, shown, offset = OldOutput(7000 + old), b"", 7000
     for piece in pieces(data, cuts):
         shown += old_output.feed(offset, piece)
@@ -75,12 +87,20 @@ def test_where_the_cursor_is_as_a_terminal_tells_it() -> None:
 
 
 def test_where_the_cursor_was_at_each_query(tmp_path: Path) -> None:
-    """By the program, as a holder starts it: output that begins in the middle counts from its first whole line on."""
+    """By the program, as a holder starts it: output that begins in the middle counts from its first
+    whole line on.
+    """
     output = b"1mrest\r\nabc\x1b[6n\r\n\x1b[4;7H\x1b[6nlater"
     at = [500 + output.index(b"\r\n\x1b[4"), 500 + output.index(b"later")]
     task = {"rows": 24, "cols": 80, "start": 500, "at": at, "whole": False}
     file = tmp_path / "task"
     file.write_bytes(json.dumps(task).encode() + b"\n" + output)
     with open(file, "r+b") as stdin:
-        subprocess.run([sys.executable, "-I", cursor.__file__], stdin=stdin, check=True, timeout=60, env=dict(os.environ))
+        subprocess.run(
+            [sys.executable, "-I", cursor.__file__],
+            stdin=stdin,
+            check=True,
+            timeout=60,
+            env=dict(os.environ),
+        )
     assert json.loads(file.read_text()) == {str(at[0]): [1, 4], str(at[1]): [4, 7]}

@@ -67,12 +67,20 @@ _PIECES = st.one_of(
 def _seen(screen: Screen) -> list[object]:
     cells = [[screen.buffer[y][x] for x in range(screen.columns)] for y in range(screen.lines)]
     cursor = screen.cursor
-    return [cells, (cursor.y, cursor.x, cursor.hidden, cursor.attrs[1:]), screen.margins, screen.alternate, screen.keypad]
+    return [
+        cells,
+        (cursor.y, cursor.x, cursor.hidden, cursor.attrs[1:]),
+        screen.margins,
+        screen.alternate,
+        screen.keypad,
+    ]
 
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(_PIECES, max_size=40), st.data())
-def test_whatever_was_printed_a_redraw_shows_it_and_pieces_do_not_matter(pieces: list[bytes], data: st.DataObject) -> None:
+def test_whatever_was_printed_a_redraw_shows_it_and_pieces_do_not_matter(
+    pieces: list[bytes], data: st.DataObject
+) -> None:
     output = b"".join(pieces)
     screen = Screen(20, 6)
     screen.feed(output)
@@ -87,9 +95,29 @@ def test_whatever_was_printed_a_redraw_shows_it_and_pieces_do_not_matter(pieces:
     assert _seen(drawn)[1:] == _seen(screen)[1:]
 
 
-_PARAMETER = st.sampled_from(["", "0", "1", "3", "5", "6", "22", "38", "256", "1049", "100000", "9" * 5000, "4:3", "38:2", ":"])
+_PARAMETER = st.sampled_from(
+    [
+        "",
+        "0",
+        "1",
+        "3",
+        "5",
+        "6",
+        "22",
+        "38",
+        "256",
+        "1049",
+        "100000",
+        "9" * 5000,
+        "4:3",
+        "38:2",
+        ":",
+    ]
+)
 _SEQUENCES = st.builds(
-    lambda prefix, parameters, middle, final: f"\x1b[{prefix}{';'.join(parameters)}{middle}{final}".encode(),
+    lambda prefix, parameters, middle, final: (
+        f"\x1b[{prefix}{';'.join(parameters)}{middle}{final}".encode()
+    ),
     st.sampled_from(["", "", "?", ">"]),
     st.lists(_PARAMETER, max_size=4),
     st.sampled_from(["", "", "", " ", "!"]),
