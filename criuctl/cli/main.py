@@ -172,7 +172,9 @@ COMMANDS: dict[str, Entry] = {
     "completion": Entry(
         f"{_HERE}.completion:completion", "Print a shell's completion script.", "Setting up"
     ),
-    "help": Entry(f"{_HERE}.help:help_", "Show the manual page of a command.", "Setting up"),
+    "help": Entry(
+        f"{_HERE}.help:help_", "Show the manual page of a command or a topic.", "Setting up"
+    ),
 }
 
 
@@ -180,6 +182,15 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     if value and not ctx.resilient_parsing:
         write_result(f"{PROGRAM} {__version__}")
         ctx.exit()
+
+
+def _topics() -> list[tuple[str, list[tuple[str, str]]]]:
+    from . import topics
+
+    return [
+        ("Topics", [(name, topics.title(name)) for name in topics.pages()]),
+        ("Runbooks", [(name, topics.title(name)) for name in topics.runbooks()]),
+    ]
 
 
 cli = LazyGroup(
@@ -199,8 +210,10 @@ cli = LazyGroup(
     No failure of a dump loses the tree: it goes on running, or a complete checkpoint exists. A
     restore that fails leaves nothing behind.
 
-    Each command has a manual page: criuctl COMMAND --help. When something has gone wrong: criuctl
-    help store-lost, key-lost, fenced-host, restore-refused or disk-full.""",
+    Each command has a manual page: criuctl COMMAND --help. The manual's other pages are shown by
+    criuctl help TOPIC. When something has gone wrong: criuctl help store-lost, key-lost,
+    fenced-host, restore-refused or disk-full.""",
+    topics=_topics,
     params=[
         click.Option(
             ["--version"],

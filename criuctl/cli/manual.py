@@ -1,8 +1,9 @@
-"""Manual pages for `man`: what ``--help`` says, in roff, for every command and every runbook.
+"""Manual pages for `man`: what ``--help`` says, in roff, for every command, topic, runbook.
 
 The same code writes both: `criuctl.cli.pages` hands the parts of a page to a formatter, and
 `RoffFormatter` is one that puts them down in the macros of man(7).  A command's page is
-``criuctl-store-init.1``, a runbook's ``criuctl-store-lost.7``.
+``criuctl-store-init.1``, a topic's or a runbook's ``criuctl-store-lost.7``, and that of the
+configuration is in section 5.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import click
 
 from .. import __version__
 from . import topics
-from .pages import LazyGroup, ManFormatter, PageContext
+from .man_formatter import BOLD, ManFormatter
+from .pages import LazyGroup, PageContext
 
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 _COMMAND = re.compile(r"(`[^`\n]+`)")
 # what roff would make typographic
 _ESCAPES = {"\\": "\\e", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"}
-_HEADING = re.compile(r"(#+) +(.*)")
 
 
 def page_name(path: str) -> str:
@@ -53,6 +54,12 @@ def inline(text: str) -> str:
                 _plain(part) if n == 0 else part.replace("\\", "\\e"),
             )
     return "".join(parts)
+
+
+def _markdown(text: str) -> str:
+    """Running text of a page, with its links."""
+    shown = topics.with_links(text, lambda name: f"criuctl-{name}({topics.section(name)})")
+    return BOLD.sub(r"\\fB\1\\fR", inline(shown))
 
 
 class RoffFormatter(ManFormatter):
@@ -109,17 +116,18 @@ class RoffFormatter(ManFormatter):
     def write_paragraph(self) -> None:
         """Paragraphs begin where they are written."""
 
-    def write_markdown(self, text: str) -> None:
-        """Headings, paragraphs, lists and fenced lines of a runbook."""
-        for block, lines in topics.blocks(text):
-            if block == "lines":
-                self.write_lines(lines)
-            elif block == "item":
-                self.buffer.append(f".IP \\(bu 2\n{inline(' '.join(lines))}\n")
-            elif heading := _HEADING.fullmatch(lines[0]):
-                self.buffer.append(f".SH {_plain(heading[2]).upper()}\n")
-            else:
-                self._paragraph(inline(" ".join(lines)))
+    def write_heading(self, heading: str) -> None:
+        """A heading of a page in Markdown."""
+        self.buffer.append(f".SH {_plain(heading.upper())}\n")
+
+    def write_subheading(self, words: str) -> None:
+        self.buffer.append(f".SS {_plain(words)}\n")
+
+    def write_prose(self, text: str) -> None:
+        self._paragraph(_markdown(text))
+
+    def write_item(self, text: str) -> None:
+        self.buffer.append(f".IP \\(bu 2\n{_markdown(text)}\n")
 
 
 class RoffContext(PageContext):
@@ -147,27 +155,24 @@ def command_pages(root: click.Command, program: str) -> Iterator[tuple[str, str]
                 todo.append(RoffContext(found, info_name=word, parent=ctx))
 
 
-def runbook_pages(program: str) -> Iterator[tuple[str, str]]:
-    """(file name, text) of the page of every runbook."""
+def topic_pages(program: str) -> Iterator[tuple[str, str]]:
+    """(file name, text) of the page of every topic and every runbook."""
     for topic in topics.names():
-        name = f"{program}-{topic}"
+        name, section = f"{program}-{topic}", topics.section(topic)
         formatter = RoffFormatter()
-        summary, _, rest = topics.text(topic).partition("\n")
         with formatter.section("Name"):
-            formatter.write_text(
-                f"{name} - {summary.lstrip('# ')[:1].lower()}{summary.lstrip('# ')[1:]}"
-            )
-        formatter.write_markdown(rest)
-        yield f"{name}.7", _title(name, 7) + formatter.getvalue()
+            formatter.write_text(f"{name} - {topics.summary(topic)}")
+        formatter.write_markdown(topics.body(topic))
+        yield f"{name}.{section}", _title(name, section) + formatter.getvalue()
 
 
 def write_pages(root: click.Command, program: str, folder: Path) -> list[Path]:
-    """Write all pages below `folder`, to ``man1`` and ``man7``; ours that are there of an earlier
-    version go.
+    """Write all pages below `folder`, to ``man1``, ``man5`` and ``man7``, and remove those of an
+    earlier version.
     """
-    pages = [*command_pages(root, program), *runbook_pages(program)]
+    pages = [*command_pages(root, program), *topic_pages(program)]
     made = []
-    for section in ("1", "7"):
+    for section in ("1", "5", "7"):
         place = folder / f"man{section}"
         place.mkdir(parents=True, exist_ok=True)
         names = {name for name, _ in pages if name.endswith(f".{section}")}

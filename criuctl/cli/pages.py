@@ -23,6 +23,7 @@ from click.shell_completion import CompletionItem
 
 from ..errors import EXIT_CODES
 from .app import App
+from .man_formatter import ManFormatter
 from .streams import write_result
 
 Example = tuple[str, str]
@@ -36,19 +37,6 @@ class Entry(NamedTuple):
     where: str
     summary: str
     heading: str = "Commands"
-
-
-class ManFormatter(click.HelpFormatter):
-    """Headings as a manual page has them: upper case, no colon, text indented by two."""
-
-    def write_heading(self, heading: str) -> None:
-        self.write(f"{'':>{self.current_indent}}{heading.upper()}\n")
-
-    def write_example(self, what: str, lines: Sequence[str]) -> None:
-        """A few command lines, not wrapped, and what they do."""
-        self.write_text(what)
-        for line in lines:
-            self.write(f"{'':>{self.current_indent + 4}}{line}\n")
 
 
 class PageContext(click.Context):
@@ -293,6 +281,7 @@ class LazyGroup(Helped, click.Group):
         *args: Any,
         entries: Mapping[str, Entry],
         summary: str,
+        topics: Callable[[], Iterable[tuple[str, list[tuple[str, str]]]]] = tuple,
         examples: Sequence[Example] = (),
         exits: Iterable[int] = (),
         see_also: Sequence[str] = (),
@@ -302,6 +291,7 @@ class LazyGroup(Helped, click.Group):
         super().__init__(*args, **attrs)
         self.entries = entries
         self.summary = summary
+        self.topics = topics  # what there is to read besides: (heading, [(name, summary)])
         self.examples = tuple(examples)
         self.exits = tuple(sorted({0, 1, 2, 13, *exits}))
         self.see_also = tuple(f"criuctl {name}" for name in see_also)
@@ -352,6 +342,9 @@ class LazyGroup(Helped, click.Group):
                         for n, e in self.entries.items()
                         if e.heading == heading
                     ]
+                    formatter.write_dl(rows)
+            for heading, rows in self.topics():
+                with formatter.section(heading):
                     formatter.write_dl(rows)
 
         _write_page(self, self.summary, ctx, formatter, commands)

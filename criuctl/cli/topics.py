@@ -1,37 +1,74 @@
-"""Runbooks: what to do when something has gone wrong at a site, as sequences of commands that were
-tried.
+"""The manual's pages and the runbooks, as Markdown files.
 
-They are Markdown files in ``runbooks/``, as people read them: ``criuctl help store-lost`` prints
-one, `criuctl.cli.manual` makes a manual page of it.  Lines fenced as ``sh`` are run by the tests,
-in this order; those fenced as ``text`` need what a test has not: another host, a person, a disk
-that is full.
+A page of ``criuctl/manual/`` explains a subject; a runbook of ``criuctl/cli/runbooks/`` is what to
+do when something has gone wrong at a site, as sequences of commands that the tests run.
+``criuctl help NAME`` shows one, `criuctl.cli.manual` makes a manual page of it.
+
+Both use little of Markdown, which `blocks` takes apart: a title, headings, paragraphs, lists, and
+fenced lines.  In a runbook, lines fenced as ``sh`` are run by the tests, in this order; those
+fenced as ``text`` need what a test does not have: another host, a person, a full disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+_RUNBOOKS = Path(__file__).with_name("runbooks")
+_PAGES = Path(__file__).parents[1] / "manual"
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+_FILES = {"configuration"}  # pages about a file, which `man` keeps in section 5
+
+
+def runbooks() -> list[str]:
+    """The names of the runbooks."""
+    return _names(_RUNBOOKS)
+
+
+def pages() -> list[str]:
+    """The names of the manual's pages."""
+    return _names(_PAGES)
 
 
 def names() -> list[str]:
-    """The runbooks there are."""
-    return sorted(
-        file.name.removesuffix(".md") for file in _folder().iterdir() if file.name.endswith(".md")
-    )
+    """The names of all of them, the manual's pages first."""
+    return [*pages(), *runbooks()]
+
+
+def section(name: str) -> int:
+    """The section of the manual that `man` finds a page in."""
+    return 5 if name in _FILES else 7
 
 
 def text(name: str) -> str:
-    """One of them, as it was written."""
-    return (_folder() / f"{name}.md").read_text(encoding="utf-8")
+    """Return a page as it was written."""
+    folder = _RUNBOOKS if name in runbooks() else _PAGES
+    return (folder / f"{name}.md").read_text(encoding="utf-8")
 
 
-def summary(name: str) -> str:
-    """Its title."""
+def title(name: str) -> str:
+    """Return a page's title."""
     return text(name).partition("\n")[0].lstrip("# ")
 
 
+def summary(name: str) -> str:
+    """Return the title as it stands after a name: without a capital, unless of an abbreviation."""
+    words = title(name)
+    first = words.split()[0]
+    if len(first) > 1 and first.isupper():
+        return words
+    return f"{words[:1].lower()}{words[1:]}"
+
+
+def body(name: str) -> str:
+    """Return a page without its title."""
+    return text(name).partition("\n")[2]
+
+
 def blocks(written: str) -> Iterator[tuple[str, list[str]]]:
-    """Its parts: ``lines`` (to be typed), ``item`` (of a list) and ``text`` (paragraphs, and
+    """Yield the parts: ``lines`` (verbatim), ``item`` (of a list) and ``text`` (paragraphs, and
     headings with their #).
     """
     found: list[str] = []
@@ -44,7 +81,8 @@ def blocks(written: str) -> Iterator[tuple[str, list[str]]]:
             kind = "lines" if fenced else "text"
             continue
         item = not fenced and line.startswith("- ")
-        if not fenced and found and (not line or item):
+        numbered = not fenced and line[:1].isdigit() and line[1:3] == ". "
+        if not fenced and found and (not line or item or numbered):
             yield kind, found
             kind, found = "text", []
         if item:
@@ -53,5 +91,29 @@ def blocks(written: str) -> Iterator[tuple[str, list[str]]]:
             found.append(line if fenced else line.strip())
 
 
-def _folder() -> Path:
-    return Path(__file__).with_name("runbooks")
+def links(written: str) -> list[str]:
+    """Return where the links lead, as they were written."""
+    return [target for _text, target in _LINK.findall(written)]
+
+
+def with_links(written: str, show: Callable[[str], str]) -> str:
+    """Return text in which what links lead to stands in parentheses.
+
+    `show` says how a reader finds another page of the manual; a file of the checkout is shown by
+    its path.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        words, target = match.groups()
+        if "/" not in target:
+            return f"{words} ({show(target.removesuffix('.md'))})"
+        path = os.path.normpath(f"criuctl/manual/{target}")
+        return path if path.endswith(words) else f"{words} ({path})"
+
+    return _LINK.sub(replaced, written)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(
+        file.name.removesuffix(".md") for file in folder.iterdir() if file.name.endswith(".md")
+    )

@@ -6,6 +6,8 @@ A tuple for each phase whose order matters, with the reason; the others are call
 
 from __future__ import annotations
 
+import textwrap
+
 from ..criu.images import ImageSet
 from .base import FrozenTree, Repair, RestoredTree, RestoreImages
 from .closed_peers import ClosedPeers
@@ -52,6 +54,13 @@ _RELEASE: tuple[type[Repair], ...] = (
     InterruptedCalls,  # uses the CRIU that holds the threads
     TimerDescriptors,  # last: their time runs from here on
 )
+
+
+def losses() -> str:
+    """Return what CRIU loses, a Markdown list of each repair's `loses`, for the page of limits."""
+    return "\n".join(
+        textwrap.fill(kind.loses, 100, initial_indent="- ", subsequent_indent="  ") for kind in ALL
+    )
 
 
 class Repairs:

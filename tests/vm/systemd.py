@@ -23,7 +23,7 @@ from .result import Result
 
 MIB = 8  # of memory that a teller has
 TELLER = Path(__file__).with_name("teller.py")
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "criuctl/manual/scheduling-and-supervision.md"
 UNIT = "/etc/systemd/system/criuctl-supervise@.service"
 LOGIND = "[Login]\nKillUserProcesses=yes\nKillExcludeUsers=nobody\n"  # root is spared by default
 CONFIG = "events: journald\ntrees:\n  web: {unit: web, labels: {tier: web}}\n"
@@ -297,7 +297,7 @@ class SystemdChecks:
         )
 
     def a_supervised_session_comes_back(self) -> str:
-        """The unit of README.md: kill -9 of the whole session, of the supervisor; its restart and
+        """The unit of the manual: kill -9 of the whole session, of the supervisor; its restart and
         its stop end nothing.
         """
         with self._session("kept") as name:
@@ -453,9 +453,9 @@ class SystemdChecks:
 
 
 def supervised() -> str:
-    """The unit that README.md shows, with snapshots often enough for a check."""
+    """The unit that the manual shows, with snapshots often enough for a check."""
     text = (
-        README.read_text()
+        PAGE.read_text()
         .split("# /etc/systemd/system/criuctl-supervise@.service\n")[1]
         .split("```")[0]
     )

@@ -1,5 +1,5 @@
-"""``criuctl help``: the same pages as ``--help``, under the name that people try first; runbooks;
-pages for `man`.
+"""``criuctl help``: the same pages as ``--help``, under the name that people try first; the
+manual's pages and the runbooks; pages for `man`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from click.shell_completion import CompletionItem
 
 from ...errors import UsageError
 from ..app import App, pass_app
+from ..man_formatter import ManFormatter
 from ..pages import LazyGroup, PageContext, page
 
 
@@ -20,7 +21,7 @@ def _complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
     root = ctx.find_root().command
     entries = root.entries if isinstance(root, LazyGroup) else {}
     known = {name: entry.summary for name, entry in entries.items()} | {
-        name: topics.summary(name) for name in topics.names()
+        name: topics.title(name) for name in topics.names()
     }
     return [
         CompletionItem(name, help=text)
@@ -32,6 +33,7 @@ def _complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
 @page(
     examples=[
         ("How to make a store:", "criuctl help store init"),
+        ("What cannot be checkpointed:", "criuctl help limits"),
         ("What to do when the key of a store is lost:", "criuctl help key-lost"),
         ("Pages for man:", "criuctl help --man-pages /usr/local/share/man"),
     ]
@@ -40,25 +42,26 @@ def _complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
     "command",
     nargs=-1,
     shell_complete=_complete,
-    help="The command's words, for example: store init; or a runbook.",
+    help="The command's words, for example: store init; or a topic, or a runbook.",
 )
 @click.option(
     "--man-pages",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
     help=(
-        "Write manual pages of all commands and runbooks to DIR/man1 and DIR/man7.  [default: "
-        "show one page]"
+        "Write manual pages of all commands, topics and runbooks to DIR/man1, DIR/man5 and "
+        "DIR/man7.  [default: show one page]"
     ),
 )
 @click.pass_context
 @pass_app
 def help_(app: App, ctx: click.Context, command: tuple[str, ...], man_pages: Path | None) -> int:
-    """Shows the manual page of COMMAND, or the list of all commands. The same as criuctl COMMAND
-    --help.
+    """Shows the manual page of COMMAND, or the list of all commands and topics. The same as criuctl
+    COMMAND --help.
 
-    It also shows runbooks, what to do step by step when something has gone wrong: store-lost,
-    key-lost, fenced-host, restore-refused, disk-full.
+    It also shows the manual's pages about a topic, such as limits or configuration, and runbooks,
+    what to do step by step when something has gone wrong: store-lost, key-lost, fenced-host,
+    restore-refused, disk-full.
     """
     shown = ctx.find_root()
     if man_pages is not None:
@@ -68,21 +71,37 @@ def help_(app: App, ctx: click.Context, command: tuple[str, ...], man_pages: Pat
             shown.command.get_command(shown, word) if isinstance(shown.command, LazyGroup) else None
         )
         if found is None:
-            return _runbook(app, ctx, " ".join(command))
+            return _topic(app, ctx, " ".join(command))
         shown = PageContext(found, info_name=word, parent=shown)
     text = shown.get_help()
     app.emit({"command": " ".join(command), "text": text}, lambda: text)
     return 0
 
 
-def _runbook(app: App, ctx: click.Context, name: str) -> int:
+def _topic(app: App, ctx: click.Context, name: str) -> int:
     from .. import topics
 
     if name not in topics.names():
-        raise click.UsageError(f"there is no command {name!r}, nor a runbook of that name", ctx=ctx)
+        raise click.UsageError(
+            f"there is no command {name!r}, nor a topic or a runbook of that name", ctx=ctx
+        )
     text = topics.text(name).rstrip("\n")
-    app.emit({"runbook": name, "text": text}, lambda: text)
+    kind = "runbook" if name in topics.runbooks() else "topic"
+    app.emit({kind: name, "text": text}, lambda: _rendered(ctx, name))
     return 0
+
+
+def _rendered(ctx: click.Context, name: str) -> str:
+    """Return a page as `--help` shows one."""
+    from .. import topics
+
+    formatter = ctx.make_formatter()
+    if not isinstance(formatter, ManFormatter):
+        raise TypeError("a page is written by a ManFormatter")
+    with formatter.section("Name"):
+        formatter.write_text(f"{name} - {topics.summary(name)}")
+        formatter.write_markdown(topics.body(name))
+    return formatter.getvalue().rstrip("\n")
 
 
 def _write(app: App, root: click.Context, folder: Path, command: tuple[str, ...]) -> int:

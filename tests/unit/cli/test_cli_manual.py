@@ -1,4 +1,4 @@
-"""Pages for `man`: one per command and per runbook, from the same help, that groff and man take
+"""Pages for `man`: one per command, topic and runbook, from the same help, that groff and man take
 without a word.
 """
 
@@ -39,7 +39,7 @@ def shown(page: Path) -> str:
     return " ".join(done.stdout.split())
 
 
-def test_every_command_and_every_runbook_has_a_page(pages: Path) -> None:
+def test_every_command_topic_and_runbook_has_a_page(pages: Path) -> None:
     def names(command: dict[str, Any], path: str) -> Iterator[str]:
         yield path
         for name, inner in command.get("commands", {}).items():
@@ -48,8 +48,9 @@ def test_every_command_and_every_runbook_has_a_page(pages: Path) -> None:
     commands = set(names(cli.to_info_dict(PageContext(cli, info_name=PROGRAM)), PROGRAM))
     assert {"criuctl", "criuctl-dump", "criuctl-store-init"} <= commands
     assert {path.name for path in (pages / "man1").iterdir()} == {f"{name}.1" for name in commands}
+    assert {path.name for path in (pages / "man5").iterdir()} == {f"{PROGRAM}-configuration.5"}
     assert {path.name for path in (pages / "man7").iterdir()} == {
-        f"{PROGRAM}-{name}.7" for name in topics.names()
+        f"{PROGRAM}-{name}.7" for name in topics.names() if name != "configuration"
     }
     for path in [*pages.glob("man?/*")]:
         text = path.read_text()
@@ -109,4 +110,3 @@ def test_the_command_writes_them_and_removes_old_ones(criuctl: Run, tmp_path: Pa
     )
     assert criuctl("help", "gc", "--man-pages", str(tmp_path)).returncode == 2
     assert criuctl("help", "--man-pages", "/proc/nowhere").returncode == 2
-    assert criuctl("help", "key-lost").stdout == topics.text("key-lost")
