@@ -62,6 +62,7 @@ def check(app: App, target: str) -> int:
     stands by itself). For programs that criuctl knows, the remedy is the program's own option.
     Nothing is stopped or changed. With --store that store is asked, too: whether it is there, can
     be written and its key opens it; the configured one is what `criuctl doctor` asks.
+    `criuctl help limits` says what cannot be checkpointed at all.
 
     \b
     error    a dump would be refused or fail

@@ -81,7 +81,8 @@ def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 def connections(app: App, target: str, wish: str | None) -> int:
     """Lists the sockets of the process tree under TARGET that have, or wait for, another end: TCP
     and UDP, and unix sockets whose other end is outside the tree; with what a dump now would decide
-    for them by the rules of the configuration (connection_rules, connections).
+    for them by the rules of the configuration (connection_rules, connections). The rules are
+    explained by `criuctl help connection-policies`.
 
     \b
     keep       comes back established, if its address is there
