@@ -289,8 +289,8 @@ def test_a_copy_gets_all_that_it_writes_to_for_its_own_or_no_lock(
     """
     home = zoo.home / "places"
     home.mkdir()
-    for name, contents in (("empty", ""), ("data", "some")):
-        (home / name).write_text(contents)
+    for name, size in (("empty", 0), ("data", 2 << 20)):  # the contents of a smaller one travel
+        (home / name).write_bytes(os.urandom(size))
     for locked in ([home], [home / "empty", home / "data"]):
         log = home / f"log-{len(locked)}"
         original = zoo.launch(
