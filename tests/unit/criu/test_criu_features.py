@@ -21,7 +21,8 @@ cache = Path("/run/criu.kdat")
 
 def loads(fds=()):
     ask = [*argv, "--no-default-config", "check", "--feature", "uffd-noncoop", "-v4"]
-    done = subprocess.run(ask, pass_fds=fds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    into = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(ask, pass_fds=fds, text=True, check=True, **into)
     return "Loaded kdat cache" in done.stdout
 
 def kept():

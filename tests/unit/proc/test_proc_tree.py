@@ -209,8 +209,8 @@ def test_kinds_of_descriptors(tmp_path: Path) -> None:
         opened = descriptors(program.pid)
     kinds = {d.kind for d in opened}
     assert kinds == {
-        "file", "dir", "symlink", "pipe", "socket", "tty", "memfd", "namespace", "eventfd", "epoll", "timerfd", "signalfd",
-        "inotify", "fanotify", "pidfd", "device",
+        "file", "dir", "symlink", "pipe", "socket", "tty", "memfd", "namespace", "eventfd",
+        "epoll", "timerfd", "signalfd", "inotify", "fanotify", "pidfd", "device",
     }  # fmt: skip
     plain = _by_target(opened, f"{tmp_path}/file")
     status = (tmp_path / "file").stat()
