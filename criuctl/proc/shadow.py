@@ -102,8 +102,7 @@ class _Mount:
         return f"/proc/self/fd/{self.fd}"
 
 
-# -- the process
-# -------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 
 
 def run(work: Work, *, timeout: float) -> dict[str, Any]:
@@ -214,8 +213,7 @@ def _say(answer: int, told: dict[str, Any]) -> None:
     os.pwrite(answer, json.dumps(told).encode(), 0)
 
 
-# -- the file systems
-# --------------------------------------------------------------------------------
+# -- the file systems ------------------------------------------------------------------------------
 
 
 def enter() -> list[str]:
