@@ -4,8 +4,8 @@ Both ends run this program. Each of a fixed number of connections carries one re
 a pickle after its length, and its answer likewise. Large data need not be sent if it lies in memory
 that both ends share, `Shared`.
 
-The process ends when its end of `Aside.control` closes, and the kernel kills it when we die. Only
-we handle the terminal's signals.
+The process ends when its end of `EarlyProcess.control` closes, and the kernel kills it when we die.
+Only we handle the terminal's signals.
 
 This module is imported before all others, so it imports little: that is all that the process starts
 with.
@@ -33,10 +33,10 @@ _SHARED = 256 << 20  # bytes; memory is used only when it is touched
 _NORESERVE = 0x4000
 _LENGTHS = struct.Struct("=QQ")
 _GRACE = 2.0  # seconds that the process may take to end by itself
-_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-_waiting: dict[str, Aside] = {}
+_waiting: dict[str, EarlyProcess] = {}
 
 
 def begin(module: str) -> None:
@@ -45,24 +45,24 @@ def begin(module: str) -> None:
     Only for a process with a single thread.
     """
     with suppress(OSError):
-        _waiting[module] = Aside(module)
+        _waiting[module] = EarlyProcess(module)
 
 
-def begun(module: str) -> Aside | None:
+def obtain(module: str) -> EarlyProcess | None:
     """Return the process that loads `module`, forked now or before; None without resources for
     it.
     """
-    aside = _waiting.pop(module, None)
+    process = _waiting.pop(module, None)
     with suppress(OSError):
-        aside = aside or Aside(module)
-    return aside
+        process = process or EarlyProcess(module)
+    return process
 
 
 def end_waiting() -> None:
     """End the processes that were never used."""
     while _waiting:
-        _, aside = _waiting.popitem()
-        aside.kill()
+        _, process = _waiting.popitem()
+        process.kill()
 
 
 class Shared:
@@ -110,8 +110,8 @@ class Connection:
 
     def send(self, value: object, body: Sequence[memoryview] = ()) -> None:
         """Send one message and the bytes that follow it."""
-        told = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        self._end.sendall(_LENGTHS.pack(len(told), sum(view.nbytes for view in body)) + told)
+        message = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        self._end.sendall(_LENGTHS.pack(len(message), sum(view.nbytes for view in body)) + message)
         for view in body:
             self._end.sendall(view)
 
@@ -152,7 +152,7 @@ class Connection:
         return view
 
 
-class Aside:
+class EarlyProcess:
     """The forked process, as its parent sees it."""
 
     def __init__(self, module: str) -> None:
@@ -179,13 +179,15 @@ class Aside:
     ) -> tuple[int, int]:
         """Return its PID and a descriptor of it."""
         parent = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
         try:
             pid = os.fork()
             if pid == 0:
                 for here, _there in pairs:
                     here.close()
-                _be(module, parent, self.shared, [Connection(there) for _here, there in pairs])
+                _child_main(
+                    module, parent, self.shared, [Connection(there) for _here, there in pairs]
+                )
             try:
                 return pid, os.pidfd_open(pid)
             except OSError:
@@ -222,17 +224,19 @@ class Aside:
         os.close(pidfd)
 
 
-def _unheard(_number: int, _frame: object) -> None:
+def _ignore(_number: int, _frame: object) -> None:
     """Ignore a signal that the other process handles."""
 
 
-def _be(module: str, parent: int, shared: Shared, connections: list[Connection]) -> NoReturn:
+def _child_main(
+    module: str, parent: int, shared: Shared, connections: list[Connection]
+) -> NoReturn:
     """Run the process; never returns."""
     try:
-        for number in _OURS:
+        for number in _TERMINAL_SIGNALS:
             # not SIG_IGN, which a program that it starts would inherit
-            signal.signal(number, _unheard)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
+            signal.signal(number, _ignore)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINAL_SIGNALS)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):  # a reader of the command's output must not wait for this process
             os.dup2(null, stream)

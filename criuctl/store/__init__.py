@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from ..config import Config
 from ..errors import UsageError
-from ..proc.early_process import Aside, begun
+from ..proc.early_process import EarlyProcess, obtain
 from .base import Buffer, Capabilities, ObjectInfo, Store
 
 __all__ = [
@@ -28,10 +28,10 @@ __all__ = [
     "parse_s3_url",
 ]
 
-APART = f"{__package__}.apart"
+BOTO3_PROCESS = f"{__package__}.boto3_process"
 """What a process that speaks to a store loads, see `criuctl.proc.early_process`."""
 
-_begun: dict[str, Store] = {}
+_opened_early: dict[str, Store] = {}
 """Stores that are being opened by processes of their own, by URL, until `open_store` gives them to
 whom they are for.
 """
@@ -49,8 +49,8 @@ def open_store(url: str, config: Config) -> Store:
     Raises `UsageError` for anything else. Whether the place exists and answers shows only in use:
     `Store.create`, `Store.check_writable`.
     """
-    if url in _begun:
-        return _begun.pop(url)
+    if url in _opened_early:
+        return _opened_early.pop(url)
     scheme = match[1].lower() if (match := _SCHEME.match(url)) else ""
     if scheme == "s3":
         return _open_s3(url, config)
@@ -72,23 +72,25 @@ def coming(url: str, config: Config) -> Iterator[None]:
     Slow modules are loaded meanwhile, in another process, or in `open_store` if no process can be
     started. The calling process must have a single thread.
     """
-    aside: Aside | None = None
+    process: EarlyProcess | None = None
     if url[:3].lower() == "s3:":
         with suppress(UsageError):  # `open_store` reports it
             bucket, prefix = parse_s3_url(url)
-            aside = begun(APART)
-            if aside is not None:
-                from .boto3_process import Apart
+            process = obtain(BOTO3_PROCESS)
+            if process is not None:
+                from .boto3_process import ProcessStore
 
-                _begun[url] = Apart(f"s3://{bucket}/{prefix}".rstrip("/"), config, aside)
+                _opened_early[url] = ProcessStore(
+                    f"s3://{bucket}/{prefix}".rstrip("/"), config, process
+                )
     try:
         yield
     finally:
-        if url in _begun:
-            _begun.pop(url).close()
-        if aside is not None:
-            aside.close()
-            aside.reap()
+        if url in _opened_early:
+            _opened_early.pop(url).close()
+        if process is not None:
+            process.close()
+            process.reap()
 
 
 def _open_s3(url: str, config: Config) -> Store:

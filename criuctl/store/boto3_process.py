@@ -4,9 +4,9 @@ boto3 takes longer to load than all else of a small dump, and while it signs and
 interpreter that hashes and compresses. So another process loads it, in parallel with everything
 that the command does before it needs the store, and makes all requests to the store.
 
-Contents that lie in memory from `Apart.memory` are not copied. A call that is interrupted here goes
-on there, like one whose answer is lost: its connection is not used again, and what it sends may by
-then be other content, under a name that no other process knows.
+Contents that lie in memory from `ProcessStore.memory` are not copied. A call that is interrupted
+here goes on there, like one whose answer is lost: its connection is not used again, and what it
+sends may by then be other content, under a name that no other process knows.
 
 That process bounds the time of each request (`s3_deadline`). Should it be stopped itself, or hang
 where nothing is bounded (in the resolver, for example), no call here waits for much longer than its
@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from ..config import Config
 from ..errors import CriuctlError, StoreError, StoreUnreachable
-from ..proc.early_process import Aside, Connection, Shared
+from ..proc.early_process import Connection, EarlyProcess, Shared
 from ..proc.threads import Later
 from .base import Capabilities, Data, Keeping, ObjectInfo, Store, as_views
 
@@ -40,29 +40,29 @@ _SPARE = 30.0  # seconds for that process to load its modules
 _SLOWEST = 32 << 10  # bytes a second, as in `s3_deadline`, which this process must not load
 
 
-class Apart(Store):
+class ProcessStore(Store):
     """The store at `url`; its process does the work."""
 
-    def __init__(self, url: str, config: Config, aside: Aside) -> None:
+    def __init__(self, url: str, config: Config, process: EarlyProcess) -> None:
         """Send the process the description of its store."""
         self.url = url
         self._patience = _REQUESTS * config.s3_deadline + _SPARE
-        self._aside = aside
+        self._process = process
         self._ended = False
-        self._idle = aside.connections  # used from the end: its window has been touched
+        self._idle = process.connections  # used from the end: its window has been touched
         self._changed = threading.Condition()
         self._left = len(self._idle)
         self._ready = False
         with suppress(OSError):  # it has ended, as the first call will report
-            aside.control.send((url, config))
+            process.control.send((url, config))
 
     def memory(self, size: int) -> memoryview:
-        taken = self._aside.shared.take(size)
+        taken = self._process.shared.take(size)
         return taken if taken is not None else super().memory(size)
 
     def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
         views = as_views(data)
-        places = [self._aside.shared.place(view) for view in views]
+        places = [self._process.shared.place(view) for view in views]
         sent = [view for view, place in zip(views, places, strict=True) if place is None]
         sizes = [
             place if place is not None else view.nbytes
@@ -80,7 +80,7 @@ class Apart(Store):
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         target = buffer.cast("B")
-        place = self._aside.shared.place(target)
+        place = self._process.shared.place(target)
         self._ask(
             "read_into",
             name,
@@ -130,7 +130,7 @@ class Apart(Store):
         return found
 
     def ready(self) -> bool:
-        self._ready = self._ready or self._aside.control.waiting()
+        self._ready = self._ready or self._process.control.waiting()
         return self._ready
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class Apart(Store):
             self._ended = True
             self._left = 0
             self._changed.notify_all()
-        self._aside.close()
+        self._process.close()
         for connection in self._idle:
             connection.close()
         self._idle.clear()
