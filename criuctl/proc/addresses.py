@@ -81,24 +81,31 @@ class HeldAddress:
         }
 
     @classmethod
-    def from_dict(cls, told: Any, namespace: int | None = None) -> HeldAddress:
+    def from_dict(cls, description: Any, namespace: int | None = None) -> HeldAddress:
         """Parse what `to_dict` returned, on the host that it was taken from.
 
         `UsageError` if it makes no sense.
         """
         try:
-            ip = ipaddress.ip_address(told["ip"])
+            ip = ipaddress.ip_address(description["ip"])
             attributes = tuple(
-                (int(kind), bytes.fromhex(value)) for kind, value in told["attributes"][:32]
+                (int(kind), bytes.fromhex(value)) for kind, value in description["attributes"][:32]
             )
-            routes = tuple(Route(bytes.fromhex(text), 0) for text in told["routes"][:_MAX_ROUTES])
+            routes = tuple(
+                Route(bytes.fromhex(text), 0) for text in description["routes"][:_MAX_ROUTES]
+            )
             family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
             address = Address(
-                family, int(told["prefix"]), int(told["flags"]), int(told["scope"]), 0, attributes
+                family,
+                int(description["prefix"]),
+                int(description["flags"]),
+                int(description["scope"]),
+                0,
+                attributes,
             )
             if address.ip != str(ip):
-                raise ValueError("two addresses in one")
-            return cls(str(ip), str(told["device"]), address, routes, namespace)
+                raise ValueError("it contains two addresses")
+            return cls(str(ip), str(description["device"]), address, routes, namespace)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UsageError(
                 f"the description of an address that moves is not valid: {error}"
@@ -188,16 +195,16 @@ def parse(text: str) -> tuple[str, str | None]:
         ip = ipaddress.ip_address(plain)
     except ValueError:
         raise UsageError(
-            f"{plain!r} is no IP address",
+            f"{plain!r} is not an IP address",
             hint="--keep-address takes IP or IP@DEVICE (of the target).",
         ) from None
     if "%" in plain or ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified:
         raise UsageError(
-            f"{plain} means another place on each host and cannot move",
+            f"{plain} has a different meaning on each host and cannot move",
             hint="Only addresses of a subnet can.",
         )
     if at and not (0 < len(device) <= 15 and "/" not in device and device.isprintable()):
-        raise UsageError(f"{device!r} is no name of a network device")
+        raise UsageError(f"{device!r} is not a name of a network device")
     return str(ip), device or None
 
 
@@ -299,13 +306,15 @@ def take(
     with Rtnetlink(namespace) as net:
         found = _all(net, wanted)
         if not found:
-            raise NotFound(f"{wanted} is no address of this host", hint="`ip address` shows them.")
+            raise NotFound(
+                f"{wanted} is not an address of this host", hint="`ip address` shows them."
+            )
         names = {link.index: link.name for link in net.links()}
         if len(found) > 1:
             where = ", ".join(names.get(a.index, "?") for a in found)
             raise Conflict(
                 f"several devices have the address {wanted}: {where}",
-                hint="Take it away from all but one.",
+                hint="Remove it from all but one (`ip address del`).",
             )
         address = found[0]
         others = [
@@ -317,7 +326,7 @@ def take(
         held = HeldAddress(wanted, names[address.index], address, (), namespace)
         if not address.flags & rtnetlink.F_PERMANENT:
             held.notes.append(
-                f"{wanted} has a lifetime: whoever gave it (DHCP, a router) may give it to "
+                f"{wanted} has a lifetime: DHCP or a router set it, and may set it again on "
                 "this "
                 "host again"
             )
@@ -377,7 +386,8 @@ def bring(
     with Rtnetlink(namespace) as net:
         if _all(net, wanted):
             raise Conflict(
-                f"{wanted} is an address of this host already", hint="Take it away here first."
+                f"{wanted} is an address of this host already",
+                hint="Remove it here first (`ip address del`).",
             )
         parsed = ipaddress.ip_address(wanted)
         link, prefix = _choose(net, parsed, device)
@@ -397,7 +407,7 @@ def _add(net: Rtnetlink, address: Address, device: str, *, renew: bool = False) 
     except OSError as error:
         if error.errno != errno.EEXIST:
             raise CriuctlError(
-                f"{address.ip} cannot be given to {device}: {error.strerror}",
+                f"{address.ip} cannot be added to {device}: {error.strerror}",
                 hint="criuctl needs CAP_NET_ADMIN; is the device up?",
             ) from error
 
@@ -408,7 +418,7 @@ def _delete(net: Rtnetlink, address: Address) -> None:
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise CriuctlError(
-                f"{address.ip} cannot be taken away: {error.strerror}",
+                f"{address.ip} cannot be removed: {error.strerror}",
                 hint="criuctl needs CAP_NET_ADMIN.",
             ) from error
 

@@ -71,7 +71,7 @@ class Child:
                 # A waitpid(-1) elsewhere reaped it: its exit code is unknown, and 0 would be wrong.
                 self._ended(-1)
                 raise CommandFailed(
-                    f"{self.argv[0]}: was reaped by somebody else, its exit code is lost"
+                    f"{self.argv[0]}: was reaped by other code, its exit code is lost"
                 ) from None
             if result is not None:
                 exited = result.si_code == os.CLD_EXITED

@@ -64,7 +64,7 @@ def acting_as(user: Credentials | None) -> Iterator[None]:
         yield
         return
     if (numbers := _NUMBERS.get(platform.machine())) is None:
-        raise OSError(errno.ENOSYS, "to act as another user is only known for x86-64 and arm64")
+        raise OSError(errno.ENOSYS, "acting as another user is only supported on x86-64 and arm64")
     set_groups, set_gid, set_uid = numbers
     uid, gid, groups = os.geteuid(), os.getegid(), os.getgroups()
     _groups(set_groups, sorted(user.groups))

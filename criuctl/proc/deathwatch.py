@@ -41,7 +41,7 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-def _hear(channel: socket.socket) -> bytes:
+def _receive(channel: socket.socket) -> bytes:
     """Return the next message; empty at the end of the stream, however it ended."""
     try:
         return channel.recv(64)
@@ -54,7 +54,7 @@ def main() -> int:
     channel = socket.socket(fileno=int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    words = _hear(channel).split()
+    words = _receive(channel).split()
     if len(words) != 2:
         return 0  # there never was a tree
     root, start = map(int, words)
@@ -62,7 +62,7 @@ def main() -> int:
         channel.sendall(b"watching\n")
     except OSError:
         pass  # criuctl is gone already
-    if _hear(channel) == b"done\n":
+    if _receive(channel) == b"done\n":
         return 0
     for _ in range(_ROUNDS):
         try:

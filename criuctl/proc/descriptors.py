@@ -50,7 +50,7 @@ _DELETED = " (deleted)"
 _O_CLOEXEC = 0o2000000
 # How often to look at a descriptor that becomes another file meanwhile, as a shell's do. Some file
 # systems report two inodes for one file.
-_LOOKS = 3
+_ATTEMPTS = 3
 
 # Majors of character devices that are terminals: consoles and tty0.., /dev/tty and ptmx, BSD and
 # Unix98 ptys, serial.
@@ -124,7 +124,7 @@ def descriptors(pid: int) -> list[Descriptor]:
 
 
 def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:
-    for _ in range(_LOOKS):
+    for _ in range(_ATTEMPTS):
         lines = os.fsdecode(read_raw(name, dir_fd=infos)).splitlines()
         # all answers are about one file, even if the program reopens the descriptor meanwhile
         handle = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=fds)

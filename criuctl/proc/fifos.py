@@ -75,7 +75,7 @@ def open_both_ways(path: str) -> int:
     itself = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISFIFO(os.fstat(itself).st_mode):
-            raise OSError(errno.ESTALE, "it is no named pipe any more", path)
+            raise OSError(errno.ESTALE, "it is not a named pipe any more", path)
         return os.open(f"/proc/self/fd/{itself}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
         os.close(itself)

@@ -164,7 +164,7 @@ def regular(path: str, folder: int | None = None) -> int:
     itself = os.open(path, PLACE, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(itself).st_mode):
-            raise OSError(errno.ESTALE, "it is no regular file any more", path)
+            raise OSError(errno.ESTALE, "it is not a regular file any more", path)
         return os.open(f"/proc/self/fd/{itself}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(itself)

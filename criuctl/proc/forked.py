@@ -159,13 +159,13 @@ def _start(key: str, work: Work, running: list[_Process]) -> None:
     try:
         pid = os.fork()
         if pid == 0:
-            _be(work, answer, parent, before)
+            _child_main(work, answer, parent, before)
         running.append(_Process(key, pid, answer))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _be(work: Work, answer: int, parent: int, mask: set[Any]) -> None:
+def _child_main(work: Work, answer: int, parent: int, mask: set[Any]) -> None:
     """Run in the new process; does not return."""
     code = 1
     try:

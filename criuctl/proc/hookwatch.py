@@ -73,11 +73,11 @@ def _end_all(gently: bool) -> None:
         if number == signal.SIGTERM and not gently:
             continue
         deadline = time.monotonic() + patience
-        told: set[int] = set()
+        signalled: set[int] = set()
         while _reap() and time.monotonic() < deadline:
             for pid in _descendants():
-                if number == signal.SIGKILL or pid not in told:
-                    told.add(pid)
+                if number == signal.SIGKILL or pid not in signalled:
+                    signalled.add(pid)
                     try:
                         os.kill(pid, number)
                     except OSError:
@@ -85,7 +85,7 @@ def _end_all(gently: bool) -> None:
             time.sleep(0.005)
 
 
-def _become(path: str, numbers: dict[int, int], failed: int) -> NoReturn:
+def _exec_hook(path: str, numbers: dict[int, int], failed: int) -> NoReturn:
     """Run the hook in the forked child."""
     try:
         os.setsid()
@@ -135,7 +135,7 @@ def _run(
     deadline = time.monotonic() + timeout
     pid = os.fork()
     if pid == 0:
-        _become(path, numbers, failed)
+        _exec_hook(path, numbers, failed)
     os.close(failed)
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1, 2):

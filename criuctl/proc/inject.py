@@ -146,7 +146,7 @@ def stopped(pid: int) -> Iterator[None]:
     stay traced.
     """
     if platform.machine() != "x86_64":
-        raise PlatformError("running a system call in another process is only known for x86-64")
+        raise PlatformError("running a system call in another process is only supported on x86-64")
     for left in reversed(range(_TRIES)):
         with InterruptsDeferred():
             _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD)
@@ -183,7 +183,7 @@ def seize(pid: int, *, forks: bool = False, exit_kill: bool = False) -> None:
     kills it when this thread ends without having detached from it.
     """
     if platform.machine() != "x86_64":
-        raise PlatformError("running a system call in another process is only known for x86-64")
+        raise PlatformError("running a system call in another process is only supported on x86-64")
     options = (_TRACE_FORKS if forks else 0) | (_EXIT_KILL if exit_kill else 0)
     _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD | options)
 
@@ -312,11 +312,14 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
         try:
             with calling(tracer) as run:
                 for tid, wanted in threads.items():
-                    if not _there(run(_PTRACE, _GETREGS, tid, 0, address), tid):
+                    if not _exists(run(_PTRACE, _GETREGS, tid, 0, address), tid):
                         continue
                     registers = _Registers.from_buffer_copy(os.pread(memory, size, address))
-                    stands = (wanted.ip, _MINUS_EINTR), (wanted.ip - len(_SYSCALL), wanted.orig_ax)
-                    if registers.rsp == wanted.sp and (registers.rip, registers.rax) in stands:
+                    expected = (
+                        (wanted.ip, _MINUS_EINTR),
+                        (wanted.ip - len(_SYSCALL), wanted.orig_ax),
+                    )
+                    if registers.rsp == wanted.sp and (registers.rip, registers.rax) in expected:
                         registers.rip, registers.rax, registers.orig_rax = (
                             wanted.ip,
                             wanted.ax,
@@ -328,7 +331,7 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
                             wanted.r10,
                         )
                         os.pwrite(memory, registers, address)
-                        _there(run(_PTRACE, _SETREGS, tid, 0, address), tid)
+                        _exists(run(_PTRACE, _SETREGS, tid, 0, address), tid)
         finally:
             os.pwrite(memory, saved, address)
     finally:
@@ -353,7 +356,7 @@ def queued_signals(tracer: int, tid: int, *, shared: bool) -> list[bytes]:
                         memory, _PEEK.pack(len(found), _OF_PROCESS if shared else 0, 1), address
                     )
                     count = run(_PTRACE, _PEEKSIGINFO, tid, address, address + _PEEK.size)
-                    if not _there(count, tid) or not count:
+                    if not _exists(count, tid) or not count:
                         break
                     found.append(os.pread(memory, SIGINFO, address + _PEEK.size))
         finally:
@@ -363,7 +366,7 @@ def queued_signals(tracer: int, tid: int, *, shared: bool) -> list[bytes]:
     return found
 
 
-def _there(result: int, tid: int) -> bool:
+def _exists(result: int, tid: int) -> bool:
     """Return whether the thread still exists: it may have been killed."""
     if result < 0 and result != -errno.ESRCH:
         raise OSError(-result, f"thread {tid}: {os.strerror(-result)}")

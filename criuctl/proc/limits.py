@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 CAP_SYS_RESOURCE = 24
-_OTHERS = 256  # descriptors that other code may need
+_RESERVED = 256  # descriptors that other code may need
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def room_for_descriptors(count: int) -> Iterator[None]:
     Only inside it: started programs inherit the limit, and some of them depend on it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + _OTHERS
+    wanted = count + _RESERVED
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         yield
         return

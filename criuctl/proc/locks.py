@@ -97,7 +97,7 @@ def _take(path: Path) -> IO[bytes]:
                 stack.pop_all()
                 return file
         time.sleep(_PAUSE)
-    raise BlockingIOError(errno.EWOULDBLOCK, "somebody holds this lock", str(path))
+    raise BlockingIOError(errno.EWOULDBLOCK, "another process holds this lock", str(path))
 
 
 def _remove(path: Path) -> None:

@@ -50,12 +50,12 @@ _TOP = (1 << 47) - PAGE  # all pages of a process are below, except vsyscall's
 _PIECE = 1 << 30  # bytes of address space whose pagemap is read at once
 
 # The highest byte of a pagemap entry: present 0x80, swapped 0x40, file page 0x20, guard 0x04.
-_THERE = bytes(b & 0xC0 != 0 and not b & 0x24 for b in range(256))
+_EXISTS = bytes(b & 0xC0 != 0 and not b & 0x24 for b in range(256))
 # the next lower byte: soft-dirty is its highest bit
 _DIRTY = bytes((b & 0x80) >> 6 for b in range(256))
 _RUNS = re.compile(b"\1+|\3+")
 # Exists, and is not marked as mapped by this process alone (0x01; never set for swapped pages).
-_OTHERS = bytes(b & 0xC0 != 0 and not b & 0x01 for b in range(256))
+_MAYBE_SHARED = bytes(b & 0xC0 != 0 and not b & 0x01 for b in range(256))
 _OWN = re.compile(b"\0+")
 _FRAME = (1 << 55) - 1
 
@@ -127,7 +127,7 @@ class TaskMemory:
         """
         for at in range(start, end, _PIECE):
             for found in _OWN.finditer(
-                self.frames(at, min(at + _PIECE, end))[7::8].translate(_OTHERS)
+                self.frames(at, min(at + _PIECE, end))[7::8].translate(_MAYBE_SHARED)
             ):
                 yield at + found.start() * PAGE, at + found.end() * PAGE
 
@@ -178,7 +178,7 @@ class TaskMemory:
         """Yield the runs of one range by pagemap, testing the bits of many pages at a time."""
         for at in range(start, end, _PIECE):
             data = self.frames(at, min(at + _PIECE, end))
-            there, dirty = data[7::8].translate(_THERE), data[6::8].translate(_DIRTY)
+            there, dirty = data[7::8].translate(_EXISTS), data[6::8].translate(_DIRTY)
             marks = bytearray((int.from_bytes(there) | int.from_bytes(dirty)).to_bytes(len(there)))
             for page in _zero_pages(data):
                 marks[page] = 0
@@ -196,7 +196,7 @@ def _scan(fd: int, start: int, end: int, regions: bytearray) -> tuple[int, int]:
     found = memoryview(regions)
     address = address_of(regions)
     wanted = _PRESENT | _SWAPPED
-    tells = wanted | _SOFT_DIRTY | (_GUARD if guards() else 0)
+    categories = wanted | _SOFT_DIRTY | (_GUARD if guards() else 0)
     arguments = bytearray(
         _SCAN.pack(
             96,
@@ -210,7 +210,7 @@ def _scan(fd: int, start: int, end: int, regions: bytearray) -> tuple[int, int]:
             _ZERO | _FILE,
             _ZERO | _FILE,
             wanted,
-            tells,
+            categories,
         )
     )
     count = fcntl.ioctl(fd, _PAGEMAP_SCAN, arguments, True)
@@ -245,13 +245,13 @@ def guards() -> bool:
     return _probe(_GUARD)
 
 
-def _probe(tells: int) -> bool:
+def _probe(categories: int) -> bool:
     fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(
             fd,
             _PAGEMAP_SCAN,
-            bytearray(_SCAN.pack(96, 0, 0, 0, 0, 0, 0, 0, 0, 0, _PRESENT, _PRESENT | tells)),
+            bytearray(_SCAN.pack(96, 0, 0, 0, 0, 0, 0, 0, 0, 0, _PRESENT, _PRESENT | categories)),
             True,
         )
     except OSError:

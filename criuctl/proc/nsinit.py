@@ -131,7 +131,7 @@ def _no_set_uid() -> None:
     )
     _check(
         _libc.syscall(ctypes.c_long(call[0]), *call[1:]),
-        "taking set-uid programs away (Linux 5.12)",
+        "disabling set-uid programs (Linux 5.12)",
     )
 
 
@@ -252,20 +252,20 @@ def _reap(root: int, *, with_root: bool) -> int:
 
 def _start(order: bytes) -> int:
     """Start the tree's root; return its PID."""
-    wish = json.loads(order)
+    request = json.loads(order)
     pid = os.fork()
     if pid:
         return pid
     try:
-        for path in wish["groups"]:
+        for path in request["groups"]:
             with open(path, "w") as file:
                 file.write("0")
         os.setsid()
         for number in signal.valid_signals():
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, signal.SIG_DFL)
-        os.umask(wish["umask"])
-        os.execve(wish["argv"][0], wish["argv"], wish["env"])
+        os.umask(request["umask"])
+        os.execve(request["argv"][0], request["argv"], request["env"])
     finally:
         os._exit(127)
 

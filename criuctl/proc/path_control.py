@@ -61,7 +61,7 @@ class Looks:
             fd, straight = inodes.open_below(self._top, path, 0, last), False
         try:
             status = os.fstat(fd)
-            way = self._roots_way(os.path.dirname(path)) if straight else None
+            way = self._root_only_path(os.path.dirname(path)) if straight else None
             if way is not None:
                 yield Found(fd, status, None, (*way, trustedpath.component(fd, path)))
             else:
@@ -80,9 +80,9 @@ class Looks:
 
     def is_roots(self, folder: str) -> bool:
         """Return whether root alone decides what is in a folder."""
-        return self._roots_way(folder) is not None
+        return self._root_only_path(folder) is not None
 
-    def _roots_way(self, folder: str) -> tuple[Component, ...] | None:
+    def _root_only_path(self, folder: str) -> tuple[Component, ...] | None:
         if folder not in self._folders:
             self._folders[folder] = None
             walk = trustedpath.opened(folder, root=self.root)
@@ -103,7 +103,7 @@ class Looks:
                     return folder.way_fault, folder.walked
             with trustedpath.opened(path, root=self.root) as place:
                 if not os.path.samestat(place.status, status):
-                    return Fault(path, f"{path} changes while it is looked at", ""), ()
+                    return Fault(path, f"{path} changes while it is read", ""), ()
                 return place.way_fault, place.walked
         except UntrustedPath as error:
             component = str(error.details.get("component", path))

@@ -35,7 +35,7 @@ def _room_behind(reserved: Iterable[int], last: int = 1) -> int:
         return _room_behind(reserved)  # start again from the lowest numbers, as the kernel does
     if before > limit:
         raise PlatformError(
-            "the PID numbers of this host do not suffice for the tree", hint="Raise kernel.pid_max."
+            "this host has too few PID numbers for the tree", hint="Raise kernel.pid_max."
         )
     return before
 
@@ -102,9 +102,7 @@ class PrivateNamespaces:
                 if "error" in words or not received:
                     if "error" not in words:
                         raise CommandFailed(
-                            "private namespaces cannot be made: what makes them has ended "
-                            "without "
-                            "a word"
+                            "private namespaces cannot be made: the helper ended without an answer"
                         )
                     raise PlatformError(
                         f"private namespaces cannot be made: {words['error'].strip()}"

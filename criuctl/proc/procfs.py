@@ -26,7 +26,7 @@ def reading(pid: int) -> Iterator[None]:
         raise NoSuchProcess(f"there is no process with PID {pid}") from None
     except PermissionError as error:
         raise PreflightRefused(
-            f"PID {pid}: the kernel does not let criuctl look at it "
+            f"PID {pid}: the kernel does not permit criuctl to read it "
             f"({error.filename or error.strerror})",
             hint="Run criuctl as root, with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE.",
             pid=pid,
@@ -119,8 +119,8 @@ def memory_info() -> dict[str, str]:
 
 def available_memory() -> int:
     """Return how many bytes programs may still take without swapping, as the kernel estimates."""
-    told = memory_info()
-    return int(told["MemAvailable"].split()[0]) * 1024
+    info = memory_info()
+    return int(info["MemAvailable"].split()[0]) * 1024
 
 
 def swaps() -> list[str]:

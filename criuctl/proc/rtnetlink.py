@@ -144,7 +144,7 @@ class Rtnetlink:
                 self._socket = socket_inside(namespace, socket.AF_NETLINK, socket.SOCK_RAW, _ROUTE)
         except OSError as error:
             raise PlatformError(
-                f"the network cannot be looked at: {error.strerror}",
+                f"the network's state cannot be read: {error.strerror}",
                 hint="criuctl needs CAP_SYS_ADMIN and CAP_NET_ADMIN.",
             ) from error
         self._sequence = 0
@@ -166,14 +166,18 @@ class Rtnetlink:
         found = []
         for message in self._dump(_GETLINK, _LINK.pack(0, 0, 0, 0, 0)):
             _family, kind, index, flags, _change = _LINK.unpack_from(message)
-            told = _attributes(message, _LINK.size)
-            name = os.fsdecode(told.get(IFLA_IFNAME, b"").rstrip(b"\0"))
-            info = _attributes(told.get(_IFLA_LINKINFO, b""), 0)
+            attributes = _attributes(message, _LINK.size)
+            name = os.fsdecode(attributes.get(IFLA_IFNAME, b"").rstrip(b"\0"))
+            info = _attributes(attributes.get(_IFLA_LINKINFO, b""), 0)
             driver = os.fsdecode(info.get(_IFLA_INFO_KIND, b"").rstrip(b"\0"))
             other = (
-                _NSID.unpack(told[_IFLA_LINK_NETNSID])[0] if _IFLA_LINK_NETNSID in told else None
+                _NSID.unpack(attributes[_IFLA_LINK_NETNSID])[0]
+                if _IFLA_LINK_NETNSID in attributes
+                else None
             )
-            found.append(Link(index, name, kind, flags, told.get(IFLA_ADDRESS, b""), driver, other))
+            found.append(
+                Link(index, name, kind, flags, attributes.get(IFLA_ADDRESS, b""), driver, other)
+            )
         return found
 
     def addresses(self) -> list[Address]:
@@ -181,13 +185,15 @@ class Rtnetlink:
         found = []
         for message in self._dump(_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0)):
             family, prefix, flags, scope, index = _ADDRESS.unpack_from(message)
-            told = _attributes(message, _ADDRESS.size)
+            attributes = _attributes(message, _ADDRESS.size)
             if family not in (socket.AF_INET, socket.AF_INET6) or not (
-                IFA_LOCAL in told or IFA_ADDRESS in told
+                IFA_LOCAL in attributes or IFA_ADDRESS in attributes
             ):
                 continue
-            flags = struct.unpack("=I", told[IFA_FLAGS])[0] if IFA_FLAGS in told else flags
-            found.append(Address(family, prefix, flags, scope, index, tuple(told.items())))
+            flags = (
+                struct.unpack("=I", attributes[IFA_FLAGS])[0] if IFA_FLAGS in attributes else flags
+            )
+            found.append(Address(family, prefix, flags, scope, index, tuple(attributes.items())))
         return found
 
     def routes(self, family: int) -> list[Route]:
@@ -197,8 +203,12 @@ class Rtnetlink:
         found = []
         for message in self._dump(_GETROUTE, _ROUTE_MESSAGE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
             route = _ROUTE_MESSAGE.unpack_from(message)
-            told = _attributes(message, _ROUTE_MESSAGE.size)
-            table = struct.unpack("=I", told[RTA_TABLE])[0] if RTA_TABLE in told else route[4]
+            attributes = _attributes(message, _ROUTE_MESSAGE.size)
+            table = (
+                struct.unpack("=I", attributes[RTA_TABLE])[0]
+                if RTA_TABLE in attributes
+                else route[4]
+            )
             if (
                 route[7] != _UNICAST
                 or route[5] == _KERNEL_OWN
@@ -206,7 +216,7 @@ class Rtnetlink:
                 or route[8] & _CLONED
             ):
                 continue
-            device = struct.unpack("=I", told[RTA_OIF])[0] if RTA_OIF in told else 0
+            device = struct.unpack("=I", attributes[RTA_OIF])[0] if RTA_OIF in attributes else 0
             head = _ROUTE_MESSAGE.pack(*route[:8], route[8] & _ONLINK)  # the other flags are states
             found.append(Route(head + bytes(message[_ROUTE_MESSAGE.size :]), device))
         return found
@@ -264,27 +274,29 @@ class Rtnetlink:
         With `renew` the lifetime of an existing one is set again.
         """
         flags = address.flags & (F_NODAD | F_NO_PREFIX_ROUTE)
-        told = {
+        attributes = {
             kind: value
             for kind, value in address.attributes
             if kind not in (IFA_FLAGS, IFA_CACHEINFO)
         }
-        told[IFA_FLAGS] = struct.pack("=I", flags)
+        attributes[IFA_FLAGS] = struct.pack("=I", flags)
         lifetime = address.attribute(IFA_CACHEINFO)
         if lifetime and not address.flags & F_PERMANENT:
-            told[IFA_CACHEINFO] = lifetime
+            attributes[IFA_CACHEINFO] = lifetime
         head = _ADDRESS.pack(
             address.family, address.prefix, flags & 0xFF, address.scope, address.index
         )
-        self._change(_NEWADDR, head + _packed(told), _CREATE | (_REPLACE if renew else _EXCLUSIVE))
+        self._change(
+            _NEWADDR, head + _packed(attributes), _CREATE | (_REPLACE if renew else _EXCLUSIVE)
+        )
 
     def delete_address(self, address: Address) -> None:
         """Remove an address from a device."""
-        told = {
+        attributes = {
             kind: value for kind, value in address.attributes if kind in (IFA_LOCAL, IFA_ADDRESS)
         }
         head = _ADDRESS.pack(address.family, address.prefix, 0, 0, address.index)
-        self._change(_DELADDR, head + _packed(told))
+        self._change(_DELADDR, head + _packed(attributes))
 
     def add_route(self, route: Route) -> None:
         """Set a route as it was reported; EEXIST if it exists."""

@@ -53,7 +53,7 @@ def detached_mount(
     context = _call(_SYS_FSOPEN, ctypes.c_char_p(kind.encode()), ctypes.c_uint(_FSOPEN_CLOEXEC))
     try:
         for key, value in settings:
-            told = (
+            command = (
                 (_FSCONFIG_SET_FLAG, None)
                 if value is None
                 else (_FSCONFIG_SET_STRING, ctypes.c_char_p(value.encode()))
@@ -61,9 +61,9 @@ def detached_mount(
             _call(
                 _SYS_FSCONFIG,
                 ctypes.c_int(context),
-                ctypes.c_uint(told[0]),
+                ctypes.c_uint(command[0]),
                 ctypes.c_char_p(key.encode()),
-                told[1],
+                command[1],
                 ctypes.c_int(0),
             )
         _call(

@@ -131,9 +131,7 @@ def run(work: Work, *, timeout: float) -> dict[str, Any]:
                 poller.register(pidfd, select.POLLIN)
                 while not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     if time.monotonic() >= deadline:
-                        raise TimedOut(
-                            f"it was not done after {timeout:g} s; nothing is left of it"
-                        )
+                        raise TimedOut(f"it was not done after {timeout:g} s, and was killed")
             finally:
                 os.close(pidfd)
         finally:
@@ -144,13 +142,13 @@ def run(work: Work, *, timeout: float) -> dict[str, Any]:
         size = os.fstat(answer).st_size
         if not size:
             raise CommandFailed(
-                "what ran in namespaces of its own was killed",
-                hint="The kernel's log may tell why: `dmesg`.",
+                "the process in private namespaces was killed",
+                hint="See the kernel's log: `dmesg`.",
             )
-        told: dict[str, Any] = json.loads(os.pread(answer, size, 0))
-        if "cannot" in told:
-            raise PlatformError(told["cannot"], hint="It takes root (CAP_SYS_ADMIN).")
-        return told
+        result: dict[str, Any] = json.loads(os.pread(answer, size, 0))
+        if "cannot" in result:
+            raise PlatformError(result["cannot"], hint="It needs root (CAP_SYS_ADMIN).")
+        return result
     finally:
         os.close(answer)
         os.close(ends)
@@ -201,16 +199,16 @@ def _worker(work: Work, answer: int) -> NoReturn:
         for number in _STOPS:
             signal.signal(number, signal.SIG_DFL)
         try:
-            told = work()
+            result = work()
         except BaseException:
-            told = {"bug": traceback.format_exc()}
-        _say(answer, told)
+            result = {"bug": traceback.format_exc()}
+        _say(answer, result)
     finally:
         os._exit(0)
 
 
-def _say(answer: int, told: dict[str, Any]) -> None:
-    os.pwrite(answer, json.dumps(told).encode(), 0)
+def _say(answer: int, result: dict[str, Any]) -> None:
+    os.pwrite(answer, json.dumps(result).encode(), 0)
 
 
 # -- the file systems ------------------------------------------------------------------------------
@@ -226,7 +224,7 @@ def enter() -> list[str]:
     except OSError as error:
         raise PlatformError(
             f"this host's files cannot be covered: {error.filename or error}",
-            hint="It takes root (CAP_SYS_ADMIN) and a kernel with overlayfs.",
+            hint="It needs root (CAP_SYS_ADMIN) and a kernel with overlayfs.",
         ) from error
 
 

@@ -169,8 +169,8 @@ def namespace_socket(pid: int | None, family: int, kind: int, protocol: int = 0)
         return socket_inside(namespace, family, kind, protocol)
     except OSError as error:
         raise PlatformError(
-            f"PID {pid}: its net namespace cannot be looked into: {error.strerror}",
-            hint="criuctl needs CAP_SYS_ADMIN to look into another net namespace.",
+            f"PID {pid}: its net namespace cannot be entered: {error.strerror}",
+            hint="criuctl needs CAP_SYS_ADMIN to enter another net namespace.",
         ) from error
     finally:
         os.close(namespace)
@@ -362,7 +362,7 @@ def _unix(diag: socket.socket) -> Iterator[Socket]:
         raw = bytes(attributes.get(0, b""))
         queues = struct.unpack("=II", attributes[4]) if 4 in attributes else (0, 0)
         pending = attributes.get(3, memoryview(b""))
-        inode_there, device = struct.unpack("=II", attributes[1]) if 1 in attributes else (0, 0)
+        file_inode, device = struct.unpack("=II", attributes[1]) if 1 in attributes else (0, 0)
         yield Socket(
             inode=inode,
             family="unix",
@@ -376,7 +376,7 @@ def _unix(diag: socket.socket) -> Iterator[Socket]:
             else os.fsdecode(raw.split(b"\0")[0]),
             peer_inode=struct.unpack("=I", attributes[2])[0] if 2 in attributes else 0,
             pending=struct.unpack(f"={len(pending) // 4}I", pending),
-            file=(os.makedev(device >> 20, device & 0xFFFFF), inode_there),
+            file=(os.makedev(device >> 20, device & 0xFFFFF), file_inode),
             shutdown=attributes[6][0] if 6 in attributes else 0,
         )
 

@@ -238,10 +238,12 @@ def abstract_taken(name: bytes, kind: int, namespace: int | None = None) -> bool
 
 def abstract_owner(name: bytes, kind: int, namespace: int | None = None) -> tuple[int, int] | None:
     """Return (PID, descriptor) of a process that has the socket of this type and abstract name."""
-    told = "@" + os.fsdecode(name[1:])
+    shown = "@" + os.fsdecode(name[1:])
     with suppress(OSError):
         inodes = [
-            s.inode for s in unix_sockets(namespace) if s.name == told and s.type == TYPES.get(kind)
+            s.inode
+            for s in unix_sockets(namespace)
+            if s.name == shown and s.type == TYPES.get(kind)
         ]
         return next(iter(outside_holders(inodes).values()), None) if inodes else None
     return None

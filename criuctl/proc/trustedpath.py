@@ -326,7 +326,7 @@ class _Walk:
             via = "" if fault.component == link.path else f", on which the link {link.path} lies"
             raise UntrustedPath(
                 f"{self._asked}: {fault.reason}{via}",
-                hint=f"Use the path that {link.path} leads to, if that is meant.",
+                hint=f"Use the path that {link.path} leads to, if that is intended.",
                 path=self._asked,
                 component=fault.component,
             )
