@@ -60,7 +60,7 @@ class Allowance:
                 f"{self.where} would become much larger than it is: {what} does not fit into "
                 f"{RATIO} times its size any more",
                 hint=(
-                    "No checkpoint is so regular. If it is known to be sound, unpack it and show "
+                    "No real checkpoint compresses so well. If you trust it, unpack it and show "
                     "the folder."
                 ),
             )

@@ -91,7 +91,7 @@ class CriuBinary(Struct, frozen=True):
                 ]
                 # A new session: criuctl handles a ^C at the terminal, never CRIU.
                 wait: Callable[[float | None], object]
-                with features.lent(self.argv) as features_fds:
+                with features.cache_descriptors(self.argv) as features_fds:
                     fds = [theirs.fileno(), *pass_fds, *features_fds]
                     if start is None:
                         child = command.spawn(argv, pass_fds=fds, stderr=stderr, new_session=True)

@@ -44,7 +44,7 @@ exec cat "$cache"
 
 
 @contextmanager
-def lent(argv: Sequence[str]) -> Iterator[list[int]]:
+def cache_descriptors(argv: Sequence[str]) -> Iterator[list[int]]:
     """Yield the descriptors to pass to the CRIU that `argv` starts: one, or none."""
     fd: int | None = None
     try:
@@ -64,8 +64,8 @@ def known(argv: Sequence[str], root: str = "/") -> bool:
     there = Path(f"{root}{_CACHE}")
     if _kept_by_criu(there):
         return True
-    with suppress(OSError), lent(argv) as fds:
-        return os.readlink(there) in map(_way, fds)
+    with suppress(OSError), cache_descriptors(argv) as fds:
+        return os.readlink(there) in map(_cache_path, fds)
     return False
 
 
@@ -73,7 +73,7 @@ def _kept_by_criu(cache: Path) -> bool:
     return cache.is_file() and not cache.is_symlink()
 
 
-def _way(fd: int) -> str:
+def _cache_path(fd: int) -> str:
     """Return the path that leads a process with `fd` to the cache."""
     return f"/proc/self/fd/{fd}/{_CACHE.name}"
 
@@ -96,7 +96,7 @@ def _lend(argv: Sequence[str]) -> int | None:
     finally:
         os.close(folder)
     try:
-        _link(_way(fd))
+        _link(_cache_path(fd))
     except BaseException:
         os.close(fd)
         raise

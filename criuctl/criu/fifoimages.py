@@ -123,9 +123,9 @@ def taken_for_one(one: str, other: str, number: int) -> tuple[str, str]:
     """Return the message and the hint for two FIFOs of the same number."""
     text = (
         f"the named pipes {one} and {other} have inodes of the same number, {number}; CRIU takes "
-        "them for one, and "
+        "them for one pipe, and "
     )
     return (
-        f"{text}loses what is unread in one of them",
-        f"Have the program read it, or make {other} anew (`mkfifo`) and open it again.",
+        f"{text}loses unread data in one of them",
+        f"Let the program read it, or make {other} again (`mkfifo`) and reopen it.",
     )

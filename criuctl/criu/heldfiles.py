@@ -157,10 +157,10 @@ _Map = tuple[tuple[int, int, int], ...]  # first id inside, first id here, count
 def _id_maps(images: ImageSet, name: str) -> tuple[_Map, _Map]:
     entry = read(images.folder, name, "USERNS")[0]
 
-    def told(extents: Any) -> _Map:
+    def ranges(extents: Any) -> _Map:
         return tuple((one.first, one.lower_first, one.count) for one in extents)
 
-    return told(entry.uid_map), told(entry.gid_map)
+    return ranges(entry.uid_map), ranges(entry.gid_map)
 
 
 def _outer(number: int, extents: _Map) -> int:

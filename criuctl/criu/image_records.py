@@ -21,7 +21,7 @@ Images = Callable[[str], bytes | None]  # an image's content by its name, None i
 
 _INET: dict[int, int] = {socket.AF_INET: 4, socket.AF_INET6: 16}  # bytes of an address
 _PROTOCOLS = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp", 136: "udplite"}
-_WAYS = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
+_MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 # CRIU's criu/include/image.h; the first that matches
 _AREAS = ((1 << 5, "[heap]"), (1 << 3, "[vdso]"), (1 << 12, "[vvar]"), (1 << 2, "[vsyscall]"))
 _FILE_AREAS = 1 << 6 | 1 << 7
@@ -95,7 +95,7 @@ def pids(get: Images) -> list[int]:
 def _processes(get: Images) -> list[Any]:
     entries = _read(get, "pstree.img", "PSTREE")
     if len({entry.pid for entry in entries}) != len(entries):
-        raise Damaged("image pstree.img has two processes of one PID")
+        raise Damaged("image pstree.img has two processes with one PID")
     return entries
 
 
@@ -114,8 +114,8 @@ def _held(get: Images) -> Iterator[tuple[int, list[Any]]]:
             count += len(entries)
             if count > _FREE_DESCRIPTORS + sum(sizes.values()) // _DESCRIPTOR:
                 raise Damaged(
-                    f"the processes share more than {_FREE_DESCRIPTORS} descriptors, which no "
-                    "images of CRIU's do"
+                    f"the processes share more than {_FREE_DESCRIPTORS} descriptors, more "
+                    "than CRIU's images can"
                 )
             yield pid, entries
 
@@ -258,7 +258,7 @@ def _open_file(holder: Any, entry: Any) -> OpenFile:
     mode = (
         ""
         if flags is None
-        else _WAYS.get(flags & os.O_ACCMODE, "") + ("a" if flags & os.O_APPEND else "")
+        else _MODES.get(flags & os.O_ACCMODE, "") + ("a" if flags & os.O_APPEND else "")
     )
     what = "" if entry is None else _what(entry)
     return OpenFile(kind, what, mode, getattr(body, "pos", None))

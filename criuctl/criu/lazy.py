@@ -133,7 +133,11 @@ class LazyPages:
     def __enter__(self) -> LazyPages:
         """Start the daemon, and wait until it listens."""
         try:
-            with features.lent(self._criu) as features_fds, self._theirs, InterruptsDeferred():
+            with (
+                features.cache_descriptors(self._criu) as features_fds,
+                self._theirs,
+                InterruptsDeferred(),
+            ):
                 fds = [self._folder, self._theirs.fileno(), *features_fds]
                 self._daemon = command.spawn(self._argv, pass_fds=fds, new_session=True)
             self._thread.start()
@@ -184,7 +188,7 @@ class LazyPages:
         self._watch.settimeout(_START_TIMEOUT)
         if self._watch.recv(16) != b"watching\n":
             raise RestoreFailed(
-                "the process that watches over a lazy restore does not start",
+                "the process that guards a lazy restore does not start",
                 hint="Restore without --lazy.",
             )
 

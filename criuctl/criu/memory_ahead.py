@@ -34,7 +34,7 @@ from .pages import PAGE, WINDOW, ImageKey, PageBuffer, parted
 
 B = TypeVar("B", bound=PageBuffer)
 
-_LENT = frozenset({"[vsyscall]", "[vvar]", "[vvar_vclock]", "[uprobes]"})
+_KERNEL_AREAS = frozenset({"[vsyscall]", "[vvar]", "[vvar_vclock]", "[uprobes]"})
 _WHOLE = frozenset({"[vdso]", "/[aio]"})
 _SYSV = "/SYSV"
 
@@ -117,7 +117,9 @@ class Walk(Generic[B]):
     def _process(self, pid: int, key: ImageKey) -> None:
         found = mappings(pid)
         private = [
-            m for m in found if not m.shared and m.path not in _LENT and m.path not in _WHOLE
+            m
+            for m in found
+            if not m.shared and m.path not in _KERNEL_AREAS and m.path not in _WHOLE
         ]
         with TaskMemory(pid) as memory:
             if self._track and not self._dirty_only:

@@ -28,7 +28,7 @@ from msgspec import Struct, field
 from ..errors import Damaged, NoSuchCheckpoint, UnsupportedFormat
 from .archives import Allowance, members
 
-_TELLING = re.compile(
+_NEEDED = re.compile(
     r"(?:pstree|files|inventory|(?:core|ids|fdinfo|mm|fs|pagemap|pagemap-shmem)-\d{1,20})\.img"
 )
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.img")
@@ -57,7 +57,7 @@ class PlainImages(Struct):
     @staticmethod
     def wants(name: str) -> bool:
         """Return whether the image is needed."""
-        return _TELLING.fullmatch(name) is not None
+        return _NEEDED.fullmatch(name) is not None
 
     def take(self, name: str, size: int, file: IO[bytes]) -> None:
         """Record one file, and read it if it is needed."""
@@ -104,9 +104,9 @@ def read(path: Path) -> PlainImages:
         os.close(fd)
     if "pstree.img" not in found.images:
         raise UnsupportedFormat(
-            f"{path} is no checkpoint that criuctl knows",
+            f"{path} is not a checkpoint that criuctl can read",
             hint=(
-                "`criuctl show` knows exported checkpoints, folders of CRIU's images, and "
+                "`criuctl show` reads exported checkpoints, folders of CRIU's images, and "
                 "podman's checkpoint archives."
             ),
         )

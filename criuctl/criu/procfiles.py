@@ -88,7 +88,7 @@ def check_name(path: str) -> None:
     if dots or parts[0] in _OWN_LINKS or (what and _THROUGH_LINK.fullmatch(what.rest)):
         raise Damaged(
             f"the images name the file {path}, which is not the name of an open file",
-            hint="See who can write to the store; do not restore this checkpoint.",
+            hint="Do not restore this checkpoint; check which users can write to the store.",
         )
 
 

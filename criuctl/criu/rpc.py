@@ -174,7 +174,7 @@ class Swrk:
         try:
             self.sock.sendall(message.SerializeToString())
         except OSError as error:
-            raise CriuGone(f"CRIU ended before it was asked: {error}") from error
+            raise CriuGone(f"CRIU ended before the request: {error}") from error
 
     def _receive(self, veto: BaseException | None) -> Any:
         if self.expendable:

@@ -76,13 +76,13 @@ class DriverProcess:
         self._next = 0
         self._under_way: set[int] = set()  # requests not answered yet
         try:
-            told = self._ask([{"call": "hello"}], _START)[0]
+            reply = self._ask([{"call": "hello"}], _START)[0]
         except BaseException:
             self.close()
             raise
-        self.error: str = told["error"]  # why there is no driver, or ""
-        self.api: int = told["api"]  # the version of the driver's interface: 13000 is CUDA 13.0
-        self.driver: str = told["driver"]  # as nvidia-smi shows it, "" if unknown
+        self.error: str = reply["error"]  # why there is no driver, or ""
+        self.api: int = reply["api"]  # the version of the driver's interface: 13000 is CUDA 13.0
+        self.driver: str = reply["driver"]  # as nvidia-smi shows it, "" if unknown
 
     def __enter__(self) -> Self:
         return self
@@ -101,8 +101,8 @@ class DriverProcess:
 
     def devices(self) -> tuple[Device, ...]:
         """Return the devices of this host."""
-        told = self._ask([{"call": "devices"}], _LOOK)[0]["devices"]
-        return tuple(Device(**one) for one in told)
+        replies = self._ask([{"call": "devices"}], _LOOK)[0]["devices"]
+        return tuple(Device(**one) for one in replies)
 
     def use(self) -> tuple[DeviceUse, ...]:
         """Return the use of this host's devices; empty where NVML is not installed."""
@@ -145,10 +145,10 @@ class DriverProcess:
         that are to be used instead.
         """
         extra = {"timeout_ms": timeout_ms, "pairs": [list(pair) for pair in (pairs or {}).items()]}
-        told = self._ask([{"call": what, "pid": pid, **extra} for pid in pids], deadline)
+        replies = self._ask([{"call": what, "pid": pid, **extra} for pid in pids], deadline)
         return {
             pid: Answer(one["result"], one["name"], one["number"], one["ms"])
-            for pid, one in zip(pids, told, strict=True)
+            for pid, one in zip(pids, replies, strict=True)
         }
 
     def _ask(self, requests: Sequence[dict[str, Any]], deadline: float) -> list[dict[str, Any]]:

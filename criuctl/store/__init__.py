@@ -29,12 +29,10 @@ __all__ = [
 ]
 
 BOTO3_PROCESS = f"{__package__}.boto3_process"
-"""What a process that speaks to a store loads, see `criuctl.proc.early_process`."""
+"""The module that a process for an S3 store loads, see `criuctl.proc.early_process`."""
 
 _opened_early: dict[str, Store] = {}
-"""Stores that are being opened by processes of their own, by URL, until `open_store` gives them to
-whom they are for.
-"""
+"""Stores that processes are opening, by URL, until `open_store` returns them to their caller."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -171,4 +169,4 @@ def _unknown_scheme(url: str, scheme: str) -> UsageError:
             ),
         )
     hint = _HINT if "://" in url else f"{_HINT} A path that holds a colon is written ./{scheme}:..."
-    return UsageError(f"no store is of the kind {scheme!r}", hint=hint)
+    return UsageError(f"there is no kind of store called {scheme!r}", hint=hint)

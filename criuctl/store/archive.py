@@ -278,7 +278,7 @@ class _Scan:
                 or len(places) == MAX_SECTIONS
             ):
                 raise self._damaged(
-                    f"what begins at byte {self._at - words - SECTION.size} is no object"
+                    f"what begins at byte {self._at - words - SECTION.size} is not an object"
                 )
             if size > self._size - self._at:
                 raise self._damaged(
@@ -291,7 +291,7 @@ class _Scan:
         digest = self._take(size if size == DIGEST_SIZE else 0, "the digest")
         if digest != expected:
             raise self._damaged(
-                "its content is not what was written: the digest at its end is another one"
+                "its content is not what was written: the digest at its end differs"
             )
         if self._at != self._size:
             raise self._damaged(f"{self._size - self._at} bytes follow its end")
@@ -301,7 +301,7 @@ class _Scan:
         foreign = _read(self._fd, len(MAGIC), 0, self._url) != MAGIC[: self._size]
         if foreign:
             raise UnsupportedFormat(
-                f"{self._url} is no checkpoint that criuctl has exported",
+                f"{self._url} is not a checkpoint that criuctl exported",
                 hint="`criuctl import` reads what `criuctl export` wrote, and nothing else.",
             )
         _magic, version, *room = HEADER.unpack(self._take(HEADER.size, "its header"))

@@ -122,8 +122,8 @@ def short_object(name: str, url: str, offset: int, length: int, got: int) -> Dam
     return Damaged(
         f"{name} in {url} is too short: {got} bytes at offset {offset} where {length} are needed",
         hint=(
-            "The object was cut or replaced; `criuctl verify --all` tells which checkpoints need "
-            "it."
+            "The object was cut or replaced; `criuctl verify --all` names the "
+            "checkpoints that need it."
         ),
         object=name,
     )

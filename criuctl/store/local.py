@@ -281,7 +281,7 @@ class LocalStore(Store):
                 raise ObjectMissing(f"{name} is not in {self.url}", object=name) from None
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise StoreError(f"{name} in {self.url} is no regular file", object=name)
+                    raise StoreError(f"{name} in {self.url} is not a regular file", object=name)
                 yield fd
             finally:
                 os.close(fd)
@@ -312,11 +312,11 @@ def _as_store_error(error: OSError, where: str) -> StoreError:
         case errno.ESTALE | errno.ETIMEDOUT | errno.ENOTCONN | errno.EHOSTDOWN | errno.EHOSTUNREACH:
             return StoreUnreachable(
                 f"{where} does not answer: {said}",
-                hint="The file system that holds the store is away.",
+                hint="Check the mount of the file system that holds the store.",
             )
         case errno.ELOOP | errno.ENOTDIR | errno.EISDIR:
             return StoreError(
-                f"{where} meets something else of its name: {said}",
+                f"{where} finds another kind of file under its name: {said}",
                 hint="Only criuctl may write into the folder.",
             )
     return StoreError(

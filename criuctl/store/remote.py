@@ -181,7 +181,7 @@ class RemoteStore(Store):
 
     def _nonsense(self) -> UnsupportedFormat:
         return UnsupportedFormat(
-            f"criuctl on {self._link.name} answers for its store what makes no sense"
+            f"criuctl on {self._link.name} sent an invalid answer for its store"
         )
 
 

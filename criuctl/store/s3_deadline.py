@@ -93,7 +93,7 @@ def _left() -> float | None:
     limit: Limit | None = getattr(_of_thread, "limit", None)
     left = None if limit is None else limit.left()
     if left is not None and left <= 0:
-        raise TimeoutError("the request has taken too long in all")
+        raise TimeoutError("the request has taken too long in total")
     return left
 
 

@@ -77,9 +77,8 @@ class StoreServer:
             if waiting + len(request.body) > _LARGEST:
                 self._parts.pop(upload, None)
                 raise StoreCannot(
-                    f"more than {_LARGEST >> 20} MiB of large objects at once are not taken "
-                    "over "
-                    "a link"
+                    f"more than {_LARGEST >> 20} MiB of large objects at once are not "
+                    "accepted over a link"
                 )
             parts = self._parts.setdefault(upload, bytearray())
             if request.argument("offset", int) != len(parts):
@@ -102,7 +101,7 @@ class StoreServer:
 
         offset, length = request.argument("offset", int), request.argument("length", int)
         if offset < 0 or not 0 <= length <= WHOLE:
-            raise UsageError(f"{length} bytes from {offset} cannot be had")
+            raise UsageError(f"{length} bytes from {offset} cannot be read")
         return Answer({}, self._store.get_range(_name(request), offset, length))
 
     def _stat(self, request: Request) -> dict[str, Any]:

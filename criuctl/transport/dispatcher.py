@@ -18,7 +18,7 @@ _EVENTS = 1 << 16  # not handled yet; no honest side has as many
 _EVENTS_SIZE = 64 << 20  # bytes of their JSON
 
 
-class Desk:
+class Dispatcher:
     """Handles requests with `serve`, at most `window` at a time; `send` takes the answers."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Desk:
         *,
         debug: bool,
     ) -> None:
-        self._serve = serve or _nobody
+        self._serve = serve or _refuse
         self._workers = workers
         self._send = send
         self._debug = debug
@@ -51,7 +51,7 @@ class Desk:
         """Note that a request begins to arrive; `Broken` if it is one too many."""
         with self._lock:
             if number in self._under_way or len(self._under_way) >= self._window:
-                raise Broken(f"more is asked at once than was agreed ({self._window})")
+                raise Broken(f"it sends more requests at once than agreed ({self._window})")
 
     def ask(self, number: int, request: Request, done: Callable[[], None]) -> None:
         """Queue a request; `done` gives its body back."""
@@ -70,7 +70,10 @@ class Desk:
         if self._events is None:
             self._events = queue.SimpleQueue()
             threading.Thread(
-                target=self._hear, args=(self._events,), name="criuctl-link-events", daemon=True
+                target=self._handle_events,
+                args=(self._events,),
+                name="criuctl-link-events",
+                daemon=True,
             ).start()
         with self._lock:
             self._events_size += size
@@ -112,7 +115,7 @@ class Desk:
             answer = Answer(answer or {})
         return encode(ANSWER, number, {"arguments": dict(answer.arguments)}, answer.body)
 
-    def _hear(self, events: queue.SimpleQueue[tuple[Request, int] | None]) -> None:
+    def _handle_events(self, events: queue.SimpleQueue[tuple[Request, int] | None]) -> None:
         while (event := events.get()) is not None:
             with self._lock:
                 self._events_size -= event[1]
@@ -124,6 +127,6 @@ class Desk:
                 )
 
 
-def _nobody(request: Request) -> None:
+def _refuse(request: Request) -> None:
     if not request.event:
         raise unknown_verb(request)

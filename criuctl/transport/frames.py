@@ -72,15 +72,15 @@ def decode_header(data: Buffer) -> tuple[int, int, int, int]:
     if magic != MAGIC:
         raise Broken(f"a frame begins with {bytes(data[:4])!r}")
     if not HELLO <= kind <= BYE:
-        raise Broken(f"a frame is of the unknown kind {kind}")
+        raise Broken(f"a frame has the unknown kind {kind}")
     if text > MAX_JSON or body > MAX_BODY:
-        raise Broken(f"a frame of {text} and {body} bytes is longer than any may be")
+        raise Broken(f"a frame of {text} and {body} bytes is too long")
     if (
         (body and kind not in _WITH_BODY)
         or (request == 0) != (kind in _WITHOUT_REQUEST)
         or (text and kind == PING)
     ):
-        raise Broken(f"a frame of kind {kind} has what it cannot have")
+        raise Broken(f"a frame of kind {kind} has a part that its kind does not have")
     return kind, request, text, body
 
 
@@ -91,7 +91,7 @@ def decode_json(data: Buffer) -> dict[str, Any]:
     except ValueError as error:
         raise Broken(f"a frame's JSON cannot be read: {error}") from None
     if not isinstance(said, dict):
-        raise Broken("a frame's JSON is no mapping")
+        raise Broken("a frame's JSON is not a mapping")
     return said
 
 
@@ -99,7 +99,7 @@ def text_of(said: Mapping[str, Any], key: str, default: str | None = None) -> st
     """Return the text under `key`; `Broken`."""
     value = said.get(key, default)
     if not isinstance(value, str):
-        raise Broken(f"a frame's {key} is no text")
+        raise Broken(f"a frame's {key} is not text")
     return value
 
 
@@ -107,7 +107,7 @@ def mapping_of(said: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return the mapping under `key`, empty if there is none; `Broken`."""
     value = said.get(key, {})
     if not isinstance(value, dict):
-        raise Broken(f"a frame's {key} is no mapping")
+        raise Broken(f"a frame's {key} is not a mapping")
     return value
 
 

@@ -52,7 +52,7 @@ from typing import Any, Self
 
 from ..errors import CriuctlError, LinkLost, TimedOut
 from . import frames
-from .dispatcher import Desk
+from .dispatcher import Dispatcher
 from .frames import Broken, Data
 from .greeting import Hello, our_hello, their_hello
 from .messages import Answer, Buffers, Handler, Outgoing, Request, Waiting
@@ -64,7 +64,7 @@ __all__ = ["Answer", "Handler", "Link", "Request"]
 _PINGS = 6  # per time-out
 _WINDOW = 2  # requests of the other side under way, for each worker
 _SCRATCH = 256 << 10
-_LAST_WORDS = 1.0  # seconds for the other side's reason to arrive when we can no longer send
+_LAST_FRAME_WAIT = 1.0  # seconds for the other side's reason to arrive when we can no longer send
 
 
 class Link:
@@ -104,7 +104,7 @@ class Link:
         self._sender = Sender(
             self._out, our_hello(facts or {}, timeout, window), timeout / _PINGS, self._broke
         )
-        self._desk = Desk(serve, workers, window, self._sender.put, debug=debug)
+        self._dispatcher = Dispatcher(serve, workers, window, self._sender.put, debug=debug)
         self._greeted = threading.Event()
         self._hello: Hello | None = None
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class Link:
 
     def start(self) -> None:
         """Send hello and begin to receive. Returns at once; `hello` waits for the other side's."""
-        self._in.heard = time.monotonic()
+        self._in.last_received = time.monotonic()
         for work, name in ((self._read, "reader"), (self._sender.run, "writer")):
             self._threads.append(
                 threading.Thread(target=work, name=f"criuctl-link-{name}", daemon=True)
@@ -129,12 +129,12 @@ class Link:
     @property
     def hello(self) -> dict[str, Any]:
         """Return the other side's hello; waits for it. `LinkLost`, `UnsupportedFormat`."""
-        return self._met().said
+        return self._await_hello().said
 
     @property
     def protocol(self) -> int:
         """The version that both use; waits for the hello."""
-        return self._met().protocol
+        return self._await_hello().protocol
 
     def ask(
         self,
@@ -152,7 +152,7 @@ class Link:
         after the last two the request may have been done or not.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        hello = self._met(timeout)
+        hello = self._await_hello(timeout)
         views = frames.encode(
             frames.ASK, 0, {"verb": verb, "arguments": dict(arguments or {})}, body
         )
@@ -221,7 +221,7 @@ class Link:
             one.settle(error=self._error())
         if self._threads and self._failure is None:
             deadline = time.monotonic() + grace
-            self._desk.settle(grace)
+            self._dispatcher.settle(grace)
             self._sender.finish(reason)
             self._threads[-1].join(max(0.0, deadline - time.monotonic()))
         self._fail(self._error())
@@ -245,7 +245,7 @@ class Link:
 
     # -- asking ------------------------------------------------------------------------------------
 
-    def _met(self, timeout: float | None = None) -> Hello:
+    def _await_hello(self, timeout: float | None = None) -> Hello:
         if not self._greeted.wait(timeout):
             raise TimedOut(f"{self.name} has not said hello for {timeout:g} s")
         if self._hello is None:
@@ -284,10 +284,10 @@ class Link:
         except Cut as cut:
             self._fail(self._cut(cut))
         except Silent:
-            seconds = time.monotonic() - self._in.heard
+            seconds = time.monotonic() - self._in.last_received
             self._fail(
                 LinkLost(
-                    f"nothing was heard from {self.name} for {seconds:.0f} s",
+                    f"nothing was received from {self.name} for {seconds:.0f} s",
                     hint="Is it up, and the network?",
                 )
             )
@@ -319,16 +319,16 @@ class Link:
         self._in.fill(text)
         said = frames.decode_json(text)
         if kind == frames.ASK:
-            self._desk.expect(number)
+            self._dispatcher.expect(number)
             body, done = self._buffers.take(body_length)
             self._in.fill(body)
-            self._desk.ask(
+            self._dispatcher.ask(
                 number,
                 Request(frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), body),
                 done,
             )
         elif kind == frames.TELL:
-            self._desk.tell(
+            self._dispatcher.tell(
                 Request(
                     frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), event=True
                 ),
@@ -343,7 +343,7 @@ class Link:
         with self._lock:
             waiting = self._asked.get(number)
             if waiting is None and not self._closing:
-                raise Broken("it answered what was not asked")
+                raise Broken("it answered a request that was not made")
         if waiting is None:
             waiting = Waiting(memoryview(b""))  # given up by `close`
         if kind == frames.ERROR:
@@ -353,7 +353,7 @@ class Link:
             answer, error = Answer(frames.mapping_of(said, "arguments"), body or b""), None
             if body is None:
                 error = frames.OtherSideFailed(
-                    f"{self.name} answered with {length} bytes, more than were asked for"
+                    f"{self.name} answered with {length} bytes, more than were requested"
                 )
         with self._lock:
             self._asked.pop(number, None)
@@ -388,7 +388,7 @@ class Link:
 
         The other side's last frame may still arrive, and explains more.
         """
-        self.lost.wait(_LAST_WORDS)
+        self.lost.wait(_LAST_FRAME_WAIT)
         self._fail(self._cut(cut))
 
     def _cut(self, cut: Cut) -> LinkLost:
@@ -426,7 +426,7 @@ class Link:
         os.eventfd_write(self._wake, 1)
         for one in waiting:
             one.settle(error=self._error())
-        self._desk.close()
+        self._dispatcher.close()
         self._greeted.set()
         self.lost.set()
         _call(callbacks, error)

@@ -93,8 +93,8 @@ _HINTS = (
     ),
     (
         "Permission denied",
-        "Does `ssh -o BatchMode=yes` get in? Give it a key or an agent; without a terminal "
-        "nobody can type a password.",
+        "Check `ssh -o BatchMode=yes`. Give it a key or an agent; without a terminal it "
+        "cannot ask for a password.",
     ),
     ("Connection refused", "No ssh server listens there: is it the right port?"),
     (
@@ -132,7 +132,7 @@ class Address(Struct, frozen=True):
         """Parse ``ssh://[USER@]HOST[:PORT][/PATH]``; `UsageError`."""
         match = _URL.fullmatch(url)
         if match is None or not 0 < int(match["port"] or 22) < 65536:
-            raise UsageError(f"{url!r} is no host's address", hint="Like ssh://user@host:22.")
+            raise UsageError(f"{url!r} is not a host's address", hint="Like ssh://user@host:22.")
         user = f"{match['user']}@" if match["user"] else ""
         return cls(user + match["host"].strip("[]"), match["port"] or "", match["path"] or "")
 
@@ -163,7 +163,7 @@ class Host(Struct, frozen=True):
         address = Address.parse(text)
         if address.path:
             raise UsageError(
-                f"{text!r} has a path, which a host has not", hint="Like ssh://user@host:22."
+                f"{text!r} has a path, but a host has none", hint="Like ssh://user@host:22."
             )
         return cls(address.destination, address)
 
@@ -187,7 +187,7 @@ class Host(Struct, frozen=True):
         except UsageError as error:
             raise ConfigError(f"{where}: {error.message}", hint=error.hint) from None
         if address.path:
-            raise ConfigError(f"{where}: {url!r} has a path, which a host has not")
+            raise ConfigError(f"{where}: {url!r} has a path, but a host has none")
         if not isinstance(program, str) or not program.strip():
             raise ConfigError(f"{where}: command must be text")
         if not isinstance(options, list) or not all(
@@ -299,34 +299,34 @@ class Connection:
             _ = link.hello
         except BaseException as error:
             link.close(0)
-            told = connection._unmet(error) if isinstance(error, CriuctlError) else error
+            cause = connection._no_hello(error) if isinstance(error, CriuctlError) else error
             connection.close()
-            if told is error:
+            if cause is error:
                 raise
-            raise told from error
+            raise cause from error
         return connection
 
     def why(self, error: CriuctlError) -> CriuctlError:
         """Return why the link was lost: `error`, with ssh's last message."""
         if not isinstance(error, LinkLost):
             return error
-        code, last, hint = self._last_words()
+        code, last, hint = self._last_output()
         if code is None or not last:  # while ssh runs, its last line may be a greeting
             return error
         return LinkLost(f"{error.message} ({last})", hint=hint or error.hint)
 
-    def _unmet(self, error: CriuctlError) -> CriuctlError:
+    def _no_hello(self, error: CriuctlError) -> CriuctlError:
         """Return why no hello arrived."""
         if not isinstance(error, LinkLost):
             return error
-        code, last, hint = self._last_words()
+        code, last, hint = self._last_output()
         name, why = self.host.name, last or error.message
         if code == 127:
             return HostUnreachable(
                 f"criuctl cannot be started on {name}: {why}",
                 hint=(
-                    "Install criuctl there, on the PATH that a command over ssh has; or tell "
-                    "where: hosts: NAME: command."
+                    "Install criuctl there, on the PATH of commands over ssh; or configure its "
+                    "path: hosts: NAME: command."
                 ),
             )
         if code == 255:
@@ -336,7 +336,7 @@ class Connection:
             return HostUnreachable(f"criuctl on {name} ended ({how}): {why}", hint=hint)
         return HostUnreachable(f"criuctl on {name} did not answer: {why}", hint=hint or error.hint)
 
-    def _last_words(self) -> tuple[int | None, str, str]:
+    def _last_output(self) -> tuple[int | None, str, str]:
         """Return ssh's exit code, if it has ended, the last line of it or of criuctl there, and a
         hint.
         """
@@ -371,10 +371,10 @@ class Connection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        told = self.why(error) if isinstance(error, LinkLost) else error
+        cause = self.why(error) if isinstance(error, LinkLost) else error
         self.close()
-        if told is not None and told is not error:
-            raise told from error
+        if cause is not None and cause is not error:
+            raise cause from error
 
 
 def _may_ask() -> bool:

@@ -74,7 +74,7 @@ class Inward(Stream):
     def __init__(self, fd: int, wake: int, patience: float) -> None:
         super().__init__(fd, wake, select.POLLIN)
         self.patience = patience  # seconds of permitted silence
-        self.heard = time.monotonic()  # time of the last data
+        self.last_received = time.monotonic()  # time of the last data
 
     def try_some(self, view: memoryview) -> int:
         """Read available bytes into `view`; return their number, 0 for none. `Cut`, `Stopped`."""
@@ -88,7 +88,7 @@ class Inward(Stream):
             raise Cut(error.strerror) from error
         if not count:
             raise Cut
-        self.heard = time.monotonic()
+        self.last_received = time.monotonic()
         return count
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -97,7 +97,7 @@ class Inward(Stream):
         while True:
             # Look once more without waiting after the time is up: we may have been stopped
             # meanwhile.
-            left = self.heard + self.patience - time.monotonic()
+            left = self.last_received + self.patience - time.monotonic()
             if self._ready(left if seconds is None else seconds):
                 return True
             if seconds is not None and time.monotonic() >= began + seconds:

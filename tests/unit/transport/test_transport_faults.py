@@ -116,7 +116,7 @@ def test_a_peer_that_is_stopped(peer: Callable[..., tuple[Link, subprocess.Popen
         process.send_signal(signal.SIGSTOP)
         asked += [pool.submit(link.ask, "echo", {}, bytes(8 << 20)) for _ in range(2)]
         for future in asked:
-            with pytest.raises(LinkLost, match=r"nothing was heard from peer for \d+ s"):
+            with pytest.raises(LinkLost, match=r"nothing was received from peer for \d+ s"):
                 future.result(TIMEOUT)
 
 
@@ -195,7 +195,7 @@ def test_an_interrupt_leaves_whole_frames(raw: RawEnd) -> None:
 
 def test_one_that_says_nothing(raw: RawEnd) -> None:
     link, _ = raw(patience=0.3)
-    with pytest.raises(LinkLost, match="nothing was heard from far"):
+    with pytest.raises(LinkLost, match="nothing was received from far"):
         _ = link.hello
 
 

@@ -196,7 +196,7 @@ def test_why_a_link_was_lost_is_told(
 
 
 def test_a_lost_link_whose_ssh_lives_is_told_as_it_is(configured: Callable[..., Config]) -> None:
-    lost = LinkLost("nothing was heard from far for 20 s")
+    lost = LinkLost("nothing was received from far for 20 s")
     with pytest.raises(LinkLost) as info, connect(configured()):
         raise lost
     assert info.value is lost and lost.__cause__ is None
