@@ -162,9 +162,8 @@ class Link:
                 while not self._over() and len(self._asked) >= hello.window:
                     if not self._room.wait(_left(deadline)):
                         raise TimedOut(
-                            f"{self.name} has too much to do: it could not even be asked "
-                            f"({verb}) "
-                            f"for {timeout:g} s"
+                            f"{self.name} is too busy: it did not accept the request "
+                            f"({verb}) for {timeout:g} s"
                         )
                 if self._over():
                     raise self._error()

@@ -1,6 +1,4 @@
-"""What CRIU finds out about the kernel is kept where CRIU does not keep it, and leads nobody
-astray.
-"""
+"""CRIU's findings about the kernel are cached where CRIU does not, and mislead no other program."""
 
 from __future__ import annotations
 

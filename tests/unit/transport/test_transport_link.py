@@ -1,4 +1,4 @@
-"""A link between two criuctl: what goes over it, both ways, from many threads at once."""
+"""A link between two criuctl processes, used both ways, from many threads at once."""
 
 from __future__ import annotations
 
