@@ -69,13 +69,13 @@ class CriuBinary(Struct, frozen=True):
         start: command.Starter | None = None,
         to_the_end: bool = False,
     ) -> Iterator[Swrk]:
-        """Yield a running ``criu swrk``; `enter` is an argv prefix that puts it into other
-        namespaces.
+        """Yield a running ``criu swrk``.
 
-        `to_the_end`: it ignores all signals that can be ignored. `start` starts it as another
-        process's child, which becomes the parent of what it restores. On leaving, our end is closed
-        and CRIU is waited for: it ends by itself, having rolled back what it had not finished; if
-        it hangs and is expendable, it is killed with all that it has made.
+        `enter` is an argv prefix that puts it into other namespaces. `to_the_end`: it ignores all
+        signals that can be ignored. `start` starts it as another process's child, which becomes the
+        parent of what it restores. On leaving, our end is closed and CRIU is waited for: it ends by
+        itself, having rolled back what it had not finished; if it hangs and is expendable, it is
+        killed with all that it has made.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

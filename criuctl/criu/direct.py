@@ -166,8 +166,9 @@ def _joined(areas: Iterable[Range]) -> list[Range]:
 def _cut(
     entries: Iterable[PagemapEntry], areas: Sequence[Range]
 ) -> Iterator[tuple[PagemapEntry, bool]]:
-    """Yield the runs, cut at the borders of `areas`; True for parts large enough to write
-    directly.
+    """Yield the runs, cut at the borders of `areas`.
+
+    True for parts large enough to write directly.
     """
     at = 0
     for entry in entries:

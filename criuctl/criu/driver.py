@@ -202,8 +202,9 @@ class Dumper:
         return self._swrk is not None and self._swrk.asks
 
     def veto(self) -> None:
-        """Make CRIU roll back now if it waits for a step of `dump`; may be called from another
-        thread.
+        """Make CRIU roll back now if it waits for a step of `dump`.
+
+        May be called from another thread.
         """
         if self._swrk is not None:
             self._swrk.veto()
@@ -268,16 +269,16 @@ def restore(
     about_to_run: Callable[[], int | None] | None = None,
     broken_off: Callable[[], None] | None = None,
 ) -> None:
-    """Restore a tree from `folder`; `placed` is called with the root's PID before anything
-    executes.
+    """Restore a tree from `folder`.
 
-    `start` starts CRIU as another process's child: the tree's root becomes a child of that process
-    too. `about_to_fork` is called with CRIU's PID, or that of its parent, before CRIU makes the
-    tree. `about_to_run` is a context manager, entered when every task stands before its first
-    instruction, stopped by CRIU; they run when it is left. It returns the PID of their tracer, 0 if
-    unknown, or None if it has ended CRIU itself. Raises what `placed` or `about_to_run` raised,
-    else `CriuFailed`; then nothing of the tree is left. `broken_off` is called first: a CRIU that
-    is past post-restore would let the tree run, so it must be killed before that.
+    `placed` is called with the root's PID before anything executes. `start` starts CRIU as another
+    process's child: the tree's root becomes a child of that process too. `about_to_fork` is called
+    with CRIU's PID, or that of its parent, before CRIU makes the tree. `about_to_run` is a context
+    manager, entered when every task stands before its first instruction, stopped by CRIU; they run
+    when it is left. It returns the PID of their tracer, 0 if unknown, or None if it has ended CRIU
+    itself. Raises what `placed` or `about_to_run` raised, else `CriuFailed`; then nothing of the
+    tree is left. `broken_off` is called first: a CRIU that is past post-restore would let the tree
+    run, so it must be killed before that.
     """
 
     def notify(script: str, pid: int) -> bool:

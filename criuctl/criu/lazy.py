@@ -196,8 +196,9 @@ class LazyPages:
         """Note that the tree is about to run; from now on it depends on criuctl."""
 
     def finish(self) -> None:
-        """Wait until every page has arrived; raises what went wrong: the tree must not go on
-        then.
+        """Wait until every page has arrived.
+
+        Raises what went wrong: the tree must not go on then.
         """
         assert self._daemon is not None
         code = self._daemon.wait()

@@ -368,8 +368,9 @@ class PageReceiver(threading.Thread, Generic[B]):
         return fresh
 
     def _note(self, vaddr: int, length: int) -> None:
-        """Record `length` bytes read after `_fill`, for `vaddr`; pass on every window they
-        complete.
+        """Record `length` bytes read after `_fill`, for `vaddr`.
+
+        Pass on every window they complete.
         """
         while length:
             step = min(length, WINDOW - vaddr % WINDOW)

@@ -103,8 +103,9 @@ class Swrk:
         return self.answer(notify, until)
 
     def ask(self, kind: str, options: Any = None, keep_open: bool = False) -> None:
-        """Send one request ("DUMP", "RESTORE", "VERSION", ...); CRIU then waits at its first
-        notification.
+        """Send one request ("DUMP", "RESTORE", "VERSION", ...).
+
+        CRIU then waits at its first notification.
         """
         request = self._rpc.criu_req()
         request.type = getattr(self._rpc, kind)

@@ -287,9 +287,7 @@ def _devpts(images: ImageSet) -> Iterator[Any]:
 
 
 def mount_others(images: ImageSet, changed: Mapping[int, int]) -> None:
-    """Have mounts of terminals that this host makes lead to others: number in the images -> number
-    here.
-    """
+    """Redirect mounts of terminals that this host makes: number in the images -> number here."""
     for name in (name for name in images.names() if name.startswith("mountpoints-")):
         mounts = read(images.folder, name, "MNTS")
         for mount in mounts:

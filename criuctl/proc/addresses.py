@@ -112,11 +112,10 @@ class HeldAddress:
             ) from error
 
     def put_back(self) -> None:
-        """Give it back to its device, with its routes, and announce it. An address that is there is
-        fine.
+        """Give it back to its device, with its routes, and announce it.
 
-        `NotFound` if the device is gone. An address that was the first of several in its subnet is
-        the last of them now.
+        An address that is there is fine. `NotFound` if the device is gone. An address that was the
+        first of several in its subnet is the last of them now.
         """
         with Rtnetlink(self.namespace) as net:
             link = _link(net, self.device)
@@ -187,8 +186,9 @@ class BroughtAddress:
 
 
 def parse(text: str) -> tuple[str, str | None]:
-    """Return (address, device) of ``IP`` or ``IP@DEVICE``; `UsageError` for an unmovable
-    address.
+    """Return (address, device) of ``IP`` or ``IP@DEVICE``.
+
+    `UsageError` for an unmovable address.
     """
     plain, at, device = text.partition("@")
     try:

@@ -147,13 +147,12 @@ def spawn(
     cwd: str | os.PathLike[str] | None = None,
     new_session: bool = False,
 ) -> Child:
-    """Start a long-lived child. `pass_fds` keep their numbers; stdin and stdout default to
-    ``/dev/null``.
+    """Start a long-lived child.
 
-    `stderr` None keeps it for `Child.stderr_tail`. `new_session` takes the child off criuctl's
-    terminal and process group: a child that a ``^C`` must not end needs it. `env` adds to the
-    allow-listed environment. Raises `PlatformError` if the program does not exist, `CommandFailed`
-    if it cannot be started.
+    `pass_fds` keep their numbers; stdin and stdout default to ``/dev/null``. `stderr` None keeps it
+    for `Child.stderr_tail`. `new_session` takes the child off criuctl's terminal and process group:
+    a child that a ``^C`` must not end needs it. `env` adds to the allow-listed environment. Raises
+    `PlatformError` if the program does not exist, `CommandFailed` if it cannot be started.
     """
     tail: int | None = None
     child: Child | None = None

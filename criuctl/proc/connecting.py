@@ -137,8 +137,9 @@ def inside_root(pid: int, path: str, user: Credentials | None = None) -> int:
 
 
 def spelled(name: str) -> bytes | None:
-    """Return the address of an abstract unix name as the tables write it (``@...``); None for a
-    path.
+    """Return the address of an abstract unix name as the tables write it (``@...``).
+
+    None for a path.
     """
     return b"\0" + os.fsencode(name[1:]) if name.startswith("@") else None
 

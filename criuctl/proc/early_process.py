@@ -49,8 +49,9 @@ def begin(module: str) -> None:
 
 
 def obtain(module: str) -> EarlyProcess | None:
-    """Return the process that loads `module`, forked now or before; None without resources for
-    it.
+    """Return the process that loads `module`, forked now or before.
+
+    None without resources for it.
     """
     process = _waiting.pop(module, None)
     with suppress(OSError):

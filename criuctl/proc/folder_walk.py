@@ -37,11 +37,10 @@ class ForeignLink(PermissionError):
 
 @contextmanager
 def folder(path: str, root: int | None = None) -> Iterator[int]:
-    """Yield a descriptor of the folder `path` for ``dir_fd=``; `ForeignLink`, and every other
-    `OSError`.
+    """Yield a descriptor of the folder `path` for ``dir_fd=``.
 
-    With `root`, links are resolved as a process does whose root is that folder: every link ends up
-    at or below it.
+    `ForeignLink`, and every other `OSError`. With `root`, links are resolved as a process does
+    whose root is that folder: every link ends up at or below it.
     """
     top = os.open("/", PLACE) if root is None else os.dup(root)
     try:

@@ -60,13 +60,12 @@ def run_all(
     until: float | None = None,
     begins: Callable[[str], object] = lambda _key: None,
 ) -> Iterator[Ended]:
-    """Do all of `work`, `at_once` at a time and in this order; yield each end as soon as it is
-    known.
+    """Do all of `work`, `at_once` at a time and in this order.
 
-    `begins` is called for each, in this process, just before its process starts. At the monotonic
-    time `until`, running work is interrupted and work not begun is left; both are yielded as late.
-    When the caller closes the iterator, or a signal becomes an exception, running work is
-    interrupted and awaited.
+    Yield each end as soon as it is known. `begins` is called for each, in this process, just before
+    its process starts. At the monotonic time `until`, running work is interrupted and work not
+    begun is left; both are yielded as late. When the caller closes the iterator, or a signal
+    becomes an exception, running work is interrupted and awaited.
     """
     waiting, running = deque(work), list[_Process]()
     try:

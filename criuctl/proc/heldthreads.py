@@ -46,6 +46,7 @@ class HeldThreads:
 
     def hold(self) -> None:
         """Trace every thread to hold, then continue the processes: the free threads run.
+
         `TimedOut`.
         """
         until = time.monotonic() + _STOPPING

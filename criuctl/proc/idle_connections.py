@@ -52,8 +52,9 @@ class Waiting(Generic[Connection]):
             return gone
 
     def end(self, connection: Connection) -> bool:
-        """Remove a connection that has sent its request or is gone; return whether it was
-        waiting.
+        """Remove a connection that has sent its request or is gone.
+
+        Return whether it was waiting.
         """
         with self._lock:
             return self._since.pop(connection, None) is not None

@@ -39,8 +39,9 @@ def open_below(root: int, path: str, resolve: int, flags: int = 0) -> int:
 
 
 def born(fd: int) -> int:
-    """Return when the inode was made, in nanoseconds of unix time; 0 if its file system does not
-    say.
+    """Return when the inode was made, in nanoseconds of unix time.
+
+    0 if its file system does not say.
     """
     if not hasattr(_LIBC, "statx"):
         return 0

@@ -149,8 +149,9 @@ class TaskMemory:
         return done
 
     def clear_dirty(self) -> None:
-        """Restart the tracking of writes for `Run.dirty`; costs the process a fault per written
-        page.
+        """Restart the tracking of writes for `Run.dirty`.
+
+        Costs the process a fault per written page.
         """
         with reading(self._pid):
             fd = os.open(f"/proc/{self._pid}/clear_refs", os.O_WRONLY | os.O_CLOEXEC)

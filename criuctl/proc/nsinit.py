@@ -91,8 +91,9 @@ def _mount(
 
 
 def _lay(fd: int) -> None:
-    """Show the contents of the tmpfs `fd` where its list says; it then exists in those mounts
-    alone.
+    """Show the contents of the tmpfs `fd` where its list says.
+
+    It then exists in those mounts alone.
     """
     moved = _libc.syscall(
         ctypes.c_long(_SYS_MOVE_MOUNT),

@@ -45,13 +45,12 @@ def _environment() -> dict[bytes, bytes]:
 def filter_of(
     refused: Container[str], socket_calls: Mapping[int, int]
 ) -> list[tuple[int, int, int, int]]:
-    """Return the BPF program that refuses these; `socket_calls`: architecture -> number of
-    socket(2).
+    """Return the BPF program that refuses these.
 
-    Architectures are AUDIT_ARCH_* numbers. io_uring_setup(2) fails as in a kernel without io_uring
-    (ENOSYS); its number is the same on every architecture but for x32's mark. socket(2) with
-    IPPROTO_MPTCP fails as in a kernel without Multipath TCP (EPROTONOSUPPORT): programs then use
-    TCP.
+    `socket_calls`: architecture -> number of socket(2). Architectures are AUDIT_ARCH_* numbers.
+    io_uring_setup(2) fails as in a kernel without io_uring (ENOSYS); its number is the same on
+    every architecture but for x32's mark. socket(2) with IPPROTO_MPTCP fails as in a kernel without
+    Multipath TCP (EPROTONOSUPPORT): programs then use TCP.
     """
     program = []
     if "io_uring" in refused:

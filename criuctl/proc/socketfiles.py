@@ -131,12 +131,11 @@ def _look(pid: int, fd: int) -> tuple[str, os.stat_result] | None:
 
 
 def at(path: str) -> State:
-    """Return what is at this path: nothing, the file of a closed or of a live socket, or another
-    file.
+    """Return the state of a path: nothing, the file of a closed or of a live socket, another file.
 
-    The last component is not followed. The probe is a datagram socket that is connected to the
-    socket, which does not notice it; a socket of another type refuses the connection. It is found
-    whichever net namespace it is in.
+    The last component is not followed. The kernel's answer to connecting a datagram socket of ours
+    is used. The other socket does not notice that, and one of another type is not even connected.
+    It is found whichever net namespace it is in.
     """
     try:
         folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -72,8 +72,9 @@ def pidfd_getfd(pidfd: int, fd: int) -> int:
 
 
 def io_priority(tid: int) -> int:
-    """Return the I/O priority of a thread: its class, shifted by 13 bits, and the level; 0 for
-    none.
+    """Return the I/O priority of a thread: its class, shifted by 13 bits, and the level.
+
+    0 for none.
     """
     return _checked(_c().syscall(_known(_SYS_IOPRIO_GET), _IOPRIO_WHO_PROCESS, tid))
 
@@ -104,11 +105,11 @@ def has_userfaultfd() -> bool:
 
 
 def shares(one: int, other: int, what: int, *, unknown: bool = True) -> bool:
-    """Return whether two tasks share a resource; `unknown` if the kernel does not say or one has
-    ended.
+    """Return whether two tasks share a resource.
 
-    `what`: memory (`KCMP_VM`), the table of descriptors (`KCMP_FILES`), working folder, root and
-    umask (`KCMP_FS`), or signal handlers (`KCMP_SIGHAND`).
+    `unknown` if the kernel does not say or one has ended. `what`: memory (`KCMP_VM`), the table of
+    descriptors (`KCMP_FILES`), working folder, root and umask (`KCMP_FS`), or signal handlers
+    (`KCMP_SIGHAND`).
     """
     number = _SYS_KCMP.get(os.uname().machine)
     answer = -1 if number is None else int(_c().syscall(number, one, other, what, 0, 0))
@@ -257,8 +258,9 @@ def timerfd_settime(fd: int, flags: int, value: int, interval: int) -> None:
 
 
 def timerfd_gettime(fd: int) -> None:
-    """Make the kernel count the expiries of a periodic timer descriptor up to now; nothing is
-    read.
+    """Make the kernel count the expiries of a periodic timer descriptor up to now.
+
+    Nothing is read.
     """
     _checked(_c().timerfd_gettime(fd, ctypes.create_string_buffer(32)))
 

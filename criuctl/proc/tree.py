@@ -96,8 +96,9 @@ class ProcessIdentity(NamedTuple):
         )
 
     def open_pidfd(self) -> int:
-        """Return a pidfd of this very process, close-on-exec; the caller closes it.
-        `NoSuchProcess`.
+        """Return a pidfd of this very process, close-on-exec.
+
+        The caller closes it. `NoSuchProcess`.
         """
         fd = open_pidfd(self.pid)
         if not self.exists():  # the PID may have been reused before the open, not after it
@@ -347,12 +348,12 @@ def read_tree(root: int) -> list[Process]:
 
 
 def wait_gone(identities: Iterable[ProcessIdentity], timeout: float) -> list[ProcessIdentity]:
-    """Wait until all these processes are gone *and reaped*; return those still there after
-    `timeout`.
+    """Wait until all these processes are gone *and reaped*.
 
-    A zombie still holds its PID, which matters for a restore, so it counts as there. The exit is
-    awaited on pidfds, for a limited number of processes. The kernel reports reaping only to the
-    parent, so between exit and reaping the state is polled with a bounded backoff.
+    Return those still there after `timeout`. A zombie still holds its PID, which matters for a
+    restore, so it counts as there. The exit is awaited on pidfds, for a limited number of
+    processes. The kernel reports reaping only to the parent, so between exit and reaping the state
+    is polled with a bounded backoff.
     """
     deadline = time.monotonic() + timeout
     left = [identity for identity in identities if identity.exists()]

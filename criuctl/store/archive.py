@@ -171,8 +171,9 @@ class ArchiveWriter(Store):
 
 
 class ArchiveStore(Store):
-    """The objects in the seekable file `fd`; made by `verified`. The caller closes the
-    descriptor.
+    """The objects in the seekable file `fd`.
+
+    Made by `verified`. The caller closes the descriptor.
     """
 
     def __init__(self, fd: int, url: str, places: dict[str, tuple[int, int]]) -> None:

@@ -287,8 +287,9 @@ class S3Store(Store):
 
     @contextmanager
     def _span(self, name: str, offset: int, length: int) -> Iterator[Any]:
-        """Yield a stream of exactly these bytes; it raises IncompleteRead if the server ends it
-        early.
+        """Yield a stream of exactly these bytes.
+
+        It raises IncompleteRead if the server ends it early.
         """
         span = f"bytes={offset}-{offset + length - 1}"
         answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name), Range=span)

@@ -31,8 +31,9 @@ def md5_of(views: Sequence[memoryview]) -> str:
 
 
 def md5_etag(etag: str) -> str | None:
-    """Return the ETag without quotes if it has the form of an MD5, or of an object in parts; else
-    None.
+    """Return the ETag without quotes if it has the form of an MD5, or of an object in parts.
+
+    Else None.
     """
     bare = etag.removeprefix("W/").strip('"').lower()
     return bare if _MD5_ETAG.fullmatch(bare) else None

@@ -87,8 +87,9 @@ def expect(size: int) -> None:
 
 
 def _left() -> float | None:
-    """Return the seconds left to this thread's request, None without a limit; `TimeoutError` at
-    0.
+    """Return the seconds left to this thread's request, None without a limit.
+
+    `TimeoutError` at 0.
     """
     limit: Limit | None = getattr(_of_thread, "limit", None)
     left = None if limit is None else limit.left()

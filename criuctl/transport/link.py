@@ -180,8 +180,9 @@ class Link:
         return waiting.result()
 
     def tell(self, verb: str, arguments: Mapping[str, Any] | None = None) -> None:
-        """Send an event. Returns at once; `LinkLost` if it is known already that it cannot
-        arrive.
+        """Send an event.
+
+        Returns at once; `LinkLost` if it is known already that it cannot arrive.
         """
         outgoing = Outgoing(
             frames.encode(frames.TELL, 0, {"verb": verb, "arguments": dict(arguments or {})})
