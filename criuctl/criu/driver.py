@@ -273,12 +273,12 @@ def restore(
 
     `placed` is called with the root's PID before anything executes. `start` starts CRIU as another
     process's child: the tree's root becomes a child of that process too. `about_to_fork` is called
-    with CRIU's PID, or that of its parent, before CRIU makes the tree. `about_to_run` is a context
-    manager, entered when every task stands before its first instruction, stopped by CRIU; they run
-    when it is left. It returns the PID of their tracer, 0 if unknown, or None if it has ended CRIU
-    itself. Raises what `placed` or `about_to_run` raised, else `CriuFailed`; then nothing of the
-    tree is left. `broken_off` is called first: a CRIU that is past post-restore would let the tree
-    run, so it must be killed before that.
+    with CRIU's PID, or that of its parent, before CRIU makes the tree. `about_to_run` is called
+    when every task stands before its first instruction, stopped by CRIU; they run once it has
+    returned. It returns the PID of their tracer, 0 if unknown, or None if it has ended CRIU itself.
+    Raises what `placed` or `about_to_run` raised, else `CriuFailed`; then nothing of the tree is
+    left. `broken_off` is called first: a CRIU that is past post-restore would let the tree run, so
+    it must be killed before that.
     """
 
     def notify(script: str, pid: int) -> bool:
