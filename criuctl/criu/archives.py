@@ -1,10 +1,10 @@
-"""Tar archives that anybody may have made, read once from beginning to end in little memory.
+"""Read untrusted tar archives once from beginning to end, in little memory.
 
-A program that reads such archives for a user keeps whole extended headers, whatever their size, and
-lets a compressor choose how much memory its inverse needs.  Here all that is kept comes out of one
-`Allowance`: a fixed part and a multiple of the file's own size, so that a small file cannot cost
-much.  Only regular files are given out: what a link, a device, a sparse file or a member of an
-unknown kind holds is passed over, and nothing is ever written anywhere.
+Common tar readers keep whole extended headers, whatever their size, and let the compressor choose
+how much memory decompression needs. Here all kept memory comes out of one `Allowance`: a fixed part
+and a multiple of the file's own size, so that a small file cannot cost much. Only regular files are
+returned: links, devices, sparse files and members of unknown kinds are skipped, and nothing is ever
+written anywhere.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from msgspec import Struct
 
 from ..errors import Damaged
 
-RATIO = 64  # bytes that are kept for each byte of the file
-FREE = 4 << 20  # bytes that are kept of any file
+RATIO = 64  # bytes that may be kept for each byte of the file
+FREE = 4 << 20  # bytes that may be kept for any file
 # bytes of one extended header; a file has 64 KiB of extended attributes, and a name of 4 KiB
 _MAX_HEADER = 1 << 20
 _FREE_MEMBERS = 1 << 17
-_BYTES_EACH = 8  # of the file, for each member beyond those
+_BYTES_EACH = 8  # bytes of the file for each member beyond those
 # bytes that a decompressor may keep: zstd's own limit, and more than xz -9 needs
 _WINDOW = 128 << 20
 _MAX_SIZE = 1 << 60  # bytes of a member, whatever its header says
@@ -46,28 +46,28 @@ _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
 class Allowance:
-    """How many bytes may be kept of a file of `size` bytes that is called `where`."""
+    """How many bytes may be kept of a file of `size` bytes with the name `where`."""
 
     def __init__(self, where: str, size: int) -> None:
         self.where = where
         self._left = max(FREE, size * RATIO)
 
     def take(self, size: int, what: str) -> None:
-        """Keep so many more; `Damaged` if that is too much."""
+        """Keep so many more bytes; `Damaged` if that is too much."""
         self._left -= size
         if self._left < 0:
             raise Damaged(
                 f"{self.where} would become much larger than it is: {what} does not fit into "
                 f"{RATIO} times its size any more",
                 hint=(
-                    "No checkpoint is so regular. If it is known to be sound, unpack it and show "
+                    "No real checkpoint compresses so well. If you trust it, unpack it and show "
                     "the folder."
                 ),
             )
 
 
 class Member(Struct):
-    """A regular file in an archive; `file` is good until the next one is asked for."""
+    """A regular file in an archive; `file` is valid until the next member is requested."""
 
     name: str
     size: int
@@ -91,7 +91,7 @@ class _Part(io.RawIOBase):
 
 
 class _Unxz(io.RawIOBase):
-    """The plain content of what xz has compressed, in bounded memory."""
+    """The decompressed content of an xz stream, in bounded memory."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
@@ -120,7 +120,7 @@ class _Unxz(io.RawIOBase):
 
 
 def _unpacked(raw: io.BufferedReader) -> tuple[IO[bytes], bool]:
-    """The archive's own bytes, whatever has compressed it, and whether something has."""
+    """Return the archive's bytes, decompressed, and whether it was compressed."""
     start = raw.peek(8)
     packer = next((name for magic, name in _MAGICS.items() if start.startswith(magic)), "")
     if packer == "gzip":
@@ -140,15 +140,15 @@ def _unpacked(raw: io.BufferedReader) -> tuple[IO[bytes], bool]:
 
 
 def members(raw: io.BufferedReader, allowance: Allowance) -> Iterator[Member]:
-    """The regular files of an archive, one after the other.
+    """Yield the regular files of an archive, one after the other.
 
-    `Damaged` for what must not be so large; `tarfile.TarError`, `EOFError`, and what decompressors
-    raise, for what is none.
+    `Damaged` for a part that is too large; `tarfile.TarError`, `EOFError`, and what decompressors
+    raise, if it is no archive.
     """
     size = os.fstat(raw.fileno()).st_size
     most = _FREE_MEMBERS + size // _BYTES_EACH
     stream, packed = _unpacked(raw)
-    name, length = "", -1  # what an extended header says of the member that it stands before
+    name, length = "", -1  # from an extended header of the next member
     count = 0
     while block := stream.read(_BLOCK):
         if len(block) == _BLOCK and not any(block):
@@ -178,7 +178,7 @@ def members(raw: io.BufferedReader, allowance: Allowance) -> Iterator[Member]:
 def _extended(
     about: tarfile.TarInfo, stream: IO[bytes], allowance: Allowance, name: str, length: int
 ) -> tuple[str, int]:
-    """Name and size of the next member, as far as a header that stands before it says so."""
+    """Return name and size of the next member, where an extended header gives them."""
     if not 0 <= about.size <= _MAX_HEADER:
         raise Damaged(f"{allowance.where} has a header of {about.size} bytes")
     padded = about.size + -about.size % _BLOCK
@@ -200,8 +200,8 @@ def _extended(
 
 
 def _records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of each record of an extended header: ``LENGTH KEY=VALUE`` and the end of a
-    line.
+    """Yield key and value of each record of an extended header: ``LENGTH KEY=VALUE`` and a
+    newline.
     """
     at = 0
     while at < len(content):
@@ -218,7 +218,7 @@ def _records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _skip(stream: IO[bytes], size: int, packed: bool, end: int) -> None:
-    """Pass over so many bytes; nothing has to be read where the archive is not compressed."""
+    """Skip so many bytes; seeks where the archive is not compressed."""
     if not packed:
         if stream.seek(size, os.SEEK_CUR) > end + _BLOCK:
             raise EOFError("it was cut off")

@@ -1,12 +1,12 @@
-"""Which CRIU is used, and how it is started.
+"""Find the CRIU to use, and start it.
 
 Order: the configuration (a binary, or a prefix folder), the record that ``scripts/setup`` left in
-its prefix, then ``criu`` on the PATH.  A record is JSON: ``{"argv": [...], "version": "4.2.1"}``;
+its prefix, then ``criu`` on the PATH. A record is JSON: ``{"argv": [...], "version": "4.2.1"}``;
 its argv goes through the prefix's own loader, so that a newer suite's CRIU runs on an older
 userland.
 
-CRIU is started without the host's CRIU configuration files (``/etc/criu/default.conf`` and
-friends), which would silently change what a dump means; `criuctl doctor` reports when such a file
+CRIU is started without the host's CRIU configuration files (``/etc/criu/default.conf`` and the
+like), which would silently change what a dump means; `criuctl doctor` reports when such a file
 exists.
 """
 
@@ -37,14 +37,13 @@ MINIMUM = (4, 2)
 
 # our own environment lies in the prefix
 SETUP_PREFIXES = (Path(sys.prefix).parent, Path("/opt/criuctl"))
-# CRIU needs more descriptors than any process of the tree, and asks how many it may have when it
-# starts.  It raises the limit by itself only with CAP_SYS_RESOURCE; the usual 1024 is too few for
-# many a server.
+# CRIU needs more descriptors than any process of the tree, and reads its limit when it starts. It
+# raises the limit by itself only with CAP_SYS_RESOURCE; the usual 1024 is too few for many servers.
 _ALL_DESCRIPTORS = 'ulimit -Sn "$(ulimit -Hn)"; exec "$@"'
-# One that is ended while it dumps leaves the tree's processes and connections as they are just
-# then.  What stops a unit sends SIGTERM to all of its processes, a memory limit may kill any,
-# `ulimit -f` and our own death send signals that we have not got: CRIU sees a call fail, or our
-# end, and lets go of the tree in order.
+# A CRIU that is killed while it dumps leaves the tree's processes and connections in their present
+# state. Stopping a unit sends SIGTERM to all of its processes, a memory limit may kill any, and
+# `ulimit -f` and the end of criuctl send signals that are ignored here: CRIU sees a call fail, or
+# our end, and releases the tree in order.
 _IGNORED = "HUP INT QUIT USR1 USR2 PIPE TERM XCPU XFSZ"
 _TO_THE_END = (
     f'trap "" {_IGNORED}; {{ echo -1000 >/proc/self/oom_score_adj; }} 2>/dev/null; '
@@ -54,11 +53,11 @@ HOST_CONFIGS = ("/etc/criu/default.conf", "~/.criu/default.conf")
 
 
 class CriuBinary(Struct, frozen=True):
-    """A CRIU that can be started: `argv` without any subcommand."""
+    """A CRIU that can be started: `argv` without a subcommand."""
 
     argv: tuple[str, ...]
     origin: str
-    recorded_version: str = ""  # as scripts/setup found it; `version` asks CRIU itself
+    recorded_version: str = ""  # as recorded by scripts/setup; `version` asks CRIU itself
 
     @contextlib.contextmanager
     def swrk(
@@ -70,13 +69,13 @@ class CriuBinary(Struct, frozen=True):
         start: command.Starter | None = None,
         to_the_end: bool = False,
     ) -> Iterator[Swrk]:
-        """A running ``criu swrk``; `enter` is an argv prefix that puts it into other namespaces.
+        """Yield a running ``criu swrk``.
 
-        `to_the_end`: no signal ends it that can be ignored.
-        `start` starts it as somebody else's child, who then is the parent of what it restores.
-        On leaving, our end is closed and CRIU is waited for: it ends by itself, having rolled back
-        what it had not finished; if it hangs and is expendable, it is ended with all that it has
-        made.
+        `enter` is an argv prefix that puts it into other namespaces. `to_the_end`: it ignores all
+        signals that can be ignored. `start` starts it as another process's child, which becomes the
+        parent of what it restores. On leaving, our end is closed and CRIU is waited for: it ends by
+        itself, having rolled back what it had not finished; if it hangs and is expendable, it is
+        killed with all that it has made.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -90,9 +89,9 @@ class CriuBinary(Struct, frozen=True):
                     "swrk",
                     str(theirs.fileno()),
                 ]
-                # A session of its own: a ^C at the terminal is ours to handle, never CRIU's.
+                # A new session: criuctl handles a ^C at the terminal, never CRIU.
                 wait: Callable[[float | None], object]
-                with features.lent(self.argv) as features_fds:
+                with features.cache_descriptors(self.argv) as features_fds:
                     fds = [theirs.fileno(), *pass_fds, *features_fds]
                     if start is None:
                         child = command.spawn(argv, pass_fds=fds, stderr=stderr, new_session=True)
@@ -104,8 +103,8 @@ class CriuBinary(Struct, frozen=True):
             try:
                 yield swrk
             finally:
-                with contextlib.suppress(OSError):  # CRIU was faster
-                    # others may have it, too: see `Dumper.conversation`
+                with contextlib.suppress(OSError):  # CRIU has ended already
+                    # other processes may have it, too: see `Dumper.conversation`
                     ours.shutdown(socket.SHUT_RDWR)
                 ours.close()
                 try:
@@ -117,13 +116,13 @@ class CriuBinary(Struct, frozen=True):
                         else hang_detection.ROLLBACK
                     )
                 except TimedOut:
-                    hang_detection.end(pid)  # which is it still: nobody has been told of its end
+                    hang_detection.end(pid)  # the PID is still CRIU's: it has not been reaped
                     wait(None)
         finally:
             ours.close()
 
     def version(self) -> tuple[int, int, int]:
-        """CRIU's version as it tells it itself."""
+        """Return the version that CRIU itself reports."""
         with self.swrk() as swrk:
             answer = swrk.call("VERSION").version
         return (
@@ -134,7 +133,7 @@ class CriuBinary(Struct, frozen=True):
 
 
 def find(config: Config) -> CriuBinary:
-    """The CRIU to use, or a `PlatformError` that says how to get one."""
+    """Return the CRIU to use, or raise a `PlatformError` that says how to get one."""
     if config.criu:
         path = Path(config.criu)
         if path.is_dir():
@@ -158,9 +157,12 @@ def find(config: Config) -> CriuBinary:
 
 
 def _from_record(record: Path, *, named: bool) -> CriuBinary:
-    """The CRIU of a record.  `named`: by the operator, or it belongs to this criuctl's own
-    installation, with which whoever could change the record could change criuctl itself; any other
-    one nobody but root, or we, may have been able to change."""
+    """Return the CRIU of a record.
+
+    `named`: the operator names it, or it belongs to this criuctl's own installation; a user who can
+    change that record could change criuctl itself. Any other record must be changeable only by
+    root, or by us.
+    """
     try:
         if named:
             text = record.read_bytes()
@@ -191,5 +193,5 @@ def _from_record(record: Path, *, named: bool) -> CriuBinary:
 
 
 def host_configs() -> list[str]:
-    """CRIU configuration files present on this host (which criuctl makes CRIU ignore)."""
+    """Return the CRIU configuration files of this host (which criuctl makes CRIU ignore)."""
     return [path for path in map(os.path.expanduser, HOST_CONFIGS) if os.path.exists(path)]

@@ -1,24 +1,23 @@
-"""Which memory is put straight into the restored processes, past CRIU and its images.
+"""Choose the memory that is written straight into the restored processes, without CRIU's images.
 
-CRIU reads the memory of a process out of a file, in one thread, when all else of the process is
-there.  The file has to be filled first: all memory is touched twice, and a first touch is the
-slowest part of a copy.  So plain memory is left out of CRIU's page maps, and written from several
+CRIU reads the memory of a process out of a file, in one thread, when all else of the process
+exists. The file has to be filled first: all memory is touched twice, and a first touch is the
+slowest part of a copy. So plain memory is left out of CRIU's page maps, and written from several
 threads through ``/proc/PID/mem`` when the processes are in place and nothing of them has run, out
 of the buffers in which chunks are opened.
 
-What goes that way:
+This applies to
 
-- pages that CRIU itself would let follow later (``PE_LAZY``: private, anonymous, not locked, not in
-  use as the stack),
+- pages that CRIU itself could load later (``PE_LAZY``: private, anonymous, not locked, not in use
+  as the stack),
 - in writable mappings: no right to write elsewhere is needed,
-- that no parent or child of the same program has at the same place, or of which no page was theirs
-  as well when they were dumped; of the rest CRIU finds out what they share (see
-  `criuctl.criu.unshared`),
+- that no parent or child of the same program has at the same place, or that shared no page with
+  theirs at the dump; for the rest CRIU finds out what they share (see `criuctl.criu.unshared`),
 - in runs of 256 KiB at least.
 
-What the kernel writes into a process before it runs must not be overwritten: the pages of
-restartable sequences (rseq), in which it tells each thread its processor, are left to CRIU, which
-loads them before it registers them.
+Memory that the kernel writes in a process before it runs must not be overwritten: the pages of
+restartable sequences (rseq), where each thread finds its processor, are left to CRIU, which loads
+them before it registers them.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from typing import Any, NamedTuple
 from .images import read
 from .pages import PAGE, PE_LAZY, PE_PRESENT, PagemapEntry
 
-LEAST = 64  # pages of a run
+LEAST = 64  # pages per run
 
 _PRIVATE_ANONYMOUS, _NORESERVE = 0x22, 0x4000  # MAP_
 _WRITABLE = 2  # PROT_
 _REGULAR, _HEAP, _ANON_PRIVATE = 1 << 0, 1 << 5, 1 << 9  # CRIU's VMA_
 
-Range = tuple[int, int]  # addresses: first, behind the last
+Range = tuple[int, int]  # addresses: start, end
 
 
 class Task(NamedTuple):
-    """A process that has memory, as the images tell of it."""
+    """A process that has memory, from the images."""
 
     pid: int
     ppid: int
@@ -51,7 +50,7 @@ class Task(NamedTuple):
 
 
 def tasks(folder: int) -> list[Task]:
-    """Those of the images in `folder`, parents before their children."""
+    """Return the tasks of the images in `folder`, parents before their children."""
     names = set(os.listdir(folder))
     found = []
     for task in read(folder, "pstree.img", "PSTREE"):
@@ -62,7 +61,7 @@ def tasks(folder: int) -> list[Task]:
 
 
 def plain(vma: Any) -> bool:
-    """Whether the mapping is private, anonymous, writable memory and nothing special."""
+    """Return whether the mapping is private, anonymous, writable memory and nothing special."""
     return (
         vma.flags & ~_NORESERVE == _PRIVATE_ANONYMOUS
         and vma.status & ~_HEAP == _REGULAR | _ANON_PRIVATE
@@ -76,10 +75,10 @@ def divide(
     entries: Mapping[int, Sequence[PagemapEntry]],
     known: Mapping[int, Sequence[Range]],
 ) -> dict[int, list[tuple[PagemapEntry, bool]]]:
-    """The runs of each task in order, cut where that is needed, and whether each is put into the
-    process directly.
+    """Return the runs of each task in order, cut where needed, and whether each is written
+    directly.
 
-    `known` are the ascending parts of its memory that a task is known to share with nobody.
+    `known`: the ascending parts of a task's memory that are known to be unshared.
     """
     family = _family(tree)
     divided = {}
@@ -98,13 +97,15 @@ def divide(
             kept = _kernels(folder, task)
             cut = list(_cut(entries[task.pid], _joined(_without(areas, kept))))
         if cut and all(direct for _run, direct in cut):
-            cut[0] = cut[0][0], False  # CRIU relies on there being one
+            cut[0] = cut[0][0], False  # CRIU needs at least one
         divided[task.pid] = cut
     return divided
 
 
 def _family(tree: Sequence[Task]) -> dict[int, set[Range]]:
-    """Of each task the mappings that its parent or a child of the same program has as well."""
+    """Return for each task the mappings that its parent or a child of the same program has as
+    well.
+    """
     areas: dict[int, set[Range]] = {}
     family: dict[int, set[Range]] = {}
     programs: dict[int, int] = {}
@@ -120,7 +121,7 @@ def _family(tree: Sequence[Task]) -> dict[int, set[Range]]:
 
 
 def _kernels(folder: int, task: Task) -> set[int]:
-    """The pages that the kernel writes to on its own, by their addresses."""
+    """Return the addresses of the pages that the kernel itself writes to."""
     pages = set()
     for thread in task.threads:
         core = read(folder, f"core-{thread}.img", "CORE")[0]
@@ -132,7 +133,7 @@ def _kernels(folder: int, task: Task) -> set[int]:
 
 
 def _within(ranges: Sequence[Range], start: int, end: int) -> Iterator[Range]:
-    """What of these ascending ranges lies between two addresses."""
+    """Yield the parts of these ascending ranges between two addresses."""
     for number in range(bisect_right(ranges, start, key=itemgetter(1)), len(ranges)):
         low, high = ranges[number]
         if low >= end:
@@ -141,7 +142,7 @@ def _within(ranges: Sequence[Range], start: int, end: int) -> Iterator[Range]:
 
 
 def _without(areas: Iterable[Range], pages: set[int]) -> Iterator[Range]:
-    """The areas in order, less these pages."""
+    """Yield the areas in order, without these pages."""
     for start, end in areas:
         for page in sorted(page for page in pages if start <= page < end):
             if start < page:
@@ -152,7 +153,7 @@ def _without(areas: Iterable[Range], pages: set[int]) -> Iterator[Range]:
 
 
 def _joined(areas: Iterable[Range]) -> list[Range]:
-    """Ascending areas with those made one that touch."""
+    """Return ascending areas, adjacent ones joined."""
     joined: list[Range] = []
     for start, end in areas:
         if joined and joined[-1][1] == start:
@@ -165,8 +166,9 @@ def _joined(areas: Iterable[Range]) -> list[Range]:
 def _cut(
     entries: Iterable[PagemapEntry], areas: Sequence[Range]
 ) -> Iterator[tuple[PagemapEntry, bool]]:
-    """The runs cut at the borders of `areas`, where what lies in one is large enough to be put in
-    directly.
+    """Yield the runs, cut at the borders of `areas`.
+
+    True for parts large enough to write directly.
     """
     at = 0
     for entry in entries:

@@ -1,19 +1,19 @@
-"""Driving CRIU through one dump or one restore.
+"""Drive CRIU through one dump or one restore.
 
-The driver knows CRIU's order of events and its failure behaviour, and nothing of stores: memory
+The driver knows CRIU's order of events and its failure behaviour, and nothing about stores: memory
 goes to a `PageSink`, everything else is left in the images folder, and the caller acts at the three
 moments that matter, by callbacks.
 
 Dump: ``pre-dump`` (the tree still runs) -> ``query-ext-files`` (frozen) -> pages stream ->
-``post-dump`` (frozen, all images written).  **The commit callback runs inside post-dump**: when it
-raises, CRIU is told no and lets the tree go on as if nothing had happened; when it returns, CRIU
-ends the tree (or thaws it).
+``post-dump`` (frozen, all images written). **The commit callback runs inside post-dump**: when it
+raises, CRIU gets a negative answer and lets the tree go on as if nothing had happened; when it
+returns, CRIU ends the tree (or thaws it).
 
-Restore: ``post-restore`` comes when every descriptor is in place and nothing has executed.  When
-the callback there raises, CRIU kills what it restored.  Later notifications cannot veto any more.
+Restore: ``post-restore`` comes when every descriptor is in place and nothing has executed. When the
+callback there raises, CRIU kills what it restored. Later notifications cannot veto any more.
 ``pre-resume`` is the last: CRIU has done all its work, and would let go of one thread after the
-other.  One of them that is gone by then, because another one that runs already has killed it, or
-ended their process, is a failure to CRIU, which then kills all the others.  So CRIU itself is ended
+other. If a thread is gone by then, because another one that runs already has killed it or ended
+their process, CRIU takes that for a failure and kills all the others. So CRIU itself is ended
 there, and the kernel lets go of all its tracees at once.
 """
 
@@ -45,16 +45,16 @@ from .options import (
 from .pages import B, PageGuard, PageImage, PageReceiver, PageSink, socket_pair
 from .rpc import CriuGone, CriuRefused, Swrk, end_tracer
 
-# bytes of log that are read back: who runs is told first, why it failed last
+# bytes of log that are read back: the processes are named at its beginning, the failure at its end
 _LOG_START, _LOG_END = 1 << 20, 15 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
 class CriuFailed(CriuctlError):
-    """CRIU could not do it; `log` is what it wrote, for a diagnosis.
+    """CRIU failed; `log` is its log, for a diagnosis.
 
-    `undone`: it has said so itself, so that all is as it was before, and nothing of it is under way
-    any more.
+    `undone`: CRIU itself reported the failure, so the tree is as it was before and CRIU has
+    finished.
     """
 
     code = "criu-failed"
@@ -66,30 +66,31 @@ class CriuFailed(CriuctlError):
 
 
 class Frozen(Struct, frozen=True):
-    """What the caller says of the frozen tree."""
+    """What the caller specifies about the frozen tree."""
 
     guards: Mapping[int, PageGuard]  # the guarded page of each task, by CRIU's PID
-    external: Sequence[str] = ()  # more resources that come from outside again, known only now
+    external: Sequence[str] = ()  # more external resources, known only now
 
 
 class DumpSteps(Struct, frozen=True):
-    """What the caller does at the moments of a dump; what raises, vetoes."""
+    """The caller's callbacks at the moments of a dump; raising an exception vetoes the dump."""
 
-    # every task is stopped; CRIU has not looked at sockets yet, nor locked connections
+    # every task is stopped; CRIU has neither looked at sockets nor locked connections yet
     frozen: Callable[[], Frozen]
-    # all pages and images are there, the tree is still frozen
+    # all pages and images exist, the tree is still frozen
     commit: Callable[[list[PageImage]], None]
     begins: Callable[[], None] = lambda: None  # CRIU is about to stop the first task
 
 
 def folder_path(folder: int) -> str:
-    """The images folder as CRIU, which inherits the descriptor, names it."""
+    """Return the path of the images folder for CRIU, which inherits the descriptor."""
     return f"/proc/self/fd/{folder}"
 
 
 def read_log(folder: int) -> str:
-    """CRIU's log so far, or "" when there is none; of one of many processes, which is long, its
-    beginning and its end.
+    """Return CRIU's log so far, or "" without one.
+
+    Of the long log of many processes, its beginning and its end.
     """
     try:
         fd = os.open(LOG_NAME, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
@@ -105,7 +106,8 @@ def read_log(folder: int) -> str:
 
 
 def run_id(folder: int) -> str | None:
-    """The id of the CRIU run that logged into `folder`, after which its firewall table is named.
+    """Return the id of the CRIU run that logged into `folder`, which is in its firewall table's
+    name.
 
     CRIU makes up an id when it starts and another one when it takes a request; the last one counts.
     """
@@ -116,29 +118,32 @@ def run_id(folder: int) -> str | None:
 
 
 def empty(folder: int) -> None:
-    """Remove the images and the log of a run that came to nothing, before another one that will not
-    have all of these images.
+    """Remove the images and the log of a failed run, before a run that will not write all of
+    them.
     """
     for name in os.listdir(folder):
         os.unlink(name, dir_fd=folder)
 
 
 class Dumper:
-    """CRIU for one dump, `close` it.  It may be asked early: it gets ready beside us, which may
-    take a tenth of a second, and waits in pre-dump with the tree untouched."""
+    """A CRIU for one dump; `close` it.
+
+    It may be asked early: it prepares in parallel, which may take a tenth of a second, and waits in
+    pre-dump with the tree untouched.
+    """
 
     def __init__(self, criu: CriuBinary, folder: int, enter: Sequence[str] = ()) -> None:
-        """Images go to `folder`; `enter` puts CRIU into other namespaces."""
+        """Images go to `folder`; `enter` is an argv prefix that puts CRIU into other namespaces."""
         self._criu, self._folder, self._enter = criu, folder, enter
         self._asked: DumpOptions | None = None
-        # where its pages will come; until a receiver has it
+        # the source of its pages, until a receiver has it
         self._pages: socket.socket | None = None
         self._receiver: PageReceiver[Any] | None = None
         self._swrk: Swrk | None = None
         self._running = ExitStack()
 
     def ask(self, options: DumpOptions) -> None:
-        """Start CRIU and ask it for the dump; raises what a dump does of which nothing came."""
+        """Start CRIU and request the dump; raises what a failed dump raises."""
         self.close()
         with ExitStack() as stack:
             self._pages, theirs = socket_pair()
@@ -147,7 +152,7 @@ class Dumper:
             if config_text(options):
                 with open(os.open(CONFIG_NAME, _NEW, 0o600, dir_fd=self._folder), "w") as file:
                     file.write(config_text(options))
-            with theirs:  # CRIU holds its own copy; the stream must end when CRIU does
+            with theirs:  # CRIU holds a copy; the stream must end when CRIU does
                 self._swrk = swrk = stack.enter_context(
                     self._criu.swrk(enter=self._enter, pass_fds=fds, to_the_end=True)
                 )
@@ -157,8 +162,9 @@ class Dumper:
 
     @property
     def conversation(self) -> int:
-        """Our end of what CRIU is spoken to over.  While others have it open too, CRIU waits for an
-        answer if we are killed.
+        """Our end of the socket to CRIU.
+
+        While other processes have it open too, CRIU waits for an answer if we are killed.
         """
         assert self._swrk is not None
         return self._swrk.sock.fileno()
@@ -170,8 +176,9 @@ class Dumper:
         return self._swrk.pid
 
     def close(self) -> None:
-        """Let go of a CRIU that waits; what it had begun, which is nothing or rolled back by now,
-        ends with it.
+        """Close the connection to a waiting CRIU, which then ends.
+
+        Its dump has not begun, or is rolled back by now.
         """
         self._asked = None
         self._running.close()
@@ -180,8 +187,9 @@ class Dumper:
             self._pages = None
 
     def break_off(self) -> None:
-        """No more pages are taken, and CRIU's next question is answered with no; one that is being
-        answered is not.
+        """Take no more pages, and answer CRIU's next question with no.
+
+        A question that is being answered is left alone.
         """
         if self._swrk is not None:
             self._swrk.refuse()
@@ -194,8 +202,9 @@ class Dumper:
         return self._swrk is not None and self._swrk.asks
 
     def veto(self) -> None:
-        """Let CRIU roll back now, if it waits for a step of `dump`, though that step is not done;
-        from another thread.
+        """Make CRIU roll back now if it waits for a step of `dump`.
+
+        May be called from another thread.
         """
         if self._swrk is not None:
             self._swrk.veto()
@@ -203,8 +212,8 @@ class Dumper:
     def dump(self, options: DumpOptions, sink: PageSink[B], steps: DumpSteps) -> None:
         """Dump a tree: pages into `sink`, metadata images into the folder.
 
-        A CRIU that was asked early does it, if it was asked for the same.  Raises what a callback
-        or the sink raised, else `CriuFailed`.  In every case but success the tree runs on when this
+        A CRIU that was asked early does it, if it was asked for the same. Raises what a callback or
+        the sink raised, else `CriuFailed`. In every case but success the tree runs on when this
         returns, because CRIU has ended by then.
         """
         receiver: PageReceiver[B] | None = None
@@ -260,16 +269,16 @@ def restore(
     about_to_run: Callable[[], int | None] | None = None,
     broken_off: Callable[[], None] | None = None,
 ) -> None:
-    """Restore a tree from `folder`; `placed` is called with the root's PID before anything
-    executes.
+    """Restore a tree from `folder`.
 
-    `start` starts CRIU as somebody else's child: the tree's root is that one's too.
-    `about_to_fork` is told CRIU's PID, or that of its parent, when it is about to make the tree;
-    `about_to_run` when every task stands before its first instruction, in CRIU's hands: they run
-    when it is left.  It returns the PID of their tracer, 0 if unknown, or None if it has ended CRIU
-    itself.  Raises what `placed` or `about_to_run` raised, else `CriuFailed`; nothing of the tree
-    is left then.  `broken_off` is told
-    first: a CRIU that is past post-restore would let it run, so it is to be killed before that.
+    `placed` is called with the root's PID before anything executes. `start` starts CRIU as another
+    process's child: the tree's root becomes a child of that process too. `about_to_fork` is called
+    with CRIU's PID, or that of its parent, before CRIU makes the tree. `about_to_run` is called
+    when every task stands before its first instruction, stopped by CRIU; they run once it has
+    returned. It returns the PID of their tracer, 0 if unknown, or None if it has ended CRIU itself.
+    Raises what `placed` or `about_to_run` raised, else `CriuFailed`; then nothing of the tree is
+    left. `broken_off` is called first: a CRIU that is past post-restore would let the tree run, so
+    it must be killed before that.
     """
 
     def notify(script: str, pid: int) -> bool:

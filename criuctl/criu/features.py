@@ -1,15 +1,15 @@
-"""What CRIU has found out about this kernel, kept where CRIU itself does not keep it.
+"""Cache what CRIU has found out about this kernel, where CRIU itself does not.
 
-CRIU tries the kernel's features out whenever it starts, for some 30 ms in which it mounts file
-systems in ``/tmp`` and starts iptables.  It keeps what it found for the rest of the boot in
+CRIU tests the kernel's features whenever it starts, for some 30 ms in which it mounts file systems
+in ``/tmp`` and starts iptables. It keeps the results for the rest of the boot in
 ``/run/criu.kdat``, but only if ``/run`` is a tmpfs (criu/kerndat.c, ``kerndat_save_cache``), which
-it is not in most containers.  There, one CRIU is once started under a tmpfs of its own at ``/run``,
-and what it has written is kept in `FOLDER`, by boot, CRIU and capabilities.
+it is not in most containers. There, one CRIU is once started with a tmpfs mounted for it at
+``/run``, and the file that it wrote is kept in `FOLDER`, by boot, CRIU and capabilities.
 
-``/run/criu.kdat`` then becomes a link to ``/proc/self/fd/N/criu.kdat``, which leads a CRIU there
-that got this folder from us as its descriptor N, and nobody else anywhere: a CRIU that others start
-does not find it, nor does one after a reboot, nor one that lives in another mount namespace.
-Without it CRIU tries for itself, so nothing here fails.
+``/run/criu.kdat`` then becomes a link to ``/proc/self/fd/N/criu.kdat``. It works only for a CRIU
+that got this folder from us as its descriptor N, and leads nowhere for any other: a CRIU that
+others start does not find the cache, nor does one after a reboot, nor one in another mount
+namespace. Without it CRIU runs its tests, so nothing here fails.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ..proc.procfs import read_lines
 
 FOLDER = Path("/run/criuctl/features")
 _CACHE = Path("/run/criu.kdat")
-# The descriptor, or the next that is free: nobody else's, so that the link need not change, and one
-# that also a session's holder with a low limit, which starts CRIU for it, can have.
+# The descriptor, or the next free one. No other code uses it, so the link need not change, and it
+# is below the low limit of a session's holder, which starts CRIU for it.
 _NUMBER = 200
 _TIMEOUT = 20.0
-_KEPT = 8  # CRIUs, and sets of capabilities
+_KEPT = 8  # CRIU programs, and sets of capabilities
 _FIND_OUT = """
 cache=$1 && shift
 mount -t tmpfs -o mode=700 criuctl "${cache%/*}" || exit
@@ -44,8 +44,8 @@ exec cat "$cache"
 
 
 @contextmanager
-def lent(argv: Sequence[str]) -> Iterator[list[int]]:
-    """The descriptors that the CRIU which `argv` starts is to be given for it: one, or none."""
+def cache_descriptors(argv: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the descriptors to pass to the CRIU that `argv` starts: one, or none."""
     fd: int | None = None
     try:
         with suppress(OSError, CriuctlError):
@@ -57,14 +57,15 @@ def lent(argv: Sequence[str]) -> Iterator[list[int]]:
 
 
 def known(argv: Sequence[str], root: str = "/") -> bool:
-    """Whether that CRIU will have to try nothing out; `root` is the root folder where it will run,
-    as a path of ours.
+    """Return whether that CRIU needs no feature tests.
+
+    `root`: a path of the root folder where it will run.
     """
     there = Path(f"{root}{_CACHE}")
     if _kept_by_criu(there):
         return True
-    with suppress(OSError), lent(argv) as fds:
-        return os.readlink(there) in map(_way, fds)
+    with suppress(OSError), cache_descriptors(argv) as fds:
+        return os.readlink(there) in map(_cache_path, fds)
     return False
 
 
@@ -72,13 +73,13 @@ def _kept_by_criu(cache: Path) -> bool:
     return cache.is_file() and not cache.is_symlink()
 
 
-def _way(fd: int) -> str:
-    """The path that leads who has `fd` to what is kept."""
+def _cache_path(fd: int) -> str:
+    """Return the path that leads a process with `fd` to the cache."""
     return f"/proc/self/fd/{fd}/{_CACHE.name}"
 
 
 def _lend(argv: Sequence[str]) -> int | None:
-    check_own(FOLDER)  # what is kept there CRIU takes for true
+    check_own(FOLDER)  # CRIU trusts what is kept there
     kept = FOLDER / _name(argv)
     if not kept.exists():
         run = os.stat(_CACHE.parent).st_dev
@@ -95,7 +96,7 @@ def _lend(argv: Sequence[str]) -> int | None:
     finally:
         os.close(folder)
     try:
-        _link(_way(fd))
+        _link(_cache_path(fd))
     except BaseException:
         os.close(fd)
         raise
@@ -103,7 +104,7 @@ def _lend(argv: Sequence[str]) -> int | None:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """One for each boot; for whatever makes CRIU find out something else within it."""
+    """Return the cache's name: by boot, and by all that changes CRIU's results within it."""
     seen = [line for line in read_lines(os.getpid(), "status") if line.startswith("CapEff")]
     for word in argv:
         with suppress(OSError):  # an option
@@ -117,7 +118,7 @@ def _boot() -> str:
 
 
 def _found_out(argv: Sequence[str]) -> bytes:
-    """What a CRIU of its own writes; nothing if it cannot be started so."""
+    """Return the file that a private CRIU writes; empty if it cannot be started so."""
     tried = command.run(
         ["unshare", "--mount", "--", "sh", "-c", _FIND_OUT, "sh", _CACHE, *argv],
         timeout=_TIMEOUT,
@@ -127,12 +128,14 @@ def _found_out(argv: Sequence[str]) -> bytes:
 
 
 def _keep(kept: Path, argv: Sequence[str]) -> None:
-    """Whole or not at all; an empty folder says that there is nothing to be had.  Those of another
-    boot go, and the oldest.
+    """Write the cache, whole or not at all.
+
+    An empty folder marks that there is nothing to cache. Those of another boot are removed, and the
+    oldest.
     """
     FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = FOLDER / f"{kept.name}.{os.getpid()}"
-    # before CRIU is asked: not again and again where nothing can be kept
+    # before CRIU is started: not again and again where nothing can be kept
     fresh.mkdir(mode=0o700, exist_ok=True)
     try:
         if found := _found_out(argv):
@@ -148,7 +151,7 @@ def _keep(kept: Path, argv: Sequence[str]) -> None:
 
 
 def _link(target: str) -> None:
-    """Make CRIU's cache a link to `target`, unless it is; CRIU removes it now and then."""
+    """Make CRIU's cache a link to `target`, unless it is; CRIU removes it occasionally."""
     with suppress(OSError):
         if os.readlink(_CACHE) == target:
             return

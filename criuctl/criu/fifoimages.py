@@ -1,9 +1,9 @@
-"""Named pipes (FIFOs) in CRIU's images: what was queued in each, and where CRIU opens it.
+"""Named pipes (FIFOs) in CRIU's images: the queued data of each, and where CRIU opens it.
 
 CRIU saves the queue of a named pipe that the tree could read from (``fifo-data.img``: entries, each
-followed by its bytes), and writes it back, with its size, into whatever is open under that path at
-the restore.  Entries are told apart by the lower half of the inode's number; of all files of
-files.img with that number the first one's path is where CRIU writes.
+followed by its bytes). At the restore it writes it back, with its size, into the file that is open
+under that path. Entries are identified by the lower half of the inode's number; CRIU writes to the
+path of the first file in files.img with that number.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from . import schema
 from .images import ImageSet, magics, path_of, read
 
 _IMAGE, _KIND = "fifo-data.img", "FIFO_DATA"
-# RemapType: a name of the file that was deleted, in place of which there is another one
+# RemapType: a deleted name of a file, replaced by another one
 _LINKED = 0
 _NUMBERS = (1 << 32) - 1
 
 
 class SavedQueue(Struct, frozen=True):
-    """What one named pipe held at the dump."""
+    """The content of one named pipe at the dump."""
 
     number: int  # CRIU's pipe_id
     data: bytes
-    size: int  # bytes that had room in it
-    # under which the tree had it open, the one where CRIU writes first; none if it is made anew
+    size: int  # its capacity in bytes
+    # under which the tree had it open, first the one where CRIU writes; none if it is made again
     paths: tuple[str, ...]
     holders: tuple[tuple[int, int], ...]  # (PID, descriptor)
     own_name: bool  # its path can be changed in the images
 
     def of(self, inode: int) -> bool:
-        """Whether a file of this inode may be the pipe."""
+        """Return whether a file with this inode may be the pipe."""
         return inode & _NUMBERS == self.number
 
 
 def saved_queues(images: ImageSet) -> list[SavedQueue]:
-    """The named pipes that CRIU would fill."""
+    """Return the named pipes that CRIU would fill."""
     saved = _entries(images)
     if not saved:
         return []
@@ -77,8 +77,8 @@ def saved_queues(images: ImageSet) -> list[SavedQueue]:
 def drop_queues(
     images: ImageSet, numbers: Container[int], sizes: Mapping[int, int] | None = None
 ) -> None:
-    """Have CRIU open these named pipes as they are, with what is in them, and give others of these
-    `sizes`.
+    """Make CRIU open these named pipes with their present content, and set these `sizes` of
+    others.
     """
     parts = [magics(_KIND)]
     for entry, data in _entries(images):
@@ -93,7 +93,7 @@ def drop_queues(
 
 
 def _entries(images: ImageSet) -> list[tuple[Any, bytes]]:
-    """Each entry with its bytes."""
+    """Return each entry with its bytes."""
     if not images.size(_IMAGE):
         return []
     with open(os.open(_IMAGE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=images.folder), "rb") as file:
@@ -120,12 +120,12 @@ def _entries(images: ImageSet) -> list[tuple[Any, bytes]]:
 
 
 def taken_for_one(one: str, other: str, number: int) -> tuple[str, str]:
-    """What is told of two FIFOs of the same number, and what to do."""
+    """Return the message and the hint for two FIFOs of the same number."""
     text = (
         f"the named pipes {one} and {other} have inodes of the same number, {number}; CRIU takes "
-        "them for one, and "
+        "them for one pipe, and "
     )
     return (
-        f"{text}loses what is unread in one of them",
-        f"Have the program read it, or make {other} anew (`mkfifo`) and open it again.",
+        f"{text}loses unread data in one of them",
+        f"Let the program read it, or make {other} again (`mkfifo`) and reopen it.",
     )

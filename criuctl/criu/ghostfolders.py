@@ -1,24 +1,23 @@
-"""Deleted folders in CRIU's images, arranged so that CRIU can make all of them, and remove them
-again.
+"""Arrange deleted folders in CRIU's images so that CRIU can make and remove all of them.
 
 A deleted file or folder that was open is a *ghost*: CRIU makes it before it opens anything, and
-removes it when all processes have it.  It does both in the order of ``remap-fpath.img``, which is
+removes it when all processes have it. It does both in the order of ``remap-fpath.img``, which is
 that of the dump, and for folders it is wrong in four ways:
 
 - It removes a folder with rmdir(2): a ghost that it made inside is still there if it comes later.
-- It makes a folder under its own name, whatever is there: a folder of that name that somebody has
+- It makes a folder under its own name, even if the name is taken: a folder of that name that was
   made since gets the deleted one's owner and mode, and is removed if it is empty; of two deleted
   folders of one name there is only one.
-- It makes the folders on the way to one, and leaves them.
-- It takes no other way where a file is now at the place of a folder on the way.
+- It makes missing parent folders, and leaves them behind.
+- It fails where a file now has the name of a parent folder.
 
 So before a restore the images are edited: files come first and then folders, the innermost first,
-so that what is in a folder is removed before it; a name that is taken gets the suffix that CRIU
-itself has for taken names of files; and the missing folders on the way become deleted ones, too,
-which no process has open.  The program sees a deleted folder of that name either way.
+so that the content of a folder is removed before it. A name that is taken gets the suffix that CRIU
+itself has for taken names of files, and the missing parent folders become deleted ones, too, which
+no process has open. The program sees a deleted folder of that name either way.
 
-Where CRIU makes the tree's mounts (`own_mounts`), what is at a path then is not known here: there
-the host's folders only tell which names to avoid.
+Where CRIU makes the tree's mounts (`own_mounts`), what is at a path then is unknown here: there the
+host's folders only show which names to avoid.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from .images import REMAP_GHOST, ImageSet, path_of, read, write
 
 _IMAGE, _KIND = "remap-fpath.img", "REMAP_FPATH"
 _DEEPEST = 4096  # no path has so many folders
-_SUFFIX = ".cr_link"  # CRIU's own, for a name that is another file's
+_SUFFIX = ".cr_link"  # CRIU's own, for a name that another file has
 
 
 def arrange(images: ImageSet, *, own_mounts: bool) -> list[str]:
-    """Edit the images; returns the folders that CRIU will make, the innermost first.
+    """Edit the images; return the folders that CRIU will make, the innermost first.
 
-    They must not be left when the restore has failed.
+    They must be removed when the restore has failed.
     """
     remaps = read(images.folder, _IMAGE, _KIND) if images.size(_IMAGE) else []
     files = images.files() if remaps else []
@@ -72,7 +71,7 @@ def arrange(images: ImageSet, *, own_mounts: bool) -> list[str]:
     images.write_files(files)
 
     def place(remap: Any) -> int:
-        """Files first, then folders, the innermost first."""
+        """Sort files first, then folders, the innermost first."""
         folder = folders.get(remap.remap_id) if remap.remap_type == REMAP_GHOST else None
         return -folder.count("/") if folder is not None else -_DEEPEST
 
@@ -81,12 +80,12 @@ def arrange(images: ImageSet, *, own_mounts: bool) -> list[str]:
 
 
 def _as(path: str, name: str) -> str:
-    """A path in the form that the image has names in: with a slash at its beginning, or without."""
+    """Return a path in the images' form: with a slash at its beginning, or without."""
     return path if name.startswith("/") else path[1:]
 
 
 def _past_files(path: str) -> str:
-    """The path, with other names for folders on the way at whose place something else is now."""
+    """Return the path, with other names for parent folders whose names are taken by other files."""
     place = ""
     *above, name = path[1:].split("/")
     for part in above:
@@ -97,15 +96,16 @@ def _past_files(path: str) -> str:
 
 
 def _free(path: str, taken: Iterable[str]) -> str:
-    """A name for a folder that is neither there nor taken."""
+    """Return a name for a folder that neither exists nor is taken."""
     while path in taken or os.path.lexists(path):
         path += _SUFFIX
     return path
 
 
 def _between(origins: Mapping[str, Any]) -> dict[str, Any]:
-    """The folders on the way to these that are neither there nor among them -> the ghost of one
-    below.
+    """Return the missing parent folders of these -> the ghost of one below.
+
+    Without those that are ghosts themselves.
     """
     found: dict[str, Any] = {}
     for path, ghost in origins.items():
@@ -116,7 +116,7 @@ def _between(origins: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _head(images: ImageSet, number: int) -> Any:
-    """The description of a ghost."""
+    """Return the description of a ghost."""
     with Ghost(images, number) as ghost:
         return ghost.entry
 

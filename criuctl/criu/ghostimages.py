@@ -1,8 +1,8 @@
 """Deleted files in CRIU's images.
 
-``remap-fpath.img`` tells of each file that was open under a deleted name what it is made from: a
+``remap-fpath.img`` says of each file that was open under a deleted name how it is made: from a
 *ghost*, saved whole in ``ghost-file-N.img`` (its metadata, then its bytes, or entries of chunks
-each followed by its bytes), or a *helper link*, another entry of files.img.
+each followed by its bytes), or from a *helper link*, another entry of files.img.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PIECE = 1 << 20
 class Remap(Struct, frozen=True):
     """A file that was open under a deleted name."""
 
-    id: int  # in files.img
+    id: int  # its id in files.img
     target: int  # of a helper link: its id in files.img; of a ghost: its own number
     ghost: bool
 
 
 def remaps(images: ImageSet) -> list[Remap]:
-    """All ghosts and helper links of the images."""
+    """Return all ghosts and helper links of the images."""
     if not images.size(_IMAGE):
         return []
     return [
@@ -44,14 +44,15 @@ def remaps(images: ImageSet) -> list[Remap]:
 
 
 def drop_remaps(images: ImageSet, ids: Container[int]) -> None:
-    """Have CRIU take these files of files.img for ordinary ones."""
+    """Make CRIU treat these files of files.img as ordinary ones."""
     entries = read(images.folder, _IMAGE, _KIND)
     write(images.folder, _IMAGE, _KIND, [e for e in entries if e.orig_id not in ids])
 
 
 def add_ghosts(images: ImageSet, groups: Sequence[Collection[int]]) -> list[int]:
-    """Have CRIU take these files of files.img for deleted ones, each group for one; the number of
-    each one's ghost.
+    """Make CRIU treat these files of files.img as deleted ones, each group as one.
+
+    Returns the number of each group's ghost.
     """
     if not groups:
         return []
@@ -66,8 +67,9 @@ def add_ghosts(images: ImageSet, groups: Sequence[Collection[int]]) -> list[int]
 
 
 def is_nameless(images: ImageSet, remap: Remap) -> bool:
-    """Whether it is one of `write_ghost`, which has no inode of the dump, and is to have no name
-    either.
+    """Return whether the ghost was made by `write_ghost`.
+
+    It has no inode of the dump, and must get no name.
     """
     if not remap.ghost:
         return False
@@ -83,8 +85,9 @@ def is_nameless(images: ImageSet, remap: Remap) -> bool:
 def write_ghost(
     images: ImageSet, number: int, *, uid: int, gid: int, mode: int, mtime_ns: int
 ) -> tuple[int, int]:
-    """Begin the image of a regular file: a descriptor, and the offset to which its contents are to
-    be written.
+    """Begin the image of a regular file.
+
+    Returns a descriptor, and the offset at which its contents are to be written.
     """
     head = schema.message("GHOST_FILE")(uid=uid, gid=gid, mode=mode, dev=0, ino=0)
     for time in (head.atim, head.mtim):
@@ -115,7 +118,7 @@ class Ghost:
         self._file.close()
 
     def _message(self, kind: str) -> Any:
-        """The next message; None at the end."""
+        """Return the next message; None at the end."""
         size = self._file.read(4)
         if not size and kind != "GHOST_FILE":
             return None

@@ -1,7 +1,6 @@
-"""A CRIU that does nothing any more while it restores: noticed, and ended with all that it has
-made.
+"""Notice a CRIU that hangs while it restores, and kill it with all that it has made.
 
-Nothing of the tree has run by then, so nothing is lost; a CRIU that dumps is never ended from here
+Nothing of the tree has run by then, so nothing is lost; a CRIU that dumps is never killed from here
 (see `rpc`).
 """
 
@@ -16,21 +15,21 @@ from ..errors import CriuctlError
 from ..proc.procfs import read_text
 from ..proc.tree import ProcessIdentity, children, read_process, read_tree
 
-PATIENCE = 120.0  # seconds without a tick of CPU time, with nobody asked for anything
+PATIENCE = 120.0  # seconds without a tick of CPU time, while CRIU waits for no answer
 LOOK = 1.0  # seconds between two looks
-ROLLBACK = 10.0  # the same of one that is to take back what it has made
-_ROUNDS = 100  # looks for processes that are made meanwhile
+ROLLBACK = 10.0  # the same for a CRIU that rolls back
+_ROUNDS = 100  # repetitions, for processes that are made meanwhile
 
 
 class Watch:
-    """Whether the CRIU that `pid` is, or is below, gets anything done."""
+    """Whether CRIU, the process `pid` or a descendant, makes progress."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._work, self._since = -1, time.monotonic()
 
     def idle(self) -> float:
-        """Seconds since it last did something, as far as the looks tell."""
+        """Return the seconds since it last did something, as far as the looks show."""
         work = sum(map(_ticks, _made_by(self._pid)))
         if work != self._work:
             self._work, self._since = work, time.monotonic()
@@ -38,9 +37,7 @@ class Watch:
 
 
 def end(criu: int) -> None:
-    """SIGKILL the CRIU that is, or is below, this process, and what it has made, until there is
-    nothing more.
-    """
+    """SIGKILL CRIU, the process or a descendant, and what it has made, until nothing is left."""
     for _ in range(_ROUNDS):
         left = [pid for pid in _made_by(criu) if _ticks(pid) >= 0]
         for pid in left:
@@ -56,8 +53,9 @@ def end(criu: int) -> None:
 
 
 def _made_by(pid: int) -> list[int]:
-    """CRIU, what is below it, and the root that it makes as its own sibling: that is CRIU's program
-    still.
+    """Return CRIU, its descendants, and the root that it makes as its sibling.
+
+    That root still runs CRIU's program.
     """
     try:
         own = [process.pid for process in read_tree(pid)]
@@ -88,7 +86,7 @@ def _born(pid: int) -> int:
 
 
 def _ticks(pid: int) -> int:
-    """CPU time that it has used; -1: it has ended, or is a zombie."""
+    """Return the CPU time that it has used; -1: it has ended, or is a zombie."""
     try:
         fields = read_text(pid, "stat").rpartition(")")[2].split()
         return -1 if fields[0] in "ZX" else int(fields[11]) + int(fields[12])

@@ -1,16 +1,16 @@
-"""What CRIU will open by path: every file of the images, and which process will hold it as what.
+"""The files of the images that CRIU will open by path, and how each process holds them.
 
-Whatever a restored process has by a path is a ``reg`` entry of files.img: regular files, folders,
-devices, and the path of a FIFO (its ``fifo`` entry names it).  Processes refer to these entries by
-descriptor (fdinfo), as mappings and program (mm) and as working and root folder (fs).  An entry
-that nothing refers to is on its way over a unix socket (SCM_RIGHTS).
+Every file that a restored process has by a path is a ``reg`` entry of files.img: regular files,
+folders, devices, and the path of a FIFO (its ``fifo`` entry names it). Processes refer to these
+entries by descriptor (fdinfo), as mappings and program (mm) and as working and root folder (fs). An
+entry that nothing refers to is being sent over a unix socket (SCM_RIGHTS).
 
-Left out are terminals, which are made anew, and deleted files, which CRIU makes anew or links to
-(`DELETED`: kept apart, for their paths are only where they are made).
+Left out are terminals, which are made again, and deleted files, which CRIU makes again or links to
+(`DELETED`: kept apart, because their paths only say where they are made).
 
 CRIU can be given a descriptor for an entry (``ext``): it opens the inherited descriptor whose key
 is the entry's name through ``/proc/self/fd``, with the entry's own flags and position, so that each
-entry is an open file of its own and no name is looked up.  `hand_over` asks for that.
+entry is a separate open file and no name is looked up. `hand_over` requests that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Use(Struct, frozen=True):
 
     pid: int  # the tree's own number
     role: Role
-    number: int = 0  # of a descriptor; the first address of a mapping
+    number: int = 0  # number of a descriptor; first address of a mapping
     flags: int = 0  # as of open(2)
 
     def __str__(self) -> str:
@@ -51,14 +51,14 @@ class HeldFile(Struct, frozen=True):
     path: str
     mode: int  # 0: not recorded
     flags: int  # as of open(2)
-    uses: tuple[Use, ...]  # none: it is on its way over a socket
+    uses: tuple[Use, ...]  # none: it is being sent over a socket
     external: bool = False  # a descriptor is inherited for it already
     deleted: bool = False
     mount: int = -1  # the id, at the dump, of the mount that it is on; -1: not recorded
 
 
 def held_files(images: ImageSet) -> list[HeldFile]:
-    """Every file that CRIU opens by a path."""
+    """Return every file that CRIU opens by a path."""
     entries = images.files()
     flags = {e.id: e.reg.flags for e in entries if e.HasField("reg")}
     uses = _uses(images, flags)
@@ -107,8 +107,9 @@ def _uses(images: ImageSet, flags: Mapping[int, int]) -> dict[int, list[Use]]:
 
 
 class OwnIds(Struct, frozen=True):
-    """The user and groups by which the kernel judges a process's file access, as its own user
-    namespace numbers them.
+    """The user and groups by which the kernel judges a process's file access.
+
+    As its own user namespace numbers them.
     """
 
     uid: int
@@ -117,7 +118,7 @@ class OwnIds(Struct, frozen=True):
 
 
 def own_ids(images: ImageSet) -> dict[int, OwnIds]:
-    """Those of each process that has not ended, by the tree's own numbers."""
+    """Return the ids of each process that has not ended, by the tree's own PIDs."""
     found = {}
     for pid, creds in _creds(images):
         found[pid] = OwnIds(creds.fsuid, creds.fsgid, tuple(creds.groups))
@@ -125,8 +126,9 @@ def own_ids(images: ImageSet) -> dict[int, OwnIds]:
 
 
 def credentials(images: ImageSet) -> dict[int, Credentials]:
-    """What each process that has not ended will be, as we number users: the tree's own number ->
-    its credentials.  CRIU gives them to it last: in post-restore it has none but root's yet.
+    """Return the credentials that each process that has not ended will have, as we number users.
+
+    By the tree's own PIDs. CRIU sets them last: in post-restore the processes still have root's.
     """
     within = next((n for n in images.names() if re.fullmatch(r"userns-\d+\.img", n)), None)
     uids, gids = _id_maps(images, within) if within is not None else ((), ())
@@ -149,16 +151,16 @@ def _creds(images: ImageSet) -> Iterator[tuple[int, Any]]:
             yield pid, read(images.folder, f"core-{pid}.img", "CORE")[0].thread_core.creds
 
 
-_Map = tuple[tuple[int, int, int], ...]  # first id inside, first id here, how many
+_Map = tuple[tuple[int, int, int], ...]  # first id inside, first id here, count
 
 
 def _id_maps(images: ImageSet, name: str) -> tuple[_Map, _Map]:
     entry = read(images.folder, name, "USERNS")[0]
 
-    def told(extents: Any) -> _Map:
+    def ranges(extents: Any) -> _Map:
         return tuple((one.first, one.lower_first, one.count) for one in extents)
 
-    return told(entry.uid_map), told(entry.gid_map)
+    return ranges(entry.uid_map), ranges(entry.gid_map)
 
 
 def _outer(number: int, extents: _Map) -> int:
@@ -169,15 +171,17 @@ def _outer(number: int, extents: _Map) -> int:
 
 
 def is_bad_flag(flags: int) -> bool:
-    """Whether open(2) with these flags makes or empties files; the kernel never tells such flags of
-    an open file.
+    """Return whether open(2) with these flags makes or truncates files.
+
+    The kernel never shows such flags for an open file.
     """
     return bool(flags & (os.O_CREAT | os.O_TRUNC | os.O_EXCL))
 
 
 def hand_over(images: ImageSet, descriptors: Mapping[int, int]) -> dict[str, int]:
-    """Have CRIU open these descriptors, by the ids of files, instead of paths: key -> descriptor,
-    to be inherited.
+    """Make CRIU open these descriptors, by the ids of files, instead of paths.
+
+    Returns key -> descriptor, to be inherited.
     """
     if not descriptors:
         return {}
@@ -189,7 +193,7 @@ def hand_over(images: ImageSet, descriptors: Mapping[int, int]) -> dict[str, int
         # Only a key here, the same for the same descriptor: CRIU closes each that it has taken.
         entry.reg.name = f"/{descriptors[entry.id]:x}.criuctl"
         entry.reg.ext = True
-        entry.reg.flags &= ~os.O_NOFOLLOW  # of what is now a link of /proc
+        entry.reg.flags &= ~os.O_NOFOLLOW  # the path is a link of /proc now
         keys[entry.reg.name] = descriptors[entry.id]
 
     images.edit_files(edit)

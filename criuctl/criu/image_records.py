@@ -1,9 +1,8 @@
-"""What CRIU's metadata images tell of descriptors and mappings, as plain records for people to look
-at and compare.
+"""Descriptors and mappings from CRIU's metadata images, as plain records to show and compare.
 
-Images come from whoever has them, by name (`Images`): out of a store, nothing has to be written
-anywhere.  PIDs are the tree's own, as in the images.  What an image does not tell (it is of another
-CRIU, or absent) is left out.
+The images are passed by name (`Images`): from a store, nothing has to be written to a file. PIDs
+are the tree's own, as in the images. What an image does not contain (it is of another CRIU, or
+absent) is left out.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ Images = Callable[[str], bytes | None]  # an image's content by its name, None i
 
 _INET: dict[int, int] = {socket.AF_INET: 4, socket.AF_INET6: 16}  # bytes of an address
 _PROTOCOLS = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp", 136: "udplite"}
-_WAYS = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
-# CRIU's criu/include/image.h, the first that fits
+_MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
+# CRIU's criu/include/image.h; the first that matches
 _AREAS = ((1 << 5, "[heap]"), (1 << 3, "[vdso]"), (1 << 12, "[vvar]"), (1 << 2, "[vsyscall]"))
 _FILE_AREAS = 1 << 6 | 1 << 7
 _STATES = {2: "Z", 3: "T", 6: "Z"}  # CRIU's criu/include/task-state: dead, stopped, zombie
@@ -37,17 +36,17 @@ _TCP_STATES = {
     8: "close-wait",
     10: "listen",
 }
-_FREE_DESCRIPTORS = 1 << 19  # of all processes together, those that several share counted for each
-_DESCRIPTOR = 8  # bytes of an image for each of them beyond
+_FREE_DESCRIPTORS = 1 << 19  # of all processes together; shared ones count for each process
+_DESCRIPTOR = 8  # bytes of an image for each further descriptor
 _PRESENT = 4  # a run of pages that this image has
 _MEMFD, _SYSVIPC, _AIORING, _ANON_SHARED = 1 << 14, 1 << 10, 1 << 13, 1 << 8
 
 
 class OpenFile(Struct, frozen=True):
-    """One descriptor: what kind of file, which one, how opened, and where it stands."""
+    """One descriptor: the kind of file, which one, how it is open, and its position."""
 
     kind: str  # reg, pipe, inetsk, unixsk, eventfd, tty, ...
-    what: str  # a path, addresses, a name; "" where there is none that outlives a restore
+    what: str  # a path, addresses, a name; "" if there is none that stays valid after a restore
     mode: str  # r, w, rw; with a: every write appends
     offset: int | None = None
 
@@ -77,7 +76,7 @@ class Task(Struct, frozen=True):
 
 
 class Socket(Struct, frozen=True):
-    """An internet socket and who holds it."""
+    """An internet socket and the descriptors that hold it."""
 
     holders: tuple[tuple[int, int], ...]  # (PID, descriptor)
     family: str  # inet, inet6
@@ -89,42 +88,43 @@ class Socket(Struct, frozen=True):
 
 
 def pids(get: Images) -> list[int]:
-    """The PIDs of the tree's processes; `Damaged` if two have the same."""
+    """Return the PIDs of the tree's processes; `Damaged` if two have the same."""
     return [entry.pid for entry in _processes(get)]
 
 
 def _processes(get: Images) -> list[Any]:
     entries = _read(get, "pstree.img", "PSTREE")
     if len({entry.pid for entry in entries}) != len(entries):
-        raise Damaged("image pstree.img has two processes of one PID")
+        raise Damaged("image pstree.img has two processes with one PID")
     return entries
 
 
 def _held(get: Images) -> Iterator[tuple[int, list[Any]]]:
-    """PID -> its descriptors' entries.  Processes may share them, so they can be many more than the
-    images have; `Damaged`.
+    """Yield PID -> its descriptors' entries; `Damaged`.
+
+    Processes may share them, so there can be many more than the images contain.
     """
     sizes: dict[int, int] = {}
     count = 0
     for pid in pids(get):
-        for ids in _read(get, f"ids-{pid}.img", "IDS"):  # none of a zombie
+        for ids in _read(get, f"ids-{pid}.img", "IDS"):  # a zombie has none
             name = f"fdinfo-{ids.files_id}.img"
             entries = _read(get, name, "FDINFO")
             sizes[ids.files_id] = len(get(name) or b"")
             count += len(entries)
             if count > _FREE_DESCRIPTORS + sum(sizes.values()) // _DESCRIPTOR:
                 raise Damaged(
-                    f"the processes share more than {_FREE_DESCRIPTORS} descriptors, which no "
-                    "images of CRIU's do"
+                    f"the processes share more than {_FREE_DESCRIPTORS} descriptors, more "
+                    "than CRIU's images can"
                 )
             yield pid, entries
 
 
 def descriptors(get: Images) -> dict[int, dict[int, OpenFile]]:
-    """PID -> descriptor -> what it is."""
+    """Return PID -> descriptor -> its file."""
     files = {entry.id: entry for entry in _read(get, "files.img", "FILES")}
     found: dict[int, dict[int, OpenFile]] = {}
-    known: dict[tuple[int, int], OpenFile] = {}  # many descriptors may be of one file
+    known: dict[tuple[int, int], OpenFile] = {}  # many descriptors may refer to one file
     for pid, entries in _held(get):
         held = found[pid] = {}
         for entry in entries:
@@ -136,7 +136,7 @@ def descriptors(get: Images) -> dict[int, dict[int, OpenFile]]:
 
 
 def areas(get: Images) -> dict[int, list[Area]]:
-    """PID -> its mappings by address."""
+    """Return PID -> its mappings by address."""
     paths = {
         entry.id: _path(entry)
         for entry in _read(get, "files.img", "FILES")
@@ -156,9 +156,7 @@ def areas(get: Images) -> dict[int, list[Area]]:
 
 
 def environments(get: Images) -> dict[int, tuple[int, int]]:
-    """PID -> where in its memory the environment is that it was started with: ``start <= address <
-    end``.
-    """
+    """Return PID -> the addresses of its initial environment: ``start <= address < end``."""
     return {
         pid: (m.mm_env_start, m.mm_env_end)
         for pid in pids(get)
@@ -199,7 +197,7 @@ def _task(get: Images, entry: Any, files: dict[int, str]) -> Task:
 
 
 def sockets(get: Images) -> list[Socket]:
-    """The internet sockets."""
+    """Return the internet sockets."""
     entries = [entry for entry in _read(get, "files.img", "FILES") if entry.HasField("isk")]
     held: dict[int, list[tuple[int, int]]] = {entry.id: [] for entry in entries}
     for pid, descriptors in _held(get) if entries else ():
@@ -230,8 +228,9 @@ def sockets(get: Images) -> list[Socket]:
 
 
 def page_runs(get: Images, name: str) -> list[tuple[int, int, int]]:
-    """(address, pages, flags) of each run in the pagemap image `name`; pages of older images are
-    not counted.
+    """Return (address, pages, flags) of each run in the pagemap image `name`.
+
+    Pages in older images are not counted.
     """
     data = get(name)
     runs = [] if data is None else images.parse(data, name, "PAGEMAP", first="PAGEMAP_HEAD")[1:]
@@ -259,14 +258,14 @@ def _open_file(holder: Any, entry: Any) -> OpenFile:
     mode = (
         ""
         if flags is None
-        else _WAYS.get(flags & os.O_ACCMODE, "") + ("a" if flags & os.O_APPEND else "")
+        else _MODES.get(flags & os.O_ACCMODE, "") + ("a" if flags & os.O_APPEND else "")
     )
     what = "" if entry is None else _what(entry)
     return OpenFile(kind, what, mode, getattr(body, "pos", None))
 
 
 def _bodies(entry: Any) -> Iterator[Any]:
-    """The part of a file's entry that tells of its kind."""
+    """Yield the parts of a file's entry that are specific to its kind."""
     for descriptor, value in entry.ListFields():
         if descriptor.name not in ("type", "id"):
             yield value
@@ -297,7 +296,7 @@ def _path(entry: Any) -> str:
 
 
 def _endpoint(family: int, words: Any, port: int) -> str:
-    size = _INET.get(family)  # a number of the images, which may be none of them
+    size = _INET.get(family)  # a number from the image, which may be any
     raw = b"".join(word.to_bytes(4, "little") for word in words)
     if size is None or len(raw) < size:
         return f"?:{port}"

@@ -1,34 +1,34 @@
-"""Reading and editing CRIU's metadata images in a folder, with pycriu's message classes.
+"""Read and edit CRIU's metadata images in a folder, with pycriu's message classes.
 
 An image file is two 32-bit magics, then entries of a 32-bit size and a protobuf message (CRIU's
-``images/*.proto``).  Only images without extra payload behind their messages are read or edited
-here; everything else is carried as it is.  All access is by folder descriptor, because the folder
-has no path.
+``images/*.proto``). Only images without extra payload after their messages are read or edited here;
+everything else is carried as it is. All access is by folder descriptor, because the folder has no
+path.
 
-Unix sockets with an outside peer are dumped as ``external unix[INODE]`` of our own half (CRIU's
-sk-unix.c).  What the images hold then, all of it in files.img, entries with ``usk``:
+Unix sockets with an outside peer are dumped as ``external unix[INODE]`` of the tree's half (CRIU's
+sk-unix.c). The images then hold, all of it in files.img, entries with ``usk``:
 
-- Ours as it was: state 1, ``peer`` the inode of the other half.  The other half is an entry with
-  uflags 1 (USK_EXTERN), type datagram, state 10, which no process holds; CRIU would connect ours to
-  its name, which it refuses for a stream.
+- The tree's half as it was: state 1, ``peer`` the inode of the other half.  The other half is an
+  entry with uflags 1 (USK_EXTERN), type datagram, state 10, which no process holds; CRIU would
+  connect the tree's half to its name, which it refuses for a stream.
 - A client that waits in an outside listener's queue: state 1, ``peer`` the inode of that listener,
-  of which there is *no*
-  entry: a restore ends with "Peer unresolved".  (With data in its queue, CRIU refuses the dump.)
+  which has *no* entry: a restore ends with "Peer unresolved".  (With data in its queue, CRIU
+  refuses the dump.)
 - A datagram socket whose peer has a name needs nothing: CRIU connects it to that name again.
 
-What a restore makes of them (`ImageSet.give_up`):
+A restore changes them so (`ImageSet.give_up`):
 
 - To be connected again, a stream or seqpacket socket becomes state 7 with ``peer`` 0 and no
-  shutdown flags: a socket that was never connected.  What it had not read is of an old session: it
-  goes out of sk-queues.img.
+  shutdown flags: a socket that was never connected.  Its unread data belongs to an old session: it
+  is removed from sk-queues.img.
 - To be hung up, it stays state 1, with ``peer`` 0 and both shutdown flags: CRIU makes a pair of
-  sockets for such a one, fills its queue from the other end and closes that.  The program reads
-  what it had not read, then EOF.
-- A datagram socket gets ``peer`` 0; whatever becomes of it is done when it is there.
+  sockets for it, fills its queue from the other end and closes that.  The program reads the unread
+  data, then EOF.
+- A datagram socket gets ``peer`` 0; the rest is done once it exists.
 
-The ``name``, ``name_dir`` and ``file_perms`` of a stream must go in both cases: CRIU *unlinks* the
-path that any socket of the images is bound to (an accepted one bears its listener's), and with
-state 7 would bind it.
+The ``name``, ``name_dir`` and ``file_perms`` of a stream must be removed in both cases: CRIU
+*unlinks* the path that any socket of the images is bound to (an accepted one has its listener's),
+and with state 7 would bind it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TCP_ESTABLISHED, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 7, 8, 10
 _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM = 2, 10, 1, 2
 _SHUTDOWN_NONE, _SHUTDOWN_BOTH = 0, 3
 _REMAP_LINKED, REMAP_GHOST = 0, 1  # RemapType
-_OWN_GHOSTS = 1 << 31  # numbers from here on CRIU does not come to
+_OWN_GHOSTS = 1 << 31  # CRIU's own numbers stay below
 _DEAD, _STOPPED = 2, 3  # a task's state
 REGULAR = 1  # of CRIU's FD_TYPES
 # tty_info_id of /dev/pts/N is N << 1, beyond are consoles (criu/tty.c, MAX_PTY_INDEX)
@@ -59,40 +59,42 @@ _SLAVES = range(0, 2001, 2)
 
 
 def valid_name(name: str) -> bool:
-    """Whether `name` may be a file of an images folder (no path, no hidden file)."""
+    """Return whether `name` may be a file of an images folder (no path, no hidden file)."""
     return _IMAGE_NAME.fullmatch(name) is not None and ".." not in name
 
 
 def magics(kind: str) -> bytes:
-    """The magics that an image of this kind begins with."""
+    """Return the magics at the beginning of an image of this kind."""
     own = struct.pack("<I", schema.magic(kind))
-    if kind == "INVENTORY":  # the one image that kept the format before 1.1
+    if kind == "INVENTORY":  # the only image in the format before 1.1
         return own
     family = "IMG_SERVICE" if kind in ("STATS", "IRMAP_CACHE") else "IMG_COMMON"
     return struct.pack("<I", schema.magic(family)) + own
 
 
 def text(value: str | bytes) -> str:
-    """A name of the kernel's that an image has as text.  It may be of any bytes, and is told as
-    bytes where they are no UTF-8.
+    """Return a name of the kernel's that an image has as text.
+
+    The kernel allows any bytes; names that are not UTF-8 are in the image as bytes.
     """
     return value if isinstance(value, str) else os.fsdecode(value)
 
 
 def path_of(reg: Any) -> str:
-    """The path of a file of the images."""
+    """Return the path of a file of the images."""
     return "/" + text(reg.name).lstrip("/")
 
 
 def read(folder: int, name: str, kind: str) -> list[Any]:
-    """The messages of image `name`, whose magic must be `kind` ("FILES", "PSTREE", ...)."""
+    """Return the messages of image `name`, whose magic must be `kind` ("FILES", "PSTREE", ...)."""
     with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
         return parse(file.read(), name, kind)
 
 
 def parse(data: bytes, name: str, kind: str, first: str = "") -> list[Any]:
-    """The messages in the content of image `name`; the first one is of the kind `first`, if that is
-    given.
+    """Return the messages in the content of image `name`.
+
+    `first`: the kind of the first message, if it differs.
     """
     head = magics(kind)
     if not data.startswith(head):
@@ -166,7 +168,7 @@ def _give_up_unix(entry: Any, ended: bool) -> None:
 
 
 def _other_mode(reg: Any) -> bool:
-    """Whether what is at the path of a file or folder is of the same kind, with other rights."""
+    """Return whether the file or folder at the path is of the same kind, with another mode."""
     try:
         now = os.lstat(path_of(reg)).st_mode
     except OSError:
@@ -175,7 +177,7 @@ def _other_mode(reg: Any) -> bool:
 
 
 def _ghost_place(path: str) -> str:
-    """Where CRIU makes a deleted file: in the nearest folder that is there."""
+    """Return where CRIU makes a deleted file: in the nearest folder that exists."""
     folder, name = os.path.split(path)
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
@@ -189,27 +191,27 @@ class ImageSet:
         self.folder = folder
 
     def size(self, name: str) -> int:
-        """Bytes of image `name`; 0 if there is none."""
+        """Return the bytes of image `name`; 0 if it does not exist."""
         try:
             return os.stat(name, dir_fd=self.folder).st_size
         except FileNotFoundError:
             return 0
 
     def names(self) -> list[str]:
-        """The image files, sorted."""
+        """Return the image files, sorted."""
         return sorted(name for name in os.listdir(self.folder) if name.endswith(".img"))
 
     def run_id(self) -> str | None:
-        """CRIU's id of the dump, after which its firewall table is named."""
+        """Return CRIU's id of the dump, which is in its firewall table's name."""
         entry = read(self.folder, "inventory.img", "INVENTORY")[0]
         return entry.dump_criu_run_id if entry.HasField("dump_criu_run_id") else None
 
     def pids(self) -> list[int]:
-        """PIDs of all processes, root first, as the tree itself sees them."""
+        """Return the PIDs of all processes, root first, in the tree's PID namespace."""
         return [entry.pid for entry in read(self.folder, "pstree.img", "PSTREE")]
 
     def stopped(self) -> set[int]:
-        """PIDs of the processes that a signal had stopped, as the tree itself sees them."""
+        """Return the PIDs of the processes stopped by a signal, in the tree's PID namespace."""
         cores = {pid: read(self.folder, f"core-{pid}.img", "CORE")[0] for pid in self.pids()}
         return {
             pid
@@ -218,21 +220,20 @@ class ImageSet:
         }
 
     def exit_codes(self) -> dict[int, int]:
-        """PIDs of those that have ended by themselves and were not waited for -> their exit
-        codes.
-        """
+        """Return PID -> exit code of the processes that have ended and were not waited for."""
         codes, names = {}, set(os.listdir(self.folder))
         for pid in self.pids():
             if f"ids-{pid}.img" in names:
-                continue  # it lives
+                continue  # it is alive
             core = read(self.folder, f"core-{pid}.img", "CORE")[0]
             if core.HasField("tc") and core.tc.task_state == _DEAD and not core.tc.exit_code & 0x7F:
                 codes[pid] = core.tc.exit_code >> 8
         return codes
 
     def reserved_ids(self) -> set[int]:
-        """Every number that must be free for a restore with the same PIDs: processes, threads,
-        groups, sessions.
+        """Return every number that must be free for a restore with the same PIDs.
+
+        Those of processes, threads, groups and sessions.
         """
         numbers: set[int] = set()
         for entry in read(self.folder, "pstree.img", "PSTREE"):
@@ -241,7 +242,7 @@ class ImageSet:
         return numbers
 
     def files(self) -> list[Any]:
-        """The entries of files.img."""
+        """Return the entries of files.img."""
         return (
             read(self.folder, "files.img", "FILES")
             if "files.img" in os.listdir(self.folder)
@@ -260,7 +261,7 @@ class ImageSet:
         write(self.folder, "files.img", "FILES", entries)
 
     def make_regular(self, numbers: Container[int]) -> None:
-        """Have every descriptor of these files of files.img told as one of a regular file."""
+        """Mark every descriptor of these files of files.img as one of a regular file."""
         for name in self.names():
             if name.startswith("fdinfo-"):
                 held = read(self.folder, name, "FDINFO")
@@ -271,7 +272,7 @@ class ImageSet:
                     write(self.folder, name, "FDINFO", held)
 
     def holders(self) -> dict[int, list[tuple[int, int]]]:
-        """File id -> every (PID, descriptor) that refers to it."""
+        """Return file id -> every (PID, descriptor) that refers to it."""
         found: dict[int, list[tuple[int, int]]] = {}
         names = set(os.listdir(self.folder))
         for pid in self.pids():
@@ -285,7 +286,7 @@ class ImageSet:
         return found
 
     def _connected(self) -> list[OpenSocket]:
-        """TCP sockets that have another end."""
+        """Return the TCP sockets that have another end."""
         holders = self.holders()
         return [
             OpenSocket(entry.isk, holders.get(entry.id, []))
@@ -297,19 +298,19 @@ class ImageSet:
         ]
 
     def connections(self) -> list[tuple[tuple[int, bytes, int], tuple[int, bytes, int]]]:
-        """(local, peer) of every TCP connection that CRIU will restore."""
+        """Return (local, peer) of every TCP connection that CRIU will restore."""
         return [(s.local, s.peer) for s in self._connected()]
 
     def streams(self) -> list[str]:
-        """The images of TCP connections that CRIU has saved, queues and all."""
+        """Return the images of TCP connections that CRIU has saved, with their queues."""
         return [name for name in self.names() if name.startswith("tcp-stream-")]
 
     def closed_by_peer(self) -> list[OpenSocket]:
-        """TCP connections that CRIU will restore with the other end closed."""
+        """Return the TCP connections that CRIU will restore with the other end closed."""
         return [s for s in self._connected() if s.entry.state == TCP_CLOSE_WAIT]
 
     def external_connections(self) -> list[OpenSocket]:
-        """TCP sockets with a peer whose other end is not among the images."""
+        """Return the TCP sockets whose other end is not among the images."""
         sockets = self._connected()
         ends = {(s.local, s.peer) for s in sockets}
         return [s for s in sockets if (s.peer, s.local) not in ends]
@@ -317,12 +318,12 @@ class ImageSet:
     def give_up(
         self, endings: Mapping[tuple[int, int], bool], no_interfaces: Container[str] = ()
     ) -> None:
-        """Take the peers from these sockets, named by any (PID, descriptor) that holds them, and
-        interfaces that are not here.
+        """Remove the peers of these sockets, and interfaces that do not exist here.
 
-        They come back with the same descriptors, options and epoll entries.  True: it is over, and
-        a unix stream reads its end; False, and every internet socket: unconnected, for somebody to
-        connect it again or hang it up.
+        The sockets are named by any (PID, descriptor) that holds them. They come back with the same
+        descriptors, options and epoll entries. True: the connection is over, and a unix stream
+        reads its end. False, and every internet socket: unconnected, to be connected again or hung
+        up later.
         """
         if not endings:
             return
@@ -356,8 +357,9 @@ class ImageSet:
         )
 
     def _drop_packets(self, sockets: set[int]) -> None:
-        """Take what is queued for these sockets out of sk-queues.img: a packet with descriptors
-        must have a sender.
+        """Remove the queues of these sockets from sk-queues.img.
+
+        A packet with descriptors must have a sender.
         """
         if not sockets or "sk-queues.img" not in os.listdir(self.folder):
             return
@@ -386,7 +388,7 @@ class ImageSet:
             file.write(b"".join(kept))
 
     def forget_sizes(self, paths: set[str]) -> None:
-        """Take CRIU's size check off these regular files; criuctl has judged them itself."""
+        """Remove CRIU's size check of these regular files; criuctl has judged them itself."""
 
         def edit(entry: Any) -> None:
             if entry.HasField("reg") and path_of(entry.reg) in paths:
@@ -395,7 +397,7 @@ class ImageSet:
         self.edit_files(edit)
 
     def move_files(self, own: Mapping[str, str]) -> None:
-        """Have CRIU open these regular files elsewhere: path -> the other path."""
+        """Make CRIU open these regular files elsewhere: path -> the other path."""
         remapped = self.remapped()
 
         def edit(entry: Any) -> None:
@@ -410,12 +412,13 @@ class ImageSet:
             self.edit_files(edit)
 
     def forget_modes(self) -> None:
-        """Take CRIU's check of the mode off what is still of the same kind: a change of rights is
-        nothing to who has it open.
+        """Remove CRIU's check of the mode of files that are still of the same kind.
+
+        A change of the mode does not affect a process that has the file open.
         """
 
         files = self.files()
-        # Those of /dev/pts are made anew; what has that name now is another one.
+        # Those of /dev/pts are made again; the file that has the name now is another one.
         slaves = {
             e.tty.regf_id for e in files if e.HasField("tty") and e.tty.tty_info_id in _SLAVES
         }
@@ -434,20 +437,22 @@ class ImageSet:
             self.edit_files(edit)
 
     def remapped(self) -> set[int]:
-        """The ids of files that were deleted under the name that they were opened by."""
+        """Return the ids of files that were deleted under the name that they were opened by."""
         if "remap-fpath.img" not in os.listdir(self.folder):
             return set()
         return {e.orig_id for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH")}
 
     def link_remaps(self) -> dict[str, int]:
-        """Path -> mount id of each helper link that CRIU made for a deleted name of a file with
-        other names.
+        """Return path -> mount id of each helper link.
+
+        CRIU makes one for a deleted name of a file with other names.
         """
         return {path: found[0][1].reg.mnt_id for path, found in sorted(self.linked().items())}
 
     def linked(self) -> dict[str, list[tuple[int, Any]]]:
-        """The same -> each one's file id, and the entry in files.img of what was opened by the
-        deleted name.
+        """Return path -> the file ids that use that helper link, each with its entry in files.img.
+
+        The entry is the file opened by the deleted name.
         """
         if "remap-fpath.img" not in os.listdir(self.folder):
             return {}
@@ -465,11 +470,10 @@ class ImageSet:
         return found
 
     def number_ghosts(self, name: str) -> list[str]:
-        """Number deleted files after this name, so that restores that go on beside it have others;
-        CRIU numbers them from 1.
+        """Number deleted files by this name, so that parallel restores use other numbers.
 
-        Returns the paths at which CRIU has them for a moment while it restores, until all who had
-        them open have.
+        CRIU numbers them from 1. Returns the paths at which CRIU keeps them during the restore,
+        until all processes have opened them.
         """
         if "remap-fpath.img" not in os.listdir(self.folder):
             return []
@@ -498,7 +502,7 @@ class ImageSet:
         ]
 
     def frozen_us(self) -> int | None:
-        """How long the tree was frozen, in microseconds, by CRIU's own statistics."""
+        """Return how long the tree was frozen, in microseconds, by CRIU's own statistics."""
         if "stats-dump" not in os.listdir(self.folder):
             return None
         entry = read(self.folder, "stats-dump", "STATS")[0]

@@ -1,14 +1,14 @@
 """Post-copy: the tree runs at once, and its pages follow when they are touched.
 
 ``criu lazy-pages`` handles the page faults of the restored tree (userfaultfd) and, in the
-background, moves all other pages.  It asks its page server for runs of pages (GET over a socket
-pair) and is answered by `LazyPages`, a thread of criuctl's, from a `PageSource`.  Pages that CRIU
+background, moves all other pages. It asks its page server for runs of pages (GET over a socket
+pair) and is answered by `LazyPages`, a thread of criuctl's, from a `PageSource`. Pages that CRIU
 did not mark LAZY at the dump are in the pages images as always.
 
-The tree depends on criuctl until the last page has arrived: `finish` waits for that.  A page that
-never comes would be read as zeros, so whoever fails on the way, the tree is ended before it can go
-on with those: by the caller when `finish` raises, by a small process beside it
-(`criuctl.proc.deathwatch`) when criuctl is killed.  The checkpoint is still there.
+The tree depends on criuctl until the last page has arrived: `finish` waits for that. A page that
+never comes would be read as zeros. So after any failure the tree is ended before it can go on with
+those: by the caller when `finish` raises, by a small separate process (`criuctl.proc.deathwatch`)
+when criuctl is killed. The checkpoint still exists.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class PageSource(Protocol):
     """The pages of one image, numbered as they are stored."""
 
     def read(self, first: int, count: int) -> list[Piece]:
-        """Pages `first` to ``first + count``, in any number of pieces."""
+        """Return pages `first` to ``first + count``, in any number of pieces."""
 
     def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[Piece]:
-        """Many such runs, (first, count), one after the other."""
+        """Yield many such runs, (first, count), one after the other."""
 
 
 class LazyImage:
-    """One task's page map, for finding the pages of an address."""
+    """One task's page map, to find the pages of an address."""
 
     def __init__(self, entries: Sequence[PagemapEntry], source: PageSource) -> None:
         self.entries = list(entries)
@@ -76,7 +76,7 @@ class LazyImage:
             total += entry.pages
 
     def run(self, vaddr: int, pages: int) -> tuple[int, list[Piece]]:
-        """As many of `pages` pages at `vaddr` as lie in one run: (count, their content)."""
+        """Return as many of `pages` pages at `vaddr` as lie in one run: (count, their content)."""
         at = bisect.bisect_right(self._starts, vaddr) - 1
         if at < 0:
             raise RestoreFailed(
@@ -133,7 +133,11 @@ class LazyPages:
     def __enter__(self) -> LazyPages:
         """Start the daemon, and wait until it listens."""
         try:
-            with features.lent(self._criu) as features_fds, self._theirs, InterruptsDeferred():
+            with (
+                features.cache_descriptors(self._criu) as features_fds,
+                self._theirs,
+                InterruptsDeferred(),
+            ):
                 fds = [self._folder, self._theirs.fileno(), *features_fds]
                 self._daemon = command.spawn(self._argv, pass_fds=fds, new_session=True)
             self._thread.start()
@@ -145,7 +149,7 @@ class LazyPages:
                         "CRIU's lazy-pages daemon does not start", hint="Restore without --lazy."
                     )
                 time.sleep(0.002)
-        # a signal, too: the daemon waits for a tree and does not notice that we are gone
+        # also for a signal: the daemon waits for a tree and does not notice that we are gone
         except BaseException:
             self.stop()
             raise
@@ -161,7 +165,7 @@ class LazyPages:
             self.stop()
 
     def _start_watcher(self) -> None:
-        """Start what ends the tree if we end before we should; it has to be told which tree."""
+        """Start the process that ends the tree if we end early; it must be given the tree."""
         ours, theirs = socket.socketpair()
         with theirs:
             script = Path(deathwatch.__file__)
@@ -173,27 +177,28 @@ class LazyPages:
         self._watch = ours
 
     def watch(self, root: ProcessIdentity) -> None:
-        """This is the tree; `watched` waits for what ends it if criuctl ends before it should."""
+        """Send the tree's root to the watcher; `watched` waits for its confirmation."""
         assert self._watch is not None
-        with suppress(OSError):  # found by `watched`
+        with suppress(OSError):  # `watched` notices it
             self._watch.sendall(b"%d %d\n" % (root.pid, root.start_time))
 
     def watched(self) -> None:
-        """From here on the tree does not outlive criuctl; to be called before it runs."""
+        """Wait until the tree cannot outlive criuctl any more; to be called before it runs."""
         assert self._watch is not None
         self._watch.settimeout(_START_TIMEOUT)
         if self._watch.recv(16) != b"watching\n":
             raise RestoreFailed(
-                "the process that watches over a lazy restore does not start",
+                "the process that guards a lazy restore does not start",
                 hint="Restore without --lazy.",
             )
 
     def about_to_run(self) -> None:
-        """The tree is about to run; it depends on criuctl."""
+        """Note that the tree is about to run; from now on it depends on criuctl."""
 
     def finish(self) -> None:
-        """Wait until every page has arrived; raises what went wrong: the tree must not go on
-        then.
+        """Wait until every page has arrived.
+
+        Raises what went wrong: the tree must not go on then.
         """
         assert self._daemon is not None
         code = self._daemon.wait()
@@ -207,7 +212,7 @@ class LazyPages:
             raise RestoreFailed(f"CRIU's lazy-pages daemon ended with {code}")
 
     def _unwatch(self, word: bytes) -> None:
-        """Say the word to the watcher, or nothing: then it kills."""
+        """Send the watcher a word, or close its channel without one: then it kills."""
         if self._watch is not None and self._watcher is not None:
             if word:
                 self._watch.sendall(word)
@@ -216,12 +221,12 @@ class LazyPages:
             self._watch = self._watcher = None
 
     def stop(self) -> None:
-        """End it, and the tree if it was restored already; for a restore that failed."""
+        """End the daemon, and the tree if it was restored already; for a restore that failed."""
         self._unwatch(b"")
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # closed by the other side
+            pass  # closed by the peer
         if self._daemon is not None:
             self._daemon.end()
         if self._thread.is_alive():
@@ -231,10 +236,10 @@ class LazyPages:
     def _run(self) -> None:
         try:
             self._serve()
-        # whatever it is (memory that ran out, say), `finish` raises it: the daemon would wait
+        # whatever it is (out of memory, for example), `finish` raises it: the daemon would wait
         except BaseException as error:
             self._error = error
-            with suppress(OSError):  # the daemon was faster
+            with suppress(OSError):  # the daemon has closed it
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:

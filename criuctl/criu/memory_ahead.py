@@ -1,19 +1,17 @@
-"""The memory that CRIU would send of a tree, read while the tree runs and cut as `criu.pages` cuts
-what CRIU sends.
+"""Read the memory that CRIU would send while the tree runs, cut into the same windows.
 
-Only then does the frozen pass find the same windows.  So the rules here are CRIU's own: of each
-private mapping the pages that are in memory or swapped out, not a file's own, not of zeros
-(``should_dump_page`` in its ``criu/mem.c``); the vDSO and rings of asynchronous I/O whole; what the
-kernel lends (vvar, uprobes, devices) not at all; shared memory and memfds by their objects, the
-parts that were ever written (``criu/shmem.c``).  Windows are cut out of addresses, or out of the
-object, by the same rule (`criu.pages.parted`).
+Only with the same cuts (`criu.pages`) does the frozen pass find the same windows. So the rules here
+are CRIU's own: of each private mapping the pages that are in memory or swapped out, not a file's
+own, not of zeros (``should_dump_page`` in its ``criu/mem.c``); the vDSO and rings of asynchronous
+I/O whole; mappings of the kernel (vvar, uprobes, devices) not at all; shared memory and memfds by
+their objects, the parts that were ever written (``criu/shmem.c``). Windows are cut out of
+addresses, or out of the object, by the same rule (`criu.pages.parted`).
 
-Where a rule is missed nothing breaks: what CRIU never sends is never referred to, and what was not
-sent ahead is sent by the frozen pass.  So whatever cannot be read, or is gone, is left out in
-silence.  One rule is missed
-knowingly: MAP_DROPPABLE memory, which CRIU skips (newer C libraries keep the state of their random
-numbers in a few pages of it), shows in ``smaps`` alone, which walks all page tables.  It costs one
-window of a process.
+A missed rule breaks nothing: a window that CRIU never sends is never referred to, and what was not
+sent ahead is sent by the frozen pass. So memory that cannot be read, or is gone, is left out
+silently. One rule is missed knowingly: MAP_DROPPABLE memory, which CRIU skips (newer C libraries
+keep the state of their random numbers in a few pages of it), shows in ``smaps`` alone, which walks
+all page tables. It costs one window of a process.
 
 Each object of shared memory is read once; so are the page frames that processes share since a fork.
 """
@@ -36,24 +34,25 @@ from .pages import PAGE, WINDOW, ImageKey, PageBuffer, parted
 
 B = TypeVar("B", bound=PageBuffer)
 
-_LENT = frozenset({"[vsyscall]", "[vvar]", "[vvar_vclock]", "[uprobes]"})
+_KERNEL_AREAS = frozenset({"[vsyscall]", "[vvar]", "[vvar_vclock]", "[uprobes]"})
 _WHOLE = frozenset({"[vdso]", "/[aio]"})
 _SYSV = "/SYSV"
 
 
 class AheadSink(Protocol[B]):
-    """Who takes the windows; see `criuctl.checkpoint.writer`."""
+    """The receiver of the windows; see `criuctl.checkpoint.writer`."""
 
     def acquire(self) -> B:
-        """A free buffer; blocks while none is free."""
+        """Return a free buffer; blocks while none is free."""
 
     def ahead(self, buffer: B, start: int, end: int, key: ImageKey, at: int) -> None:
-        """``buffer.view[start:end]`` is a window that CRIU will probably send, as one of `key`
-        whose first page is at `at`.
+        """Take ``buffer.view[start:end]``, a window that CRIU will probably send.
+
+        `key`: its image; `at`: the address of its first page.
         """
 
     def release(self, buffer: B) -> None:
-        """Nothing more is written into `buffer`."""
+        """Take the buffer back: nothing more is written into it."""
 
 
 class Cut(Struct):
@@ -63,11 +62,11 @@ class Cut(Struct):
     pieces: list[tuple[int, int]] = field(default_factory=list)
     size: int = 0
     dirty: bool = False
-    mark: int = 0  # of its page frames
+    mark: int = 0  # identifies its page frames
 
 
 def cut(runs: Iterable[Run]) -> Iterator[Cut]:
-    """The windows that these ascending runs make."""
+    """Yield the windows that these ascending runs make."""
     current = Cut(-1)
     for start, end, dirty in runs:
         while start < end:
@@ -90,8 +89,8 @@ def cut(runs: Iterable[Run]) -> Iterator[Cut]:
 class Walk(Generic[B]):
     """One walk over the memory of a tree; `bytes` were read.
 
-    `dirty_only` leaves out the windows of private memory that were not written to since the walk
-    before.  `going` is asked now and then; when it says no, the walk ends.
+    `dirty_only` leaves out the windows of private memory that were not written to since the
+    previous walk. `going` is called now and then; when it returns False, the walk ends.
     """
 
     def __init__(
@@ -118,7 +117,9 @@ class Walk(Generic[B]):
     def _process(self, pid: int, key: ImageKey) -> None:
         found = mappings(pid)
         private = [
-            m for m in found if not m.shared and m.path not in _LENT and m.path not in _WHOLE
+            m
+            for m in found
+            if not m.shared and m.path not in _KERNEL_AREAS and m.path not in _WHOLE
         ]
         with TaskMemory(pid) as memory:
             if self._track and not self._dirty_only:
@@ -129,14 +130,14 @@ class Walk(Generic[B]):
             )
             windows = list(cut(runs))
             if self._track and self._dirty_only:
-                # What is written to between the look and this is missed until the tree is frozen.
+                # Writes between the look and this call are missed until the tree is frozen.
                 memory.clear_dirty()
                 windows = [w for w in windows if w.dirty]
             self._windows(memory, key, self._unshared(memory, windows))
         self._shared(pid, found)
 
     def _unshared(self, memory: TaskMemory, windows: list[Cut]) -> list[Cut]:
-        """Without the windows whose very page frames were read in another process."""
+        """Return the windows without those whose page frames were read in another process."""
         seen = self._frames
         if seen is None:
             return windows
@@ -175,7 +176,7 @@ class Walk(Generic[B]):
                     place += windows[at].size
                     at += 1
                 if at < end:
-                    at += 1  # a page of this window cannot be read, now or ever
+                    at += 1  # a page of this window is unreadable
             finally:
                 self._sink.release(buffer)
 
@@ -225,7 +226,7 @@ class Walk(Generic[B]):
 
 
 def _with_whole(runs: Iterator[Run], whole: Sequence[Mapped]) -> Iterator[Run]:
-    """`runs` with all of these mappings, which they do not touch, put in by address."""
+    """Yield `runs` and all of these mappings, which do not overlap them, by address."""
     waiting = [Run(m.start, m.end, dirty=False) for m in whole]
     for run in runs:
         while waiting and waiting[0].start < run.start:
@@ -235,7 +236,7 @@ def _with_whole(runs: Iterator[Run], whole: Sequence[Mapped]) -> Iterator[Run]:
 
 
 def _stretches(windows: Sequence[Cut]) -> Iterator[tuple[int, int]]:
-    """First and last of those windows that lie one behind the other."""
+    """Yield first and last of adjacent windows."""
     first = 0
     for n in range(1, len(windows) + 1):
         if n == len(windows) or windows[n].number != windows[n - 1].number + 1:
@@ -244,7 +245,7 @@ def _stretches(windows: Sequence[Cut]) -> Iterator[tuple[int, int]]:
 
 
 def _joined(windows: Sequence[Cut]) -> list[tuple[int, int]]:
-    """The pieces of these windows, those that touch as one."""
+    """Return the pieces of these windows, adjacent ones joined."""
     joined: list[tuple[int, int]] = []
     for window in windows:
         for start, end in window.pieces:
@@ -256,8 +257,9 @@ def _joined(windows: Sequence[Cut]) -> list[tuple[int, int]]:
 
 
 def _shmem_device() -> int:
-    """The device of the kernel's own tmpfs: memfds, shared anonymous memory, System V shared
-    memory.
+    """Return the device of the kernel's own tmpfs.
+
+    It holds memfds, shared anonymous memory and System V shared memory.
     """
     fd = os.memfd_create("criuctl", os.MFD_CLOEXEC)
     try:
@@ -267,12 +269,12 @@ def _shmem_device() -> int:
 
 
 def _data(fd: int, size: int) -> Iterator[Run]:
-    """What was written of a sparse file, in whole pages."""
+    """Yield the written parts of a sparse file, in whole pages."""
     at = 0
     while at < size:
         try:
             start = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: nothing any more
+        except OSError:  # ENXIO: no more data
             return
         at = os.lseek(fd, start, os.SEEK_HOLE)
         yield Run(start // PAGE * PAGE, _up(min(at, size)), dirty=True)
@@ -283,7 +285,7 @@ def _up(size: int) -> int:
 
 
 def _read(fd: int, target: memoryview, offset: int) -> None:
-    """Fill `target` from the file, with zeros behind its end."""
+    """Fill `target` from the file, with zeros after its end."""
     done = 0
     while done < len(target):
         count = os.preadv(fd, [target[done:]], offset + done)

@@ -1,9 +1,9 @@
-"""Which mount namespace the files and the processes of a set of images belong to.
+"""The mount namespaces that the files and the processes of a set of images belong to.
 
-CRIU numbers the mount namespaces that it saves.  ``mountpoints-N.img`` has the mounts of number N,
+CRIU numbers the mount namespaces that it saves. ``mountpoints-N.img`` has the mounts of number N,
 by the ids that they had at the dump; each file of files.img has the id of its mount, and
-``ids-PID.img`` has the number of the namespace that the process lives in.  The path of a file is
-one of its mount's namespace, not of its process's.
+``ids-PID.img`` has the number of the process's namespace. The path of a file belongs to its mount's
+namespace, not to its process's.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ class MountSpaces(Struct, frozen=True):
     by_task: Mapping[int, int]  # the tree's own PID -> namespace
 
     def of(self, mount: int, pid: int) -> int:
-        """The namespace in which a path on this mount is looked up; that of `pid` for a mount that
-        is in none.
+        """Return the namespace in which a path on this mount is looked up.
+
+        That of `pid` for a mount that is in none.
         """
         return self.by_mount.get(mount, self.by_task.get(pid, 0))
 
 
 def mount_spaces(images: ImageSet) -> MountSpaces:
-    """What the images say."""
+    """Return the mount namespaces in the images."""
     names = images.names()
     by_mount: dict[int, int] = {}
     for name in names:

@@ -1,12 +1,12 @@
-"""A net namespace in CRIU's images: leaving it out, and routes whose state cannot be set.
+"""A net namespace in CRIU's images: leave it out, and clear route states that cannot be set.
 
-CRIU has the namespace of each process in ``ids-PID.img``, by a number of its own, and that of CRIU
-itself, when it dumped, in the inventory (``root_ids``); sockets have the number as ``ns_id``.  A
-process whose number is that of the inventory comes into the namespace that CRIU is in.
+CRIU has the namespace of each process in ``ids-PID.img``, by its own numbers, and that of CRIU
+itself at the dump in the inventory (``root_ids``); sockets have the number as ``ns_id``. A process
+whose number is that of the inventory comes into the namespace that CRIU is in.
 
-Routes are what ``ip route save`` wrote: its magic, then rtnetlink messages.  The flags of a route
-say also what state its device is in (RTNH_F_DEAD, RTNH_F_LINKDOWN, ...), with which the kernel
-takes no route.
+Routes are saved as ``ip route save`` writes them: its magic, then rtnetlink messages. The flags of
+a route also include the state of its device (RTNH_F_DEAD, RTNH_F_LINKDOWN, ...), with which the
+kernel accepts no route.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import Damaged
 from .images import ImageSet, read, write
 
-# what has a net namespace, of an entry of files.img
+# the parts of a files.img entry that have a net namespace
 _SOCKETS = ("isk", "usk", "psk", "nlsk", "tunf")
 _SAVED_ROUTES = 0x45311224  # the magic of ip route save
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
@@ -30,8 +30,8 @@ _ONLINK = 4  # RTNH_F_ONLINK
 
 
 def leave_network(images: ImageSet) -> None:
-    """Let the processes and sockets of the tree's own net namespace come into the one that CRIU
-    will be in.
+    """Put the processes and sockets of the tree's net namespace into the one that CRIU will be
+    in.
     """
     (inventory,) = read(images.folder, "inventory.img", "INVENTORY")
     outside = inventory.root_ids.net_ns_id
@@ -49,7 +49,7 @@ def leave_network(images: ImageSet) -> None:
 
 
 def forget_states(images: ImageSet) -> None:
-    """Leave of the flags of all saved routes those that a route can be made with."""
+    """Clear in all saved routes the flags that cannot be set."""
     for name in images.names():
         if not name.startswith(("route-", "route6-")):
             continue
@@ -78,7 +78,7 @@ def _clear(data: bytearray, name: str) -> None:
 
 
 def _clear_hops(data: bytearray, position: int, end: int) -> None:
-    """The same for each hop of a route that has several."""
+    """Clear the same flags in each hop of a route that has several."""
     while position + _ATTRIBUTE.size <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, position)
         if length < _ATTRIBUTE.size:

@@ -1,4 +1,4 @@
-"""The users whose processes a set of images brings back."""
+"""The users whose processes a set of images restores."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from .images import ImageSet, read
 
 
 def user_ids(images: ImageSet) -> frozenset[int]:
-    """The real, effective, saved and file system user ids of every thread.
+    """Return the real, effective, saved and file system user ids of every thread.
 
-    Of the images, which CRIU restores, and not of the manifest, which says the same in other words.
+    From the images, which CRIU restores, and not from the manifest, which repeats them.
     """
     found: set[int] = set()
     for name in images.names():

@@ -1,24 +1,24 @@
 """The page server: memory pages to and from CRIU over a socket pair, never through a file system.
 
-On dump CRIU is given one end of an AF_UNIX stream pair as its page server (``ps.fd``).  It splices
-pages into it, each run of pages behind a 32-byte header (CRIU's ``criu/page-xfer.c``).
-`PageReceiver` reads the stream in a thread of its own, straight into the sink's buffers, and cuts
-it into *windows*: all pages of one image that lie in the same 256 KiB of address space with no gap
-of `GAP` or more between them, which are the unit of deduplication.  (What lies so far apart is
-seldom of one mapping, and changes for other reasons.)  Because CRIU walks addresses upwards, a
+On dump CRIU is given one end of an AF_UNIX stream pair as its page server (``ps.fd``). It splices
+pages into it, each run of pages after a 32-byte header (CRIU's ``criu/page-xfer.c``).
+`PageReceiver` reads the stream in a separate thread, straight into the sink's buffers, and cuts it
+into *windows*: all pages of one image that lie in the same 256 KiB of address space with no gap of
+`GAP` or more between them. Windows are the unit of deduplication. (Pages further apart seldom
+belong to one mapping, and change for other reasons.) Because CRIU walks addresses upwards, a
 window's pages arrive one after the other and need no gathering.
 
 CRIU writes no pagemap and no pages files when it has a page server: `write_images` makes them for a
 restore, from the entries recorded here.
 
-One page per task needs care.  Pages lie in the socket by reference, not as copies, and when a
-task's pages are sent CRIU already runs its last system calls inside that task: for an instant the
-first bytes of its first executable mapping are a ``syscall`` instruction of CRIU's.  A page that
-was read in that instant is read again from the frozen task (`PageGuard`).
+One page per task needs care. Pages lie in the socket by reference, not as copies, and when a task's
+pages are sent CRIU already runs its last system calls inside that task: for an instant the first
+bytes of its first executable mapping are a ``syscall`` instruction of CRIU's. A page that was read
+in that instant is read again from the frozen task (`PageGuard`).
 
 Invariants: the sink's windows of one image come in address order; the entries and the windows of an
-image describe the same pages; a status of 0 is sent to CRIU only when every page was taken over, so
-any trouble here fails the dump and lets the tree go on.
+image describe the same pages; a status of 0 is sent to CRIU only when the sink has accepted every
+page, so any error here fails the dump and lets the tree go on.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PageProtocolError(CriuctlError):
 
 
 class PageStreamCut(PageProtocolError):
-    """It ended in the middle of something: CRIU has failed, and says why."""
+    """The page stream ended in the middle of a message: CRIU has failed, and its log says why."""
 
 
 class ImageKey(Struct, frozen=True):
@@ -76,7 +76,7 @@ class ImageKey(Struct, frozen=True):
 
 
 class PageBuffer(Protocol):
-    """A reusable piece of memory, at least `WINDOW` long."""
+    """A reusable buffer, at least `WINDOW` long."""
 
     view: memoryview
 
@@ -85,32 +85,35 @@ B = TypeVar("B", bound=PageBuffer)
 
 
 class PageSink(Protocol[B]):
-    """Who takes the pages over; see `criuctl.checkpoint.writer`."""
+    """The receiver of the pages; see `criuctl.checkpoint.writer`."""
 
     def acquire(self) -> B:
-        """A free buffer; blocks while none is free; raises when the sink has failed."""
+        """Return a free buffer.
+
+        Blocks while none is free; raises when the sink has failed.
+        """
 
     def window(self, key: ImageKey, buffer: B, start: int, end: int, at: int) -> None:
-        """``buffer.view[start:end]`` holds the next window of the image `key`; its first page is at
-        the address `at`.
+        """Take ``buffer.view[start:end]``, the next window of the image `key`.
+
+        `at`: the address of its first page.
         """
 
     def release(self, buffer: B) -> None:
-        """The receiver writes no more into `buffer`."""
+        """Take the buffer back: the receiver writes no more into it."""
 
 
 class PageGuard(Struct, frozen=True):
-    """The page in which CRIU runs system calls inside a task: our PID of the task, and the page's
-    address.
+    """The page in which CRIU runs system calls inside a task.
+
+    Our PID of the task, and the page's address.
     """
 
     pid: int
     vaddr: int
 
     def settled(self) -> bytes:
-        """The page's true content, read from the frozen task once CRIU's instruction is gone from
-        it.
-        """
+        """Return the page's true content, from the frozen task once CRIU's instruction is gone."""
         deadline = time.monotonic() + _GUARD_TIMEOUT
         fd = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -141,7 +144,7 @@ class PageImage(Struct):
     pages: int = 0
 
     def add(self, vaddr: int, pages: int, flags: int) -> None:
-        """Record a run, joined to the one before where they touch."""
+        """Record a run; adjacent runs are joined."""
         self.pages += pages
         if self.entries:
             last = self.entries[-1]
@@ -151,26 +154,24 @@ class PageImage(Struct):
         self.entries.append(PagemapEntry(vaddr, pages, flags))
 
     def pack(self) -> bytes:
-        """The entries as they are stored."""
+        """Return the entries as they are stored."""
         return b"".join(ENTRY.pack(e.vaddr, e.pages, e.flags) for e in self.entries)
 
 
 def unpack_entries(packed: bytes) -> list[PagemapEntry]:
-    """What `PageImage.pack` made; raises `ValueError` for a length that cannot be."""
+    """Return the entries that `PageImage.pack` packed; `ValueError` for an impossible length."""
     if len(packed) % ENTRY.size:
         raise ValueError("page entries are cut short")
     return [PagemapEntry(*entry) for entry in ENTRY.iter_unpack(packed)]
 
 
 def parted(end: int, start: int) -> bool:
-    """Whether a window that ends at `end` (so far) has none of the pages at `start`, which come
-    next.
-    """
+    """Return whether the pages at `start`, which come next, begin a new window after `end`."""
     return (end - 1) // WINDOW != start // WINDOW or start - end >= GAP
 
 
 def window_sizes(entries: Iterable[PagemapEntry]) -> Iterator[int]:
-    """The byte sizes of the windows that these entries make, in order."""
+    """Yield the sizes in bytes of the windows that these entries make, in order."""
     last, size = 0, 0
     for entry in entries:
         vaddr, end = entry.vaddr, entry.vaddr + entry.pages * PAGE
@@ -188,7 +189,7 @@ def window_sizes(entries: Iterable[PagemapEntry]) -> Iterator[int]:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """A stream pair with large buffers: (ours, CRIU's)."""
+    """Return a stream pair with large buffers: (ours, CRIU's)."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in (ours, theirs):
         # SO_RCVBUFFORCE, SO_SNDBUFFORCE
@@ -201,12 +202,12 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class PageReceiver(threading.Thread, Generic[B]):
-    """Takes a whole dump's pages from `sock` into `sink`; join it with `finish`."""
+    """Receives a whole dump's pages from `sock` into `sink`; join it with `finish`."""
 
     def __init__(self, sock: socket.socket, sink: PageSink[B]) -> None:
         super().__init__(name="criuctl-pages", daemon=True)
         self.images: dict[int, PageImage] = {}
-        # by the PID as CRIU sees it; set while the tree is frozen
+        # by CRIU's PID of the task; set while the tree is frozen
         self.guards: Mapping[int, PageGuard] = {}
         self.bytes = 0
         self._sock = sock
@@ -217,8 +218,8 @@ class PageReceiver(threading.Thread, Generic[B]):
         self._buffer: B | None = None
         self._start = self._fill = 0
         self._dst = -1
-        self._first = self._end = 0  # the address of its first page, and that behind its last one
-        # place in the buffer of the window's guarded page
+        self._first = self._end = 0  # the address of its first page, and the end of its last one
+        # offset in the buffer of the window's guarded page
         self._guarded: tuple[int, PageGuard] | None = None
 
     def run(self) -> None:
@@ -229,26 +230,26 @@ class PageReceiver(threading.Thread, Generic[B]):
                 if self._buffer is not None:
                     self._sink.release(self._buffer)
                     self._buffer = None
-        except BaseException as error:  # handed to finish(); the closed socket makes CRIU give up
+        except BaseException as error:  # raised by finish(); the closed socket makes CRIU give up
             self._error = error
         finally:
             self._sock.close()
 
     def stop(self) -> None:
-        """Make CRIU and this thread give up; for when the dump is not wanted any more."""
+        """Make CRIU and this thread give up, when the dump is not wanted any more."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # closed already: the thread has ended
 
     def raise_failure(self) -> None:
-        """Raise what this thread or its sink failed of, if that is why CRIU failed."""
+        """Raise the error of this thread or its sink, if it is why CRIU failed."""
         self.join(timeout=5)
         if self._error is not None and not isinstance(self._error, ConnectionError | PageStreamCut):
             raise self._error
 
     def finish(self) -> list[PageImage]:
-        """Wait for the stream's end and return the images; raises what went wrong on the way."""
+        """Wait for the stream's end and return the images; raises what went wrong meanwhile."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -262,7 +263,7 @@ class PageReceiver(threading.Thread, Generic[B]):
         have = False
         while True:
             if not have and not self._fill_exactly(view):
-                return  # CRIU is gone: its own failure tells why
+                return  # CRIU is gone: its own failure explains it
             have = False
             cmd, pages, vaddr, dst = HEADER.unpack(header)
             operation, flags = cmd & 0xFFFF, cmd >> 16
@@ -298,7 +299,7 @@ class PageReceiver(threading.Thread, Generic[B]):
                 raise PageProtocolError(f"unknown page server command {cmd:#x}")
 
     def _fill_exactly(self, view: memoryview) -> bool:
-        """Read all of `view`; False when the stream ended before its first byte."""
+        """Read all of `view`; return False when the stream ended before its first byte."""
         got = 0
         while got < len(view):
             count = self._sock.recv_into(view[got:], 0, socket.MSG_WAITALL)
@@ -310,8 +311,9 @@ class PageReceiver(threading.Thread, Generic[B]):
         return True
 
     def _take(self, dst: int, vaddr: int, length: int, header: memoryview) -> bool:
-        """Read one run of `length` bytes; the next header is read along with its tail (True when it
-        was).
+        """Read one run of `length` bytes.
+
+        The next header is read along with its end; returns True when it was.
         """
         while length:
             if dst != self._dst or parted(self._end, vaddr):
@@ -320,8 +322,7 @@ class PageReceiver(threading.Thread, Generic[B]):
             buffer = self._room()
             first = WINDOW - vaddr % WINDOW
             room = len(buffer.view) - self._start
-            # whole windows from here on that are sure to fit, the present one counted from its
-            # start
+            # whole windows from here on that certainly fit, the present one counted from its start
             take = min(length, first + (room // WINDOW - 1) * WINDOW)
             target = buffer.view[self._fill : self._fill + take]
             whole = take == length
@@ -329,7 +330,7 @@ class PageReceiver(threading.Thread, Generic[B]):
             got = self._sock.recvmsg_into(
                 [target, header] if whole else [target], 0, socket.MSG_WAITALL
             )[0]
-            while got < wanted:  # a signal cut it short, or the stream ended
+            while got < wanted:  # a signal interrupted it, or the stream ended
                 rest = [target[got:], header] if got < take else [header[got - take :]]
                 more = self._sock.recvmsg_into(rest if whole else rest[:1], 0, socket.MSG_WAITALL)[
                     0
@@ -345,7 +346,7 @@ class PageReceiver(threading.Thread, Generic[B]):
         return True
 
     def _watch(self, dst: int, vaddr: int, length: int) -> None:
-        """Remember where the guarded page of this image lies, if it is among the bytes behind
+        """Remember where the guarded page of this image lies, if it is among the bytes after
         `_fill`.
         """
         guard = self.guards.get(dst >> 8) if dst & 0xFF == _TASK else None
@@ -353,7 +354,7 @@ class PageReceiver(threading.Thread, Generic[B]):
             self._guarded = (self._fill + guard.vaddr - vaddr, guard)
 
     def _room(self) -> B:
-        """The buffer in use, if a whole window fits behind the start of this one, else a fresh
+        """Return the buffer in use, if a whole window fits after the start of this one, else a new
         one.
         """
         buffer = self._buffer
@@ -367,8 +368,9 @@ class PageReceiver(threading.Thread, Generic[B]):
         return fresh
 
     def _note(self, vaddr: int, length: int) -> None:
-        """`length` bytes at `vaddr` were read behind `_fill`: hand over every window that they
-        complete.
+        """Record `length` bytes read after `_fill`, for `vaddr`.
+
+        Pass on every window they complete.
         """
         while length:
             step = min(length, WINDOW - vaddr % WINDOW)
@@ -382,7 +384,7 @@ class PageReceiver(threading.Thread, Generic[B]):
                 self._end_window()
 
     def _end_window(self) -> None:
-        """Hand the window being filled to the sink, if it holds anything."""
+        """Pass the window being filled to the sink, if it holds anything."""
         if self._buffer is not None and self._fill > self._start:
             if self._guarded is not None and self._guarded[0] < self._fill:
                 (place, guard), self._guarded = self._guarded, None

@@ -1,11 +1,10 @@
-"""CRIU's images as they lie on somebody's disk: a folder of them, or an archive as podman makes
-them.  To be looked at only.
+"""Read CRIU's images from a folder or from an archive of podman's, to show them.
 
-What tells of processes, files and mappings is read into memory, from a folder without following
-links, from an archive in one pass and without writing anything anywhere.  Pages, deleted files and
-everything else are passed over.  Both may come from anybody, who may change a folder while it is
-read: names, sizes and their sum are bounded, only regular files are read, each is opened once, in a
-folder that was opened once, and what is judged is what was opened.
+Images of processes, files and mappings are read into memory: from a folder without following links,
+from an archive in one pass and without writing anything. Pages, deleted files and everything else
+are skipped. Both are untrusted, and a folder may be changed while it is read. So names, sizes and
+their sum are bounded, only regular files are read, each is opened once, in a folder that was opened
+once, and the opened file is the one that is judged.
 """
 
 from __future__ import annotations
@@ -29,39 +28,39 @@ from msgspec import Struct, field
 from ..errors import Damaged, NoSuchCheckpoint, UnsupportedFormat
 from .archives import Allowance, members
 
-_TELLING = re.compile(
+_NEEDED = re.compile(
     r"(?:pstree|files|inventory|(?:core|ids|fdinfo|mm|fs|pagemap|pagemap-shmem)-\d{1,20})\.img"
 )
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.img")
 _MAX_IMAGE, _MAX_ALL, _MAX_FILES = 32 << 20, 256 << 20, 1 << 18
 _MAX_CONFIG = 1 << 20
 _PSTREE, _CONFIG = "pstree.img", "config.dump"
-# a FIFO or a terminal keeps nobody waiting
+# does not block on a FIFO or a terminal
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_INSIDE = "checkpoint"  # where podman keeps the images: in an archive, and beside it
+_INSIDE = "checkpoint"  # where podman keeps the images, in an archive and outside
 
 
 class PlainImages(Struct):
-    """What was found."""
+    """The images that were found."""
 
     where: str
     modified: float = 0.0  # Unix seconds
     images: dict[str, bytes] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)  # of all images, the passed over ones too
+    sizes: dict[str, int] = field(default_factory=dict)  # of all images, also the skipped ones
     container: dict[str, Any] = field(default_factory=dict)  # podman's config.dump
     read: int = 0  # bytes of the images that were read
 
     def get(self, name: str) -> bytes | None:
-        """An image by its name."""
+        """Return an image by its name."""
         return self.images.get(name)
 
     @staticmethod
     def wants(name: str) -> bool:
-        """Whether the image tells anything."""
-        return _TELLING.fullmatch(name) is not None
+        """Return whether the image is needed."""
+        return _NEEDED.fullmatch(name) is not None
 
     def take(self, name: str, size: int, file: IO[bytes]) -> None:
-        """Note one file, and read it if it tells anything."""
+        """Record one file, and read it if it is needed."""
         if _IMAGE.fullmatch(name) is None:
             return
         if len(self.sizes) >= _MAX_FILES:
@@ -81,7 +80,10 @@ class PlainImages(Struct):
 
 
 def read(path: Path) -> PlainImages:
-    """The images in a folder or an archive; `NoSuchCheckpoint`, `UnsupportedFormat`, `Damaged`."""
+    """Return the images in a folder or an archive.
+
+    `NoSuchCheckpoint`, `UnsupportedFormat`, `Damaged`.
+    """
     try:
         fd = os.open(path, _READ)
     except FileNotFoundError as error:
@@ -102,9 +104,9 @@ def read(path: Path) -> PlainImages:
         os.close(fd)
     if "pstree.img" not in found.images:
         raise UnsupportedFormat(
-            f"{path} is no checkpoint that criuctl knows",
+            f"{path} is not a checkpoint that criuctl can read",
             hint=(
-                "`criuctl show` knows exported checkpoints, folders of CRIU's images, and "
+                "`criuctl show` reads exported checkpoints, folders of CRIU's images, and "
                 "podman's checkpoint archives."
             ),
         )
@@ -130,18 +132,19 @@ def _read_folder(outer: int, found: PlainImages) -> None:
 
 
 class _NotAFile(Exception):
-    """What has that name is no regular file."""
+    """The name is not that of a regular file."""
 
 
 @contextmanager
 def _opened(folder: int, name: str) -> Iterator[IO[bytes]]:
-    """The regular file `name` of an open folder; `_NotAFile` for a link, a FIFO, a device and all
-    else.
+    """Yield the regular file `name` of an open folder.
+
+    `_NotAFile` for a link, a FIFO, a device and any other file.
     """
     try:
         fd = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
-        # a link, a socket, a device; or gone by now
+        # a link, a socket, a device; or removed meanwhile
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOENT):
             raise _NotAFile from None
         raise
@@ -189,7 +192,7 @@ def _read_archive(raw: io.BufferedReader, found: PlainImages) -> None:
 
 
 def _container(data: bytes) -> dict[str, Any]:
-    """What podman says of the container; nothing if that cannot be read."""
+    """Return podman's description of the container; empty if it cannot be read."""
     try:
         loaded = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,21 +1,20 @@
-"""Files of /proc that are about a process or thread, in CRIU's images: which of them CRIU cannot
-open.
+"""Files of /proc about a process or thread, in CRIU's images: which of them CRIU cannot open.
 
-CRIU opens all files by the paths of the dump, when all processes are there and before any thread
-is.  Processes of outside may have ended by then, or have other numbers.  So a restore sorts them
+CRIU opens all files by the paths of the dump, when all processes exist and before any thread does.
+Processes outside the tree may have ended by then, or have other PIDs. So a restore sorts the files
 (`sort`):
 
 - of a process of the tree: CRIU opens them;
-- of a thread of the tree, or of what a process has open (``fdinfo``, ``map_files``): *late*.  CRIU
-  gets ``/`` to open; when all is there the process opens the file under the same number
-  (`criuctl.restore.late_proc_files`);
+- of a thread of the tree, or of something that a process has open (``fdinfo``, ``map_files``):
+  *late*.  CRIU gets ``/`` to open; when everything is restored the process opens the file under the
+  same number (`criuctl.restore.late_proc_files`);
 - of a process outside that is still the same: CRIU opens them;
-- of one that has ended, or cannot be seen from where the tree comes to, or of a thread that has
-  ended: *ended*.  CRIU knows that of dead processes: it makes one for as long as it opens files.
-  Reading from the file then says what it would have said (ESRCH).  If the number is another one's
-  by now, it gets a free one;
-- of what outlives a process once it is open, its network (``net/``) and its mounts: those of the
-  process that has it open.
+- of one that has ended, or is not visible at the restore's place, or of a thread that has ended:
+  *ended*.  CRIU supports files of dead processes: it makes such a process while it opens files.
+  Reading from the file then fails as it would have (ESRCH).  If another process has the PID by now,
+  a free one is used;
+- of something that outlives a process once it is open, its network (``net/``) and its mounts: those
+  of the process that has it open.
 """
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ _IMAGE, _KIND = "remap-fpath.img", "REMAP_FPATH"
 _ENDED = 2  # RemapType PROCFS
 _PATH = re.compile(r"/proc/(\d+)(?:/task/(\d+))?(/.*)?")
 _OF_OPEN = re.compile(r"/(fd|fdinfo|map_files|ns)/.*")
-# Links into what a process has: the kernel gives the name of the file behind one, never a name
-# through it.
+# Links into the resources of a process: the kernel shows the name of the file at their end, never a
+# path through them.
 _THROUGH_LINK = re.compile(r"/(root|cwd|exe|(fd|map_files|ns)/[^/]+)(/.*)?")
 _OWN_LINKS = ("self", "thread-self")
 _OUTLIVES = re.compile(r"/(net(/.*)?|mounts|mountinfo|mountstats)")
 _CLOEXEC = 1  # FD_CLOEXEC, among the flags of a descriptor in the images
-_HIGHEST = 32768  # of the numbers that every kernel has
+_HIGHEST = 32768  # PID that every kernel allows
 
 
 class About(Struct, frozen=True):
-    """What a path of /proc is about."""
+    """The process or thread of a /proc path."""
 
     pid: int
-    tid: int  # 0: the process
-    rest: str  # from there on, with a slash; "" for its folder
+    tid: int  # 0: the process itself
+    rest: str  # the rest of the path, with a slash; "" for the folder itself
 
 
 class LateFile(Struct, frozen=True):
-    """A file that a process opens itself when all is there."""
+    """A file that a process opens itself when everything is restored."""
 
     path: str
     flags: int
@@ -62,45 +61,50 @@ class LateFile(Struct, frozen=True):
 
 
 class Sorted(Struct, frozen=True):
-    """What a restore has to do, and to say."""
+    """The result of `sort`."""
 
     late: tuple[LateFile, ...] = ()
-    ended: tuple[tuple[str, int, int], ...] = ()  # path of one of outside, PID, descriptor
-    numbers: frozenset[int] = frozenset()  # of processes that CRIU makes for a moment
+    # path of a file of a process outside, PID, descriptor
+    ended: tuple[tuple[str, int, int], ...] = ()
+    numbers: frozenset[int] = frozenset()  # PIDs of processes that CRIU makes temporarily
 
 
 def about(path: str) -> About | None:
-    """What a path is about; None unless it is a file of /proc about a process."""
+    """Return the process or thread of a path; None unless it is a file of /proc about a process."""
     found = _PATH.fullmatch(path)
     return About(int(found[1]), int(found[2] or 0), found[3] or "") if found else None
 
 
 def check_name(path: str) -> None:
-    """`Damaged` for a name below /proc that the kernel gives to no open file: by a link, it would
-    lead to any file.
+    """Raise `Damaged` for a name below /proc that the kernel gives to no open file.
+
+    By a link, it would lead to any file.
     """
     if not path.startswith("/proc/"):
         return
     what = about(path)
-    parts = path.removesuffix("/").split("/")[2:]  # CRIU ends some names of folders with a slash
+    parts = path.removesuffix("/").split("/")[2:]  # CRIU ends some folder names with a slash
     dots = any(part in ("", ".", "..") for part in parts)
     if dots or parts[0] in _OWN_LINKS or (what and _THROUGH_LINK.fullmatch(what.rest)):
         raise Damaged(
             f"the images name the file {path}, which is not the name of an open file",
-            hint="See who can write to the store; do not restore this checkpoint.",
+            hint="Do not restore this checkpoint; check which users can write to the store.",
         )
 
 
 def outlives(what: About) -> bool:
-    """Whether the open file tells more after the process has ended: of its network or its
-    mounts.
+    """Return whether the open file stays readable after the process has ended.
+
+    These are its network and mounts.
     """
     return _OUTLIVES.fullmatch(what.rest) is not None
 
 
 def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], bool]) -> Sorted:
-    """Edit the images.  `same`: whether the process of this number, outside of the tree, is that of
-    the dump; `taken`: whether a number is, where the tree comes to.  `Damaged`: see `check_name`.
+    """Edit the images, and return what the restore has to do and report.
+
+    `same`: whether the process outside the tree with this PID is that of the dump. `taken`: whether
+    a PID is in use at the restore's place. `Damaged`: see `check_name`.
     """
     entries = images.files()
     for entry in entries:
@@ -113,14 +117,15 @@ def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], b
     threads = {tid: pid for pid, tids in tree.items() for tid in tids}
     remaps = read(images.folder, _IMAGE, _KIND) if images.size(_IMAGE) else []
     dead = {e.orig_id: e for e in remaps if e.remap_type == _ENDED}
-    gone = {e.remap_id for e in dead.values()}  # CRIU notes one file of each that it found ended
+    # CRIU records one file of each process that it found ended
+    gone = {e.remap_id for e in dead.values()}
     holders = _holders(images)
     reserved = images.reserved_ids()
-    numbers: dict[int, int] = {}  # of who has ended -> of who is made for it
+    numbers: dict[int, int] = {}  # PID of an ended process -> PID of the one made in its place
     late, ended = [], []
 
     def free(number: int) -> int:
-        """A number for a process that CRIU makes for a moment."""
+        """Return a PID for a process that CRIU makes temporarily."""
         if number not in numbers:
             numbers[number] = next(n for n in _candidates(number, reserved) if not taken(n))
             reserved.add(numbers[number])
@@ -179,7 +184,7 @@ def _candidates(number: int, reserved: set[int]) -> Iterator[int]:
 
 
 def _holders(images: ImageSet) -> dict[int, list[tuple[int, int, bool]]]:
-    """File id -> (PID, descriptor, close-on-exec) of all that refer to it."""
+    """Return file id -> (PID, descriptor, close-on-exec) of all that refer to it."""
     found: dict[int, list[tuple[int, int, bool]]] = {}
     for pid in images.pids():
         if not images.size(f"ids-{pid}.img"):

@@ -1,18 +1,18 @@
-"""The swrk client: one private CRIU process, spoken to over a SOCK_SEQPACKET pair.
+"""The swrk client: one private CRIU process, controlled over a SOCK_SEQPACKET pair.
 
 CRIU is started as ``criu swrk FD`` (see `criuctl.criu.binary`) with one end of a socket pair; each
-packet is one protobuf message (``images/rpc.proto`` in CRIU's sources).  A dump or restore request
+packet is one protobuf message (``images/rpc.proto`` in CRIU's sources). A dump or restore request
 is answered by any number of NOTIFY messages, each of which must be acknowledged, and at last by one
-response of the request's own type.  pycriu's own client has no notify loop and drops ``cr_errmsg``,
+response of the request's own type. pycriu's own client has no notify loop and drops ``cr_errmsg``,
 hence this one; the message classes are pycriu's.
 
-Another thread may say no in place of the caller, who is at work on an answer (`veto`).
+Another thread may send a negative answer while the caller works on its answer (`veto`).
 
-CRIU ends by itself when its socket closes: mid-dump it then lets the tree go on, mid-restore it
-kills what it had restored.  A CRIU that dumps is never killed from here, because one killed half
-way leaves parasites in the tree; one that restores is (`expendable`), if it gets nothing done any
-more: nothing of the tree has run.  And it is when it has nothing left to do but to let go of the
-tree (`end_tracer`).
+CRIU ends by itself when its socket closes: during a dump it then lets the tree go on, during a
+restore it kills what it had restored. A CRIU that dumps is never killed from here, because one
+killed half way leaves parasites in the tree. One that restores is killed (`expendable`) if it
+hangs: nothing of the tree has run. It is also killed when all that is left for it is to let go of
+the tree (`end_tracer`).
 """
 
 from __future__ import annotations
@@ -53,23 +53,25 @@ class CriuRefused(CriuctlError):
 
 
 class Swrk:
-    """One conversation with one ``criu swrk``; `sock` is our end of the pair, `pid` its PID or that
-    of its parent.
+    """One session with one ``criu swrk``.
+
+    `sock` is our end of the pair, `pid` its PID or that of its parent.
     """
 
     def __init__(self, sock: socket.socket, pid: int = 0) -> None:
         self.sock = sock
         self.pid = pid
-        self.expendable = False  # what it has made so far may be ended, as nothing of that has run
-        self.hangs = False  # it gets nothing done
+        self.expendable = False  # what it has made so far may be killed, as nothing of it has run
+        self.hangs = False  # it does nothing any more
         self._rpc = schema.rpc()
-        self._turn = threading.Lock()  # guards what follows
+        self._turn = threading.Lock()  # guards the fields below
         self._asks = False  # CRIU waits for the answer to a notification
-        self._refused = False  # whatever the answers are, they are no
+        self._refused = False  # all answers are negative from now on
 
     def refuse(self) -> None:
-        """From now on every answer is no, though not at once: that is for the caller to give, if
-        CRIU waits for one.
+        """Make every answer negative from now on.
+
+        Not at once: if CRIU waits for an answer, the caller gives it.
         """
         with self._turn:
             self._refused = True
@@ -80,9 +82,7 @@ class Swrk:
         return self._asks
 
     def veto(self) -> None:
-        """Say no at once, if CRIU waits for an answer, whatever the caller is at; may be called
-        from any thread.
-        """
+        """Answer no at once, if CRIU waits for an answer; may be called from any thread."""
         with self._turn:
             self._refused = True
             if self._asks:
@@ -98,13 +98,14 @@ class Swrk:
         keep_open: bool = False,
         until: str | None = None,
     ) -> Any:
-        """`ask` and `answer`."""
+        """Send a request and see it through: `ask` and `answer`."""
         self.ask(kind, options, keep_open)
         return self.answer(notify, until)
 
     def ask(self, kind: str, options: Any = None, keep_open: bool = False) -> None:
-        """Send one request ("DUMP", "RESTORE", "VERSION", ...); CRIU then waits at its first
-        notification.
+        """Send one request ("DUMP", "RESTORE", "VERSION", ...).
+
+        CRIU then waits at its first notification.
         """
         request = self._rpc.criu_req()
         request.type = getattr(self._rpc, kind)
@@ -115,12 +116,12 @@ class Swrk:
         self._send(request)
 
     def answer(self, notify: Notify | None = None, until: str | None = None) -> Any:
-        """See a request through and return CRIU's final response; or only up to the notification
-        `until`, for which CRIU gets no answer and at which it waits.
+        """See a request through and return CRIU's final response.
 
-        An exception raised by `notify` is answered to CRIU as a veto, the request is seen through
-        to its end (so that CRIU has rolled back), and then the exception is raised.  Raises
-        `CriuRefused` when CRIU says no, `CriuGone` when it ended without a word.
+        With `until`, only up to that notification, for which CRIU gets no answer and at which it
+        waits. An exception raised by `notify` is answered to CRIU as a veto, the request is seen
+        through to its end (so that CRIU has rolled back), and then the exception is raised. Raises
+        `CriuRefused` when CRIU refuses, `CriuGone` when it ended without an answer.
         """
         veto: BaseException | None = None
         while True:
@@ -157,7 +158,7 @@ class Swrk:
         return response
 
     def go_on(self) -> Any:
-        """Say yes to the notification at which CRIU waits, and see the request through."""
+        """Acknowledge the notification at which CRIU waits, and see the request through."""
         self._reply(True)
         return self.answer()
 
@@ -166,7 +167,7 @@ class Swrk:
         answer.type = self._rpc.NOTIFY
         answer.notify_success = accepted is not False
         if not isinstance(accepted, bool) and accepted:
-            answer.opts.images_dir_fd = -1  # a required field of the message, not looked at here
+            answer.opts.images_dir_fd = -1  # a required field of the message, unused here
             answer.opts.external.extend(accepted)
         self._send(answer)
 
@@ -174,7 +175,7 @@ class Swrk:
         try:
             self.sock.sendall(message.SerializeToString())
         except OSError as error:
-            raise CriuGone(f"CRIU ended before it was asked: {error}") from error
+            raise CriuGone(f"CRIU ended before the request: {error}") from error
 
     def _receive(self, veto: BaseException | None) -> Any:
         if self.expendable:
@@ -192,7 +193,7 @@ class Swrk:
         return response
 
     def _wait(self, veto: BaseException | None) -> None:
-        """Until CRIU says something; `CriuGone`, or the `veto`, when it hangs."""
+        """Wait for CRIU's next message; raise `CriuGone`, or the `veto`, when it hangs."""
         poller = select.poll()
         poller.register(self.sock, select.POLLIN)
         watch = hang_detection.Watch(self.pid)
@@ -207,8 +208,9 @@ class Swrk:
 
 
 def end_tracer(pid: int) -> bool:
-    """SIGKILL a CRIU that traces a tree and waits for our answer; whether the kernel has let go of
-    all that it traced.
+    """SIGKILL a CRIU that traces a tree and waits for our answer.
+
+    Returns whether the kernel has released all that it traced.
     """
     try:
         fd = os.pidfd_open(pid)

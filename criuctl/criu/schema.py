@@ -1,9 +1,8 @@
 """pycriu's generated message classes, each loaded when it is first needed.
 
 Importing the package ``pycriu`` loads some sixty generated modules, a quarter of the time of a
-small dump.  The modules themselves stand on their own, so they are imported one by one from the
-package's folder: the RPC messages for every operation, those of images only for the images that are
-looked into.
+small dump. The modules do not depend on the package, so they are imported one by one from its
+folder: the RPC messages for every operation, those of images only for the images that are read.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _MESSAGES = {
 
 @cache
 def _folder() -> str:
-    """The package's folder, without running the package."""
+    """Return the package's folder, without importing the package."""
     found = importlib.util.find_spec("pycriu")
     if found is None or not found.submodule_search_locations:
         raise PlatformError(
@@ -60,7 +59,7 @@ def _folder() -> str:
 @cache
 def _module(name: str, *below: str) -> ModuleType:
     folder = os.path.join(_folder(), *below)
-    # The generated modules import each other by their bare names, as pycriu itself arranges it.
+    # The generated modules import each other by their bare names, as pycriu itself makes possible.
     if folder not in sys.path:
         sys.path.append(folder)
     try:
@@ -72,17 +71,17 @@ def _module(name: str, *below: str) -> ModuleType:
 
 
 def rpc() -> Any:
-    """The messages of CRIU's RPC."""
+    """Return the messages of CRIU's RPC."""
     return _module("rpc_pb2")
 
 
 def message(kind: str) -> Any:
-    """The message class of an image's entries."""
+    """Return the message class of an image's entries."""
     module, name = _MESSAGES[kind]
     return getattr(_module(module, "images"), name)
 
 
 def magic(name: str) -> int:
-    """A magic number by its name."""
+    """Return a magic number by its name."""
     number: int = _module("magic", "images").by_name[name]
     return number

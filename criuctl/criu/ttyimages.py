@@ -1,17 +1,16 @@
-"""Terminals held from outside the tree, in CRIU's images: which descriptors are of them, and where
-they are to come from.
+"""Terminals held from outside the tree, in CRIU's images: their descriptors, and their sources.
 
 CRIU restores every descriptor of an *external* terminal (type ``EXT_TTY``) as a duplicate of the
 one that it inherits for the key ``tty[RDEV:DEV]``: one description for all, whatever flags each
-had, and the terminal's session as the first process that had it open saw it, which sees none if the
-terminal does not control *it*.  So before a restore each such file gets a key of its own (a device
+had. The terminal's session is the one that the first process with it open saw, which sees none if
+the terminal does not control *it*. So before a restore each such file gets a separate key (a device
 number that no device has), and the session and foreground group that criuctl found at the dump.
 
-Terminals whose master is in the tree are made by CRIU, under the very numbers they had.  A number
-that is taken here is changed in the images to a free one, unless it is one of a devpts of the
-tree's own.  ``/dev/tty`` CRIU can save only in some processes that have it open; so it is dumped as
-if it were external, and of a terminal inside the tree, or one that has hung up, becomes a
-description of its slave.
+Terminals whose master is in the tree are made by CRIU, under their old numbers. A number that is
+taken here is changed in the images to a free one, unless it belongs to a devpts of the tree's own.
+``/dev/tty`` CRIU can save only in some processes that have it open; so it is dumped as if it were
+external. If it refers to a terminal inside the tree, or one that has hung up, it is made a
+description of that terminal's slave.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .images import REGULAR, ImageSet, path_of, read, text, write
 _PTY, _CONSOLE, _EXTERNAL, _SERIAL = 1, 3, 5, 6
 _SLAVES = 136  # their major device number
 _DEVPTS = 6  # of CRIU's file systems
-_NO_DEVICE = 0xFFFFF  # as st_dev of the made-up keys
+_NO_DEVICE = 0xFFFFF  # the st_dev of the made-up keys
 _IMAGE = "tty-info.img"
 _MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
 _PTS = re.compile(r"(/?dev/pts/)(\d+)( \(deleted\))?")
@@ -47,8 +46,9 @@ class TtyFile(Struct, frozen=True):
     dev: int
     hung_up: bool
     holders: list[tuple[int, int]] = field(default_factory=list)  # (PID, fd) in the tree's numbers
-    owner: Any = None  # CRIU's fown_entry: whom a signal tells of input (F_SETOWN), and which one
-    mode: int | None = None  # of the node, if CRIU told
+    # CRIU's fown_entry: the process that gets a signal for input (F_SETOWN), and the signal
+    owner: Any = None
+    mode: int | None = None  # of the node, if CRIU recorded it
     master: bool = False
     packets: bool = False  # a master that reads packets (TIOCPKT)
 
@@ -59,7 +59,7 @@ class TtyFile(Struct, frozen=True):
 
 
 def external_files(images: ImageSet) -> list[TtyFile]:
-    """Every open file description of an external terminal."""
+    """Return every open file description of an external terminal."""
     if _IMAGE not in images.names():
         return []
     infos = {e.id: e for e in read(images.folder, _IMAGE, "TTY_INFO") if e.type == _EXTERNAL}
@@ -91,8 +91,9 @@ def _told(
 
 
 def join(images: ImageSet, inside: Mapping[int, int], hung_up: Collection[int]) -> None:
-    """Make external files descriptions of slaves that CRIU opens: `inside`: file id -> N;
-    `hung_up`: files of terminals gone.
+    """Turn external files into descriptions of slaves that CRIU opens.
+
+    `inside`: file id -> N; `hung_up`: files of terminals that are gone.
     """
     infos = {info.id: info for info in read(images.folder, _IMAGE, "TTY_INFO")}
     entries = images.files()
@@ -102,12 +103,12 @@ def join(images: ImageSet, inside: Mapping[int, int], hung_up: Collection[int]) 
         number: next(unused) for number in {e.tty.tty_info_id for e in entries if e.id in hung_up}
     }
     last = max(entry.id for entry in entries)
-    # it tells the namespace
+    # the mount identifies the namespace
     mount = Counter(e.reg.mnt_id for e in entries if e.HasField("reg")).most_common(1)[0][0]
     for entry in [entry for entry in entries if entry.id in inside or entry.id in hung_up]:
         own = infos.pop(entry.tty.tty_info_id, None)
         number = inside.get(entry.id, gone.get(entry.tty.tty_info_id, -1))
-        if number << 1 not in infos and own is not None:  # nobody has it open by its own name
+        if number << 1 not in infos and own is not None:  # no process has it open by its own name
             own.id, own.type, own.pty.index, own.rdev = (
                 number << 1,
                 _PTY,
@@ -127,8 +128,9 @@ def join(images: ImageSet, inside: Mapping[int, int], hung_up: Collection[int]) 
 
 
 def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFile]]:
-    """Have terminals inside the tree inherited instead of made by CRIU: number -> its files; not of
-    those not in the result.
+    """Let terminals inside the tree be inherited instead of made by CRIU.
+
+    Returns number -> its files; numbers that cannot be inherited are left out.
     """
     infos = {info.id: info for info in read(images.folder, _IMAGE, "TTY_INFO")}
     entries = images.files()
@@ -141,7 +143,7 @@ def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFil
         kinds = [infos[entry.tty.tty_info_id] for entry in opened]
         odd = any(not info.HasField("termios") or info.locked for info in kinds)
         if odd or {info.id & 1 for info in kinds} != {0, 1}:
-            del found[number]  # what CRIU gives back only to those that it makes itself
+            del found[number]  # CRIU restores this only for terminals that it makes itself
     holders, paths = images.holders(), set()
     modes = {
         entry.id: entry.reg.mode
@@ -180,8 +182,9 @@ def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFil
 
 
 def exclusive(images: ImageSet) -> list[tuple[int, int]]:
-    """(PID, descriptor) of what nobody else may open (TIOCEXCL), which CRIU saves and does not
-    restore.
+    """Return (PID, descriptor) of terminals in exclusive mode (TIOCEXCL).
+
+    CRIU saves the mode and does not restore it.
     """
     if _IMAGE not in images.names():
         return []
@@ -197,8 +200,9 @@ def exclusive(images: ImageSet) -> list[tuple[int, int]]:
 
 
 def place(images: ImageSet, sessions: dict[int, tuple[int, int]]) -> None:
-    """Give each external file its own key; `sessions`: info id -> (session leader or 0, foreground
-    group).
+    """Give each external file a separate key.
+
+    `sessions`: info id -> (session leader or 0, foreground group).
     """
     entries = read(images.folder, _IMAGE, "TTY_INFO")
     for entry in entries:
@@ -209,7 +213,7 @@ def place(images: ImageSet, sessions: dict[int, tuple[int, int]]) -> None:
 
 
 def numbers(images: ImageSet) -> set[int]:
-    """The N of every /dev/pts/N whose master CRIU makes itself."""
+    """Return the N of every /dev/pts/N whose master CRIU makes itself."""
     if _IMAGE not in images.names():
         return set()
     return {
@@ -220,10 +224,10 @@ def numbers(images: ImageSet) -> set[int]:
 
 
 def own_nodes(images: ImageSet) -> set[int]:
-    """The regular files (ids) that only name terminals which CRIU makes itself: such a name leads
-    to no other file.
+    """Return the regular files (ids) that only name terminals which CRIU makes itself.
 
-    Of any other name CRIU would open, and give a mode to, whatever is there.
+    Such a name leads to no other file. By any other name CRIU would open the present file, and
+    change its mode.
     """
     if _IMAGE not in images.names():
         return set()
@@ -244,8 +248,9 @@ def own_nodes(images: ImageSet) -> set[int]:
 
 
 def forget_modes(images: ImageSet) -> None:
-    """Have CRIU give no mode to what it opens as a terminal and does not make (criu/tty.c,
-    do_open_tty_reg).
+    """Keep CRIU from changing the mode of terminals that it opens and does not make.
+
+    See criu/tty.c, do_open_tty_reg.
     """
     named = {
         e.tty.regf_id for e in images.files() if e.HasField("tty") and e.tty.HasField("regf_id")
@@ -260,15 +265,16 @@ def forget_modes(images: ImageSet) -> None:
 
 
 def own_devices(images: ImageSet) -> set[int]:
-    """The devices (st_dev) of the devpts that the tree has of its own: CRIU makes them anew, and
-    every number is free there.
+    """Return the devices (st_dev) of the tree's own devpts mounts.
+
+    CRIU makes them again, and every number is free there.
     """
     own = [m.root_dev for m in _devpts(images) if "newinstance" in m.options.split(",")]
     return {os.makedev(number >> 20, number & 0xFFFFF) for number in own}
 
 
 def are_mounted(images: ImageSet) -> bool:
-    """Whether a terminal is bind mounted somewhere, as a container's console is."""
+    """Return whether a terminal is bind mounted somewhere, as a container's console is."""
     return any(m.root[1:].isdigit() for m in _devpts(images))
 
 
@@ -281,14 +287,12 @@ def _devpts(images: ImageSet) -> Iterator[Any]:
 
 
 def mount_others(images: ImageSet, changed: Mapping[int, int]) -> None:
-    """Have mounts of terminals that this host makes lead to others: number in the images -> number
-    here.
-    """
+    """Redirect mounts of terminals that this host makes: number in the images -> number here."""
     for name in (name for name in images.names() if name.startswith("mountpoints-")):
         mounts = read(images.folder, name, "MNTS")
         for mount in mounts:
             number = mount.root[1:]
-            # The source is what CRIU binds of those that it has found by itself (ext_key).
+            # The source is the one that CRIU binds for a mount that it has found itself (ext_key).
             if (
                 mount.fstype == _DEVPTS
                 and mount.ext_key
@@ -301,7 +305,7 @@ def mount_others(images: ImageSet, changed: Mapping[int, int]) -> None:
 
 
 def renumber(images: ImageSet, changed: Mapping[int, int]) -> None:
-    """Have terminals come back under other numbers: old -> new."""
+    """Restore terminals under other numbers: old -> new."""
     entries = read(images.folder, _IMAGE, "TTY_INFO")
     for entry in entries:
         if entry.HasField("pty"):
@@ -317,30 +321,30 @@ def renumber(images: ImageSet, changed: Mapping[int, int]) -> None:
 
 
 def led_by_device(images: ImageSet) -> bool:
-    """Whether a virtual console or a serial line controls a session: with ``--shell-job`` CRIU
-    would take it for one that is inherited, and leave that session without (criu/tty.c,
-    tty_setup_slavery).
+    """Return whether a virtual console or a serial line controls a session.
+
+    With ``--shell-job`` CRIU would take it for an inherited one, and leave that session without a
+    terminal (criu/tty.c, tty_setup_slavery).
     """
     infos = read(images.folder, _IMAGE, "TTY_INFO") if _IMAGE in images.names() else ()
     return any(info.sid and info.type in (_CONSOLE, _SERIAL) for info in infos)
 
 
 def groups(images: ImageSet) -> dict[int, int]:
-    """Process group -> session, of every process of the tree."""
+    """Return process group -> session, of every process of the tree."""
     return {entry.pgid: entry.sid for entry in read(images.folder, "pstree.img", "PSTREE")}
 
 
 def sessions(images: ImageSet) -> dict[int, int]:
-    """Session -> how many processes of the tree are in it."""
+    """Return session -> how many processes of the tree are in it."""
     return Counter(entry.sid for entry in read(images.folder, "pstree.img", "PSTREE"))
 
 
 def lead_session(images: ImageSet) -> None:
-    """If the root's session was led from outside the tree, make the root its leader, and that of
-    its own group.
+    """If the root's session was led from outside the tree, make the root its leader.
 
-    Else it would come back into criuctl's own session, which has no number in a PID namespace of
-    the tree's: from there it could not be dumped again.
+    Also of its process group. Otherwise it would come back into criuctl's own session, which has no
+    number in the tree's PID namespace, and could not be dumped again from there.
     """
     entries = read(images.folder, "pstree.img", "PSTREE")
     root = entries[0]

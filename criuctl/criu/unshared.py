@@ -1,20 +1,19 @@
-"""Memory that a process has at the same place as its parent, but shares none of: restored in one
-go.
+"""Restore memory in one go if a process has it at the same place as its parent but shares none.
 
-A private mapping that a child has where its parent has one may be what fork(2) left it: pages that
-both still share.  CRIU finds out at the restore.  It gives the child the parent's pages, reads the
-child's own one by one, and compares each pair; those that differ are copied, over a page fault each
-(criu/mem.c, ``restore_priv_vma_content``), and are told in its log.  Where nothing is shared, as
-with memory that each process of a pool has filled for itself, that takes three times as long as
-reading it.
+A private mapping that a child has where its parent has one may be left from fork(2): pages that
+both still share. CRIU finds out at the restore. It gives the child the parent's pages, reads the
+child's own one by one, and compares each pair; those that differ are copied, at a page fault each
+(criu/mem.c, ``restore_priv_vma_content``), and counted in its log. Where nothing is shared, as with
+memory that each process of a pool has filled for itself, that takes three times as long as reading
+it.
 
-So before a restore the pages of such mappings are compared here, one of each 256 KiB.  Where no
-pair is the same, the child's mapping is cut in two in its image: CRIU takes a mapping for inherited
-only where both ends are the parent's.  The kernel makes one mapping of the two again when they are
-mapped, since they differ in nothing else.
+So before a restore the pages of such mappings are compared here, one of each 256 KiB. Where no pair
+is equal, the child's mapping is cut in two in its image: CRIU takes a mapping for inherited only
+where both ends are the parent's. The kernel merges the two when they are mapped, since they differ
+in nothing else.
 
-Only how the memory gets there depends on it, and whether pages are shared: what a sample misses, a
-few pages in a hundred at most, is not shared any more.
+Only the way in which the memory is restored depends on it, and whether pages are shared: pages that
+a sample misses, a few in a hundred at most, are not shared any more.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from .direct import Task, plain
 from .images import write
 from .pages import PAGE, PagemapEntry
 
-WORTHWHILE = 256  # pages of a mapping, from which on it is looked at
+WORTHWHILE = 256  # pages of a mapping, from which on it is compared
 _STRIDE = 64  # pages of which one is compared
-_FEWEST, _MOST = 16, 256  # that are compared of a mapping
-_SCATTER = 2654435761  # lets what is compared lie anywhere in its stride
+_FEWEST, _MOST = 16, 256  # pages compared per mapping
+_SCATTER = 2654435761  # spreads the compared pages over their strides
 
 
 class TaskPages:
@@ -48,14 +47,14 @@ class TaskPages:
             offset += entry.pages * PAGE
 
     def page(self, vaddr: int) -> bytes | None:
-        """The page at this address; None if there is none."""
+        """Return the page at this address; None if there is none."""
         number = bisect_right(self._starts, vaddr) - 1
         if number < 0 or vaddr >= self._starts[number] + self._entries[number].pages * PAGE:
             return None
         return os.pread(self._fd, PAGE, self._offsets[number] + vaddr - self._starts[number])
 
     def sample(self, start: int, end: int) -> Iterator[int]:
-        """Addresses of some pages between these two, spread over all that there are."""
+        """Yield addresses of some pages between these two, spread over all existing ones."""
         runs = [
             (max(entry.vaddr, start), min(entry.vaddr + entry.pages * PAGE, end))
             for entry in self._entries
@@ -63,7 +62,7 @@ class TaskPages:
         ]
         total = sum(stop - begin for begin, stop in runs) // PAGE
         wanted = min(max(total // _STRIDE, _FEWEST), _MOST, total)
-        before = 0  # pages of the runs behind us
+        before = 0  # pages of the previous runs
         runs.reverse()
         for number in range(wanted):
             first, last = total * number // wanted, total * (number + 1) // wanted
@@ -75,11 +74,12 @@ class TaskPages:
 
 
 def part(folder: int, tree: Sequence[Task], tasks: Mapping[int, TaskPages]) -> int:
-    """Cut the mappings in the images in `folder` that are not shared with a parent; how many.
-    `tasks` are by CRIU's PID.
+    """Cut the mappings in the images in `folder` that are not shared with a parent.
+
+    `tasks`: by CRIU's PID. Returns how many were cut.
     """
     parts = 0
-    # of each process: its mappings, and whether they are cut
+    # for each process: its mappings, and whether they are cut
     cuts: dict[int, dict[tuple[int, int], bool]] = {}
     programs: dict[int, int] = {}
     for task in tree:
@@ -87,7 +87,7 @@ def part(folder: int, tree: Sequence[Task], tasks: Mapping[int, TaskPages]) -> i
             continue
         memory = task.memory
         programs[task.pid] = memory.exe_file_id
-        # else CRIU does not look for what they share
+        # else CRIU does not compare them
         related = programs.get(task.ppid) == memory.exe_file_id
         above = cuts.get(task.ppid, {}) if related else {}
         own = cuts[task.pid] = {}
@@ -96,7 +96,7 @@ def part(folder: int, tree: Sequence[Task], tasks: Mapping[int, TaskPages]) -> i
                 own[vma.start, vma.end] = False
                 cut = above.get((vma.start, vma.end))
                 if cut is not None:
-                    # What is shared must have the ends that the parent's has, and what is not must
+                    # A shared mapping must have the ends of the parent's, and an unshared one must
                     # not.
                     own[vma.start, vma.end] = cut is _share(
                         tasks[task.pid], tasks[task.ppid], vma.start, vma.end
@@ -109,7 +109,7 @@ def part(folder: int, tree: Sequence[Task], tasks: Mapping[int, TaskPages]) -> i
 
 
 def _share(child: TaskPages, parent: TaskPages, start: int, end: int) -> bool:
-    """Whether any of the pages compared is the same in both."""
+    """Return whether any of the compared pages is equal in both."""
     return any(child.page(vaddr) == parent.page(vaddr) for vaddr in child.sample(start, end))
 
 

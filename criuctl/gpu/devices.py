@@ -1,4 +1,4 @@
-"""Devices of a host and of a checkpoint, and which takes the place of which.  Pure."""
+"""Devices of a host and of a checkpoint, and which replaces which. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ class Device(Struct, frozen=True):
     uuid: str  # "GPU-..."
     name: str
     memory: int  # bytes
-    capability: str  # of computing: "9.0"; programs are compiled for it
+    capability: str  # compute capability: "9.0"; programs are compiled for it
 
 
 class DeviceUse(Struct, frozen=True):
-    """Who uses a device, and how much."""
+    """The use of one device by processes."""
 
     uuid: str
     free: int  # bytes
-    mig: bool  # it is cut into instances
-    processes: Mapping[int, int] = field(default_factory=dict)  # PID -> bytes of it
+    mig: bool  # partitioned into instances
+    processes: Mapping[int, int] = field(default_factory=dict)  # PID -> bytes used
     mps: frozenset[int] = frozenset()  # PIDs that share it through MPS
 
 
 class NoPlace(Exception):
-    """A device of the checkpoint has no counterpart; the text says which, and why."""
+    """A device of the checkpoint has no counterpart; the message says which, and why."""
 
 
 def pair(old: Sequence[Device], here: Sequence[Device]) -> dict[str, str]:
-    """UUIDs of a checkpoint's devices -> those of this host's that take their places; empty if they
-    are the very same.
+    """Return UUIDs of a checkpoint's devices -> those of this host that replace them.
 
-    A device takes the place of one of the same name and compute capability with no less memory: the
-    code on the device was compiled for that.  `NoPlace` otherwise.  The driver wants every visible
-    device of the checkpoint named, the unchanged ones too.
+    Empty if they are the very same devices. A device replaces one of the same name and compute
+    capability with no more memory: the code on the device was compiled for that. `NoPlace`
+    otherwise. The driver wants every visible device of the checkpoint named, the unchanged ones
+    too.
     """
     free = {device.uuid: device for device in here}
     pairs = {device.uuid: device.uuid for device in old if free.pop(device.uuid, None) is not None}

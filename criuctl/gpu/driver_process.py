@@ -1,9 +1,9 @@
-"""The helper program that makes the driver's calls, started and asked.
+"""Start the helper program that makes the driver's calls, and send it requests.
 
-`DriverProcess.each` makes one call on several processes side by side and waits for all of them, up
-to a deadline.  The driver's calls cannot be broken off: what is not answered in time is `TimedOut`
-here, and goes on there.  Closing the connection has the helper give back every process that it
-still holds (see `criuctl.gpu.helper`); `wait_given_back` waits for that.
+`DriverProcess.each` makes one call on several processes in parallel and waits for all of them, up
+to a deadline. The driver's calls cannot be interrupted: one that is not answered in time raises
+`TimedOut` here, and goes on there. Closing the connection makes the helper give back every process
+that it still holds (see `criuctl.gpu.helper`); `wait_given_back` waits for that.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ RUNNING, LOCKED, CHECKPOINTED, FAILED = (
     helper.FAILED,
 )
 
-_START = 60.0  # seconds for the driver's initialisation: a device that sleeps takes some
-_LOOK = 10.0  # seconds for a question that needs no work on a device
-_PASSED_ON = ("LD_LIBRARY_PATH",)  # where the operator says that the driver's library is
+_START = 60.0  # seconds for the driver's initialisation: a sleeping device takes some
+_LOOK = 10.0  # seconds for a request that needs no work on a device
+_PASSED_ON = ("LD_LIBRARY_PATH",)  # where the operator points to the driver's library
 _GIVEN_BACK = 60.0
 
 
 class Answer(Struct, frozen=True):
-    """What the driver answered for one process."""
+    """The driver's answer for one process."""
 
     result: int  # CUresult
-    name: str  # of it
+    name: str  # the result's name
     number: int = -1  # a state, a thread
     ms: float = 0.0
 
@@ -74,15 +74,15 @@ class DriverProcess:
         self._sock = ours
         self._buffer = b""
         self._next = 0
-        self._under_way: set[int] = set()  # requests that are not answered yet
+        self._under_way: set[int] = set()  # requests not answered yet
         try:
-            told = self._ask([{"call": "hello"}], _START)[0]
+            reply = self._ask([{"call": "hello"}], _START)[0]
         except BaseException:
             self.close()
             raise
-        self.error: str = told["error"]  # why there is no driver, or ""
-        self.api: int = told["api"]  # the version of the driver's interface: 13000 is CUDA 13.0
-        self.driver: str = told["driver"]  # as nvidia-smi shows it, "" if unknown
+        self.error: str = reply["error"]  # why there is no driver, or ""
+        self.api: int = reply["api"]  # the version of the driver's interface: 13000 is CUDA 13.0
+        self.driver: str = reply["driver"]  # as nvidia-smi shows it, "" if unknown
 
     def __enter__(self) -> Self:
         return self
@@ -91,21 +91,21 @@ class DriverProcess:
         self.close()
 
     def close(self) -> None:
-        """Let the helper go: it gives back what it holds, and ends."""
+        """Close the connection: the helper gives back what it holds, and ends."""
         self._sock.close()
 
     def wait_given_back(self) -> None:
-        """After `close`: until it has given back what it held; `TimedOut`."""
+        """After `close`: wait until it has given back what it held; `TimedOut`."""
         self._child.wait(_GIVEN_BACK)
         self._child.close()
 
     def devices(self) -> tuple[Device, ...]:
-        """The devices of this host."""
-        told = self._ask([{"call": "devices"}], _LOOK)[0]["devices"]
-        return tuple(Device(**one) for one in told)
+        """Return the devices of this host."""
+        replies = self._ask([{"call": "devices"}], _LOOK)[0]["devices"]
+        return tuple(Device(**one) for one in replies)
 
     def use(self) -> tuple[DeviceUse, ...]:
-        """Who uses the devices of this host; empty where NVML is not installed."""
+        """Return the use of this host's devices; empty where NVML is not installed."""
         return tuple(
             DeviceUse(
                 uuid=one["uuid"],
@@ -118,15 +118,15 @@ class DriverProcess:
         )
 
     def state(self, pid: int) -> Answer:
-        """The state of a process; `TimedOut` for one that does not run."""
+        """Return the state of a process; `TimedOut` for one that does not run."""
         return self.each("state", [pid], _LOOK)[pid]
 
     def thread(self, pid: int) -> Answer:
-        """The thread of a process that restores its device, by its number as we see it."""
+        """Return the thread of a process that restores its device, by its number as we see it."""
         return self.each("thread", [pid], _LOOK)[pid]
 
     def keep(self, pids: Iterable[int]) -> None:
-        """These are not to be given back any more: they have ended."""
+        """Exempt these from being given back: they have ended."""
         self._ask([{"call": "keep", "pids": list(pids)}], _LOOK)
 
     def each(
@@ -138,17 +138,17 @@ class DriverProcess:
         timeout_ms: int = 0,
         pairs: Mapping[str, str] | None = None,
     ) -> dict[int, Answer]:
-        """Make one call on each process, side by side; `TimedOut` when one takes longer than
-        `deadline` seconds.
+        """Make one call on each process, in parallel.
 
-        `timeout_ms` is the driver's own bound on a lock.  `pairs` maps the UUIDs of a checkpoint's
-        devices to those of this host's that are to be used instead.
+        `TimedOut` when one takes longer than `deadline` seconds. `timeout_ms` is the driver's own
+        limit for a lock. `pairs` maps the UUIDs of a checkpoint's devices to those of this host
+        that are to be used instead.
         """
         extra = {"timeout_ms": timeout_ms, "pairs": [list(pair) for pair in (pairs or {}).items()]}
-        told = self._ask([{"call": what, "pid": pid, **extra} for pid in pids], deadline)
+        replies = self._ask([{"call": what, "pid": pid, **extra} for pid in pids], deadline)
         return {
             pid: Answer(one["result"], one["name"], one["number"], one["ms"])
-            for pid, one in zip(pids, told, strict=True)
+            for pid, one in zip(pids, replies, strict=True)
         }
 
     def _ask(self, requests: Sequence[dict[str, Any]], deadline: float) -> list[dict[str, Any]]:
@@ -175,7 +175,7 @@ class DriverProcess:
             self._sock.sendall(data)
 
     def _receive(self, until: float) -> dict[str, Any] | None:
-        """The next answer; None at the deadline."""
+        """Return the next answer; None at the deadline."""
         while b"\n" not in self._buffer:
             left = until - time.monotonic()
             if left <= 0:
@@ -199,8 +199,9 @@ class DriverProcess:
         return answer
 
     def settle(self, deadline: float) -> bool:
-        """Wait until calls that an interrupt has left under way have ended; whether they have
-        within `deadline` seconds.
+        """Wait until interrupted calls that still run have ended.
+
+        Returns whether they have within `deadline` seconds.
         """
         until = time.monotonic() + deadline
         while self._under_way and self._receive(until) is not None:

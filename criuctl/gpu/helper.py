@@ -1,17 +1,17 @@
 """The program that makes the calls of NVIDIA's driver: ``helper.py FD``.
 
-Standard library only.  Requests come as lines of JSON over the socket FD and are answered in the
-order in which they end, each in a thread of its own: a call on one process may take as long as its
-device memory is large, and calls on several processes run side by side.
+Standard library only. Requests come as lines of JSON over the socket FD and are answered in the
+order in which they end, each in a separate thread: a call on one process takes as long as its
+device memory is large, and calls on several processes run in parallel.
 
     {"id": 1, "call": "lock", "pid": 4711, "timeout_ms": 10000}
     {"id": 1, "result": 0, "name": "CUDA_SUCCESS", "ms": 0.4}
 
-Calls: hello, devices, use, state, thread, lock, checkpoint, restore, unlock, keep.  `keep` says
-that the processes named are not to be given back any more: they were ended, or run.
+Calls: hello, devices, use, state, thread, lock, checkpoint, restore, unlock, keep. `keep` says that
+the named processes must not be given back any more: they were ended, or run.
 
 **When the socket closes, every process that was locked or checkpointed here is restored and
-unlocked**, so that a criuctl that is killed leaves no process without its device.  A process that
+unlocked**, so that a criuctl that is killed leaves no process without its device. A process that
 CRIU still holds is waited for: the driver's call returns when it runs.
 """
 
@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 
 RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
-NOT_FOUND = -1  # there is no such driver, or it lacks the call
+NOT_FOUND = -1  # the driver does not exist, or lacks the call
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _CALLS = {
@@ -37,8 +37,8 @@ _CALLS = {
     "restore": "cuCheckpointProcessRestore",
     "unlock": "cuCheckpointProcessUnlock",
 }
-_RETRY = 0.2  # seconds between looks at a process that is to be given back
-_PATIENCE = 600.0  # seconds in which a process must take its device back
+_RETRY = 0.2  # seconds between two attempts to give a process back
+_PATIENCE = 600.0  # seconds that a process may take to take its device back
 
 
 class _Uuid(ctypes.Structure):
@@ -73,13 +73,13 @@ class _Restore(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
-    """nvmlMemory_t: bytes."""
+    """nvmlMemory_t, in bytes."""
 
     _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
 
 class _Running(ctypes.Structure):
-    """nvmlProcessInfo_t, as nvmlDeviceGetComputeRunningProcesses_v3 has it."""
+    """nvmlProcessInfo_t, as in nvmlDeviceGetComputeRunningProcesses_v3."""
 
     _fields_ = [
         ("pid", ctypes.c_uint),
@@ -90,7 +90,7 @@ class _Running(ctypes.Structure):
 
 
 class Driver:
-    """The driver's library, initialised once; `error` says why there is none."""
+    """The driver's library, initialised once; `error` says why it is not available."""
 
     def __init__(self) -> None:
         self.error = ""
@@ -109,7 +109,7 @@ class Driver:
         self.version = number.value
 
     def name(self, result: int) -> str:
-        """The driver's name of a result."""
+        """Return the driver's name of a result."""
         if result == NOT_FOUND:
             return "not found"
         text = ctypes.c_char_p()
@@ -117,7 +117,7 @@ class Driver:
         return (text.value or b"unknown").decode()
 
     def call(self, what: str, pid: int, pairs: list[list[str]], timeout_ms: int) -> tuple[int, int]:
-        """One call on one process: its result, and the number that it answers (-1 for none)."""
+        """Make one call on one process; return its result, and its number (-1 for none)."""
         function = getattr(self._cuda, _CALLS[what], None)
         if function is None:
             return NOT_FOUND, -1
@@ -135,7 +135,7 @@ class Driver:
         return function(pid, None), -1
 
     def devices(self) -> list[dict[str, object]]:
-        """Every device of this host."""
+        """Return every device of this host."""
         count = ctypes.c_int()
         self._cuda.cuDeviceGetCount(ctypes.byref(count))
         found: list[dict[str, object]] = []
@@ -166,7 +166,7 @@ class Driver:
 
 
 class Management:
-    """NVML: what the driver says of all processes.  Absent, its answers are empty."""
+    """NVML: what the driver knows about all processes. Without it, the answers are empty."""
 
     def __init__(self) -> None:
         self._nvml: ctypes.CDLL | None = None
@@ -177,15 +177,15 @@ class Management:
             pass
 
     def driver_version(self) -> str:
-        """As nvidia-smi shows it: "580.159.04"."""
+        """The driver's version as nvidia-smi shows it: "580.159.04"."""
         text = ctypes.create_string_buffer(96)
         if self._nvml is None or self._nvml.nvmlSystemGetDriverVersion(text, len(text)):
             return ""
         return text.value.decode(errors="replace")
 
     def use(self) -> list[dict[str, object]]:
-        """Each device: its UUID, free bytes, whether MIG is on, and the processes on it with the
-        bytes they use.
+        """Return each device: UUID, free bytes, whether MIG is on, and processes with their
+        bytes.
         """
         if self._nvml is None:
             return []
@@ -253,7 +253,7 @@ class Server:
             calls = [thread for thread in calls if thread.is_alive()]
             calls.append(_started(self._serve, json.loads(line)))
         until = time.monotonic() + _PATIENCE
-        for thread in calls:  # a call that is under way may still take a device
+        for thread in calls:  # a running call may still take a device
             thread.join(max(0.0, until - time.monotonic()))
         for thread in [_started(self._give_back, *item) for item in list(self._taken.items())]:
             thread.join(max(0.0, until - time.monotonic()))
@@ -285,13 +285,13 @@ class Server:
             try:
                 self._sock.sendall(json.dumps(answer).encode() + b"\n")
             except OSError:
-                pass  # the caller has gone: `run` sees that too
+                pass  # the caller is gone: `run` notices that too
 
     def _remember(self, pid: int) -> None:
         try:
             self._taken[pid] = os.pidfd_open(pid)
         except OSError:
-            pass  # it has ended: the driver will say so
+            pass  # it has ended: the driver will report it
 
     def _forget(self, pid: int) -> None:
         if (pidfd := self._taken.pop(pid, None)) is not None:
@@ -313,5 +313,5 @@ class Server:
 
 if __name__ == "__main__":
     Server(socket.socket(fileno=int(sys.argv[1]))).run()
-    # not by way of the driver's own clean-up, which may wait for a process that is stopped
+    # skip the driver's own clean-up, which may wait for a stopped process
     os._exit(0)

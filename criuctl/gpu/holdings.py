@@ -1,4 +1,4 @@
-"""What each process that holds an NVIDIA device is to the driver, and so to a dump.  Pure."""
+"""Sort processes that hold an NVIDIA device by what a dump must do with them. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ SILENT = -2  # the process did not answer: it does not run
 
 
 class Holdings(Struct, frozen=True):
-    """The processes of a tree that hold devices, by what is to be done with them."""
+    """The processes of a tree that hold devices, sorted."""
 
     contexts: tuple[DeviceUser, ...] = ()  # locked and checkpointed
-    inherited: tuple[DeviceUser, ...] = ()  # forked by one of those: what they hold is of no use
-    idle: tuple[DeviceUser, ...] = ()  # have a device open and do nothing with it
-    others: tuple[DeviceUser, ...] = ()  # use it by something else than CUDA: cannot be dumped
+    inherited: tuple[DeviceUser, ...] = ()  # forked by one of those: their devices are of no use
+    idle: tuple[DeviceUser, ...] = ()  # have a device open and do not use it
+    others: tuple[DeviceUser, ...] = ()  # use it by other means than CUDA: cannot be dumped
     silent: tuple[DeviceUser, ...] = ()  # do not run
-    left: tuple[DeviceUser, ...] = ()  # were locked by somebody else
-    failed: tuple[DeviceUser, ...] = ()  # an earlier checkpoint of the driver has failed
+    left: tuple[DeviceUser, ...] = ()  # were locked by another program
+    failed: tuple[DeviceUser, ...] = ()  # an earlier checkpoint by the driver has failed
 
 
 def sort(
     users: Mapping[int, DeviceUser], states: Mapping[int, int], parents: Mapping[int, int]
 ) -> Holdings:
-    """`states`: PID -> the driver's state, NO_CONTEXT or SILENT; `parents`: PID -> parent, of the
+    """Sort `users`.
+
+    `states`: PID -> the driver's state, NO_CONTEXT or SILENT; `parents`: PID -> parent, of the
     tree.
     """
     kinds: dict[str, list[DeviceUser]] = {name: [] for name in Holdings.__struct_fields__}

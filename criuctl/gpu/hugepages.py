@@ -1,10 +1,10 @@
 """Huge pages for the memory into which the driver moves a device's contents.
 
-The driver maps fresh memory in the process and fills it; each of its pages is a page fault, and
-that is what limits a checkpoint: on an H200 (driver 580, kernel 6.18) 16 GiB took 7.1 s with small
-pages and 4.7 s with huge ones.  Where the host gives huge pages on advice only (``madvise``, the
-default of most distributions), the process is made to give that advice for the mappings that appear
-meanwhile.  It is an improvement, never a condition: whatever fails is left alone.
+The driver maps new memory in the process and fills it; each of its pages is a page fault, and that
+is what limits a checkpoint: on an H200 (driver 580, kernel 6.18) 16 GiB took 7.1 s with small pages
+and 4.7 s with huge ones. Where the host gives huge pages on advice only (``madvise``, the default
+of most distributions), the process is made to give that advice for the mappings that appear
+meanwhile. It is an optimisation, never a condition: failures are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MADVISE, _MADV_HUGEPAGE = 28, 14
 
 
 class HugePages:
-    """While inside, new large mappings of these processes are advised to have huge pages."""
+    """Inside the block, advise huge pages for new large mappings of these processes."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._known = {pid: {m.start for m in _large(pid)} for pid in pids} if _on_advice() else {}
@@ -71,7 +71,7 @@ def _on_advice() -> bool:
 
 
 def _large(pid: int) -> list[Mapping]:
-    """Its private anonymous mappings that are worth it."""
+    """Return its private anonymous mappings that are large enough."""
     with suppress(CriuctlError):
         return [
             m for m in each_mapping(pid) if m.perms == "rw-p" and not m.inode and m.size >= _LEAST

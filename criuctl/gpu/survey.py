@@ -1,4 +1,4 @@
-"""Asking the driver what each process that holds a device is to it."""
+"""Ask the driver for the state of each process that holds a device."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def survey(
     parents: Mapping[int, int],
     stopped: Collection[int],
 ) -> Holdings:
-    """Sort the processes that hold devices; those that are `stopped` are not asked: they would not
-    answer.
+    """Sort the processes that hold devices.
+
+    Those that are `stopped` are not queried: they would not answer.
     """
     states = dict.fromkeys(users, holdings.SILENT)
     for pid in users:
@@ -37,5 +38,5 @@ def survey(
 
 
 def memory_of(pid: int, used: Iterable[DeviceUse]) -> int:
-    """Bytes of all devices that a process uses, as far as NVML tells."""
+    """Return the bytes of all devices that a process uses, as far as NVML reports them."""
     return sum(device.processes.get(pid, 0) for device in used)

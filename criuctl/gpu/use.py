@@ -1,10 +1,10 @@
-"""Which processes of a tree use an NVIDIA device, read off their descriptors and mappings.
+"""Find the processes of a tree that use an NVIDIA device, from their descriptors and mappings.
 
 Seen with driver 580 (`scripts/gpu-test`): every process that has initialised CUDA or NVML holds
 ``/dev/nvidiactl``, ``/dev/nvidiaN`` and ``/dev/nvidia-uvm`` open, and one with a context maps them.
 Each context maps one range of 2 MiB of ``/dev/nvidia-uvm``; managed memory adds larger or further
-ones.  A child that was forked afterwards has its parent's descriptors and most of its mappings,
-and no context: CUDA cannot be used after a fork.
+ones. A child that was forked afterwards has its parent's descriptors and most of its mappings, and
+no context: CUDA cannot be used after a fork.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..proc.mappings import Mapping as MemoryMapping
 
 _PREFIX = "/dev/nvidia"
 _UVM = "/dev/nvidia-uvm"
-_UVM_BASE = 2 << 20  # bytes of it that each context maps
+_UVM_BASE = 2 << 20  # bytes that each context maps of it
 _INJECTED = ("libcuda-injection", "libcudadebugger", "libTreeLauncherTargetInjection")
 
 
@@ -30,13 +30,11 @@ class DeviceUser(Struct, frozen=True):
     pid: int
     opened: tuple[Descriptor, ...]
     mapped: tuple[MemoryMapping, ...]
-    injected: str = ""  # a library with which a debugger or profiler has entered it
+    injected: str = ""  # a library that a debugger or profiler has loaded into it
 
     @property
     def managed(self) -> int:
-        """Bytes of managed memory, as far as they can be told: more than one range, or a large
-        one.
-        """
+        """Bytes of managed memory, estimated: more than one range, or a large one."""
         ranges = [m.size for m in self.mapped if m.path.startswith(_UVM)]
         devices = {d.rdev for d in self.opened if d.target[len(_PREFIX) :].isdigit()}
         more = sum(size for size in ranges if size != _UVM_BASE)
@@ -45,13 +43,14 @@ class DeviceUser(Struct, frozen=True):
 
 
 def is_device(path: str) -> bool:
-    """Whether a path is that of a node of NVIDIA's driver."""
+    """Return whether the path is that of a node of NVIDIA's driver."""
     return path.startswith(_PREFIX)
 
 
 def opened_device(descriptor: Descriptor) -> bool:
-    """Whether the descriptor is one of NVIDIA's devices: a character device, which only root can
-    make.
+    """Return whether the descriptor is one of NVIDIA's devices.
+
+    It must be a character device, which only root can make.
     """
     return stat.S_ISCHR(descriptor.mode) and is_device(descriptor.target)
 
@@ -59,7 +58,7 @@ def opened_device(descriptor: Descriptor) -> bool:
 def users(
     opened: Mapping[int, Iterable[Descriptor]], mapped: Mapping[int, Sequence[MemoryMapping]]
 ) -> dict[int, DeviceUser]:
-    """PID -> what it holds, of those processes that hold something."""
+    """Return PID -> its holdings, for the processes that have any."""
     found = {}
     for pid, held in opened.items():
         devices = tuple(d for d in held if opened_device(d))

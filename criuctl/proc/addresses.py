@@ -1,15 +1,15 @@
-"""An address that moves from one host to another, with the established connections that are bound
-to it.
+"""Move an address from one host to another, with the established connections that are bound to it.
 
-Around a migration with ``--keep-address``: the tree is frozen and CRIU's firewall lock holds every
-packet of its connections back.  The source gives the address up (`take`), the target gets it
-(`bring`) before CRIU restores the sockets, which bind to it, and tells the network where it is now
-(`BroughtAddress.announce`).  A migration that fails undoes both, target first: an address that two
-hosts have breaks the connections of both.  So the target's is on trial until the tree runs there.
+Used by a migration with ``--keep-address``: the tree is frozen and CRIU's firewall lock drops every
+packet of its connections. The source gives the address up (`take`). The target gets it (`bring`)
+before CRIU restores the sockets, which bind to it, and announces it to the network
+(`BroughtAddress.announce`). A migration that fails undoes both, target first: an address that two
+hosts have breaks the connections of both. So the target's address is on trial until the tree runs
+there.
 
 Taking one address away may take more with it: other addresses of its subnet, when it was the first
-of them, and routes that were set through it.  What can stay is put back at once; what cannot is
-part of what is held and comes back with `HeldAddress.put_back`, whose description is JSON, so that
+of them, and routes that were set through it. What can stay is put back at once. The rest is part of
+the held address and comes back with `HeldAddress.put_back`; its description is JSON, so that
 another criuctl can do it if this one is killed.
 """
 
@@ -38,7 +38,7 @@ _ARP = struct.Struct("!HHBBH6s4s6s4s")
 _ARP_REQUEST, _ARP_REPLY = 1, 2
 _ADVERTISEMENT, _OVERRIDE, _ALL_NODES = 136, 0x20, "ff02::1"
 _MAX_ROUTES = 10_000
-TRIAL = 10  # seconds for which an address on trial outlives its keeper
+TRIAL = 10  # seconds that an address on trial outlives its keeper
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -50,25 +50,25 @@ class Found:
     ip: str
     device: str
     prefix: int
-    dynamic: bool  # it has a lifetime: DHCP or a router gave it, and may give it again
+    dynamic: bool  # it has a lifetime: set by DHCP or a router, which may set it again
     shares: int  # other addresses of the same subnet on that device
 
 
 @dataclass(slots=True)
 class HeldAddress:
-    """An address that `take` has taken away; it is nobody's until it is brought somewhere or put
-    back.
-    """
+    """An address that `take` has taken away; no host has it until it is brought or put back."""
 
     ip: str
     device: str
     address: Address
-    routes: tuple[Route, ...]  # that went with it
-    namespace: int | None = None  # descriptor; None: ours.  Not part of the description
-    notes: list[str] = field(default_factory=list)  # what a person should know
+    routes: tuple[Route, ...]  # routes that were removed with it
+    namespace: int | None = None  # descriptor; None: ours. Not part of the description
+    notes: list[str] = field(default_factory=list)  # warnings for the user
 
     def to_dict(self) -> dict[str, Any]:
-        """The description as JSON: for the target, and for whoever must put it back later."""
+        """Return the description as JSON: for the target, and for the criuctl that puts it back
+        later.
+        """
         a = self.address
         return {
             "ip": self.ip,
@@ -81,34 +81,41 @@ class HeldAddress:
         }
 
     @classmethod
-    def from_dict(cls, told: Any, namespace: int | None = None) -> HeldAddress:
-        """What `to_dict` has told, read on the host that it was taken from.  `UsageError` if it
-        makes no sense.
+    def from_dict(cls, description: Any, namespace: int | None = None) -> HeldAddress:
+        """Parse what `to_dict` returned, on the host that it was taken from.
+
+        `UsageError` if it makes no sense.
         """
         try:
-            ip = ipaddress.ip_address(told["ip"])
+            ip = ipaddress.ip_address(description["ip"])
             attributes = tuple(
-                (int(kind), bytes.fromhex(value)) for kind, value in told["attributes"][:32]
+                (int(kind), bytes.fromhex(value)) for kind, value in description["attributes"][:32]
             )
-            routes = tuple(Route(bytes.fromhex(text), 0) for text in told["routes"][:_MAX_ROUTES])
+            routes = tuple(
+                Route(bytes.fromhex(text), 0) for text in description["routes"][:_MAX_ROUTES]
+            )
             family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
             address = Address(
-                family, int(told["prefix"]), int(told["flags"]), int(told["scope"]), 0, attributes
+                family,
+                int(description["prefix"]),
+                int(description["flags"]),
+                int(description["scope"]),
+                0,
+                attributes,
             )
             if address.ip != str(ip):
-                raise ValueError("two addresses in one")
-            return cls(str(ip), str(told["device"]), address, routes, namespace)
+                raise ValueError("it contains two addresses")
+            return cls(str(ip), str(description["device"]), address, routes, namespace)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UsageError(
                 f"the description of an address that moves is not valid: {error}"
             ) from error
 
     def put_back(self) -> None:
-        """Give it back to its device, with its routes, and tell the network.  An address that is
-        there is fine.
+        """Give it back to its device, with its routes, and announce it.
 
-        `NotFound` if the device is gone.  Where it was the first of several in its subnet, it is
-        the last of them now.
+        An address that is there is fine. `NotFound` if the device is gone. An address that was the
+        first of several in its subnet is the last of them now.
         """
         with Rtnetlink(self.namespace) as net:
             link = _link(net, self.device)
@@ -123,8 +130,8 @@ class HeldAddress:
 class BroughtAddress:
     """An address that `bring` has given to this host: on trial, until `announce` or `undo`.
 
-    On trial it has a lifetime of seconds, which a thread renews: should this process be killed, the
-    kernel itself takes the address away, and the host that it came from can have it again.
+    On trial it has a lifetime of seconds, which a thread renews: if this process is killed, the
+    kernel itself removes the address, and the host that it came from can have it again.
     """
 
     def __init__(self, address: Address, device: str, namespace: int | None, trial: int) -> None:
@@ -138,16 +145,14 @@ class BroughtAddress:
         threading.Thread(target=self._renew, name=f"trial of {self.ip}", daemon=True).start()
 
     def announce(self) -> None:
-        """It stays: take its lifetime away and tell the network that it is here; harmless as often
-        as one likes.
-        """
+        """Keep the address: remove its lifetime and announce it. May be called repeatedly."""
         self._over.set()
         with self._lock:
             link = self._give(trial=False, renew=True)
         announce(self.ip, link, self._namespace)
 
     def undo(self) -> None:
-        """Take it away again; one that is gone already is fine."""
+        """Remove the address again; one that is gone already is fine."""
         self._over.set()
         with self._lock, Rtnetlink(self._namespace) as net:
             links = {link.index: link.name for link in net.links()}
@@ -156,7 +161,7 @@ class BroughtAddress:
                     _delete(net, address)
 
     def _give(self, *, trial: bool, renew: bool) -> Link:
-        # preferred, valid, and when it was made and changed
+        # preferred, valid, and the times of creation and change
         lifetime = struct.pack("=IIII", self._trial, self._trial, 0, 0)
         with Rtnetlink(self._namespace) as net:
             link = _link(net, self.device)
@@ -171,38 +176,40 @@ class BroughtAddress:
 
     def _renew(self) -> None:
         while not self._over.wait(self._trial / 5):
-            # the device may be gone; the next try tells
+            # the device may be gone; the next try reports it
             with self._lock, suppress(CriuctlError, OSError):
                 if not self._over.is_set():
                     self._give(trial=True, renew=True)
 
 
-# -- asking
-# --------------------------------------------------------------------------------------------------------
+# -- asking ----------------------------------------------------------------------------------------
 
 
 def parse(text: str) -> tuple[str, str | None]:
-    """(address, device) of ``IP`` or ``IP@DEVICE``; `UsageError` for what cannot move."""
+    """Return (address, device) of ``IP`` or ``IP@DEVICE``.
+
+    `UsageError` for an unmovable address.
+    """
     plain, at, device = text.partition("@")
     try:
         ip = ipaddress.ip_address(plain)
     except ValueError:
         raise UsageError(
-            f"{plain!r} is no IP address",
+            f"{plain!r} is not an IP address",
             hint="--keep-address takes IP or IP@DEVICE (of the target).",
         ) from None
     if "%" in plain or ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified:
         raise UsageError(
-            f"{plain} means another place on each host and cannot move",
+            f"{plain} has a different meaning on each host and cannot move",
             hint="Only addresses of a subnet can.",
         )
     if at and not (0 < len(device) <= 15 and "/" not in device and device.isprintable()):
-        raise UsageError(f"{device!r} is no name of a network device")
+        raise UsageError(f"{device!r} is not a name of a network device")
     return str(ip), device or None
 
 
 def find(ip: str, namespace: int | None) -> Found | None:
-    """Where this host has the address; None if nowhere."""
+    """Find the address on this host; None if it has none such."""
     wanted, _device = parse(ip)
     with Rtnetlink(namespace) as net:
         for address in _all(net, wanted):
@@ -220,11 +227,11 @@ def find(ip: str, namespace: int | None) -> Found | None:
 
 
 def choose_device(ip: str, device: str | None, namespace: int | None) -> tuple[str, int]:
-    """(device, prefix length) that the address would get here.
+    """Return (device, prefix length) that the address would get here.
 
-    The device that was asked for, else the one in whose subnet the address is, else the one with
-    the default route.  Outside of every subnet the address stands for itself alone: a subnet that
-    is not here would be cut off.  `NotFound` if there is none that is up.
+    The requested device, else the one in whose subnet the address is, else the one with the default
+    route. Outside every subnet the prefix covers the address alone: a subnet that is not here would
+    be cut off. `NotFound` if no such device is up.
     """
     wanted, _none = parse(ip)
     with Rtnetlink(namespace) as net:
@@ -283,30 +290,31 @@ def _link(net: Rtnetlink, device: str) -> Link:
     )
 
 
-# -- moving
-# --------------------------------------------------------------------------------------------------------
+# -- moving ----------------------------------------------------------------------------------------
 
 
 def take(
     ip: str, namespace: int | None, noted: Callable[[HeldAddress], None] | None = None
 ) -> HeldAddress:
-    """Take the address away from the device that has it.  `NotFound` without it, `Conflict` if two
-    devices have it.
+    """Remove the address from the device that has it.
 
-    `namespace` is a descriptor of the net namespace (None: ours), which the result keeps using: it
-    stays the caller's.  `noted` is told what is about to be taken, to write it down.
+    `NotFound` without it, `Conflict` if two devices have it. `namespace`: a descriptor of the net
+    namespace (None: ours), which the result keeps using; the caller keeps it open. `noted` is
+    called with what is about to be removed, to write it down.
     """
     wanted, _device = parse(ip)
     with Rtnetlink(namespace) as net:
         found = _all(net, wanted)
         if not found:
-            raise NotFound(f"{wanted} is no address of this host", hint="`ip address` shows them.")
+            raise NotFound(
+                f"{wanted} is not an address of this host", hint="`ip address` shows them."
+            )
         names = {link.index: link.name for link in net.links()}
         if len(found) > 1:
             where = ", ".join(names.get(a.index, "?") for a in found)
             raise Conflict(
                 f"several devices have the address {wanted}: {where}",
-                hint="Take it away from all but one.",
+                hint="Remove it from all but one (`ip address del`).",
             )
         address = found[0]
         others = [
@@ -318,7 +326,7 @@ def take(
         held = HeldAddress(wanted, names[address.index], address, (), namespace)
         if not address.flags & rtnetlink.F_PERMANENT:
             held.notes.append(
-                f"{wanted} has a lifetime: whoever gave it (DHCP, a router) may give it to "
+                f"{wanted} has a lifetime: DHCP or a router set it, and may set it again on "
                 "this "
                 "host again"
             )
@@ -338,7 +346,7 @@ def take(
 
 
 def _repair(net: Rtnetlink, others: Iterable[Address]) -> None:
-    """Addresses of the subnet that went because theirs was the first."""
+    """Restore addresses of the subnet that were removed with its first one."""
     here = {(a.ip, a.prefix) for a in net.addresses()}
     for address in others:
         if (address.ip, address.prefix) not in here:
@@ -351,8 +359,9 @@ def _missing(before: Iterable[Route], after: Iterable[Route]) -> list[Route]:
 
 
 def _set_routes(net: Rtnetlink, routes: Iterable[Route]) -> None:
-    """Those that can be: one through an address that is not here cannot, nor one that is there
-    already.
+    """Set the routes that can be set.
+
+    A route through an address that is not here cannot, nor one that exists already.
     """
     for route in routes:
         with suppress(OSError):
@@ -367,7 +376,7 @@ def bring(
     namespace: int | None = None,
     trial: int = TRIAL,
 ) -> BroughtAddress:
-    """Give the address to this host; `description` is what `HeldAddress.to_dict` told there.
+    """Give the address to this host; `description`: `HeldAddress.to_dict` of the source.
 
     `Conflict` if it is here already, `NotFound` if no device fits (see `choose_device`).
     """
@@ -377,7 +386,8 @@ def bring(
     with Rtnetlink(namespace) as net:
         if _all(net, wanted):
             raise Conflict(
-                f"{wanted} is an address of this host already", hint="Take it away here first."
+                f"{wanted} is an address of this host already",
+                hint="Remove it here first (`ip address del`).",
             )
         parsed = ipaddress.ip_address(wanted)
         link, prefix = _choose(net, parsed, device)
@@ -397,7 +407,7 @@ def _add(net: Rtnetlink, address: Address, device: str, *, renew: bool = False) 
     except OSError as error:
         if error.errno != errno.EEXIST:
             raise CriuctlError(
-                f"{address.ip} cannot be given to {device}: {error.strerror}",
+                f"{address.ip} cannot be added to {device}: {error.strerror}",
                 hint="criuctl needs CAP_NET_ADMIN; is the device up?",
             ) from error
 
@@ -408,21 +418,19 @@ def _delete(net: Rtnetlink, address: Address) -> None:
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise CriuctlError(
-                f"{address.ip} cannot be taken away: {error.strerror}",
+                f"{address.ip} cannot be removed: {error.strerror}",
                 hint="criuctl needs CAP_NET_ADMIN.",
             ) from error
 
 
-# -- announcing
-# ----------------------------------------------------------------------------------------------------
+# -- announcing ------------------------------------------------------------------------------------
 
 
 def announce(ip: str, link: Link, namespace: int | None) -> None:
-    """Gratuitous ARP (request and reply), or an unsolicited neighbour advertisement, on a device
-    that has such a thing.
+    """Send gratuitous ARP (request and reply), or an unsolicited neighbour advertisement.
 
-    Hosts that know the address learn its new place; nothing is said of failure: who missed it asks
-    before long.
+    Hosts that know the address learn its new place. Failures are not reported: a host that missed
+    the packet asks before long. Nothing is sent on a device without ARP.
     """
     parsed = ipaddress.ip_address(ip)
     if link.kind != _ETHERNET or len(link.hardware) != 6 or link.flags & rtnetlink.IFF_NOARP:
@@ -450,7 +458,7 @@ def _gratuitous_arp(ip: bytes, link: Link, namespace: int | None) -> None:
 
 def _advertisement(ip: bytes, link: Link, namespace: int | None) -> None:
     with _make(namespace, socket.AF_INET6, socket.IPPROTO_ICMPV6) as sock:
-        # else it is not believed
+        # else receivers ignore it
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, link.index)
         sock.bind((str(ipaddress.IPv6Address(ip)), 0))

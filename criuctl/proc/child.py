@@ -1,9 +1,9 @@
-"""A child process that is followed by its pidfd, and how none is lost while it is started.
+"""A child process that is followed by its pidfd.
 
-`command` starts them.  A `Child` is never ended unless somebody asks: losing the object or an
-exception passing by does not kill it, because CRIU killed half way leaves a tree frozen.  Its owner
-calls `wait`, or uses it in a ``with`` block, which says "end it with me".  Its stderr goes to a
-memory file of which the tail can be read at any time; no thread pumps, nothing blocks.
+`command` starts children. A `Child` is never ended unless its owner asks: neither losing the object
+nor an exception kills it, because a CRIU killed half way leaves a tree frozen. The owner calls
+`wait`, or uses the child in a ``with`` block, which ends it at exit. Its stderr goes to a memory
+file, whose end can be read at any time; no thread copies it and nothing blocks.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 
 
 class Started(Protocol):
-    """What ``subprocess`` has started."""
+    """A process that ``subprocess`` has started."""
 
     pid: int
-    returncode: int | Any  # None as long as nobody has reaped it
+    returncode: int | Any  # None until it is reaped
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
 
     def wait(self) -> int:
-        """Reap it."""
+        """Reap the process."""
 
 
 class Child:
-    """A running child process, followed by its pidfd.  See the module's text for who ends it."""
+    """A running child process, followed by its pidfd. The module's docstring says who ends it."""
 
     def __init__(self, process: Started, argv: tuple[str, ...], stderr_fd: int | None) -> None:
         self._process = process
@@ -48,7 +48,8 @@ class Child:
         self.returncode: int | None = None
         self.pidfd: int = -1
         try:
-            self.pidfd = os.pidfd_open(process.pid)  # not reaped yet, so this is the very process
+            # not reaped yet, so the PID is still this process
+            self.pidfd = os.pidfd_open(process.pid)
         except OSError:
             process.kill()
             process.wait()
@@ -59,15 +60,18 @@ class Child:
         return f"<Child {self.pid} {shlex.join(self.argv)!r} {self.returncode}>"
 
     def poll(self) -> int | None:
-        """The exit code (negative: a signal's number) if it has ended, else None.  Reaps."""
+        """Return the exit code (negative: a signal's number) if the child has ended, else None.
+
+        Reaps the child.
+        """
         if self.returncode is None:
             try:
                 result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
             except ChildProcessError:
-                # Somebody's waitpid(-1) took it: its fate is unknown, and saying 0 would be a lie.
+                # A waitpid(-1) elsewhere reaped it: its exit code is unknown, and 0 would be wrong.
                 self._ended(-1)
                 raise CommandFailed(
-                    f"{self.argv[0]}: was reaped by somebody else, its exit code is lost"
+                    f"{self.argv[0]}: was reaped by other code, its exit code is lost"
                 ) from None
             if result is not None:
                 exited = result.si_code == os.CLD_EXITED
@@ -75,8 +79,9 @@ class Child:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it ends and return the exit code; `TimedOut` after `timeout` seconds, child
-        untouched.
+        """Wait until the child ends and return the exit code.
+
+        `TimedOut` after `timeout` seconds; the child is left alone.
         """
         if self.poll() is None:
             poller = select.poll()
@@ -93,23 +98,23 @@ class Child:
         return self.returncode
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens if it has ended."""
+        """Send a signal; does nothing if the child has ended."""
         if self.returncode is None:
             try:
                 signal.pidfd_send_signal(self.pidfd, number)
             except ProcessLookupError:
-                pass  # a zombie that poll() has not seen yet
+                pass  # a zombie that poll() has not reaped yet
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.signal(signal.SIGKILL)
 
     def end(self, grace: float = GRACE) -> int:
-        """SIGTERM, after `grace` seconds SIGKILL; returns the exit code."""
+        """Send SIGTERM, after `grace` seconds SIGKILL; return the exit code."""
         self.terminate()
         try:
             return self.wait(grace)
@@ -118,14 +123,14 @@ class Child:
             return self.wait()
 
     def stderr_tail(self, size: int = STDERR_TAIL) -> str:
-        """The last `size` bytes of stderr so far; "" when the caller gave a stderr of its own."""
+        """Return the last `size` bytes of stderr so far; "" if the caller passed its own stderr."""
         if self._stderr is None:
             return ""
         length = os.fstat(self._stderr).st_size
         return os.pread(self._stderr, size, max(0, length - size)).decode(errors="replace")
 
     def close(self) -> None:
-        """Give back pidfd and stderr of a child that has ended; a running child is left alone."""
+        """Close the pidfd and stderr of a child that has ended; a running child is left alone."""
         if self.returncode is not None:
             self._close_fds()
 
@@ -147,7 +152,7 @@ class Child:
 
     def _ended(self, returncode: int) -> None:
         self.returncode = returncode
-        self._process.returncode = returncode  # tells Popen that there is nothing left to reap
+        self._process.returncode = returncode  # shows Popen that there is nothing left to reap
 
     def _close_fds(self) -> None:
         for fd in (self.pidfd, self._stderr):
@@ -157,12 +162,11 @@ class Child:
 
 
 class InterruptsDeferred:
-    """Signals that raise (``^C`` and whoever turned SIGTERM into an exception) wait until the block
-    is left.
+    """Defer signals that raise (``^C``, a handler that raises for SIGTERM) until the block is left.
 
-    An exception in the middle of starting a child would lose the child: it runs, and nobody knows
-    its PID.  Blocking the signals instead would be inherited by the child.  Only the main thread
-    runs handlers.
+    An exception in the middle of starting a child would lose the child: it would run, and its PID
+    would be unknown. Blocking the signals instead would be inherited by the child. Only the main
+    thread runs handlers.
     """
 
     def __enter__(self) -> None:

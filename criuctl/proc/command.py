@@ -1,21 +1,21 @@
-"""The one door to child processes.
+"""Start child processes: the only place in criuctl that does.
 
-Nothing else in criuctl imports `subprocess`.  Whatever goes through here
+Nothing else in criuctl imports `subprocess`. Every child that is started here
 
 - gets an argument list, never a shell line,
-- sees an allow-listed environment (secrets of ours, ``AWS_*`` and ``CRIUCTL_*``, stay here),
-- has stdin closed (``/dev/null``) unless it is given input, and no descriptor of ours but those
+- sees an allow-listed environment (criuctl's secrets, ``AWS_*`` and ``CRIUCTL_*``, stay here),
+- has ``/dev/null`` as stdin unless it is given input, and no descriptor of criuctl's but those
   passed,
 - is followed by its pidfd, so that no signal can hit a recycled PID,
 - is reaped, on every path out.
 
-`run` is for helpers that end by themselves soon: they sit in a process group of their own (a ``^C``
-on the terminal reaches only us), and whatever exception leaves `run` (time-out,
-``KeyboardInterrupt``) has first ended and reaped that group.  `run` returns when the child ends,
-even if a grandchild keeps its pipes.
+`run` is for helpers that end by themselves soon. They run in a process group of their own, so a
+``^C`` on the terminal reaches only criuctl. If an exception leaves `run` (time-out,
+``KeyboardInterrupt``), that group has been ended and reaped first. `run` returns when the child
+ends, even if a grandchild keeps its pipes open.
 
-`spawn` is for children that live along with an operation, CRIU above all: a `Child`, which nobody
-ends unless asked.
+`spawn` is for children that live as long as an operation, CRIU above all. It returns a `Child`,
+which is ended only on request.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ PID.
 
 
 class Completed(NamedTuple):
-    """A helper that has ended: its exit code (negative: ended by that signal) and what it
-    printed.
-    """
+    """A helper that has ended: its exit code (negative: ended by that signal) and its output."""
 
     argv: tuple[str, ...]
     returncode: int
@@ -73,12 +71,13 @@ class Completed(NamedTuple):
 
     @property
     def error_text(self) -> str:
-        """The tail of stderr as text."""
+        """The end of stderr as text."""
         return self.stderr.decode(errors="replace").strip()
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a child: the allow-listed part of ours, ``LC_*``, then `extra` on top.
+    """Return the environment of a child: the allow-listed part of criuctl's, ``LC_*``, then
+    `extra`.
 
     The system's sbin folders are always on the PATH: criuctl needs ``criu``, ``nft`` and ``ip``
     from there even when it is started from a bare cron environment.
@@ -93,7 +92,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class TooMuchOutput(CommandFailed):
-    """A helper printed more than it was allowed, and was ended."""
+    """A helper printed more than it was allowed to, and was ended."""
 
 
 def _start(
@@ -148,13 +147,12 @@ def spawn(
     cwd: str | os.PathLike[str] | None = None,
     new_session: bool = False,
 ) -> Child:
-    """Start a long-lived child.  `pass_fds` keep their numbers; stdin and stdout default to
-    ``/dev/null``.
+    """Start a long-lived child.
 
-    `stderr` None keeps it for `Child.stderr_tail`.  `new_session` takes it off our terminal and
-    process
-    group: what must not be ended by a ``^C`` needs it.  `env` adds to the allow-listed environment.
-    Raises `PlatformError` if there is no such program, `CommandFailed` if it cannot be started.
+    `pass_fds` keep their numbers; stdin and stdout default to ``/dev/null``. `stderr` None keeps it
+    for `Child.stderr_tail`. `new_session` takes the child off criuctl's terminal and process group:
+    a child that a ``^C`` must not end needs it. `env` adds to the allow-listed environment. Raises
+    `PlatformError` if the program does not exist, `CommandFailed` if it cannot be started.
     """
     tail: int | None = None
     child: Child | None = None
@@ -178,7 +176,7 @@ def spawn(
             tail = None
     except BaseException:
         if child is not None:
-            child.end()  # an interrupt: the caller never got to own it
+            child.end()  # an interrupt: the caller never received the child
             child.close()
         if tail is not None:
             os.close(tail)
@@ -197,11 +195,11 @@ def run(
     cwd: str | os.PathLike[str] | None = None,
     max_stdout: int | None = None,
 ) -> Completed:
-    """Run a helper to its end and return what it said.
+    """Run a helper to its end and return its exit code and output.
 
-    With `check` an exit code other than 0 is `CommandFailed`, with the tail of stderr in the
-    message.  One that prints more than `max_stdout` bytes (default: `MAX_STDOUT`) is ended:
-    `TooMuchOutput`.  After `timeout` seconds the helper's process group is ended and reaped:
+    With `check`, an exit code other than 0 raises `CommandFailed`, with the end of stderr in the
+    message. A helper that prints more than `max_stdout` bytes (default: `MAX_STDOUT`) is ended:
+    `TooMuchOutput`. After `timeout` seconds the helper's process group is ended and reaped:
     `TimedOut`.
     """
     process: subprocess.Popen[bytes] | None = None
@@ -241,8 +239,9 @@ def run(
 
 
 def waiter(pid: int) -> Callable[[float | None], object]:
-    """What waits for the end of a process that is somebody else's child; `TimedOut` after that many
-    seconds.
+    """Return a function that waits for the end of a process that is not our child.
+
+    The function takes a time-out in seconds and raises `TimedOut` after it.
     """
     try:
         pidfd = os.pidfd_open(pid)
@@ -269,7 +268,7 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 def failure(done: Completed) -> CommandFailed:
-    """The error that tells how a helper ended and the last it said."""
+    """Return the error that says how a helper ended, with the end of its stderr."""
     how = (
         f"exit code {done.returncode}"
         if done.returncode >= 0
@@ -283,9 +282,9 @@ def failure(done: Completed) -> CommandFailed:
 
 
 def _end_group(child: Child) -> None:
-    """End the helper and whatever it started in its process group, and reap it."""
+    """End the helper and all processes of its process group, and reap it."""
     if child.poll() is None:
-        # The unreaped child keeps its PID, hence the group's number, from being used again.
+        # The unreaped child keeps its PID, and so the group's number, from being used again.
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(child.pid, number)
@@ -301,7 +300,7 @@ def _end_group(child: Child) -> None:
 def _talk(
     process: subprocess.Popen[bytes], child: Child, data: bytes, deadline: float, max_stdout: int
 ) -> tuple[bytes, bytes]:
-    """Feed stdin, collect stdout and the tail of stderr until the child ends."""
+    """Feed stdin and collect stdout and the end of stderr until the child ends."""
     assert process.stdout is not None and process.stderr is not None
     out, err = process.stdout.fileno(), process.stderr.fileno()
     collected: dict[int, bytearray] = {out: bytearray(), err: bytearray()}
@@ -337,13 +336,13 @@ def _talk(
                         assert process.stdin is not None
                         process.stdin.close()
     for fd, into in collected.items():
-        # what is still in the pipes; a grandchild that holds them is not waited for
+        # what is still in the pipes; do not wait for a grandchild that holds them
         _drain(fd, into, err, max_stdout)
     return bytes(collected[out]), bytes(collected[err])
 
 
 def _drain(fd: int, into: bytearray, stderr_fd: int, max_stdout: int) -> bool:
-    """Read all that is there; False at the end of the stream."""
+    """Read all available data; return False at the end of the stream."""
     while True:
         try:
             piece = os.read(fd, 65536)

@@ -1,10 +1,9 @@
-"""Connecting a socket that belongs to somebody else: bounded in time, and nothing of theirs changed
-afterwards.
+"""Connect a socket that belongs to another process, within a time limit, and leave it unchanged.
 
-A restored program's socket is borrowed (`syscalls.borrow_socket`) while the program is held.  File
-status flags and socket options belong to the socket, not to us: `connect` makes it non-blocking
-only for as long as it takes.  A waiting connect ends at once when the descriptor `cancel` becomes
-readable.
+A restored program's socket is borrowed (`syscalls.borrow_socket`) while the program is held. File
+status flags and socket options belong to the socket, which the program shares: `connect` makes it
+non-blocking only while it connects. A waiting connect ends at once when the descriptor `cancel`
+becomes readable.
 """
 
 from __future__ import annotations
@@ -45,19 +44,20 @@ _IN_USE = (errno.EINPROGRESS, errno.EALREADY)
 
 
 class Cancelled(Exception):
-    """The caller does not want the connection any more."""
+    """The caller does not need the connection any more."""
 
 
 def disconnect(sock: socket.socket) -> None:
-    """Back to a socket that was never connected: queues empty, no pending error.  Unix streams
-    cannot do this.
+    """Make the socket unconnected again: queues empty, no pending error.
+
+    Not possible for unix streams.
     """
     try:
         _dissolve(sock.fileno())
     except OSError as error:
         if error.errno not in (errno.ENOTCONN, errno.EINVAL, errno.EOPNOTSUPP):
             raise
-    # reading it clears it: the program must not find our failed try
+    # reading clears it: the program must not see our failed try
     sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
 
@@ -74,8 +74,9 @@ def _non_blocking(sock: socket.socket) -> Iterator[None]:
 def connect(
     sock: socket.socket, address: Address, deadline: float, cancel: int | None = None
 ) -> None:
-    """Connect; `OSError` of the kernel, ETIMEDOUT when `deadline` (of `time.monotonic`) passes,
-    `Cancelled`.
+    """Connect the socket.
+
+    `OSError` of the kernel, ETIMEDOUT when `deadline` (of `time.monotonic`) passes, `Cancelled`.
     """
     with _non_blocking(sock):
         code = sock.connect_ex(address)
@@ -83,7 +84,7 @@ def connect(
             code = _wait(sock, deadline, cancel)
     if code:
         raise OSError(code, os.strerror(code))
-    # On loopback, a connect to a port that nobody listens on may meet itself, when the kernel picks
+    # On loopback, a connect to a port without a listener may meet itself, when the kernel picks
     # that very port.
     if sock.family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
         raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -101,8 +102,9 @@ def _wait(sock: socket.socket, deadline: float, cancel: int | None) -> int:
 
 
 def hosts_of(host: str, port: int, family: int, kind: int) -> list[Address]:
-    """The addresses of `host` that a socket of `family` can be connected to; `OSError` when the
-    name is not known.
+    """Return the addresses of `host` that a socket of `family` can be connected to.
+
+    `OSError` when the name is unknown.
     """
     wanted = socket.AF_INET6 if family == socket.AF_INET6 else socket.AF_INET
     flags = socket.AI_V4MAPPED | socket.AI_ALL if wanted == socket.AF_INET6 else 0
@@ -111,10 +113,10 @@ def hosts_of(host: str, port: int, family: int, kind: int) -> list[Address]:
 
 
 def inside_root(pid: int, path: str, user: Credentials | None = None) -> int:
-    """An O_PATH descriptor of what `path` is for process `pid`: below its root, links followed as
-    it would, with `user`'s rights.
+    """Return an O_PATH descriptor of the file at `path` as process `pid` sees it.
 
-    A path that does not begin with ``/`` is below its working folder.
+    Below its root, links followed as it would, with `user`'s rights. A path that does not begin
+    with ``/`` is below its working folder.
     """
     top = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -135,40 +137,44 @@ def inside_root(pid: int, path: str, user: Credentials | None = None) -> int:
 
 
 def spelled(name: str) -> bytes | None:
-    """The address of an abstract unix name as the tables write it (``@...``); None for a path."""
+    """Return the address of an abstract unix name as the tables write it (``@...``).
+
+    None for a path.
+    """
     return b"\0" + os.fsencode(name[1:]) if name.startswith("@") else None
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Let the program see the end at once: EOF on read, EPIPE on write, EPOLLHUP on poll; nothing
-    stays queued.
+    """Close the connection for the program: EOF on read, EPIPE on write, EPOLLHUP on poll.
+
+    Nothing stays queued.
     """
     if sock.family == socket.AF_UNIX:
         _abandon(sock)
     else:
         disconnect(sock)
         if sock.type == socket.SOCK_DGRAM:
-            # Without a peer, writing would be EDESTADDRREQ rather than EPIPE. Nothing is ever sent
-            # to this one.
+            # Without a peer, writing would be EDESTADDRREQ rather than EPIPE. No data is ever sent
+            # to this peer.
             host = "::1" if sock.family == socket.AF_INET6 else "127.0.0.1"
             with _tolerant():
                 connect(sock, (host, 9), time.monotonic() + 1)
     with _tolerant():
-        # ENOTCONN is what an unconnected socket answers; it is marked all the same
+        # an unconnected socket answers ENOTCONN, and is marked all the same
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def _abandon(sock: socket.socket) -> None:
-    """A unix socket reads EOF only if it had a peer: give it one, and close that."""
+    """Give a unix socket a peer and close that: it reads EOF only if it had a peer."""
     if sock.type == socket.SOCK_DGRAM:
         disconnect(sock)
     else:
-        # what a peer said that was given up on: the program must not read it
+        # data of the abandoned peer: the program must not read it
         with suppress(OSError):
             while sock.recv(1 << 16, socket.MSG_DONTWAIT):
                 pass
-    # By path, for an abstract name would be one of our net namespace; in a folder that nothing can
-    # leave behind.
+    # By path, because an abstract name would be in our net namespace; in a folder that leaves
+    # nothing behind.
     with Scratch("64k") as folder, socket.socket(socket.AF_UNIX, sock.type) as peer:
         name = f"{folder.path}/end"
         peer.bind(name)
@@ -176,7 +182,7 @@ def _abandon(sock: socket.socket) -> None:
             connect(sock, name, time.monotonic() + 1)
             return
         peer.listen()
-        with suppress(OSError):  # EISCONN: it has had a peer
+        with suppress(OSError):  # EISCONN: it had a peer
             connect(sock, name, time.monotonic() + 1)
             peer.accept()[0].close()  # not accepted, it would be ECONNRESET
 

@@ -19,23 +19,23 @@ CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 class Credentials(NamedTuple):
     """User, groups and effective capabilities of a process, in the initial user namespace."""
 
-    uid: int  # that of file access (fsuid)
+    uid: int  # the user id of file access (fsuid)
     gid: int
-    groups: frozenset[int] = frozenset()  # the supplementary ones
-    capabilities: int = 0  # a mask; none where the process is in a user namespace of its own
+    groups: frozenset[int] = frozenset()  # the supplementary groups
+    capabilities: int = 0  # a bit mask; 0 if the process is in its own user namespace
 
     @property
     def all_groups(self) -> frozenset[int]:
-        """Those that count for file access."""
+        """All groups that count for file access."""
         return self.groups | {self.gid}
 
     def has(self, capability: int) -> bool:
-        """Whether it is effective."""
+        """Return whether the capability is effective."""
         return bool(self.capabilities >> capability & 1)
 
 
 def credentials_of(pid: int) -> Credentials:
-    """Those of a process or thread; `NoSuchProcess`, `PreflightRefused`."""
+    """Return the credentials of a process or thread; `NoSuchProcess`, `PreflightRefused`."""
     status = read_status(pid)
     with reading(pid):
         same = os.path.samestat(os.stat(f"/proc/{pid}/ns/user"), os.stat("/proc/self/ns/user"))
@@ -47,24 +47,24 @@ def credentials_of(pid: int) -> Credentials:
     )
 
 
-# setgroups, setresgid, setresuid.  The C library's would change all threads of this process.
+# setgroups, setresgid, setresuid. The C library's functions would change all threads of this
+# process.
 _NUMBERS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
 def acting_as(user: Credentials | None) -> Iterator[None]:
-    """This very thread has the user and groups of `user`, and no capabilities, while inside; None
-    changes nothing.
+    """Give this thread the user and groups of `user`, and no capabilities, inside the block.
 
-    So the kernel judges what it opens and connects to as that user's, and says so to peers
-    (SO_PEERCRED).  `OSError`: it may not.
+    None changes nothing. The kernel then judges what the thread opens and connects to as that
+    user's, and reports that user to peers (SO_PEERCRED). `OSError` if it may not change.
     """
     if user is None or user.uid == os.geteuid():
         yield
         return
     if (numbers := _NUMBERS.get(platform.machine())) is None:
-        raise OSError(errno.ENOSYS, "to act as another user is only known for x86-64 and arm64")
+        raise OSError(errno.ENOSYS, "acting as another user is only supported on x86-64 and arm64")
     set_groups, set_gid, set_uid = numbers
     uid, gid, groups = os.geteuid(), os.getegid(), os.getgroups()
     _groups(set_groups, sorted(user.groups))

@@ -1,12 +1,13 @@
-"""Ends a tree when the criuctl that feeds it dies: a program of its own, ``python -I -S
-deathwatch.py FD``.
+"""End a tree when the criuctl that feeds it dies.
 
-A lazily restored tree depends on criuctl until its last page has arrived.  If criuctl is killed
-before, the kernel would give the tree zeros for what is missing, and it would go on with them.
-This process waits on FD, a socket to criuctl: it is told ``PID START`` when the tree is there,
-whose root that is (which began at START), and says ``watching``.  ``done`` means that every page
-has arrived; the end of the stream without it means that criuctl is gone, and then that process and
-all its descendants are killed.
+A separate program: ``python -I -S deathwatch.py FD``.
+
+A lazily restored tree depends on criuctl until its last page has arrived. If criuctl is killed
+before, the kernel would give the tree zeros for the missing pages, and it would go on with them.
+This process reads FD, a socket to criuctl: ``PID START`` when the tree exists, with the PID and
+start time of its root; it answers ``watching``. ``done`` means that every page has arrived. The end
+of the stream without it means that criuctl is gone, and then that process and all its descendants
+are killed.
 
 It is started with a duplicate of the page server's socket, so that CRIU's daemon waits for an
 answer, and the tree with it, rather than give up before the tree has ended.
@@ -40,8 +41,8 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-def _hear(channel: socket.socket) -> bytes:
-    """What is said next; nothing at the end of the stream, however it ended."""
+def _receive(channel: socket.socket) -> bytes:
+    """Return the next message; empty at the end of the stream, however it ended."""
     try:
         return channel.recv(64)
     except OSError:
@@ -49,19 +50,19 @@ def _hear(channel: socket.socket) -> bytes:
 
 
 def main() -> int:
-    """Wait for the word; kill without it."""
+    """Wait for ``done``; kill the tree if the stream ends without it."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    words = _hear(channel).split()
+    words = _receive(channel).split()
     if len(words) != 2:
-        return 0  # it came to no tree
+        return 0  # there never was a tree
     root, start = map(int, words)
     try:
         channel.sendall(b"watching\n")
     except OSError:
         pass  # criuctl is gone already
-    if _hear(channel) == b"done\n":
+    if _receive(channel) == b"done\n":
         return 0
     for _ in range(_ROUNDS):
         try:
@@ -71,7 +72,7 @@ def main() -> int:
             return 1
         for pid in _tree(root):
             try:
-                os.kill(pid, signal.SIGSTOP)  # first nobody forks any more
+                os.kill(pid, signal.SIGSTOP)  # first stop all forking
             except OSError:
                 continue
         for pid in reversed(_tree(root)):

@@ -1,8 +1,8 @@
 """Open descriptors of a process, from ``/proc/PID/fd`` and ``/proc/PID/fdinfo``.
 
-Each is described by what the kernel shows to a bystander: nothing is opened, duplicated or
-disturbed.  Everything is read relative to one directory descriptor, which pins the very process:
-after a PID changed hands, reads through it fail instead of answering for the wrong process.
+Each is described by what the kernel shows to other processes: nothing is opened, duplicated or
+disturbed. Everything is read relative to one directory descriptor, which pins the process: if the
+PID is reused, reads through it fail instead of describing the wrong process.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _ANONYMOUS: dict[str, Kind] = {
 }
 _DELETED = " (deleted)"
 _O_CLOEXEC = 0o2000000
-# at one that becomes another file meanwhile, as a shell's do; some file systems tell two inodes of
-# the same file
-_LOOKS = 3
+# How often to look at a descriptor that becomes another file meanwhile, as a shell's do. Some file
+# systems report two inodes for one file.
+_ATTEMPTS = 3
 
 # Majors of character devices that are terminals: consoles and tty0.., /dev/tty and ptmx, BSD and
 # Unix98 ptys, serial.
@@ -59,15 +59,15 @@ _MISC_TTYLESS = frozenset({(5, 3)})  # /dev/ttyprintk is write-only output, not 
 
 
 class Descriptor(NamedTuple):
-    """One open descriptor as a bystander sees it."""
+    """One open descriptor as another process sees it."""
 
     fd: int
     kind: Kind
-    # where /proc/PID/fd/N points, without " (deleted)"; "" to a path that is too long to be told
+    # where /proc/PID/fd/N points, without " (deleted)"; "" for a path too long to show
     target: str
     inode: int
     device: int  # st_dev
-    rdev: int  # st_rdev; of devices and terminals
+    rdev: int  # st_rdev of devices and terminals
     mode: int  # st_mode
     size: int  # bytes
     nlink: int
@@ -80,16 +80,15 @@ class Descriptor(NamedTuple):
 
     @property
     def writable(self) -> bool:
-        """Opened for writing."""
+        """Whether it is open for writing."""
         return self.flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR) and not self.flags & os.O_PATH
 
     @property
     def leased(self) -> bool:
-        """Whether there is a write lease on it (fcntl F_SETLEASE), which whoever opens the file
-        breaks.
+        """Whether it has a write lease (fcntl F_SETLEASE), which is broken when the file is opened.
 
-        Of one that is being broken, the kernel tells what it is to become.  Whoever opens the file
-        then waits for its holder.
+        For a lease that is being broken, the kernel shows the type that it is to become. A process
+        that opens the file then waits for the lease holder.
         """
         return any(
             line.startswith("lock:") and "LEASE" in line and ("WRITE" in line or "BREAKING" in line)
@@ -98,10 +97,9 @@ class Descriptor(NamedTuple):
 
 
 def descriptors(pid: int) -> list[Descriptor]:
-    """All open descriptors of `pid`, ascending; none for a zombie.  `NoSuchProcess`,
-    `PreflightRefused`.
+    """Return all open descriptors of `pid`, ascending; none for a zombie.
 
-    Descriptors that are closed while we look are left out.
+    `NoSuchProcess`, `PreflightRefused`. Descriptors that are closed meanwhile are left out.
     """
     found = []
     with reading(pid):
@@ -126,15 +124,15 @@ def descriptors(pid: int) -> list[Descriptor]:
 
 
 def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:
-    for _ in range(_LOOKS):
+    for _ in range(_ATTEMPTS):
         lines = os.fsdecode(read_raw(name, dir_fd=infos)).splitlines()
-        # of one file, whatever the program does meanwhile
+        # all answers are about one file, even if the program reopens the descriptor meanwhile
         handle = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=fds)
         try:
             target, status = target_of(f"/proc/self/fd/{handle}"), os.fstat(handle)
         finally:
             os.close(handle)
-        # older kernels do not tell the inode
+        # older kernels do not show the inode
         common = {"pos": "0", "flags": "0", "mnt_id": "-1", "ino": str(status.st_ino)}
         extra = []
         for line in lines:
@@ -169,7 +167,7 @@ def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:
 
 
 def _is_there(path: str, status: os.stat_result) -> bool:
-    """Whether a name that ends in the kernel's mark of deleted names is simply called so."""
+    """Return whether a file's real name ends in the kernel's mark of deleted names."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), status)
     except OSError:
@@ -177,14 +175,15 @@ def _is_there(path: str, status: os.stat_result) -> bool:
 
 
 def is_tty(rdev: int) -> bool:
-    """Whether a character device of this number is a terminal."""
+    """Return whether a character device with this number is a terminal."""
     return os.major(rdev) in TTY_MAJORS and (os.major(rdev), os.minor(rdev)) not in _MISC_TTYLESS
 
 
 @lru_cache(maxsize=1)
 def _shared_memory() -> int:
-    """The device of memory that has no name: memfds, and anonymous shared memory that was opened by
-    ``/proc/PID/map_files``.
+    """Return the device of memory that has no name.
+
+    That is memfds, and anonymous shared memory opened by ``/proc/PID/map_files``.
     """
     try:
         fd = os.memfd_create("criuctl", os.MFD_CLOEXEC)
@@ -201,7 +200,8 @@ def _kind(target: str, status: os.stat_result) -> Kind:
     if target.startswith("anon_inode:"):
         return _ANONYMOUS.get(target.removeprefix("anon_inode:"), "other")
     if stat.S_ISSOCK(mode):
-        # The file of a bound unix socket, open as a path (O_PATH), has an inode of its file system.
+        # The file of a bound unix socket, opened as a path (O_PATH), has an inode of its file
+        # system.
         return "socket" if target.startswith("socket:") else "other"
     if stat.S_ISFIFO(mode):
         return "pipe"

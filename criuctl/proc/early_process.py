@@ -1,15 +1,14 @@
-"""A process that is forked off at the very beginning of a command, loads what takes long to load,
-and is asked for it later.
+"""A process that is forked at the start of a command, loads slow modules, and is used later.
 
-Both ends are this very program.  Each of a fixed number of connections carries one request at a
-time, as a pickle behind its length, and its answer alike.  What is large need not be sent if it
-lies in memory that both ends have, `Shared`.
+Both ends run this program. Each of a fixed number of connections carries one request at a time, as
+a pickle after its length, and its answer likewise. Large data need not be sent if it lies in memory
+that both ends share, `Shared`.
 
-The process ends when its end of `Aside.control` closes, and is killed by the kernel when we die.
-Signals of a terminal are ours alone to serve.
+The process ends when its end of `EarlyProcess.control` closes, and the kernel kills it when we die.
+Only we handle the terminal's signals.
 
-This module is imported before anything else is, so it imports little; that is all that the process
-begins with.
+This module is imported before all others, so it imports little: that is all that the process starts
+with.
 """
 
 from __future__ import annotations
@@ -30,43 +29,45 @@ from typing import Any, NoReturn
 from . import syscalls
 
 _CONNECTIONS = 24  # requests at once
-_SHARED = 256 << 20  # bytes; nothing is taken of the machine before it is touched
+_SHARED = 256 << 20  # bytes; memory is used only when it is touched
 _NORESERVE = 0x4000
 _LENGTHS = struct.Struct("=QQ")
-_GRACE = 2.0  # seconds in which the process ends by itself
-_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_GRACE = 2.0  # seconds that the process may take to end by itself
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-_waiting: dict[str, Aside] = {}
+_waiting: dict[str, EarlyProcess] = {}
 
 
 def begin(module: str) -> None:
-    """Fork off a process that loads `module`, where there is room for one; for a process that has
-    one thread as yet.
+    """Fork a process that loads `module`, if there are resources for one.
+
+    Only for a process with a single thread.
     """
     with suppress(OSError):
-        _waiting[module] = Aside(module)
+        _waiting[module] = EarlyProcess(module)
 
 
-def begun(module: str) -> Aside | None:
-    """The process that loads `module`; one that was forked off before, if there is one.  None:
-    there is no room for one.
+def obtain(module: str) -> EarlyProcess | None:
+    """Return the process that loads `module`, forked now or before.
+
+    None without resources for it.
     """
-    aside = _waiting.pop(module, None)
+    process = _waiting.pop(module, None)
     with suppress(OSError):
-        aside = aside or Aside(module)
-    return aside
+        process = process or EarlyProcess(module)
+    return process
 
 
 def end_waiting() -> None:
-    """End those that nobody has asked for."""
+    """End the processes that were never used."""
     while _waiting:
-        _, aside = _waiting.popitem()
-        aside.kill()
+        _, process = _waiting.popitem()
+        process.kill()
 
 
 class Shared:
-    """Memory that both ends have."""
+    """Memory that both ends share."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(
@@ -77,7 +78,7 @@ class Shared:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> memoryview | None:
-        """So much of it, which nobody else has from then on, if there is as much left."""
+        """Reserve so many bytes for the caller; None if less is left."""
         with self._lock:
             start = self._taken
             end = start + size + -size % mmap.PAGESIZE
@@ -87,36 +88,37 @@ class Shared:
         return self._view[start : start + size]
 
     def place(self, view: memoryview) -> slice | None:
-        """Where in it this is, which the other end gives to `at`."""
+        """Return the position of `view` in it, which the other end passes to `at`."""
         if view.obj is not self._memory or not view.nbytes:
             return None
         start = syscalls.address_of(view) - syscalls.address_of(self._memory)
         return slice(start, start + view.nbytes)
 
     def at(self, place: slice) -> memoryview:
-        """What is there."""
+        """Return the memory at this position."""
         return self._view[place]
 
 
 class Connection:
-    """One end."""
+    """One end of a connection."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     def fileno(self) -> int:
-        """For a poll."""
+        """Return the descriptor, for poll."""
         return self._end.fileno()
 
     def send(self, value: object, body: Sequence[memoryview] = ()) -> None:
-        """One message, and what is behind it."""
-        told = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        self._end.sendall(_LENGTHS.pack(len(told), sum(view.nbytes for view in body)) + told)
+        """Send one message and the bytes that follow it."""
+        message = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        self._end.sendall(_LENGTHS.pack(len(message), sum(view.nbytes for view in body)) + message)
         for view in body:
             self._end.sendall(view)
 
     def receive(self, into: memoryview | None = None) -> tuple[Any, memoryview]:
-        """The next message, and what is behind it: in `into`, if that is given and fits.
+        """Receive the next message and its bytes: in `into`, if that is given and they fit.
+
         `EOFError`: the other end is gone.
         """
         length, behind = _LENGTHS.unpack(self._exactly(_LENGTHS.size))
@@ -126,20 +128,18 @@ class Connection:
         )
 
     def patience(self, seconds: float | None) -> None:
-        """`TimeoutError` from a `send` or `receive` in which the other end does nothing for so
+        """Make `send` and `receive` raise `TimeoutError` if the other end does nothing for so
         long.
         """
         self._end.settimeout(seconds)
 
     def waiting(self) -> bool:
-        """Whether `receive` would not wait."""
+        """Return whether `receive` would not wait."""
         return bool(select.select([self._end], [], [], 0)[0])
 
     def close(self) -> None:
-        """The other end is told, also if a copy of this end has gone to another process that we
-        have forked.
-        """
-        with suppress(OSError):  # it is gone already
+        """Close the connection for the other end, also if a process that we forked has a copy."""
+        with suppress(OSError):  # it is closed already
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 
@@ -153,14 +153,14 @@ class Connection:
         return view
 
 
-class Aside:
-    """The process, as the one that has forked it off sees it."""
+class EarlyProcess:
+    """The forked process, as its parent sees it."""
 
     def __init__(self, module: str) -> None:
-        """Fork it off, in a process that has one thread as yet: ``module.serve(shared, control,
-        connections)`` is its life.
+        """Fork it; the process must have a single thread. It runs ``module.serve``.
 
-        `OSError` where there is no room for it, with nothing left.
+        With the arguments ``shared, control, connections``. `OSError` without resources for it;
+        then nothing is left behind.
         """
         self.shared = Shared()
         with ExitStack() as failed:
@@ -178,15 +178,17 @@ class Aside:
     def _fork(
         self, module: str, pairs: Sequence[tuple[socket.socket, socket.socket]]
     ) -> tuple[int, int]:
-        """Its PID and a descriptor of it."""
+        """Return its PID and a descriptor of it."""
         parent = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
         try:
             pid = os.fork()
             if pid == 0:
                 for here, _there in pairs:
                     here.close()
-                _be(module, parent, self.shared, [Connection(there) for _here, there in pairs])
+                _child_main(
+                    module, parent, self.shared, [Connection(there) for _here, there in pairs]
+                )
             try:
                 return pid, os.pidfd_open(pid)
             except OSError:
@@ -197,11 +199,11 @@ class Aside:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
-        """End it, whatever it is at; `reap` it before the command ends."""
+        """End it, whatever it does; `reap` it before the command ends."""
         self.control.close()
 
     def kill(self) -> None:
-        """End it at once, and reap it; for one that has not been asked for anything."""
+        """End it at once, and reap it; for a process that was never used."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self.close()
@@ -210,7 +212,7 @@ class Aside:
         self.reap()
 
     def reap(self) -> None:
-        """See that it has ended, after `close`; once more is no harm."""
+        """Wait for its end, after `close`; may be called repeatedly."""
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd < 0:
             return
@@ -223,24 +225,26 @@ class Aside:
         os.close(pidfd)
 
 
-def _unheard(_number: int, _frame: object) -> None:
-    """A signal that the other process serves."""
+def _ignore(_number: int, _frame: object) -> None:
+    """Ignore a signal that the other process handles."""
 
 
-def _be(module: str, parent: int, shared: Shared, connections: list[Connection]) -> NoReturn:
-    """The life of the process."""
+def _child_main(
+    module: str, parent: int, shared: Shared, connections: list[Connection]
+) -> NoReturn:
+    """Run the process; never returns."""
     try:
-        for number in _OURS:
+        for number in _TERMINAL_SIGNALS:
             # not SIG_IGN, which a program that it starts would inherit
-            signal.signal(number, _unheard)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
+            signal.signal(number, _ignore)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINAL_SIGNALS)
         null = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):  # who reads what the command prints must not wait for this process
+        for stream in range(3):  # a reader of the command's output must not wait for this process
             os.dup2(null, stream)
         syscalls.set_parent_death_signal(signal.SIGKILL)
         if os.getppid() == parent:
             importlib.import_module(module).serve(shared, connections[0], connections[1:])
-    except EOFError:  # it is not needed any more
+    except EOFError:  # it was not used, and the command ends
         pass
     finally:
         os._exit(0)

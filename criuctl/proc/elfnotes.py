@@ -1,9 +1,8 @@
-"""The build-id of a program or library: the note by which two builds of the same size are told
-apart.
+"""The build-id of a program or library: the note that distinguishes two builds of the same size.
 
 CRIU compares it when it opens a mapped file again (criu/files-reg.c, get_build_id) and looks for it
-in the first mebibyte only; so does this.  The file may be anybody's: every number in it is checked
-before it is used, and no more than a few kilobytes are read.
+in the first mebibyte only; so does this module. Any user may have made the file: every number in it
+is checked before it is used, and no more than a few kilobytes are read.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 
-_SEEN = 1 << 20  # bytes from the beginning in which CRIU looks
+_SEEN = 1 << 20  # bytes from the beginning that CRIU searches
 _MAX_HEADERS = 256
 _MAX_NOTES = 1 << 16
 _MAX_ID = 64
@@ -25,8 +24,9 @@ _HEADERS = {1: (28, "I", 42, "IIIII"), 2: (32, "Q", 54, "IIQQQQ")}
 
 
 def build_id(fd: int) -> str:
-    """The build-id (hex) in the open file `fd`; "" for a file that is no ELF file or has none where
-    CRIU looks.
+    """Return the build-id (hex) in the open file `fd`.
+
+    "" for a file that is no ELF file or has none where CRIU looks.
     """
     start = os.pread(fd, 64, 0)
     if (

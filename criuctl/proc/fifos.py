@@ -1,7 +1,7 @@
-"""Named pipes (FIFOs) of this host: who has one open, and what is queued in it, which stays there.
+"""Named pipes (FIFOs) of this host: the processes that have one open, and its queued data.
 
-A named pipe lives, with what is in it, for as long as any process has it open; who opens it when
-nobody has gets an empty one.
+Reading the queue here leaves it unchanged. A named pipe exists, with its data, while any process
+has it open; opening it when no process has it open gives an empty one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_PATHS = ("pipe:", "socket:", "anon_inode:")
 
 
 class Opener(NamedTuple):
-    """A process that has one open."""
+    """A process that has a named pipe open."""
 
     pid: int
     start_time: int
@@ -37,14 +37,15 @@ class Opener(NamedTuple):
 
 
 def openers(sought: Container[Inode], but: Container[int] = ()) -> dict[Inode, list[Opener]]:
-    """Who, of all that we may look at, has these files open to read or to write; not the processes
-    `but`.  Nothing is opened.
+    """Return the processes that have these files open to read or to write, except `but`.
+
+    Processes that may not be read are skipped. Nothing is opened.
     """
     found: dict[Inode, list[Opener]] = {}
     for pid in all_pids():
         if pid in but:
             continue
-        # it ends just now, or is not ours to look at
+        # it ends at the moment, or may not be read
         with suppress(OSError, NoSuchProcess, PreflightRefused):
             reads: dict[Inode, bool] = {}
             for name in os.listdir(f"/proc/{pid}/fd"):
@@ -54,7 +55,7 @@ def openers(sought: Container[Inode], but: Container[int] = ()) -> dict[Inode, l
                     if not mode & (stat.S_IRUSR | stat.S_IWUSR) or os.readlink(link).startswith(
                         _NO_PATHS
                     ):
-                        continue  # O_PATH has neither
+                        continue  # an O_PATH descriptor can do neither
                     status = os.stat(link)
                     inode = status.st_dev, status.st_ino
                     if inode in sought:
@@ -70,34 +71,32 @@ def openers(sought: Container[Inode], but: Container[int] = ()) -> dict[Inode, l
 
 
 def open_both_ways(path: str) -> int:
-    """A descriptor of a named pipe, to read and to write, which waits for nobody; `OSError`, also
-    for what is none.
-    """
+    """Open a named pipe to read and to write, without waiting; `OSError`, also for other files."""
     itself = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISFIFO(os.fstat(itself).st_mode):
-            raise OSError(errno.ESTALE, "it is no named pipe any more", path)
+            raise OSError(errno.ESTALE, "it is not a named pipe any more", path)
         return os.open(f"/proc/self/fd/{itself}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
         os.close(itself)
 
 
 def room(fd: int) -> int:
-    """Bytes that have room in a pipe."""
+    """Return the capacity of a pipe in bytes."""
     return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
 
 
 def put(fd: int, data: bytes) -> None:
-    """Put into a pipe what was in it just now, and has room."""
+    """Write back data that a pipe held just before, and so has room for."""
     while data:
         data = data[os.write(fd, data) :]
 
 
 def queued(fd: int) -> bytes:
-    """What is in a pipe that is open to read and to write."""
+    """Return the data in a pipe that is open to read and to write."""
     ours, theirs = os.pipe()
     try:
-        with suppress(OSError):  # more than we may have: then what there is room for
+        with suppress(OSError):  # larger than permitted: then only what fits
             fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, room(fd))
         try:
             left = tee(fd, theirs, room(fd))

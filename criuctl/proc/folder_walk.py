@@ -1,9 +1,10 @@
-"""The way to a folder, walked one part after the other, so that no other user leads us elsewhere.
+"""Walk to a folder component by component, so that no other user can redirect us.
 
-Who may write in a folder can put a symbolic link in the place of what is in it; and what root then
-makes by path, or gives an owner, is where only root may write.  So a link is followed if only root,
-or we, can have put it there, or if what it leads to belongs to who can: they may write there
-anyway.  From whoever has the descriptor, nobody takes the folder away any more.
+A user who may write in a folder can replace its contents by symbolic links. What root then creates
+by path, or gives to an owner, could be in a place where only root may write. So a link is followed
+only if only root, or our user, can have put it there, or if its target belongs to the user who can:
+that user may write there anyway. Once a folder is open, its descriptor cannot be redirected any
+more.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 
 from .syscalls import handle_of, open_by_handle
 
-_LINKS = 40  # on one way; so many the kernel follows, too
+_LINKS = 40  # per path; the kernel's limit
 PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -36,9 +37,10 @@ class ForeignLink(PermissionError):
 
 @contextmanager
 def folder(path: str, root: int | None = None) -> Iterator[int]:
-    """A descriptor of the folder `path` for ``dir_fd=``; `ForeignLink`, and every other `OSError`.
+    """Yield a descriptor of the folder `path` for ``dir_fd=``.
 
-    With `root` as whoever has that folder as root sees it: every link ends up at or below it.
+    `ForeignLink`, and every other `OSError`. With `root`, links are resolved as a process does
+    whose root is that folder: every link ends up at or below it.
     """
     top = os.open("/", PLACE) if root is None else os.dup(root)
     try:
@@ -52,8 +54,9 @@ def folder(path: str, root: int | None = None) -> Iterator[int]:
 
 
 def handle(fd: int) -> str:
-    """By which `by_handle` finds an open file again; "" where its file system has none, an overlay
-    say.
+    """Return the handle by which `by_handle` finds an open file again.
+
+    "" if its file system has none, for example an overlay.
     """
     try:
         kind, found = handle_of(fd)
@@ -64,12 +67,13 @@ def handle(fd: int) -> str:
 
 @contextmanager
 def by_handle(handle: str, beside: str) -> Iterator[int | None]:
-    """A descriptor (``O_PATH``) of the file, on the file system of the folder `beside`, if it has a
-    name yet, whatever it is.
+    """Yield a descriptor (``O_PATH``) of a file of any kind by its handle.
+
+    `beside`: a folder on its file system. None if the file has no name any more.
     """
     fd = None
     kind, _, packed = handle.partition(":")
-    with suppress(OSError):  # ESTALE: it is gone
+    with suppress(OSError):  # ESTALE: the file does not exist any more
         if packed:
             with folder(beside) as here:
                 mount = os.open(
@@ -88,8 +92,9 @@ def by_handle(handle: str, beside: str) -> Iterator[int | None]:
 
 @contextmanager
 def place(parts: Sequence[str], folder: int) -> Iterator[int]:
-    """A descriptor (``O_PATH``) of what is at the end of this way from a folder; over a link the
-    way leads nowhere; `OSError`.
+    """Yield a descriptor (``O_PATH``) of the end of this path from a folder.
+
+    No link is followed; `OSError`.
     """
     fd = os.dup(folder)
     try:
@@ -103,13 +108,13 @@ def place(parts: Sequence[str], folder: int) -> Iterator[int]:
 
 
 def trail(path: str, root: int) -> Iterator[str]:
-    """Where `path` leads, as whoever has the folder `root` as root sees it: each link at its end,
-    and what the last one leads to.
+    """Yield the paths that `path` leads over, for a process whose root is the folder `root`.
 
-    Each by its own name, without links on the way; nothing for what is not there.  `ForeignLink`,
-    and every other `OSError`.
+    These are all links that end the path, and the target of the last one, each by its name without
+    links on the way. Nothing for a file that does not exist. `ForeignLink`, and every other
+    `OSError`.
     """
-    makers: set[int] = set()  # who can have put there what led here
+    makers: set[int] = set()  # the users who can have put there the links so far
     for _ in range(_LINKS):
         base, name = os.path.split(path.rstrip("/"))
         if name in ("", ".", ".."):
@@ -135,7 +140,7 @@ def trail(path: str, root: int) -> Iterator[str]:
 
 
 def _own_name(fd: int, root: int) -> str:
-    """The path of a folder below `root`, without links; "" if it cannot be told."""
+    """Return the path of a folder below `root`, without links; "" if it is unknown."""
     top, path = (os.readlink(f"/proc/self/fd/{one}").rstrip("/") for one in (root, fd))
     if path != top and not path.startswith(f"{top}/"):
         return ""
@@ -147,10 +152,10 @@ def _own_name(fd: int, root: int) -> str:
 
 
 def regular(path: str, folder: int | None = None) -> int:
-    """A descriptor to read a regular file with; `OSError`, also for a link.  Nobody has us wait at
-    a FIFO put in its place.
+    """Return a descriptor to read a regular file with; `OSError`, also for a link.
 
-    Without a `folder` that `path` is in, nobody leads us elsewhere on the way, either.
+    A FIFO put in its place does not block. Without `folder`, links of other users on the way are
+    not followed, either.
     """
     if folder is None:
         with _folder(os.path.dirname(path)) as found:
@@ -158,7 +163,7 @@ def regular(path: str, folder: int | None = None) -> int:
     itself = os.open(path, PLACE, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(itself).st_mode):
-            raise OSError(errno.ESTALE, "it is no regular file any more", path)
+            raise OSError(errno.ESTALE, "it is not a regular file any more", path)
         return os.open(f"/proc/self/fd/{itself}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(itself)
@@ -173,7 +178,7 @@ class _Walk:
         self.links = 0
 
     def go(self, fd: int, path: str) -> int:
-        """What `path` is from the folder `fd`, which is closed."""
+        """Return the target of `path` from the folder `fd`, which is closed."""
         try:
             for part in path.split("/"):
                 inner = self._step(fd, part)

@@ -1,4 +1,4 @@
-"""Folders of criuctl's own, made so that no other user may write there, whatever the umask is."""
+"""Make criuctl's own folders so that no other user may write there, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from .ownership import check_own, check_place
 
 
 def make_private(folder: Path) -> None:
-    """Make `folder` with mode 0700, and what is missing above it with 0755; what is there already
-    stays as it is.  `OSError`.
+    """Make `folder` with mode 0700, and missing parents with 0755; existing folders stay unchanged.
 
-    ``mkdir(parents=True)`` gives the folders above whatever the umask lets through, and who may
-    write there may rename `folder`.  `UntrustedPath` where that is possible, or somebody else has
-    made it.
+    ``mkdir(parents=True)`` gives the parents the mode that the umask leaves, and a user who may
+    write there may rename `folder`. `OSError`; `UntrustedPath` where that is possible, or another
+    user has made it.
     """
     check_place(folder)
     for above in reversed(folder.parents):

@@ -1,22 +1,20 @@
-"""Work in processes of our own making: several things at once, each in the main thread of a process
-that is forked off.
+"""Work in forked processes: several operations at once, each in the main thread of its process.
 
-A dump and a restore own the signals of their process and what it has started, so no two of them
-share one.  A forked process begins with all that is imported and configured here, which a new
-criuctl would need half a second for.  It
+A dump and a restore own the signals of their process and the children it has started, so no two of
+them share a process. A forked process starts with all that is imported and configured here, for
+which a new criuctl would need half a second. It
 
-- is in a process group of its own, so that a ``^C`` on the terminal reaches us alone, and we tell
-  it;
-- is told SIGTERM when it is to stop, which becomes a `KeyboardInterrupt` there: it cleans up, and
-  ends without an answer;
-- is told the same by the kernel when we are killed;
-- keeps our descriptors, so a lock of ours (`ops.registry.exclusive`) is free only when the last of
+- is in its own process group, so that a ``^C`` on the terminal reaches only the parent, which
+  passes it on;
+- gets SIGTERM when it is to stop, which becomes a `KeyboardInterrupt` there: it cleans up, and ends
+  without an answer;
+- gets the same signal from the kernel when the parent is killed;
+- keeps the parent's descriptors, so a lock (`ops.registry.exclusive`) is free only when the last of
   them has ended;
-- answers with one JSON object, in a memory file: nothing can block, and what it left behind cannot
-  hold anything open.
+- answers with one JSON object, in a memory file: nothing can block, and its leftover processes
+  cannot hold anything open.
 
-Whoever forks must have no threads that hold locks: only the forking thread goes on in the new
-process.
+The caller must have no threads that hold locks: only the forking thread exists in the new process.
 """
 
 from __future__ import annotations
@@ -39,19 +37,20 @@ from . import syscalls
 Work = Callable[[], dict[str, Any]]
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# seconds that one which was told to stop may clean up; killing a dump or a restore undoes it, too
+# seconds that a process asked to stop may clean up; a dump or a restore that is killed is undone,
+# too
 _GRACE = 240.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What became of one piece of work: its answer, or why there is none."""
+    """The end of one piece of work: its answer, or why there is none."""
 
     key: str
     answer: dict[str, Any] | None = None
     code: int = 0  # exit code of its process; negative: the signal that killed it
     bug: str = ""  # a traceback
-    late: bool = False  # it was interrupted, or not begun, for its time was over
+    late: bool = False  # it was interrupted, or never begun, because its time was over
 
 
 def run_all(
@@ -61,13 +60,12 @@ def run_all(
     until: float | None = None,
     begins: Callable[[str], object] = lambda _key: None,
 ) -> Iterator[Ended]:
-    """Do all of `work`, `at_once` at a time and in this order, and yield each end as soon as it is
-    known.
+    """Do all of `work`, `at_once` at a time and in this order.
 
-    `begins` is told of each, here, just before its process is there.
-    At the monotonic time `until` what is under way is interrupted and what was not begun is left;
-    both are yielded as late.  When the caller lets go, or a signal becomes an exception, what is
-    under way is interrupted and awaited.
+    Yield each end as soon as it is known. `begins` is called for each, in this process, just before
+    its process starts. At the monotonic time `until`, running work is interrupted and work not
+    begun is left; both are yielded as late. When the caller closes the iterator, or a signal
+    becomes an exception, running work is interrupted and awaited.
     """
     waiting, running = deque(work), list[_Process]()
     try:
@@ -98,25 +96,25 @@ def run_all(
 
 
 class _Process:
-    """One that was forked off, and is not reaped yet."""
+    """A forked process that is not reaped yet."""
 
     def __init__(self, key: str, pid: int, answer: int) -> None:
         self._key, self._pid, self._answer = key, pid, answer
         self.pidfd = os.pidfd_open(pid)
 
     def has_ended(self) -> bool:
-        """Whether `end` would not wait."""
+        """Return whether `end` would not wait."""
         return bool(select.select([self.pidfd], [], [], 0)[0])
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Tell it to stop."""
+        """Ask it to stop."""
         try:
             signal.pidfd_send_signal(self.pidfd, number)
         except ProcessLookupError:
             return
 
     def end(self, *, late: bool = False) -> Ended:
-        """Reap it, and read what it has said."""
+        """Reap it, and read its answer."""
         result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
         assert result is not None
         code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
@@ -131,8 +129,9 @@ class _Process:
 
 
 def _poll(running: Sequence[_Process], seconds: float | None) -> None:
-    """Wait until one of them has ended, or for so long, and a day at most: `poll` counts
-    milliseconds in 31 bits.
+    """Wait until one of them has ended, or for that time, at most a day.
+
+    `poll` counts milliseconds in 31 bits.
     """
     poller = select.poll()
     for process in running:
@@ -141,7 +140,7 @@ def _poll(running: Sequence[_Process], seconds: float | None) -> None:
 
 
 def _await(process: _Process) -> None:
-    """Wait until one that was told to stop has ended."""
+    """Wait until a process that was asked to stop has ended."""
     _poll([process], _GRACE)
     if not process.has_ended():
         process.stop(signal.SIGKILL)
@@ -149,29 +148,29 @@ def _await(process: _Process) -> None:
 
 
 def _start(key: str, work: Work, running: list[_Process]) -> None:
-    """Fork it off; it is in `running` before any signal can be served here."""
+    """Fork a process; it is in `running` before any signal can be handled here."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()  # what is in the buffer would be written twice
+            stream.flush()  # buffered output would be written twice
     parent = os.getpid()
     answer = os.memfd_create("answer", os.MFD_CLOEXEC)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
         pid = os.fork()
         if pid == 0:
-            _be(work, answer, parent, before)
+            _child_main(work, answer, parent, before)
         running.append(_Process(key, pid, answer))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _be(work: Work, answer: int, parent: int, mask: set[Any]) -> None:
-    """The life of the new process; does not return."""
+def _child_main(work: Work, answer: int, parent: int, mask: set[Any]) -> None:
+    """Run in the new process; does not return."""
     code = 1
     try:
         os.setpgid(0, 0)
         syscalls.set_parent_death_signal(signal.SIGTERM)
-        # the program's own handler makes an exception of it, once
+        # the program's own handler raises an exception, once
         if not callable(signal.getsignal(signal.SIGTERM)):
             signal.signal(signal.SIGTERM, _stop)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask - set(_STOPS))
@@ -192,7 +191,7 @@ def _be(work: Work, answer: int, parent: int, mask: set[Any]) -> None:
                 except (OSError, ValueError, AttributeError):
                     continue
         finally:
-            os._exit(code)  # even if the signal comes only now: what goes on is the parent's to do
+            os._exit(code)  # even if the signal comes only now: the parent does what follows
 
 
 def _write(fd: int, data: bytes) -> None:

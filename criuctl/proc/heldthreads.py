@@ -1,13 +1,14 @@
-"""All threads of a tree but a few held by ptrace, from a moment at which none of them has run.
+"""Hold all threads of a restored tree but a few by ptrace, before any of them has run.
 
-CRIU lets go of a restored tree by ending, and then every thread runs at once.  Where one thread has
-to work alone first (that which gives a process its GPU back), the others must not: so each process
-is sent SIGSTOP while CRIU still traces it, stops with its first step, is traced thread by thread,
-and is continued; what we trace stays where it is.  The stop is dequeued and applied to all threads
-of the process under one lock of the kernel, before any of them returns to its program.
+CRIU lets go of a restored tree by ending, and then every thread runs at once. Where one thread has
+to work alone first (the one that gives a process its GPU back), the others must not run. So each
+process is sent SIGSTOP while CRIU still traces it, stops before its first instruction, is traced
+thread by thread, and is continued; traced threads stay stopped. The stop is dequeued and applied to
+all threads of the process under one lock of the kernel, before any of them returns to its program.
 
-If we die, the kernel kills every held process (PTRACE_O_EXITKILL): a tree that is half restored
-must not run.  A process that was stopped by job control is left alone: it does not run anyway.
+If criuctl dies, the kernel kills every held process (PTRACE_O_EXITKILL): a tree that is half
+restored must not run. A process that was stopped by job control is left alone: it does not run
+anyway.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _STOPPING = 30.0  # seconds for all threads of a tree to stop
 
 
 class HeldThreads:
-    """The tree `pids`, of whose threads all but `free` are held.  The thread that makes it must do
-    all with it.
+    """The threads of the tree `pids`, all held but `free`.
+
+    Only the thread that makes the object may use it.
     """
 
     def __init__(self, pids: Iterable[int], free: Collection[int]) -> None:
@@ -37,15 +39,14 @@ class HeldThreads:
         self._held: list[int] = []
 
     def stop(self) -> None:
-        """Have each process stop as soon as it would run; they are traced by another process
-        now.
-        """
+        """Stop each process as soon as it would run; another process traces them now."""
         for pid in self._pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
     def hold(self) -> None:
-        """Trace every thread that is to be held, then continue the processes: the free threads run.
+        """Trace every thread to hold, then continue the processes: the free threads run.
+
         `TimedOut`.
         """
         until = time.monotonic() + _STOPPING
@@ -71,28 +72,31 @@ class HeldThreads:
     def release(self) -> None:
         """Let every held thread run."""
         until = time.monotonic() + _STOPPING
-        # A leader's end is seen when all its other threads have been waited for.
+        # The end of a leader is reported only after all its other threads have been waited for.
         for tid in sorted(self._held, key=self._pids.__contains__):
             while not self._let_go(tid):
                 _check(until, tid)
         self._held.clear()
 
     def kill(self) -> None:
-        """End the tree: nothing of it has run."""
+        """Kill the tree; none of it has run."""
         for pid in self._pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.release()
 
     def _let_go(self, tid: int) -> bool:
-        """Whether it runs, or has ended and was waited for, as whoever traces a thread must."""
+        """Detach from a thread; return whether it runs, or has ended and was waited for.
+
+        The tracer of a thread must wait for it.
+        """
         with suppress(OSError):
             inject.let_go(tid)
             return True
         if _state(tid) == "":
             return True
         if tid in self._pids and _parent(tid) == os.getpid():
-            return _state(tid) == "Z"  # our own child, whose exit status somebody waits for
+            return _state(tid) == "Z"  # our own child, whose exit status is awaited elsewhere
         with suppress(ChildProcessError):
             os.waitpid(tid, inject.WALL | os.WNOHANG)
         return False
@@ -106,7 +110,7 @@ def _parent(pid: int) -> int:
 
 
 def _state(tid: int) -> str:
-    """The letter of /proc/TID/status; "" when there is no such thread."""
+    """Return the state letter of /proc/TID/status; "" if there is no such thread."""
     try:
         return read_status(tid)["State"].strip()[:1]
     except (NoSuchProcess, KeyError):

@@ -1,15 +1,16 @@
-"""Runs one hook and ends all of it: a program of its own, see `main` for its arguments.
+"""Run one hook and end all its processes.
 
-A hook is somebody else's program; it may hang, fork, or daemonise.  This process is its parent and
-the subreaper of whatever it starts, so that nothing of it can get away: when the hook has ended,
-when its time is up, when criuctl asks (SIGTERM), and when criuctl is gone, ``kill -9`` included
-(the pipe LIFE closes), every descendant is ended, first by SIGTERM, then by SIGKILL.  The last case
-has no reader any more and goes straight to SIGKILL.
+A separate program: see `main` for its arguments.
 
-The hook gets a session of its own (no terminal, no ``^C`` of ours), default signals, and only the
-descriptors that were mapped to it.  How it ended is written to STATUS as one JSON object:
-``{"exit": N}``, ``{"signal": N}``, ``{"timeout": true}`` or ``{"exec": "why it could not be
-started"}``.
+A hook is a foreign program; it may hang, fork, or daemonise. This process is its parent and the
+subreaper of all its descendants, so that none can escape. When the hook has ended, when its time is
+up, when criuctl asks (SIGTERM), and when criuctl is gone, ``kill -9`` included (the pipe LIFE
+closes), every descendant is ended, first by SIGTERM, then by SIGKILL. In the last case no reader is
+left, and SIGKILL is sent at once.
+
+The hook gets a new session (no terminal, no ``^C`` of criuctl's), default signals, and only the
+descriptors that were mapped to it. How it ended is written to STATUS as one JSON object: ``{"exit":
+N}``, ``{"signal": N}``, ``{"timeout": true}`` or ``{"exec": "why it could not be started"}``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _GIVE_UP = 10.0  # seconds after SIGKILL for a process that the kernel does not 
 
 
 def _parents() -> dict[int, list[int]]:
-    """The living children of every process of this host."""
+    """Return the living children of every process of this host."""
     found: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -56,7 +57,7 @@ def _descendants() -> list[int]:
 
 
 def _reap() -> bool:
-    """Collect what has ended; False when there is no child left."""
+    """Reap ended children; return False when no child is left."""
     while True:
         try:
             pid, _status = os.waitpid(-1, os.WNOHANG)
@@ -72,11 +73,11 @@ def _end_all(gently: bool) -> None:
         if number == signal.SIGTERM and not gently:
             continue
         deadline = time.monotonic() + patience
-        told: set[int] = set()
+        signalled: set[int] = set()
         while _reap() and time.monotonic() < deadline:
             for pid in _descendants():
-                if number == signal.SIGKILL or pid not in told:
-                    told.add(pid)
+                if number == signal.SIGKILL or pid not in signalled:
+                    signalled.add(pid)
                     try:
                         os.kill(pid, number)
                     except OSError:
@@ -84,11 +85,11 @@ def _end_all(gently: bool) -> None:
             time.sleep(0.005)
 
 
-def _become(path: str, numbers: dict[int, int], failed: int) -> NoReturn:
-    """The hook's side of the fork."""
+def _exec_hook(path: str, numbers: dict[int, int], failed: int) -> NoReturn:
+    """Run the hook in the forked child."""
     try:
         os.setsid()
-        # should somebody kill this watcher, the hook goes too
+        # if this watcher is killed, the hook is killed too
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP):
@@ -122,8 +123,9 @@ def _become(path: str, numbers: dict[int, int], failed: int) -> NoReturn:
 def _run(
     path: str, numbers: dict[int, int], life: int, timeout: float
 ) -> tuple[dict[str, Any] | None, bool]:
-    """Start the hook and wait; how it ended (None: criuctl wants no answer), and whether to end the
-    rest gently.
+    """Start the hook and wait for its end.
+
+    Returns how it ended (None: criuctl wants no answer), and whether to end the rest gently.
     """
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -133,12 +135,13 @@ def _run(
     deadline = time.monotonic() + timeout
     pid = os.fork()
     if pid == 0:
-        _become(path, numbers, failed)
+        _exec_hook(path, numbers, failed)
     os.close(failed)
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1, 2):
-        os.dup2(null, standard)  # whoever reads the hook's output sees its end, not ours
-    # ends at once: by the exec, or by what prevented it
+        # a reader of the hook's output sees the hook's end, not this process's
+        os.dup2(null, standard)
+    # returns at once: with the exec, or with what prevented it
     reason = os.read(why, 4096).decode(errors="replace")
     pidfd = os.pidfd_open(pid)
     poll = select.poll()

@@ -1,11 +1,10 @@
-"""Connections that were made to a server and have not asked anything yet: how many, and for how
-long.
+"""Limit the connections to a server that have not sent their request yet, in number and in time.
 
-Anybody who reaches a port can open connections and leave them half open, or say one byte now and
-then.  Each has one deadline for all that it has to say before the server knows what it wants,
-however many bytes come meanwhile.  And there is room for so many: for one more, the oldest has to
-go, first of its own peer.  So an honest client, which asks at once, is served however many others
-wait, also where it has the same address as they have.
+Any client that reaches a port can open connections and leave them half open, or send one byte now
+and then. Each has one deadline for its whole request, however many bytes come meanwhile. Their
+number is limited: for one more, the oldest is closed, preferably one of the same peer. So an honest
+client, which sends its request at once, is served however many others wait, even from the same
+address.
 """
 
 from __future__ import annotations
@@ -16,13 +15,16 @@ from typing import Generic, TypeVar
 
 Connection = TypeVar("Connection")
 
-MOST = 128  # connections that wait
-MOST_OF_ONE = 64  # of them those of one address
+MOST = 128  # waiting connections
+MOST_OF_ONE = 64  # of these, from one address
 DEADLINE = 30.0  # seconds
 
 
 class Waiting(Generic[Connection]):
-    """Safe to use from several threads.  Whatever it returns must be cut off by the caller."""
+    """The waiting connections.
+
+    Safe to use from several threads. The caller must close what the methods return.
+    """
 
     def __init__(
         self, most: int = MOST, of_one: int = MOST_OF_ONE, deadline: float = DEADLINE
@@ -35,7 +37,7 @@ class Waiting(Generic[Connection]):
         return len(self._since)
 
     def begin(self, connection: Connection, peer: str) -> list[Connection]:
-        """The connection waits from now on; those that have to go for it."""
+        """Add a waiting connection; return those to close for it."""
         with self._lock:
             self._since.pop(connection, None)
             same = [other for other, (address, _since) in self._since.items() if address == peer]
@@ -50,12 +52,15 @@ class Waiting(Generic[Connection]):
             return gone
 
     def end(self, connection: Connection) -> bool:
-        """It has asked, or is gone; whether it was waiting."""
+        """Remove a connection that has sent its request or is gone.
+
+        Return whether it was waiting.
+        """
         with self._lock:
             return self._since.pop(connection, None) is not None
 
     def overdue(self) -> list[Connection]:
-        """Those whose time is over; they do not wait any more."""
+        """Remove and return the connections whose time is over."""
         before = time.monotonic() - self._deadline
         with self._lock:
             gone = [

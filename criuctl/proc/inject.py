@@ -1,21 +1,21 @@
-"""Running one system call inside another process, with ptrace.
+"""Run one system call inside another process, with ptrace.
 
 Some state can only be set by the process itself: whether it adopts orphans, its POSIX file locks,
-what it watches.  CRIU loses a few of these; while a restored tree waits at a stage of CRIU's, each
+what it watches. CRIU loses a few of these. While a restored tree waits at a stage of CRIU's, each
 of its threads sits in a system call (a futex wait), so the instruction just before its program
-counter is a ``syscall``: that one is run again with our number and arguments, and everything is put
-back.  CRIU retries the interrupted wait.  A thread that has been interrupted is out of its wait for
-a moment, about to enter it again: then the ``syscall`` is what its program counter points to;
-whoever is further off is let go on and met again (`stopped`).  The registers of a thread can only
-be set by who traces it: when that is CRIU, waiting for us in a system call, CRIU is made to
-(`set_traced`).
+counter is a ``syscall``. That instruction is run again with our number and arguments, and
+everything is put back. CRIU retries the interrupted wait. A thread that has been interrupted is out
+of its wait for a moment, about to enter it again: then its program counter points to the
+``syscall``. A thread that is anywhere else is resumed and stopped again later (`stopped`). Only its
+tracer can set the registers of a thread: when CRIU is the tracer and waits for us in a system call,
+CRIU is made to do it (`set_traced`).
 
-A thread is taken from the entry of the call to its exit, never by single steps: a step ends with a
-SIGTRAP that the kernel forces on it, which, blocked as all signals are while CRIU restores or
-ignored, loses its handler.  Other signals are blocked meanwhile, and come afterwards.  No other
-thread may poll a child of ours that is stopped so (`Child.poll`).
+A thread is taken from the entry of the call to its exit, never by single steps. A step ends with a
+SIGTRAP that the kernel forces on the thread; where SIGTRAP is ignored, or blocked as all signals
+are while CRIU restores, the thread would lose its handler. Other signals are blocked meanwhile, and
+delivered afterwards. No other thread may poll a child of ours that is stopped so (`Child.poll`).
 
-Only x86-64 is known here; elsewhere `call` raises `PlatformError` and the caller reports what is
+Only x86-64 is supported; elsewhere `call` raises `PlatformError` and the caller reports what is
 lost.
 """
 
@@ -42,15 +42,15 @@ _GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
 _SYSCALL = b"\x0f\x05"
 _MINUS_EINTR = (1 << 64) - errno.EINTR
 _WALL = WALL = 0x40000000
-WNOTHREAD = 0x20000000  # only who is traced by this very thread
+WNOTHREAD = 0x20000000  # only children that this very thread traces
 SYSCALL_STOP = 5 | 0x80  # the stop signal at the entry and the exit of a system call
-EVENT_STOP = 128  # the event of a stop that was asked for
+EVENT_STOP = 128  # the event of a stop that was requested
 
 _PEEKSIGINFO, _OF_PROCESS = 0x4209, 1
-_PEEK = struct.Struct("=QIi")  # struct ptrace_peeksiginfo_args: from which on, whose, how many
+_PEEK = struct.Struct("=QIi")  # struct ptrace_peeksiginfo_args: offset, flags, count
 SIGINFO = 128  # bytes of a siginfo
-_MOST = 1024  # signals of a queue that are looked at
-_TRIES, _PAUSE = 100, 0.002  # to meet who waits for us in the system call in which it does
+_MOST = 1024  # signals of a queue that are read at most
+_TRIES, _PAUSE = 100, 0.002  # to stop a process in the system call in which it waits for us
 
 _PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the stack's mapping
 PRCTL, FCNTL, OPEN, CLOSE, IOCTL, EPOLL_CTL = 157, 72, 2, 3, 16, 233
@@ -129,7 +129,7 @@ class _Mask(ctypes.Structure):
 
 
 def _wait_stop(pid: int) -> int:
-    """Wait for its next stop: the signal, and from bit 8 on the event."""
+    """Wait for the next stop; return its signal, and from bit 8 on the event."""
     _, status = os.waitpid(pid, _WALL)
     if not os.WIFSTOPPED(status):
         raise OSError(errno.ESRCH, f"PID {pid} ended while it was stopped")
@@ -138,16 +138,15 @@ def _wait_stop(pid: int) -> int:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """`pid`'s main thread is stopped under our trace; the very thread that enters must do
-    everything inside.
+    """Stop `pid`'s main thread under our trace inside the block.
 
-    That is in the system call in which it waits for us, if it is to be met there at all.  Signals
-    of ours that raise come
-    afterwards: who is not stopped yet can neither be let go of nor given its registers back, and
-    would stay so.
+    Only the thread that enters the block may use the trace. The process is stopped in the system
+    call in which it waits for us, if it can be found there. Our signals that raise are deferred: a
+    process that is not stopped yet can neither be detached nor given its registers back, and would
+    stay traced.
     """
     if platform.machine() != "x86_64":
-        raise PlatformError("running a system call in another process is only known for x86-64")
+        raise PlatformError("running a system call in another process is only supported on x86-64")
     for left in reversed(range(_TRIES)):
         with InterruptsDeferred():
             _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD)
@@ -158,12 +157,13 @@ def stopped(pid: int) -> Iterator[None]:
                     return
             finally:
                 _ptrace(_DETACH, pid)
-        time.sleep(_PAUSE)  # it is about to wait
+        time.sleep(_PAUSE)  # it is about to enter its wait
 
 
 def _stop(pid: int, *, standing: bool = False) -> None:
-    """Have it stop for us; `standing`: it does already, elsewhere.  A signal that comes first it
-    gets, and is asked again.
+    """Stop the process for us; `standing`: it is stopped already, elsewhere.
+
+    A signal that arrives first is delivered, and the stop is requested again.
     """
     number = 0
     while True:
@@ -177,42 +177,41 @@ def _stop(pid: int, *, standing: bool = False) -> None:
 
 
 def seize(pid: int, *, forks: bool = False, exit_kill: bool = False) -> None:
-    """Trace `pid` from this thread on, without stopping it; with `forks` also whomever it forks,
-    from their birth.
+    """Trace `pid` from this thread on, without stopping it.
 
-    With `exit_kill` the kernel kills it when this thread ends without having let it go.
+    With `forks` also its new children, from their first instruction on. With `exit_kill` the kernel
+    kills it when this thread ends without having detached from it.
     """
     if platform.machine() != "x86_64":
-        raise PlatformError("running a system call in another process is only known for x86-64")
+        raise PlatformError("running a system call in another process is only supported on x86-64")
     options = (_TRACE_FORKS if forks else 0) | (_EXIT_KILL if exit_kill else 0)
     _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD | options)
 
 
 def interrupt(pid: int) -> None:
-    """Have a traced process stop soon."""
+    """Request a stop of a traced process."""
     _ptrace(_INTERRUPT, pid)
 
 
 def go_on(pid: int, number: int = 0, *, to_syscall: bool = False) -> None:
-    """Let a stopped process run, with this signal, perhaps only to the next system call."""
+    """Resume a stopped process with this signal; `to_syscall`: only to the next system call."""
     _ptrace(_TO_SYSCALL if to_syscall else _CONT, pid, 0, number)
 
 
 def let_go(pid: int, number: int = 0) -> None:
-    """End the trace of a stopped process, which runs on, with this signal."""
+    """Detach from a stopped process, which runs on with this signal."""
     _ptrace(_DETACH, pid, 0, number)
 
 
 def result(pid: int) -> int:
-    """What the stopped process's register for results holds: -ENOSYS at the entry of a system
-    call.
-    """
+    """Return the stopped process's result register: -ENOSYS at the entry of a system call."""
     return ctypes.c_longlong(_registers(pid).rax).value
 
 
 def end_with(pid: int, code: int) -> bool:
-    """Have the process, stopped at a system call, end with this code if that call is its end;
-    whether it is.
+    """Replace the exit code of a process that is stopped at the entry of exit_group.
+
+    Returns whether it is stopped there.
     """
     registers = _registers(pid)
     entered = ctypes.c_longlong(registers.rax).value == -errno.ENOSYS
@@ -231,8 +230,9 @@ def call(pid: int, number: int, *arguments: int) -> int:
 
 @contextmanager
 def calling(pid: int) -> Iterator[Callable[..., int]]:
-    """The same for several calls; the registers are put back at the end.  `BlockingIOError`: it is
-    in no system call.
+    """Yield a function that runs system calls in the stopped process, as `call` does.
+
+    The registers are put back at the end. `BlockingIOError` if the process is in no system call.
     """
     saved, mask = _registers(pid), _Mask()
     site = _call_site(pid, saved)
@@ -259,7 +259,7 @@ def calling(pid: int) -> Iterator[Callable[..., int]]:
     try:
         yield run
     finally:
-        # from there, not from the exit of a call, the kernel enters an interrupted one again
+        # from this stop, and not from the exit of a call, the kernel restarts an interrupted call
         _stop(pid, standing=True)
         _ptrace(_SETREGS, pid, 0, saved)
         _ptrace(_SETSIGMASK, pid, ctypes.sizeof(mask), mask)
@@ -272,8 +272,9 @@ def _registers(pid: int) -> _Registers:
 
 
 def _call_site(pid: int, registers: _Registers) -> int | None:
-    """Where the ``syscall`` is that the stopped process has just left or is about to enter; None:
-    it is at no such place.
+    """Return the address of the ``syscall`` that the stopped process has just left or will enter.
+
+    None if there is no such instruction.
     """
     before = registers.rip - len(_SYSCALL)
     code = read_memory(pid, before, 2 * len(_SYSCALL))
@@ -283,7 +284,7 @@ def _call_site(pid: int, registers: _Registers) -> int | None:
 
 
 def _to_syscall(pid: int) -> None:
-    """Let the stopped process run to the entry of its next system call, or from there to its
+    """Resume the stopped process to the entry of its next system call, or from there to its
     exit.
     """
     number = 0
@@ -296,13 +297,12 @@ def _to_syscall(pid: int) -> None:
 
 
 def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
-    """Have the stopped `tracer` put threads that it traces to where their system calls were
+    """Make the stopped `tracer` put threads that it traces back to where their calls were
     interrupted.
 
-    They are known by their numbers in the tracer's PID namespace; of each there are ``ip, sp, ax,
-    orig_ax, di, dx, r10`` as attributes.  Nothing is done to a thread that stands neither after its
-    call, which ended with EINTR, nor before it.  `BlockingIOError`: the tracer is in no system call
-    itself.
+    `threads`: by their numbers in the tracer's PID namespace, with ``ip, sp, ax, orig_ax, di, dx,
+    r10`` as attributes. A thread that is neither just after its call, which ended with EINTR, nor
+    just before it is left alone. `BlockingIOError` if the tracer itself is in no system call.
     """
     size = ctypes.sizeof(_Registers)
     address = (stack_pointer(tracer) - _BELOW_STACK) & ~0xF
@@ -312,11 +312,14 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
         try:
             with calling(tracer) as run:
                 for tid, wanted in threads.items():
-                    if not _there(run(_PTRACE, _GETREGS, tid, 0, address), tid):
+                    if not _exists(run(_PTRACE, _GETREGS, tid, 0, address), tid):
                         continue
                     registers = _Registers.from_buffer_copy(os.pread(memory, size, address))
-                    stands = (wanted.ip, _MINUS_EINTR), (wanted.ip - len(_SYSCALL), wanted.orig_ax)
-                    if registers.rsp == wanted.sp and (registers.rip, registers.rax) in stands:
+                    expected = (
+                        (wanted.ip, _MINUS_EINTR),
+                        (wanted.ip - len(_SYSCALL), wanted.orig_ax),
+                    )
+                    if registers.rsp == wanted.sp and (registers.rip, registers.rax) in expected:
                         registers.rip, registers.rax, registers.orig_rax = (
                             wanted.ip,
                             wanted.ax,
@@ -328,7 +331,7 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
                             wanted.r10,
                         )
                         os.pwrite(memory, registers, address)
-                        _there(run(_PTRACE, _SETREGS, tid, 0, address), tid)
+                        _exists(run(_PTRACE, _SETREGS, tid, 0, address), tid)
         finally:
             os.pwrite(memory, saved, address)
     finally:
@@ -336,11 +339,10 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
 
 
 def queued_signals(tracer: int, tid: int, *, shared: bool) -> list[bytes]:
-    """The siginfo of each signal that waits for a thread that the stopped `tracer` traces, or for
-    its process (`shared`).
+    """Return the siginfo of each pending signal of a thread that the stopped `tracer` traces.
 
-    It is known by its number in the tracer's PID namespace.  Not more than `_MOST` are told.
-    `BlockingIOError`: the tracer is in no system call itself.
+    With `shared`, those pending for its process. `tid`: its number in the tracer's PID namespace.
+    At most `_MOST` are returned. `BlockingIOError` if the tracer itself is in no system call.
     """
     address = (stack_pointer(tracer) - _BELOW_STACK) & ~0xF
     memory = os.open(f"/proc/{tracer}/mem", os.O_RDWR | os.O_CLOEXEC)
@@ -354,7 +356,7 @@ def queued_signals(tracer: int, tid: int, *, shared: bool) -> list[bytes]:
                         memory, _PEEK.pack(len(found), _OF_PROCESS if shared else 0, 1), address
                     )
                     count = run(_PTRACE, _PEEKSIGINFO, tid, address, address + _PEEK.size)
-                    if not _there(count, tid) or not count:
+                    if not _exists(count, tid) or not count:
                         break
                     found.append(os.pread(memory, SIGINFO, address + _PEEK.size))
         finally:
@@ -364,8 +366,8 @@ def queued_signals(tracer: int, tid: int, *, shared: bool) -> list[bytes]:
     return found
 
 
-def _there(result: int, tid: int) -> bool:
-    """Whether the thread is still there to be asked; somebody may have killed it."""
+def _exists(result: int, tid: int) -> bool:
+    """Return whether the thread still exists: it may have been killed."""
     if result < 0 and result != -errno.ESRCH:
         raise OSError(-result, f"thread {tid}: {os.strerror(-result)}")
     return result >= 0
@@ -390,13 +392,15 @@ def read_memory(pid: int, address: int, length: int) -> bytes:
 
 
 def stack_pointer(pid: int) -> int:
-    """The stack pointer of a stopped process; below it (and its red zone) is room for arguments."""
+    """Return the stack pointer of a stopped process; below it and its red zone is free memory."""
     return int(_registers(pid).rsp)
 
 
 @contextmanager
 def placed(pid: int, data: bytes) -> Iterator[int]:
-    """The address of `data` in the stopped process, below its stack, as long as that is needed."""
+    """Yield the address of `data` in the stopped process, written below its stack inside the
+    block.
+    """
     address = (stack_pointer(pid) - _BELOW_STACK) & ~0xF
     saved = read_memory(pid, address, len(data))
     try:

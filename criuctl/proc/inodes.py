@@ -1,8 +1,8 @@
-"""An inode's identity over time: numbers alone are given again to later files.
+"""An inode's identity over time: inode numbers alone are reused for later files.
 
 A file system reuses an inode number as soon as it is free, and device numbers may change when the
-host is started again.  The file handle (name_to_handle_at(2)) has the inode's generation in it, and
-statx(2) tells when an inode was made; neither can be chosen by who makes a file.
+host is started again. The file handle (name_to_handle_at(2)) contains the inode's generation, and
+statx(2) returns its time of creation; the creator of a file can choose neither.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def open_below(root: int, path: str, resolve: int, flags: int = 0) -> int:
-    """An O_PATH descriptor of what `path` leads to where the folder `root` is "/"; `OSError`.
+    """Open the file at `path` with O_PATH, where the folder `root` is "/"; `OSError`.
 
-    `resolve`: how openat2(2) is to do that; with `NO_LINKS` a link is ELOOP.  Links of processes in
-    procfs are never followed.  With O_NOFOLLOW in `flags` a link at the end is what is opened.
+    `resolve`: flags of openat2(2); with `NO_LINKS` a link is ELOOP. Links of processes in procfs
+    are never followed. With O_NOFOLLOW in `flags` a link at the end is opened itself.
     """
     how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC | flags, 0, resolve | IN_ROOT)
     while True:
@@ -34,12 +34,15 @@ def open_below(root: int, path: str, resolve: int, flags: int = 0) -> int:
         if fd >= 0:
             return fd
         code = ctypes.get_errno()
-        if code != errno.EAGAIN:  # something on the way was renamed meanwhile
+        if code != errno.EAGAIN:  # a component was renamed meanwhile
             raise OSError(code, os.strerror(code), path)
 
 
 def born(fd: int) -> int:
-    """When the inode was made, in nanoseconds of unix time; 0 if its file system does not tell."""
+    """Return when the inode was made, in nanoseconds of unix time.
+
+    0 if its file system does not say.
+    """
     if not hasattr(_LIBC, "statx"):
         return 0
     buffer = ctypes.create_string_buffer(256)
@@ -51,7 +54,7 @@ def born(fd: int) -> int:
 
 
 def handle(fd: int) -> str:
-    """The file handle; "" where its file system has none."""
+    """Return the file handle; "" where its file system has none."""
     return folder_walk.handle(fd)
 
 

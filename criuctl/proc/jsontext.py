@@ -1,7 +1,7 @@
-"""JSON that others have written: how many values it has is found out before any of them is made.
+"""Parse foreign JSON only after its number of values has been checked.
 
-A value of three bytes takes seventy in Python, so the length of a text alone says little of what
-becomes of it.
+A value of three bytes takes seventy in Python, so the length of a text alone does not limit the
+memory that it needs.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from typing import Any
 
 
 class TooManyValues(ValueError):
-    """The text has more values than it may have."""
+    """The text has more values than permitted."""
 
 
 def values(text: bytes) -> int:
-    """How many values it has at most: each but the first follows one of these, which texts in it
-    may have as well.
+    """Return an upper bound of the number of values.
+
+    Each value but the first follows one of these characters, which strings in the text may contain
+    as well.
     """
     return sum(map(text.count, (b",", b"[", b"{")))
 
 
 def decoded(text: bytes, most: int) -> Any:
-    """The value of a text with at most so many values; `TooManyValues`, `ValueError`."""
+    """Return the value of a text with at most `most` values; `TooManyValues`, `ValueError`."""
     if values(text) > most:
         raise TooManyValues(f"it has more than {most} values")
     try:

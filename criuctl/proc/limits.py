@@ -1,4 +1,4 @@
-"""What this process itself may do."""
+"""Limits and rights of this process."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 CAP_SYS_RESOURCE = 24
-_OTHERS = 256  # descriptors that all else may need
+_RESERVED = 256  # descriptors that other code may need
 
 
 @contextmanager
 def room_for_descriptors(count: int) -> Iterator[None]:
-    """While inside, `count` descriptors may be opened besides what is open, as far as the hard
-    limit lets them.
+    """Permit opening `count` more descriptors inside the block, as far as the hard limit allows.
 
-    Not for longer: programs that are started get the limit too, and some of them go by it.
+    Only inside it: started programs inherit the limit, and some of them depend on it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + _OTHERS
+    wanted = count + _RESERVED
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         yield
         return
@@ -33,6 +32,6 @@ def room_for_descriptors(count: int) -> Iterator[None]:
 
 
 def effective_capabilities() -> int:
-    """A bit for each."""
+    """Return the effective capabilities as a bit mask."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         return next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))

@@ -1,44 +1,46 @@
-"""What a terminal's line discipline holds: taken out, put back; also a program: ``python
-linediscipline.py FD ROOT``.
+"""Take out and put back what a terminal's line discipline holds.
 
-What was typed and not yet read sits in the kernel, a half-typed line included, and no call shows
-it: it can only be read, as if by the program, with canonical mode switched off.  So whoever looks
-has to put it back, and a process that is killed between the two would lose what somebody typed.
-Therefore the looking is done by a small process of its own, the *guard*, which outlives criuctl's
-death by ``kill -9``.  It inherits descriptors of terminals, and answers words, followed by these
-descriptors' numbers (and PID:FD of masters), that come on FD:
+Also a program: ``python linediscipline.py FD ROOT``.
 
-- ``take``: reads what each holds and puts it back at once, while the tree is frozen; answers with
-  it.
-- ``hold``: reads it, answers with it, and keeps it: for a terminal whose master is in the tree, of
-  which CRIU itself would take a part otherwise.  So it does with what was printed there and the
+Input that was typed and not yet read sits in the kernel, a half-typed line included, and no call
+shows it: it can only be read, as if by the program, with canonical mode switched off. So a reader
+has to put it back, and a process that is killed between the two would lose the input. Therefore a
+small separate process, the *guard*, reads it; the guard survives a ``kill -9`` of criuctl. It
+inherits descriptors of terminals, and answers commands that come on FD. Each is a word, followed by
+the numbers of these descriptors (and PID:FD of masters):
+
+- ``take``: read what each terminal holds and put it back at once, while the tree is frozen; answer
+  with it.
+- ``hold``: read it, answer with it, and keep it: for a terminal whose master is in the tree,
+  because CRIU itself would take a part of it otherwise.  The same is done with output that the
   master has not read yet: CRIU would print it once more, with every newline translated again, and
-  forget it where nobody has the slave open any more.
-- ``drop``: the checkpoint exists, the tree is about to be ended: takes away what ``take`` had seen
-  (and only that), lest the shell that gets the terminal back reads it.
-- ``back``: the tree goes on: puts back what was held and dropped.  ``ready``: only answers.
+  lose it where no process has the slave open any more.
+- ``drop``: the checkpoint exists, the tree is about to be ended: remove what ``take`` had seen (and
+  only that), so that the shell that gets the terminal back does not read it.
+- ``back``: the tree goes on: put back what was held and dropped.
+- ``ready``: only answer.
+- ``attend``, with PID:FD: keep this end of a socket open, so that the reader of the other end does
+  not see its end before everything is put back.
 
-- ``attend``, with PID:FD: this end of a socket; who reads the other one must not see its end before
-  all is put back.
+When the channel ends, the guard ends. If it keeps something and the tree, whose root is ROOT, still
+runs, it puts that back first.
 
-When the channel ends, so does the guard; but if it has something and the tree, whose root is ROOT,
-lives on, it puts that back first.
-
-``hold`` is also told descriptors of the tree that block, as PID:FD:FLAGS.  CRIU makes both ends of
-a pair not block when it looks into them, and leaves them so where the tree is to end; if it goes on
-all the same, its writes would fail with EAGAIN.  ``block``, as the first thing when CRIU has
-looked, and ``back`` have them block again.
+``hold`` also takes blocking descriptors of the tree, as PID:FD:FLAGS. CRIU makes both ends of a
+pair non-blocking when it looks into them, and leaves them so where the tree is to end; if the tree
+goes on after all, its writes would fail with EAGAIN. ``block``, sent right after CRIU has looked,
+and ``back`` make them block again.
 
 *Queued* is what the line discipline has processed (lines edited, echoed); it is put back with echo,
-editing and signals off, so that the program reads exactly these bytes.  *Raw* is what still waits
-in front of a full line discipline; it is typed again.  A NUL in a canonical queue is an end of file
+editing and signals off, so that the program reads exactly these bytes. *Raw* is what still waits in
+front of a full line discipline; it is typed again. A NUL in a canonical queue is an end of file
 (^D).
 
-TIOCSTI puts bytes in like a keyboard, and at once; it holds for terminals whose master nobody
-knows.  Stopped output (^S) shows as a terminal that takes no output though its master has nothing
+TIOCSTI inserts bytes like a keyboard, and at once; it is used for terminals whose master is
+unknown. Stopped output (^S) shows as a terminal that takes no output though its master has nothing
 to read.
 
-It imports nothing of criuctl and little of the standard library: it runs as a program of its own.
+The module imports nothing of criuctl and little of the standard library, because it runs as a
+separate program.
 """
 
 from __future__ import annotations
@@ -65,17 +67,17 @@ _VREPRINT, _VWERASE, _VLNEXT = 12, 14, 15
 _MAPPING = termios.ICRNL | termios.INLCR | termios.IGNCR | termios.ISTRIP | 0o1000 | termios.PARMRK
 _ROOM = 4095  # bytes that a line discipline holds
 _LIMIT = 1 << 20
-# bytes; of the sizes up to 600 nearly the one of which most fits: 20.9 KB, where 13.8 KB do of
-# large ones
+# bytes; of the sizes up to 600 about the best: 20.9 KB fit, while large pieces leave room for only
+# 13.8 KB
 _PIECE = 255
 _CHANGED = os.O_NONBLOCK | os.O_APPEND | os.O_ASYNC  # what F_SETFL sets of a terminal
-# milliseconds for what was printed to pass from one buffer of the kernel into the next
+# milliseconds for output to pass from one buffer of the kernel into the next
 _PASSING = 200
 _ENDING = 3.0  # seconds that a tree may take to end after its checkpoint is made
 
 
 class Modes(NamedTuple):
-    """A terminal's modes as the kernel has them."""
+    """A terminal's modes in the kernel's format."""
 
     iflag: int
     oflag: int
@@ -91,12 +93,12 @@ class Modes(NamedTuple):
 
     @property
     def echo(self) -> bool:
-        """Whether what is typed is shown."""
+        """Whether typed input is shown."""
         return bool(self.lflag & termios.ECHO)
 
 
 class Held(NamedTuple):
-    """What one terminal held."""
+    """The content of one terminal."""
 
     queued: bytes = b""
     raw: bytes = b""
@@ -106,14 +108,15 @@ class Held(NamedTuple):
 
 
 class Printed(NamedTuple):
-    """What one master had not read yet."""
+    """Output that one master had not read yet."""
 
     data: bytes = b""
-    hung_up: bool = False  # nobody has the slave open any more: after this the master reads an end
+    # no process has the slave open any more: then the master reads an end of file
+    hung_up: bool = False
 
 
 def get_modes(fd: int) -> Modes:
-    """The modes now."""
+    """Return the present modes."""
     return Modes(*_MODES.unpack(fcntl.ioctl(fd, _TCGETS, bytes(_MODES.size))))
 
 
@@ -124,17 +127,16 @@ def set_modes(fd: int, modes: Modes) -> None:
 
 
 def _readable(fd: int) -> bool:
-    """Whether there is input; the kernel first hands what has just been typed to the line
-    discipline.
-    """
+    """Return whether there is input; the kernel first passes new input to the line discipline."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(0))
 
 
 def take(fd: int) -> Held:
-    """Take out all that is held; the slave `fd` does not block and is the controlling terminal of
-    somebody else.
+    """Take out all input.
+
+    The slave `fd` does not block, and is the controlling terminal of another process.
     """
     modes = get_modes(fd)
     _readable(fd)
@@ -158,9 +160,7 @@ def take(fd: int) -> Held:
 
 
 def give(fd: int, held: Held, master: int | None = None) -> None:
-    """Put back what `take` took from this terminal (or from another one whose modes this one
-    has).
-    """
+    """Put back what `take` took from this terminal (or from another one with the same modes)."""
     modes = get_modes(fd)
     if held.queued:
         set_modes(fd, _plain(modes, held))
@@ -175,13 +175,13 @@ def give(fd: int, held: Held, master: int | None = None) -> None:
 
 
 def _end_of_file(modes: Modes, queued: bytes) -> int:
-    """A byte that can stand for ^D because it occurs nowhere in `queued`."""
+    """Return a byte that can stand for ^D because `queued` does not contain it."""
     taken = {*queued, 0, 10, *modes.cc}
     return next((byte for byte in range(1, 256) if byte not in taken), modes.cc[_VEOF])
 
 
 def _plain(modes: Modes, held: Held) -> Modes:
-    """Modes in which bytes go into the queue as they are, in lines if the terminal is canonical."""
+    """Return modes in which bytes go into the queue as they are, in lines if it is canonical."""
     cc = bytearray(modes.cc)
     for special in (_VERASE, _VKILL, _VREPRINT, _VWERASE, _VLNEXT):
         cc[special] = 0
@@ -205,7 +205,7 @@ def _type(fd: int, data: bytes) -> None:
 
 
 def _type_raw(fd: int, data: bytes, master: int | None) -> None:
-    """What the line discipline had no room for goes to the master, where it waits again."""
+    """Write input that found no room in the line discipline to the master, where it waits again."""
     found = master if master is not None else find_master(fd)
     if found is None:
         _type(fd, data[:_ROOM])
@@ -218,9 +218,7 @@ def _type_raw(fd: int, data: bytes, master: int | None) -> None:
 
 
 def find_master(fd: int) -> int | None:
-    """A duplicate of the master of this slave, from whoever holds it; None when that cannot be
-    found.
-    """
+    """Return a duplicate of the master of this slave, from the process that holds it, or None."""
     wanted = os.fstat(fd)
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -268,7 +266,7 @@ def _is_master_of(master: int, wanted: os.stat_result) -> bool:
 def take_printed(master: int) -> Printed:
     """Take out all that the master could read now."""
     packets = struct.unpack("i", fcntl.ioctl(master, _TIOCGPKT, bytes(4)))[0]
-    if packets:  # else a byte that tells its kind would come before each piece
+    if packets:  # else a byte with its kind would precede each piece
         fcntl.ioctl(master, _TIOCPKT, struct.pack("i", 0))
     poller = select.poll()
     poller.register(master, select.POLLIN)
@@ -285,10 +283,9 @@ def take_printed(master: int) -> Printed:
 
 
 def give_printed(master: int, printed: Printed) -> int:
-    """Put back what `take_printed` took; where the slave is open nowhere else, the master hangs up
-    behind it.
+    """Put back what `take_printed` took; return how many bytes found no room.
 
-    Returns how many bytes there was no room for.
+    Where the slave is open nowhere else, the master hangs up after it.
     """
     slave = fcntl.ioctl(
         master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -296,7 +293,7 @@ def give_printed(master: int, printed: Printed) -> int:
     try:
         modes = get_modes(slave)
         stopped = not _writable(slave, 0)
-        # without IXON, what ^S stopped goes on
+        # without IXON, output stopped by ^S would go on
         plain = modes.iflag & ~termios.IXON if stopped else modes.iflag
         set_modes(
             slave,
@@ -321,10 +318,9 @@ def give_printed(master: int, printed: Printed) -> int:
 
 
 def _print(slave: int, data: bytes) -> int:
-    """Print it in pieces that fill the kernel's buffers best: what small writes have left there has
-    no room in large ones.
+    """Print data in pieces that fill the kernel's buffers best; return how much is left.
 
-    Returns how much is left.
+    The room that small writes leave cannot hold large ones.
     """
     waited = False
     while data:
@@ -339,9 +335,7 @@ def _print(slave: int, data: bytes) -> int:
 
 
 def _block_again(pid: int, number: int, flags: int) -> None:
-    """Undo what CRIU has done to the terminal that the process has open there, which had these
-    flags.
-    """
+    """Make a descriptor of a process blocking again, as its flags said before CRIU changed it."""
     fd = _duplicate(pid, number)
     try:
         if os.isatty(fd) and fcntl.fcntl(fd, fcntl.F_GETFL) & _CHANGED == os.O_NONBLOCK:
@@ -357,27 +351,27 @@ def _writable(fd: int, milliseconds: int) -> bool:
 
 
 def output_stopped(fd: int) -> bool:
-    """Whether output is stopped by flow control."""
+    """Return whether output is stopped by flow control."""
     if _writable(fd, 0):
         return False
     master = find_master(fd)
     if master is None:
         return False
     try:
-        return not _readable(master) and not _writable(fd, 0)  # else it is merely full
+        return not _readable(master) and not _writable(fd, 0)  # else the buffer is merely full
     finally:
         os.close(master)
 
 
 class _Guard:
-    """The program; see the module's text."""
+    """The guard program; see the module's docstring."""
 
     def __init__(self, channel: socket.socket, root: int) -> None:
         self.channel = channel
         self.root = os.pidfd_open(root)
         self.seen: dict[int, Held] = {}
         self.kept: dict[int, Held] = {}  # what was taken away
-        self.printed: dict[int, Printed] = {}  # the same, of masters, by descriptors of ours
+        self.printed: dict[int, Printed] = {}  # the same for masters, by our descriptors
         self.blocking: list[tuple[int, int, int]] = []  # PID, descriptor and flags
         self.dropped = False
         self.attended = -1
@@ -388,7 +382,7 @@ class _Guard:
             held = take(fd)
             give(fd, held)
         except OSError:
-            return Held()  # hung up meanwhile: nothing can be read from it any more
+            return Held()  # hung up meanwhile: it cannot be read any more
         self.seen[fd] = Held(held.queued, held.raw, stopped, held.canonical, held.echo)
         return self.seen[fd]
 
@@ -399,7 +393,7 @@ class _Guard:
         except OSError:
             return Held()
         if held.queued or held.raw:
-            self.kept[fd] = held._replace(stopped=False)  # it is stopped as it was
+            self.kept[fd] = held._replace(stopped=False)  # output is stopped again
         return held
 
     def hold_printed(self, pid: int, number: int) -> Printed:
@@ -495,10 +489,10 @@ class _Guard:
             self.channel.sendall(json.dumps(body).encode() + b"\n")
 
     def settle(self) -> None:
-        """Put back what was taken away, unless the tree has ended or does so now."""
+        """Put back what was taken out, unless the tree has ended or ends now."""
         poller = select.poll()
         poller.register(self.root, select.POLLIN)
-        ending = _ENDING if self.dropped else 0.0  # else nobody was told to end it
+        ending = _ENDING if self.dropped else 0.0  # else the tree was not asked to end
         if (self.kept or self.printed or self.blocking) and not poller.poll(ending * 1000):
             self.back()
 
@@ -513,7 +507,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
     guard = _Guard(channel, int(sys.argv[2]))
-    with contextlib.suppress(OSError):  # criuctl is gone in the middle of an answer
+    with contextlib.suppress(OSError):  # criuctl ended in the middle of an answer
         guard.serve()
     guard.settle()
     return 0

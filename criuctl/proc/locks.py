@@ -1,14 +1,13 @@
-"""Locks between the criuctl of a host: files that are locked (flock), in a folder that only their
-owner can look into.
+"""Locks between the criuctl processes of a host: locked files (flock) in a private folder.
 
-Who has locked the file that a path leads to holds the lock of that path.  The kernel frees it with
-the last process that has its descriptor, ``kill -9`` included: one that was forked off has it, one
-that executes a program has not.  Another user cannot come near it, and every net namespace sees the
-same.
+The process that has locked the file at a path holds the lock of that path. The kernel frees the
+lock when the last process with its descriptor ends, also by ``kill -9``: a forked process has the
+descriptor, one that executes a program does not. Other users cannot reach it, and every net
+namespace sees the same files.
 
-The file goes with the lock.  A process that was killed leaves it, empty and locked by nobody: the
-next one takes it over, and `sweep` removes it.  Only who has locked a file removes it, and who has
-locked one makes sure that the path still leads to it, so there are never two who hold the same.
+The file is removed with the lock. A killed process leaves it empty and unlocked: the next one takes
+it over, and `sweep` removes it. Only the process that has locked a file removes it, and after
+locking it checks that the path still leads to that file. So two processes never hold the same lock.
 """
 
 from __future__ import annotations
@@ -24,13 +23,15 @@ from typing import IO
 
 from .folders import make_private
 
-_TRIES, _PAUSE = 25, 0.002  # seconds: who looks whether a file is still locked has it for a moment
+# seconds: a process that checks whether a file is locked has it for a moment
+_TRIES, _PAUSE = 25, 0.002
 
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold this lock; `BlockingIOError` when somebody has it, another `OSError` when it cannot be
-    had at all.
+    """Hold this lock inside the block.
+
+    `BlockingIOError` if another process has it, another `OSError` if it cannot be taken at all.
     """
     _make(path.parent)
     file = _take(path)
@@ -38,11 +39,14 @@ def held(path: Path) -> Iterator[None]:
         yield
     finally:
         file.close()
-        _remove(path)  # unless a process that was forked off has it still
+        _remove(path)  # unless a forked process still has the lock
 
 
 def holder(path: Path) -> int:
-    """The PID of who has taken this lock; 0 if that one has ended, or cannot be seen from here."""
+    """Return the PID of the process that took this lock.
+
+    0 if it has ended, or is not visible from here.
+    """
     try:
         status = os.stat(path)
         lines = Path("/proc/locks").read_text().splitlines()
@@ -58,15 +62,16 @@ def holder(path: Path) -> int:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes have left there."""
+    """Remove the files that killed processes have left in the folder."""
     for path in left(folder):
         with suppress(OSError):
             path.unlink()
 
 
 def left(folder: Path) -> Iterator[Path]:
-    """What killed processes have left there; each is locked while the caller looks at it, who
-    removes it or leaves it there.
+    """Yield the files that killed processes have left in the folder.
+
+    Each is locked while the caller looks at it; the caller removes it or leaves it there.
     """
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -77,7 +82,7 @@ def left(folder: Path) -> Iterator[Path]:
 
 
 def _make(folder: Path) -> None:
-    # in which others have something to look for, whatever the umask is
+    # other users may look into this folder, whatever the umask is
     if not folder.parent.exists():
         make_private(folder.parent)
         folder.parent.chmod(0o755)
@@ -92,7 +97,7 @@ def _take(path: Path) -> IO[bytes]:
                 stack.pop_all()
                 return file
         time.sleep(_PAUSE)
-    raise BlockingIOError(errno.EWOULDBLOCK, "somebody holds this lock", str(path))
+    raise BlockingIOError(errno.EWOULDBLOCK, "another process holds this lock", str(path))
 
 
 def _remove(path: Path) -> None:
@@ -108,7 +113,7 @@ def _open(path: Path, flags: int = 0) -> IO[bytes]:
 
 
 def _locks(file: IO[bytes], path: Path) -> bool:
-    """Whether `file` could be locked, and is what `path` leads to."""
+    """Lock `file`; return whether that worked and `path` still leads to it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path, follow_symlinks=False))

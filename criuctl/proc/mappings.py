@@ -1,7 +1,7 @@
 """Memory mappings of a process, from ``/proc/PID/maps``.
 
-``smaps`` knows more (VmFlags) but walks all page tables: a noticeable time for gigabytes.
-`vm_flags` reads it, for those who found a reason to in the plain list.
+``smaps`` knows more (VmFlags) but walks all page tables, which takes long for gigabytes. `vm_flags`
+reads it, for callers that found a reason to in the plain list.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ class Mapping(NamedTuple):
 
 
 def mappings(pid: int) -> list[Mapping]:
-    """All mappings of `pid` in order; none for zombies and kernel threads.  `NoSuchProcess`,
-    `PreflightRefused`.
+    """Return all mappings of `pid` in order; none for zombies and kernel threads.
+
+    `NoSuchProcess`, `PreflightRefused`.
     """
     return list(each_mapping(pid))
 
 
 def each_mapping(pid: int) -> Iterator[Mapping]:
-    """`mappings`, one after the other, for those who need only the first ones."""
+    """Yield the mappings in order, for callers that need only the first ones."""
     return map(_parsed, filter(None, read_text(pid, "maps").split("\n")))
 
 
-@lru_cache(maxsize=8192)  # what a process has forked has most of its mappings at the same places
+@lru_cache(maxsize=8192)  # forked processes have most mappings at the same addresses
 def _parsed(line: str) -> Mapping:
     f = line.split(maxsplit=5)
     start, _, end = f[0].partition("-")
@@ -79,7 +80,7 @@ def _parsed(line: str) -> Mapping:
 
 
 def vm_flags(pid: int) -> dict[int, frozenset[str]]:
-    """Start address -> the two-letter VmFlags of each mapping (``io``, ``pf``, ``lo``, ``ht``,
+    """Return start address -> VmFlags of each mapping, in two letters (``io``, ``pf``, ``lo``,
     ...).
     """
     flags: dict[int, frozenset[str]] = {}

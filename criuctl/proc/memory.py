@@ -1,19 +1,19 @@
-"""The memory of a process that runs: which pages are there, what they hold, which were written to
-since.
+"""The memory of a running process: which pages exist, their contents, and which were written to.
 
 Nothing here stops the process or changes its pages: the kernel walks the page tables
 (``PAGEMAP_SCAN`` where it has it, Linux 6.7, else ``/proc/PID/pagemap``) and copies the contents.
-So every answer is of a moment that has passed; whoever needs one moment freezes the process.
+So every answer is about a moment that has passed; a caller that needs one moment freezes the
+process.
 
-Contents are read through ``/proc/PID/mem``.  ``process_vm_readv`` is a third faster, but it pins
-the pages, and since Linux 5.19 a pin ends the sharing of pages since a fork: a tree of forked
-workers would need a multiple of its memory.  Both files stay with the address space they were
-opened on, so no PID that changes hands, and no exec, mixes in the memory of another.
+Contents are read through ``/proc/PID/mem``. ``process_vm_readv`` is a third faster, but it pins the
+pages, and since Linux 5.19 a pin ends the sharing of pages since a fork: a tree of forked workers
+would need a multiple of its memory. Both files stay with the address space they were opened on, so
+neither a reused PID nor an exec mixes in other memory.
 
-Which pages were written to is known by the soft-dirty bit alone, where the kernel was built with it
-(`soft_dirty`).  ``PAGEMAP_SCAN``'s own idea of it, ``PAGE_IS_WRITTEN``, means "not write-protected
-by userfaultfd": without a userfaultfd that the process itself has registered on its memory every
-page counts as written, so it is of no use to a bystander.
+Written pages are known only by the soft-dirty bit, where the kernel was built with it
+(`soft_dirty`). ``PAGEMAP_SCAN`` has ``PAGE_IS_WRITTEN``, which means "not write-protected by
+userfaultfd": without a userfaultfd that the process itself has registered on its memory every page
+counts as written, so it is of no use to another process.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .procfs import reading
 from .syscalls import address_of
 
 PAGE = 4096
-ENTRY_SIZE = 8  # bytes of a page's entry in pagemap
+ENTRY_SIZE = 8  # bytes per page in pagemap
 
 _PAGEMAP_SCAN = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
 _SCAN = struct.Struct("<12Q")
 _REGION = struct.Struct("<3Q")
-_REGIONS = 4096  # at most that many are asked for at once
+_REGIONS = 4096  # regions requested at once, at most
 _FILE, _PRESENT, _SWAPPED, _ZERO, _SOFT_DIRTY, _GUARD = (
     1 << 2,
     1 << 3,
@@ -46,29 +46,30 @@ _FILE, _PRESENT, _SWAPPED, _ZERO, _SOFT_DIRTY, _GUARD = (
     1 << 7,
     1 << 8,
 )
-_TOP = (1 << 47) - PAGE  # no page of a process lies above, but for vsyscall's
+_TOP = (1 << 47) - PAGE  # all pages of a process are below, except vsyscall's
 _PIECE = 1 << 30  # bytes of address space whose pagemap is read at once
 
-# The highest byte of a pagemap entry: present 0x80, swapped 0x40, of a file 0x20, guard 0x04.
-_THERE = bytes(b & 0xC0 != 0 and not b & 0x24 for b in range(256))
-_DIRTY = bytes((b & 0x80) >> 6 for b in range(256))  # the byte below: soft-dirty is its highest bit
+# The highest byte of a pagemap entry: present 0x80, swapped 0x40, file page 0x20, guard 0x04.
+_EXISTS = bytes(b & 0xC0 != 0 and not b & 0x24 for b in range(256))
+# the next lower byte: soft-dirty is its highest bit
+_DIRTY = bytes((b & 0x80) >> 6 for b in range(256))
 _RUNS = re.compile(b"\1+|\3+")
-# There, and not said to be mapped by this process alone (0x01; never said of what is swapped out).
-_OTHERS = bytes(b & 0xC0 != 0 and not b & 0x01 for b in range(256))
+# Exists, and is not marked as mapped by this process alone (0x01; never set for swapped pages).
+_MAYBE_SHARED = bytes(b & 0xC0 != 0 and not b & 0x01 for b in range(256))
 _OWN = re.compile(b"\0+")
 _FRAME = (1 << 55) - 1
 
 
 class Run(NamedTuple):
-    """Pages that are there, one behind the other."""
+    """A run of adjacent pages that exist."""
 
     start: int
     end: int
-    dirty: bool  # written to since `TaskMemory.clear_dirty`, where the kernel can tell
+    dirty: bool  # written to since `TaskMemory.clear_dirty`, where the kernel shows it
 
 
 class TaskMemory:
-    """The memory of one process; raises `NoSuchProcess` and `PreflightRefused` when it is made."""
+    """The memory of one process. The constructor raises `NoSuchProcess` and `PreflightRefused`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -93,8 +94,9 @@ class TaskMemory:
         os.close(self._mem)
 
     def runs(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Run]:
-        """The pages in these ascending ranges that are in memory or swapped out, neither a file's
-        own nor just zeros.
+        """Yield the pages in these ascending ranges that are in memory or swapped out.
+
+        Without pages of a file and pages of zeros.
         """
         if not scans():
             for start, end in ranges:
@@ -111,33 +113,35 @@ class TaskMemory:
                 run = next(found, None)
 
     def frames(self, start: int, end: int) -> bytes:
-        """The pagemap entries of this range: two processes that share its page frames have the same
-        ones.
+        """Return the pagemap entries of this range.
+
+        Two processes that share its page frames have the same entries.
         """
         return os.pread(
             self._pagemap, (end - start) // PAGE * ENTRY_SIZE, start // PAGE * ENTRY_SIZE
         )
 
     def own(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of this range in which no page is one that another process may have as well,
-        since a fork.
+        """Yield the parts of this range without pages that another process may share since a
+        fork.
         """
         for at in range(start, end, _PIECE):
             for found in _OWN.finditer(
-                self.frames(at, min(at + _PIECE, end))[7::8].translate(_OTHERS)
+                self.frames(at, min(at + _PIECE, end))[7::8].translate(_MAYBE_SHARED)
             ):
                 yield at + found.start() * PAGE, at + found.end() * PAGE
 
     def read(self, pieces: Sequence[tuple[int, int]], target: memoryview) -> int:
-        """Read these ranges, one behind the other, into `target`; the bytes up to the first page
-        that cannot be read.
+        """Read these ranges, one after the other, into `target`.
+
+        Returns the number of bytes up to the first page that cannot be read.
         """
         done = 0
         for start, end in pieces:
             while start < end:
                 try:
                     count = os.preadv(self._mem, [target[done : done + end - start]], start)
-                except OSError:  # EIO: nothing to read there (any more)
+                except OSError:  # EIO: the page does not exist (any more)
                     return done
                 if count == 0:  # the process has ended
                     return done
@@ -145,8 +149,9 @@ class TaskMemory:
         return done
 
     def clear_dirty(self) -> None:
-        """From now on `Run.dirty` tells what was written to since; costs the process a fault per
-        page written to.
+        """Restart the tracking of writes for `Run.dirty`.
+
+        Costs the process a fault per written page.
         """
         with reading(self._pid):
             fd = os.open(f"/proc/{self._pid}/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
@@ -156,14 +161,14 @@ class TaskMemory:
                 os.close(fd)
 
     def _scanned(self) -> Iterator[Run]:
-        """All of the address space by PAGEMAP_SCAN."""
+        """Yield the runs of all of the address space, by PAGEMAP_SCAN."""
         regions = bytearray(_REGIONS * _REGION.size)
         at = 0
         while at < _TOP:
             try:
                 count, at = _scan(self._pagemap, at, _TOP, regions)
             except ProcessLookupError:
-                return  # it has ended
+                return  # the process has ended
             for start, end, categories in _REGION.iter_unpack(
                 memoryview(regions)[: count * _REGION.size]
             ):
@@ -171,10 +176,10 @@ class TaskMemory:
                     yield Run(start, end, bool(categories & _SOFT_DIRTY))
 
     def _pagemap_runs(self, start: int, end: int) -> Iterator[Run]:
-        """One range by pagemap, the bits looked at many pages at a time."""
+        """Yield the runs of one range by pagemap, testing the bits of many pages at a time."""
         for at in range(start, end, _PIECE):
             data = self.frames(at, min(at + _PIECE, end))
-            there, dirty = data[7::8].translate(_THERE), data[6::8].translate(_DIRTY)
+            there, dirty = data[7::8].translate(_EXISTS), data[6::8].translate(_DIRTY)
             marks = bytearray((int.from_bytes(there) | int.from_bytes(dirty)).to_bytes(len(there)))
             for page in _zero_pages(data):
                 marks[page] = 0
@@ -185,13 +190,14 @@ class TaskMemory:
 
 
 def _scan(fd: int, start: int, end: int, regions: bytearray) -> tuple[int, int]:
-    """One PAGEMAP_SCAN: how many regions were found, and how far it came; what CRIU asks for is
-    asked for.
+    """Run one PAGEMAP_SCAN; return the number of regions found, and the address reached.
+
+    It requests the same categories as CRIU does.
     """
     found = memoryview(regions)
     address = address_of(regions)
     wanted = _PRESENT | _SWAPPED
-    tells = wanted | _SOFT_DIRTY | (_GUARD if guards() else 0)
+    categories = wanted | _SOFT_DIRTY | (_GUARD if guards() else 0)
     arguments = bytearray(
         _SCAN.pack(
             96,
@@ -205,7 +211,7 @@ def _scan(fd: int, start: int, end: int, regions: bytearray) -> tuple[int, int]:
             _ZERO | _FILE,
             _ZERO | _FILE,
             wanted,
-            tells,
+            categories,
         )
     )
     count = fcntl.ioctl(fd, _PAGEMAP_SCAN, arguments, True)
@@ -213,7 +219,7 @@ def _scan(fd: int, start: int, end: int, regions: bytearray) -> tuple[int, int]:
 
 
 def _zero_pages(data: bytes) -> Iterator[int]:
-    """The places in these pagemap entries of the kernel's page of zeros."""
+    """Yield the indexes of pagemap entries that refer to the kernel's zero page."""
     frame = zero_frame()
     if not frame:
         return
@@ -230,23 +236,23 @@ def _zero_pages(data: bytes) -> Iterator[int]:
 
 @cache
 def scans() -> bool:
-    """Whether the kernel has PAGEMAP_SCAN."""
+    """Return whether the kernel has PAGEMAP_SCAN."""
     return _probe(0)
 
 
 @cache
 def guards() -> bool:
-    """Whether PAGEMAP_SCAN tells of guard pages."""
+    """Return whether PAGEMAP_SCAN reports guard pages."""
     return _probe(_GUARD)
 
 
-def _probe(tells: int) -> bool:
+def _probe(categories: int) -> bool:
     fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(
             fd,
             _PAGEMAP_SCAN,
-            bytearray(_SCAN.pack(96, 0, 0, 0, 0, 0, 0, 0, 0, 0, _PRESENT, _PRESENT | tells)),
+            bytearray(_SCAN.pack(96, 0, 0, 0, 0, 0, 0, 0, 0, 0, _PRESENT, _PRESENT | categories)),
             True,
         )
     except OSError:
@@ -257,7 +263,7 @@ def _probe(tells: int) -> bool:
 
 
 def _own_entry(written: bool) -> int:
-    """The pagemap entry of a page of ours, which was only read from if not `written`."""
+    """Return the pagemap entry of a page of ours that was written to, or only read."""
     with mmap.mmap(-1, 2 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_NOHUGEPAGE)
         memory[0] = 1 if written else memory[PAGE]
@@ -271,17 +277,17 @@ def _own_entry(written: bool) -> int:
 
 @cache
 def zero_frame() -> int:
-    """The frame of the kernel's page of zeros; 0 for those to whom frames are not shown."""
+    """Return the frame number of the kernel's zero page; 0 if frames are hidden from us."""
     return _own_entry(written=False) & _FRAME
 
 
 @cache
 def shows_frames() -> bool:
-    """Whether we are shown page frames (CAP_SYS_ADMIN)."""
+    """Return whether the kernel shows us page frame numbers (CAP_SYS_ADMIN)."""
     return bool(_own_entry(written=True) & _FRAME)
 
 
 @cache
 def soft_dirty() -> bool:
-    """Whether the kernel tells which pages were written to."""
+    """Return whether the kernel tracks which pages were written to."""
     return bool(_own_entry(written=True) >> 55 & 1)

@@ -1,7 +1,7 @@
-"""What is mounted where: mountinfo, read in one place.
+"""Mounts, read from mountinfo: the one place that parses it.
 
 Its lines are fields with one space between them, and a field may be empty (a mount whose source is
-""); spaces, tabs, newlines and backslashes within fields are written as octal numbers, every other
+""). Spaces, tabs, newlines and backslashes within fields are written as octal numbers, every other
 byte as it is (proc_pid_mountinfo(5)).
 """
 
@@ -20,19 +20,22 @@ class Mount(NamedTuple):
     """One mount, as a process sees it."""
 
     id: int
-    device: int  # st_dev of what is in it
-    root: str  # the folder of the file system that is its root
-    point: str  # where it is
-    options: frozenset[str]  # of the mount: ro, nosuid, ...
-    kind: str  # of the file system: ext4, cgroup2, ...
+    device: int  # st_dev of the files in it
+    root: str  # the folder of the file system that is mounted
+    point: str  # the mount point
+    options: frozenset[str]  # per-mount options: ro, nosuid, ...
+    kind: str  # file system type: ext4, cgroup2, ...
     source: str
-    settings: tuple[str, ...]  # of the file system, in their order: rw, size=..., cpu, name=systemd
-    parent: int = 0  # the id of the mount on which it is; another namespace's for a root
+    # file system options, in their order: rw, size=..., cpu, name=systemd
+    settings: tuple[str, ...]
+    # the id of the mount that holds the mount point; of another namespace for a root
+    parent: int = 0
 
 
 def read_mounts(pid: int | None = None) -> list[Mount]:
-    """What `pid` sees (None: this process), in the order in which it was mounted; `NoSuchProcess`,
-    `PreflightRefused`.
+    """Return the mounts that `pid` sees (None: this process), in the order of mounting.
+
+    `NoSuchProcess`, `PreflightRefused`.
     """
     lines = (
         read_lines(pid, "mountinfo")
@@ -43,7 +46,7 @@ def read_mounts(pid: int | None = None) -> list[Mount]:
 
 
 def parse(line: str) -> Mount:
-    """One line of mountinfo."""
+    """Parse one line of mountinfo."""
     fields = line.split(" ")
     optional = fields.index("-", 6)
     major, _, minor = fields[2].partition(":")

@@ -1,13 +1,13 @@
-"""Namespaces of processes: which, whose, and how a command gets into them.
+"""Namespaces of processes: which ones a process is in, and how to run a command in them.
 
-A namespace is known by its kind and inode.  Two PIDs matter for a tree in another PID namespace:
-the one criuctl sees and the one the tree sees itself; the kernel tells both (NSpid in
-``/proc/PID/status``).
+A namespace is identified by its kind and inode. Two PIDs matter for a tree in another PID
+namespace: the one that criuctl sees and the one that the tree sees itself; the kernel shows both
+(NSpid in ``/proc/PID/status``).
 
-Entering is left to util-linux's ``nsenter``, for commands: joining a user namespace is refused to a
-program that has threads, which criuctl has.  It changes the working directory and, for the mount
-namespace, what every path means: the command is looked up *inside*.  A few system calls in a mount
-namespace a thread can do (`in_mount_namespace`).
+Commands enter by util-linux's ``nsenter``: the kernel refuses a program that has threads, as
+criuctl has, to join a user namespace. nsenter changes the working directory and, for the mount
+namespace, what every path means: the command is looked up *inside*. A thread can run a few system
+calls in a mount namespace (`in_mount_namespace`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _LINK = re.compile(r"^[a-z_]+:\[(\d+)\]$")
 
 
 def namespaces(pid: int | str) -> dict[str, int]:
-    """Kind -> inode of each namespace of `pid` (``"self"`` is criuctl).
+    """Return kind -> inode of each namespace of `pid` (``"self"`` is criuctl).
 
-    `NoSuchProcess` (also for zombies: they have left theirs), `PreflightRefused`.
+    `NoSuchProcess` (also for zombies, which have left their namespaces), `PreflightRefused`.
     """
     found = {}
     with reading(pid if isinstance(pid, int) else os.getpid()):
@@ -56,8 +56,9 @@ def namespaces(pid: int | str) -> dict[str, int]:
 
 
 def for_children(pid: int, kind: str) -> int | None:
-    """Inode of the PID or time namespace that the next child of `pid` will be born in; None if that
-    is not set up yet.
+    """Return the inode of the PID or time namespace of the next child of `pid`.
+
+    None if that is not set up yet.
     """
     with reading(pid):
         match = _LINK.match(os.readlink(f"/proc/{pid}/ns/{kind}_for_children"))
@@ -65,15 +66,15 @@ def for_children(pid: int, kind: str) -> int | None:
 
 
 def foreign(pid: int) -> set[str]:
-    """The kinds in which `pid` does not share our namespace."""
+    """Return the kinds of namespaces that `pid` does not share with us."""
     ours = namespaces("self")
     return {kind for kind, inode in namespaces(pid).items() if ours.get(kind) != inode}
 
 
 def entry_prefix(pid: int, kinds: Iterable[str]) -> list[str]:
-    """The argv prefix that runs a command in these namespaces of `pid`; [] for no kinds.
+    """Return the argv prefix that runs a command in these namespaces of `pid`; [] for no kinds.
 
-    With ``pid`` among the kinds nsenter forks and passes the command's exit code on.  With ``mnt``
+    With ``pid`` among the kinds nsenter forks and passes the command's exit code on. With ``mnt``
     the command, a path, is looked up in the target's mount namespace and starts in its root
     directory.
     """
@@ -92,26 +93,29 @@ def entry_prefix(pid: int, kinds: Iterable[str]) -> list[str]:
 
 
 def in_mount_namespace(pid: int, work: Callable[[], R]) -> R:
-    """The result of `work` in the mount namespace of `pid`, at its root folder; `OSError`, and what
-    `work` raises.
+    """Return the result of `work`, run in the mount namespace of `pid`, at its root folder.
+
+    `OSError`, and what `work` raises.
     """
 
     def alone() -> None:
-        unshare(CLONE_FS)  # a root and a current folder of this thread's own, which setns sets
+        unshare(CLONE_FS)  # a root and a current folder of this thread alone, which setns sets
 
     return _within(pid, "mnt", CLONE_NEWNS, work, alone)
 
 
 def in_ipc_namespace(pid: int, work: Callable[[], R]) -> R:
-    """The result of `work` in the IPC namespace of `pid`; `OSError`, and what `work` raises."""
+    """Return the result of `work`, run in the IPC namespace of `pid`.
+
+    `OSError`, and what `work` raises.
+    """
     return _within(pid, "ipc", CLONE_NEWIPC, work)
 
 
 def in_net_namespace(namespace: int, work: Callable[[], R]) -> R:
-    """The result of `work` in the net namespace of that descriptor, whose settings /proc/sys/net
-    has there.
+    """Return the result of `work`, run in the net namespace of this descriptor.
 
-    `OSError`, and what `work` raises.
+    There, /proc/sys/net shows the settings of that namespace. `OSError`, and what `work` raises.
     """
 
     def enter() -> R:
@@ -122,9 +126,7 @@ def in_net_namespace(namespace: int, work: Callable[[], R]) -> R:
 
 
 def new_net_namespace() -> int:
-    """A descriptor of a net namespace that was made just now, and ends when that is closed;
-    `OSError`.
-    """
+    """Return a descriptor of a new net namespace, which ends when it is closed; `OSError`."""
 
     def make() -> int:
         unshare(CLONE_NEWNET)
@@ -151,8 +153,8 @@ def _within(
 
 def _in_thread(kind: str, work: Callable[[], R]) -> R:
     later = Later(work)
-    with InterruptsDeferred():  # what it uses is the thread's as long as it runs
-        # and with its end all others are where they were
+    with InterruptsDeferred():  # what the thread uses is needed as long as it runs
+        # when the thread ends, all other threads are still in their namespaces
         thread = threading.Thread(target=later.run, name=f"enter-{kind}")
         thread.start()
         thread.join()
@@ -160,7 +162,7 @@ def _in_thread(kind: str, work: Callable[[], R]) -> R:
 
 
 def ns_pids(pid: int) -> tuple[int, ...]:
-    """The PIDs of `pid` in each PID namespace from ours down to its own."""
+    """Return the PIDs of `pid` in each PID namespace from ours down to its own."""
     for line in read_text(pid, "status").split("\n"):
         if line.startswith("NSpid:"):
             return tuple(int(word) for word in line.split()[1:])
@@ -168,19 +170,17 @@ def ns_pids(pid: int) -> tuple[int, ...]:
 
 
 def pid_level(pid: int) -> int:
-    """How many PID namespaces below ours `pid` lives; 0 is our own."""
+    """Return how many PID namespaces below ours `pid` is in; 0 is our own."""
     return len(ns_pids(pid)) - 1
 
 
 def is_namespace_init(pid: int) -> bool:
-    """Whether `pid` is PID 1 of its PID namespace; with it the namespace and all in it die."""
+    """Return whether `pid` is PID 1 of its PID namespace, whose end kills all processes in it."""
     return ns_pids(pid)[-1] == 1
 
 
 def nested_pid_namespaces(root: int, pids: Iterable[int]) -> dict[int, int]:
-    """PID -> inode of its PID namespace, for those of `pids` that are in another one than
-    `root`.
-    """
+    """Return PID -> inode of its PID namespace, for those of `pids` in another one than `root`."""
     home = namespaces(root).get("pid")
     nested = {}
     for pid in pids:
@@ -194,7 +194,7 @@ def nested_pid_namespaces(root: int, pids: Iterable[int]) -> dict[int, int]:
 
 
 def named_netns(inode: int) -> str | None:
-    """The name under which ``ip netns`` keeps the net namespace of this inode, or None."""
+    """Return the name of the net namespace with this inode in ``ip netns``, or None."""
     for folder in _NETNS_FOLDERS:
         try:
             names = sorted(os.listdir(folder))
@@ -210,8 +210,9 @@ def named_netns(inode: int) -> str | None:
 
 
 def pid_in(inode: int, inner: int) -> int | None:
-    """The process that is `inner` in the PID namespace of this inode, as we see it; None when there
-    is none (yet).
+    """Return our PID of the process that has PID `inner` in the PID namespace with this inode.
+
+    None if there is no such process (yet).
     """
     for pid in all_pids():
         try:

@@ -1,10 +1,10 @@
-"""CRIU's firewall tables: listing, deleting, and making one.
+"""CRIU's firewall tables: list, delete and make them.
 
-CRIU locks the TCP connections of a tree with an nftables table of its own and, after a dump that
-ends the tree, leaves it behind for a restore to remove.  criuctl removes it when the dump is over:
-between a dump and a restore may lie years.  A restore needs the lock again, for otherwise the first
-packet of a restored socket meets a peer that is not restored yet, and the connection is reset; CRIU
-itself takes it down at the end.
+CRIU locks the TCP connections of a tree with an nftables table and, after a dump that ends the
+tree, leaves it behind for a restore to remove. criuctl removes it when the dump is over, because
+years may pass before a restore. A restore needs the lock again: otherwise the first packet of a
+restored socket meets a peer that is not restored yet, and the connection is reset. CRIU itself
+removes the lock at the end.
 
 Listing and deleting are two netlink messages; the table is made by the ``nft`` program.
 """
@@ -41,7 +41,7 @@ SocketMaker = Callable[[int, int, int], socket.socket]
 
 
 def criu_table(run_id: str) -> str:
-    """The name of the table in which CRIU's run `run_id` locks connections."""
+    """Return the name of the table in which CRIU's run `run_id` locks connections."""
     return f"inet {CRIU_TABLE}{run_id}"[:_TABLE_LENGTH].removeprefix("inet ")
 
 
@@ -79,14 +79,15 @@ def _open(make_socket: SocketMaker) -> socket.socket:
 
 
 def tables(make_socket: SocketMaker = socket.socket) -> list[str]:
-    """Names of the tables of family inet; `make_socket` may open the socket in another net
-    namespace.
+    """Return the names of the tables of family inet.
+
+    `make_socket` may open the socket in another net namespace.
     """
     return [name for _family, name in _tables(make_socket, _INET)]
 
 
 def all_tables(make_socket: SocketMaker = socket.socket) -> list[str]:
-    """``FAMILY NAME`` of every table, as ``nft list tables`` has them, without those of CRIU's
+    """Return ``FAMILY NAME`` of every table, as ``nft list tables``, without those of CRIU's
     locks.
     """
     found = _tables(make_socket, _ANY_FAMILY)
@@ -133,8 +134,8 @@ def lock_connections(
     """Make table `name` (as CRIU makes it at a dump), which drops every packet of these
     connections.
 
-    `enter` runs ``nft`` in another net namespace; `replace` puts it into the place of the one that
-    is there, in one transaction.  Raises `CommandFailed`.
+    `enter`: argv prefix that runs ``nft`` in another net namespace. `replace`: replace the existing
+    table, in one transaction. Raises `CommandFailed`.
     """
     elements: dict[int, list[str]] = {socket.AF_INET: [], socket.AF_INET6: []}
     for (family, local, local_port), (_family, peer, peer_port) in pairs:
@@ -171,7 +172,7 @@ def lock_connections(
 
 
 def delete_table(name: str, make_socket: SocketMaker = socket.socket) -> bool:
-    """Delete table `name` of family inet; False when there was none."""
+    """Delete table `name` of family inet; return False if it does not exist."""
     with _open(make_socket) as sock:
         sock.send(
             _message(_BATCH_BEGIN, _F_REQUEST, 1, 0, _NFNL_SUBSYS_NFTABLES)

@@ -1,8 +1,6 @@
-"""Telling the service manager how it goes: systemd's protocol of datagrams (sd_notify), without its
-library.
+"""Notify the service manager: systemd's datagram protocol (sd_notify), without its library.
 
-Nothing is sent where nobody has asked for it (``NOTIFY_SOCKET``), and a message that cannot be sent
-is dropped.
+Nothing is sent without ``NOTIFY_SOCKET``, and a message that cannot be sent is dropped.
 """
 
 from __future__ import annotations
@@ -14,8 +12,9 @@ from collections.abc import Callable, Mapping
 
 
 class ServiceManager:
-    """The one that has started us, if it wants to be told; `watchdog` pings it for as long as all
-    is well.
+    """The service manager that started us, if it wants notifications.
+
+    `watchdog` pings it while all is well.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -42,7 +41,7 @@ class ServiceManager:
             return
 
     def watchdog(self, well: Callable[[], bool]) -> None:
-        """Ping from now on, three times as often as needed, while `well` says so."""
+        """Start pinging, three times as often as needed, while `well` returns true."""
         if not self._path or not self._interval or self._thread is not None:
             return
 
@@ -56,7 +55,7 @@ class ServiceManager:
         self._thread = thread
 
     def close(self) -> None:
-        """Ping no more."""
+        """Stop pinging."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,34 +1,34 @@
-"""PID 1 of a private PID namespace: a program of its own,
-``python nsinit.py FD LAST_PID [net] [ipc] [layers FD] [bind FROM TO]``.
+"""PID 1 of a private PID namespace.
 
-A session, and a restored tree whose old PIDs are taken, get a PID and mount namespace of their own,
-with its own /proc.  A namespace lives only while its PID 1 does, so this process is that PID 1: it
-reaps orphans, and ends with the exit status of the tree's root.  A session ends with its root: the
-kernel kills what is left in the namespace.  Another restored tree ends when nobody is left.
+A separate program: ``python nsinit.py FD LAST_PID [net] [ipc] [layers FD] [bind FROM TO]``.
 
-CRIU is a guest of the namespace for a while and needs PIDs of its own there: numbering begins
-behind LAST_PID, so that its numbers are none of the tree's.
+A session, and a restored tree whose old PIDs are taken, get a new PID and mount namespace, with its
+own /proc. A namespace lives only while its PID 1 does, so this process is that PID 1: it reaps
+orphans, and ends with the exit status of the tree's root. A session ends with its root: the kernel
+kills what is left in the namespace. Any other restored tree ends when its last process has ended.
 
-It is not part of the dumped tree.  It imports nothing of criuctl and little of the standard
+CRIU runs in the namespace for a while and needs PIDs there: numbering begins after LAST_PID, so
+that its numbers differ from the tree's.
+
+PID 1 is not part of the dumped tree. It imports nothing of criuctl and little of the standard
 library, because one of it stays in memory per restored tree.
 
 The protocol on FD, a socket whose other end is criuctl (`criuctl.proc.privatens`): the helper that
 made the namespaces sends ``pid <N>`` (as criuctl sees it) and ends; PID 1 sends ``ready``, or
-``error <text>``.  When criuctl answers, the namespace stands on its own:
+``error <text>``. When criuctl answers, the namespace no longer depends on it:
 
-- ``go <ROOT>``: the tree's root has this PID inside, and is about to be let go of; end with it.
-  ``wait <ROOT>``: end when nobody is left.
-- ``run <JSON>``, {argv, env, groups, umask}: start the root as the leader of a session of its own,
-  in the control groups with these ``cgroup.procs`` files; PID 1 answers ``root <PID>``, and ends
-  with it.
+- ``go <ROOT>``: the tree's root has this PID inside, and is about to run; end with it.
+- ``wait <ROOT>``: end with the last process.
+- ``run <JSON>``, {argv, env, groups, umask}: start the root as the leader of a new session, in the
+  control groups with these ``cgroup.procs`` files; PID 1 answers ``root <PID>``, and ends with it.
 
-Until then it ends with criuctl: the end of the stream makes PID 1 exit, as one that was killed, and
-the kernel kills whatever is in the namespace.  ``bind`` shows the folder FROM at TO inside.
-``layers`` is a detached tmpfs; its file ``list``, JSON, says which of its files are shown over
-which here (``binds``), and which of its folders are laid over which here (``covers``), each with
-the device and inode that must be there: the way may be another user's, so it is walked without
-links, and nothing is mounted over another inode.  Without ``set_uid`` no mount of the namespace has
-set-uid programs, and none arrives from the host later.
+Until then it ends with criuctl: at the end of the stream PID 1 exits with the status of a killed
+process, and the kernel kills all processes in the namespace. ``bind`` shows the folder FROM at TO
+inside. ``layers`` is a detached tmpfs; its file ``list``, JSON, says which of its files are shown
+over which files here (``binds``), and which of its folders are laid over which folders here
+(``covers``), each with the device and inode that must be there. The path may be in another user's
+folder, so it is walked without links, and nothing is mounted over another inode. Without
+``set_uid`` no mount of the namespace has set-uid programs, and none arrives from the host later.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MNT_DETACH = 0x1, 0x2, 0x
 _SYS_MOUNT_SETATTR, _AT_RECURSIVE, _MOUNT_ATTR_NOSUID, _MS_PRIVATE = 442, 0x8000, 0x2, 0x40000
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _SYS_MOVE_MOUNT, _MOVE_MOUNT_F_EMPTY_PATH, _AT_FDCWD = 429, 4, -100
-_STAGE = "/dev"  # is everywhere, and no program of a tree is in it
+_STAGE = "/dev"  # exists everywhere, and holds no program of a tree
 _MS_NOSUID_NODEV_NOEXEC, _MS_SLAVE_REC = 0x2 | 0x4 | 0x8, 0x80000 | 0x4000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _PR_SET_NAME = 15
@@ -72,12 +72,13 @@ def _loopback_up() -> None:
 
 
 def _ping_sockets_allowed() -> None:
-    """A new net namespace allows them (ICMP datagrams) to nobody: a tree that has one could not get
-    it again.
+    """Allow ping sockets (ICMP datagrams), which a new net namespace allows to no group.
+
+    A tree that has one could not get it again.
     """
     try:
         with open("/proc/sys/net/ipv4/ping_group_range", "w") as file:
-            file.write("0 2147483647")  # everybody, as systemd has it
+            file.write("0 2147483647")  # all groups, as systemd sets it
     except OSError:
         pass  # a kernel without IPv4
 
@@ -90,8 +91,9 @@ def _mount(
 
 
 def _lay(fd: int) -> None:
-    """Show what is in the tmpfs `fd` where its list says; the tmpfs lives on in those mounts
-    alone.
+    """Show the contents of the tmpfs `fd` where its list says.
+
+    It then exists in those mounts alone.
     """
     moved = _libc.syscall(
         ctypes.c_long(_SYS_MOVE_MOUNT),
@@ -118,7 +120,7 @@ def _lay(fd: int) -> None:
 
 
 def _no_set_uid() -> None:
-    """Make every mount of the namespace nosuid, and have no more come from the host."""
+    """Make every mount of the namespace nosuid, and let no more come from the host."""
     attributes = struct.pack("=QQQQ", _MOUNT_ATTR_NOSUID, 0, _MS_PRIVATE, 0)
     call = (
         _SYS_MOUNT_SETATTR,
@@ -130,12 +132,12 @@ def _no_set_uid() -> None:
     )
     _check(
         _libc.syscall(ctypes.c_long(call[0]), *call[1:]),
-        "taking set-uid programs away (Linux 5.12)",
+        "disabling set-uid programs (Linux 5.12)",
     )
 
 
 def _place(path: str) -> int:
-    """A descriptor of what is at `path` without following any link."""
+    """Return a descriptor of the file at `path`, without following any link."""
     fd = os.open("/", _PLACE)
     for part in path.split("/"):
         if part:
@@ -146,7 +148,7 @@ def _place(path: str) -> int:
 
 
 def _expected(path: str, there: list[int]) -> int:
-    """The same, of what was judged."""
+    """Return a descriptor of the file at `path` if it has this device and inode."""
     fd = _place(path)
     status = os.fstat(fd)
     if [status.st_dev, status.st_ino] != there:
@@ -156,7 +158,7 @@ def _expected(path: str, there: list[int]) -> int:
 
 
 def _cover(layer: str, folder: str, there: list[int], source: str, flags: int) -> None:
-    """Lay one folder over another, read-only; the other's sub-folders are as they were."""
+    """Lay one folder over another, read-only; its sub-folders stay as they were."""
     place = _expected(folder, there)
     below = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with os.scandir(below) as entries:
@@ -170,7 +172,7 @@ def _cover(layer: str, folder: str, there: list[int], source: str, flags: int) -
         f"lowerdir={layer}:/proc/self/fd/{below}",
     )
     top = _place(folder)
-    # it is the overlay's now, unless the folder has been moved away
+    # the overlay's now, unless the folder has been moved away
     if os.fstat(top).st_dev == there[0]:
         raise OSError(errno.ESTALE, f"{folder}: something else is in its place by now")
     for name, fd in inside.items():
@@ -181,7 +183,7 @@ def _cover(layer: str, folder: str, there: list[int], source: str, flags: int) -
 
 
 def _prepare(last_pid: int, net: bool, bind: list[str], layers: int | None) -> None:
-    """Inside the new namespaces: own /proc, host mounts still arrive but ours never leave."""
+    """Set up the new namespaces: a new /proc; host mounts still arrive but ours never leave."""
     _check(
         _libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_SLAVE_REC), None),
         "making mounts private",
@@ -219,7 +221,7 @@ def _close_all_but(kept: int) -> None:
 
 
 def _await(root: int) -> None:
-    """Wait until a restored root is our child: it is CRIU's until that is gone."""
+    """Wait until a restored root is our child: it is CRIU's child until CRIU has ended."""
     while True:
         try:
             with open(f"/proc/{root}/stat", "rb") as file:
@@ -227,14 +229,14 @@ def _await(root: int) -> None:
             if parent <= 1:
                 return
         except (FileNotFoundError, ProcessLookupError):
-            return  # it has ended
+            return  # the root has ended
         except OSError:
-            pass  # the host has no descriptors left just now
+            pass  # the host has no free descriptors at the moment
         time.sleep(0.002)
 
 
 def _reap(root: int, *, with_root: bool) -> int:
-    """Reap until there is nobody left, or only until the root ends; the root's exit status."""
+    """Reap until no child is left, or only until the root ends; return the root's exit status."""
     status = 0
     while True:
         try:
@@ -250,27 +252,27 @@ def _reap(root: int, *, with_root: bool) -> int:
 
 
 def _start(order: bytes) -> int:
-    """Start the tree's root; its PID."""
-    wish = json.loads(order)
+    """Start the tree's root; return its PID."""
+    request = json.loads(order)
     pid = os.fork()
     if pid:
         return pid
     try:
-        for path in wish["groups"]:
+        for path in request["groups"]:
             with open(path, "w") as file:
                 file.write("0")
         os.setsid()
         for number in signal.valid_signals():
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, signal.SIG_DFL)
-        os.umask(wish["umask"])
-        os.execve(wish["argv"][0], wish["argv"], wish["env"])
+        os.umask(request["umask"])
+        os.execve(request["argv"][0], request["argv"], request["env"])
     finally:
         os._exit(127)
 
 
 def _line(channel: socket.socket) -> bytes:
-    """One line, without its end; empty when criuctl is gone."""
+    """Read one line, without its end; empty when criuctl is gone."""
     received = b""
     while not received.endswith(b"\n"):
         piece = channel.recv(1 << 16)
@@ -310,7 +312,7 @@ def _init(
 
 
 def main() -> int:
-    """Make the namespaces, fork PID 1, tell its PID, leave."""
+    """Make the namespaces, fork PID 1, send its PID, exit."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     last_pid, words = int(sys.argv[2]), sys.argv[3:]
     bind: list[str] = []

@@ -1,16 +1,15 @@
-"""Folders and files of criuctl's own: those that only root, or the user that runs criuctl, can
-have made and can change.
+"""Check that criuctl's own folders and files can be changed only by root or the user that runs it.
 
-A folder at a name that anybody can guess (below /dev/shm, /tmp, or where a configuration says) may
-have been made by somebody who waits for root to write or delete in it.  A configuration file says
-which programs criuctl starts, so whoever can change it has criuctl's rights.  Both are looked at by
-`criuctl.proc.trustedpath`: the whole way there must be in trusted hands.  What is below such a
-folder then was made by criuctl, and nobody else can put a link there; so its names can be used as
+A folder with a name that can be guessed (below /dev/shm, /tmp, or where a configuration says) may
+have been made by a user who waits for root to write or delete in it. A configuration file says
+which programs criuctl starts, so a user who can change it has criuctl's rights. Both are checked
+with `criuctl.proc.trustedpath`: all components of the path must be trusted. What is below such a
+folder was then made by criuctl, and no other user can put a link there, so its names can be used as
 they are.
 
-Trusted are root and the effective user; for an ordinary user also the user's private group, if
-it has no other members.  In a user namespace also ids that it does not know: there root
-itself, to whom the host's folders belong, is one of them, and no process inside can be another.
+Trusted are root and the effective user; for an ordinary user also the user's private group, if it
+has no other members. In a user namespace also ids that it does not know: root itself, which owns
+the host's folders, is one of them there, and no process inside can be another.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from ..errors import UntrustedPath
 from .trustedpath import Fault, Place, opened
 
 _ALL_IDS = 0xFFFFFFFF
-# What a shell gives a command as a file of its own; the caller's, whatever it is.
+# A path that a shell gives a command for an open file; it is the caller's, whatever it is.
 _DESCRIPTOR = re.compile(r"/(dev|proc/self)/fd/[0-9]+|/dev/stdin")
 
 
 @functools.cache
 def trustees() -> frozenset[int]:
-    """The user ids whose files criuctl trusts with its rights."""
+    """Return the user ids whose files criuctl trusts."""
     own = {0, os.geteuid()}
     lines = Path("/proc/self/uid_map").read_text().splitlines()
     if sum(int(line.split()[2]) for line in lines) < _ALL_IDS:
@@ -45,7 +44,7 @@ def trustees() -> frozenset[int]:
 
 @functools.cache
 def trusted_groups() -> frozenset[int]:
-    """The private group of an ordinary user, whose files are often writable for it."""
+    """Return the private group of an ordinary user, whose files are often writable for it."""
     try:
         user = pwd.getpwuid(os.geteuid())
         group = grp.getgrgid(user.pw_gid)
@@ -56,17 +55,17 @@ def trusted_groups() -> frozenset[int]:
 
 
 def check_own(folder: str | Path) -> None:
-    """Refuse a folder that somebody else made, can change or can replace: `UntrustedPath`.
+    """Refuse a folder that another user made, can change or can replace: `UntrustedPath`.
 
-    One that is missing, or cannot be reached, is no matter of this: who uses it is told.
+    A folder that is missing or cannot be reached passes: using it then fails.
     """
     _check(os.path.abspath(folder), sticky=False)
 
 
 def check_place(folder: str | Path) -> None:
-    """The same for a folder that is about to be made.
+    """Refuse a place where another user could interfere with a folder that is about to be made.
 
-    The nearest one that exists may be sticky: in there everybody has folders of their own.
+    The nearest folder that exists may be sticky: all users have folders in it.
     """
     path = os.path.abspath(folder)
     if os.path.lexists(path):
@@ -102,9 +101,9 @@ def _remedy(fault: Fault) -> str:
 
 @contextmanager
 def opened_own(path: str | Path) -> Iterator[int]:
-    """A descriptor to read a file from that decides what criuctl does; `UntrustedPath`, `OSError`.
+    """Yield a descriptor of a file that decides what criuctl does; `UntrustedPath`, `OSError`.
 
-    Also a pipe, or /dev/null.  What the caller's shell has opened is taken as it is.
+    It may be a pipe, or /dev/null. A file that the caller's shell has opened is taken as it is.
     """
     whole = os.path.abspath(path)
     if _DESCRIPTOR.fullmatch(str(path)):
@@ -128,6 +127,6 @@ def opened_own(path: str | Path) -> Iterator[int]:
 
 
 def _fault(place: Place) -> Fault | None:
-    """A device is what root has made of it, whoever may write to it."""
+    """Return the fault of a file; a device is trusted, whoever may write to it."""
     device = stat.S_ISCHR(place.status.st_mode)
     return place.way_fault if device else place.fault

@@ -1,8 +1,9 @@
-"""What is at a path, and whether root alone decides that.
+"""Files at paths, and whether root alone decides which file is there.
 
-`trustedpath` walks each path component by component.  Most paths of a tree lie in folders that only
-root can change, and hundreds in the same ones: `Looks` walks each folder once, and opens what is in
-it in one step that follows no link.  Only what lies elsewhere, or behind a link, is walked itself.
+`trustedpath` walks each path component by component. Most paths of a tree lie in folders that only
+root can change, often hundreds in one folder. `Looks` walks each folder once, and opens the files
+in it in one step that follows no link. Only a path that lies elsewhere, or behind a link, is walked
+itself.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from .trustedpath import Component, Fault
 
 
 class Found(NamedTuple):
-    """What is at a path."""
+    """The file at a path."""
 
     fd: int  # O_PATH
     status: os.stat_result
-    fault: Fault | None  # who else than root could have put another file there
-    walked: tuple[Component, ...] = ()  # all that was passed, where that is known
+    fault: Fault | None  # why another user than root could have put another file there
+    walked: tuple[Component, ...] = ()  # all components that were passed, where known
 
 
 class Looks:
-    """Looks at many paths below one root folder; a context manager."""
+    """Look up many paths below one root folder; a context manager."""
 
     def __init__(self, root: int | None = None) -> None:
         """`root`: a descriptor of the folder that is "/" for these paths; None for ours."""
         self.root = root
         self._top = os.open("/", os.O_PATH | os.O_CLOEXEC) if root is None else os.dup(root)
-        # Each folder's way, if root alone decides what is in it.
+        # The components of each folder's path, if root alone decides what is in the folder.
         self._folders: dict[str, tuple[Component, ...] | None] = {}
 
     def __enter__(self) -> Looks:
@@ -46,10 +47,10 @@ class Looks:
 
     @contextmanager
     def at(self, path: str, flags: int = 0) -> Iterator[Found]:
-        """What is there, its links followed whoever made them; `OSError`.
+        """Yield the file at `path`; links are followed whoever made them. `OSError`.
 
-        `flags`, those of an open file: with O_PATH and O_NOFOLLOW a link at the end may be what is
-        open.
+        `flags`: those of an open file. With O_PATH and O_NOFOLLOW the open file may be a link at
+        the end.
         """
         last = os.O_NOFOLLOW if flags & os.O_PATH and flags & os.O_NOFOLLOW else 0
         try:
@@ -60,7 +61,7 @@ class Looks:
             fd, straight = inodes.open_below(self._top, path, 0, last), False
         try:
             status = os.fstat(fd)
-            way = self._roots_way(os.path.dirname(path)) if straight else None
+            way = self._root_only_path(os.path.dirname(path)) if straight else None
             if way is not None:
                 yield Found(fd, status, None, (*way, trustedpath.component(fd, path)))
             else:
@@ -70,7 +71,7 @@ class Looks:
 
     @contextmanager
     def straight(self, path: str) -> Iterator[int]:
-        """An O_PATH descriptor of what is there, if no link leads there; `OSError`."""
+        """Yield an O_PATH descriptor of the file at `path`, if no link leads there; `OSError`."""
         fd = inodes.open_below(self._top, path, inodes.NO_LINKS)
         try:
             yield fd
@@ -78,10 +79,10 @@ class Looks:
             os.close(fd)
 
     def is_roots(self, folder: str) -> bool:
-        """Whether root alone decides what is in a folder."""
-        return self._roots_way(folder) is not None
+        """Return whether root alone decides what is in a folder."""
+        return self._root_only_path(folder) is not None
 
-    def _roots_way(self, folder: str) -> tuple[Component, ...] | None:
+    def _root_only_path(self, folder: str) -> tuple[Component, ...] | None:
         if folder not in self._folders:
             self._folders[folder] = None
             walk = trustedpath.opened(folder, root=self.root)
@@ -96,13 +97,13 @@ class Looks:
         status: os.stat_result,
     ) -> tuple[Fault | None, tuple[Component, ...]]:
         try:
-            # nothing but its text can be had through it: its folder decides
+            # only the link's text can be read through it: its folder decides
             if stat.S_ISLNK(status.st_mode):
                 with trustedpath.opened(os.path.dirname(path), root=self.root) as folder:
                     return folder.way_fault, folder.walked
             with trustedpath.opened(path, root=self.root) as place:
                 if not os.path.samestat(place.status, status):
-                    return Fault(path, f"{path} changes while it is looked at", ""), ()
+                    return Fault(path, f"{path} changes while it is read", ""), ()
                 return place.way_fault, place.walked
         except UntrustedPath as error:
             component = str(error.details.get("component", path))

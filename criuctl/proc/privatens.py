@@ -1,6 +1,4 @@
-"""A private PID (and mount, perhaps net) namespace for one tree; criuctl's side of
-`criuctl.proc.nsinit`.
-"""
+"""A private PID (and mount, perhaps net) namespace for one tree: criuctl's side of `nsinit`."""
 
 from __future__ import annotations
 
@@ -23,7 +21,9 @@ _TIMEOUT = 20.0  # seconds to make the namespaces
 
 
 def _room_behind(reserved: Iterable[int], last: int = 1) -> int:
-    """A number after which `_GUESTS` PIDs are none of these, not below `last` if there is one."""
+    """Return a number followed by `_GUESTS` PIDs that are not reserved, at least `last` if
+    possible.
+    """
     limit = int(Path("/proc/sys/kernel/pid_max").read_text()) - _GUESTS
     reserved = sorted(reserved)
     before = last
@@ -32,22 +32,21 @@ def _room_behind(reserved: Iterable[int], last: int = 1) -> int:
             break
         before = max(before, number)
     if before > limit and last > 1:
-        return _room_behind(reserved)  # they begin anew, as the kernel's do
+        return _room_behind(reserved)  # start again from the lowest numbers, as the kernel does
     if before > limit:
         raise PlatformError(
-            "the PID numbers of this host do not suffice for the tree", hint="Raise kernel.pid_max."
+            "this host has too few PID numbers for the tree", hint="Raise kernel.pid_max."
         )
     return before
 
 
 class PrivateNamespaces:
-    """Fresh namespaces with a PID 1 of ours; they vanish on leaving the ``with`` unless `keep` was
-    called.
+    """New namespaces with a PID 1 of ours; leaving the ``with`` ends them unless `keep` was called.
 
-    `reserved` are the PIDs that the tree will have: whoever enters before it gets other ones;
-    `last` is the one that was given last where it comes from, so none is given again soon.  `bind`
-    shows a folder (the first) at another one's place inside.  `layers`: a detached tmpfs with files
-    that are shown inside, by its list.  `start` starts PID 1 in another way than as a child of
+    `reserved`: the PIDs that the tree will have; processes that enter before it get other ones.
+    `last`: the last PID given where the tree comes from, so none is given again soon. `bind`: shows
+    a folder (the first) at the place of another one inside. `layers`: a detached tmpfs with files
+    that are shown inside, by its list. `start`: starts PID 1 in another way than as a child of
     ours.
     """
 
@@ -103,9 +102,7 @@ class PrivateNamespaces:
                 if "error" in words or not received:
                     if "error" not in words:
                         raise CommandFailed(
-                            "private namespaces cannot be made: what makes them has ended "
-                            "without "
-                            "a word"
+                            "private namespaces cannot be made: the helper ended without an answer"
                         )
                     raise PlatformError(
                         f"private namespaces cannot be made: {words['error'].strip()}"
@@ -123,17 +120,17 @@ class PrivateNamespaces:
 
     @property
     def entry(self) -> list[str]:
-        """The argv prefix that runs a command inside."""
+        """Return the argv prefix that runs a command inside."""
         return entry_prefix(self.init.pid, {"pid", "mnt", "net"} if self.net else {"pid", "mnt"})
 
     @property
     def net_entry(self) -> list[str]:
-        """The argv prefix that runs a command in the net namespace alone."""
+        """Return the argv prefix that runs a command in the net namespace alone."""
         return entry_prefix(self.init.pid, {"net"})
 
     def keep(self, root: int, *, ends_with_root: bool = False) -> None:
-        """The tree is in, `root` is its root's PID inside; from now on the namespaces end with it,
-        not with us.
+        """Make the namespaces end with the tree, whose root has PID `root` inside, and not with
+        us.
         """
         self._channel.sendall(f"{'go' if ends_with_root else 'wait'} {root}\n".encode())
         self.kept = True
@@ -147,10 +144,10 @@ class PrivateNamespaces:
         groups: Sequence[str] = (),
         umask: int = 0o022,
     ) -> int:
-        """Start the tree's root (argv[0] is a path), whose end is the namespaces'; its PID inside.
+        """Start the tree's root (argv[0] is a path); return its PID inside.
 
-        It leads a session of its own without a terminal, in the control groups with these
-        ``cgroup.procs`` files.
+        It leads a new session without a terminal, in the control groups with these ``cgroup.procs``
+        files. The namespaces end with it.
         """
         order = {"argv": list(argv), "env": dict(env), "groups": list(groups), "umask": umask}
         self._channel.sendall(b"run " + json.dumps(order).encode() + b"\n")
@@ -162,7 +159,7 @@ class PrivateNamespaces:
         return int(answer[1])
 
     def discard(self) -> None:
-        """End PID 1, and with it everything inside; returns when it is gone."""
+        """End PID 1, and with it all processes inside; returns when it is gone."""
         self._channel.close()
         try:
             fd = self.init.open_pidfd()

@@ -1,8 +1,8 @@
-"""Reading ``/proc`` with its races mapped to two errors.
+"""Read ``/proc`` and map its races to two errors.
 
-A process may vanish between any two system calls: that is `NoSuchProcess`, never an empty answer.
-The kernel may refuse to let us look (another user's process, no CAP_SYS_PTRACE): that is
-`PreflightRefused`, since whoever may not look at a process cannot dump it either.
+A process may vanish between any two system calls: that raises `NoSuchProcess` and never gives an
+empty answer. The kernel may refuse to show it (another user's process, no CAP_SYS_PTRACE): that
+raises `PreflightRefused`, since a caller that may not look at a process cannot dump it either.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _FIRST_READ = 65536  # most files of /proc fit; one read(2) then gives a consist
 
 @contextmanager
 def reading(pid: int) -> Iterator[None]:
-    """Map the errors of whatever is read about `pid` inside the block."""
+    """Map the errors of reads about `pid` inside the block."""
     try:
         yield
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         raise NoSuchProcess(f"there is no process with PID {pid}") from None
     except PermissionError as error:
         raise PreflightRefused(
-            f"PID {pid}: the kernel does not let criuctl look at it "
+            f"PID {pid}: the kernel does not permit criuctl to read it "
             f"({error.filename or error.strerror})",
             hint="Run criuctl as root, with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE.",
             pid=pid,
@@ -34,29 +34,28 @@ def reading(pid: int) -> Iterator[None]:
 
 
 def open_pidfd(pid: int) -> int:
-    """A pidfd of the process that has this PID now, close-on-exec; `NoSuchProcess`,
-    `PreflightRefused`.
+    """Return a pidfd of the process that has this PID now, close-on-exec.
+
+    `NoSuchProcess`, `PreflightRefused`.
     """
     with reading(pid):
         try:
             return os.pidfd_open(pid)
         except OSError as error:
-            # Linux 6.12 says so of one that was reaped while a group or a session is still called
-            # by its number.
+            # Linux 6.12 answers so for a reaped process whose PID still names a group or a session.
             if error.errno == errno.EINVAL:
                 raise ProcessLookupError from None
             raise
 
 
 def read_raw(path: str, dir_fd: int | None = None) -> bytes:
-    """The whole content of a file of procfs; lets `OSError` through."""
+    """Return the whole content of a procfs file; lets `OSError` through."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         data = os.read(fd, _FIRST_READ)
         if not data:
             return data
-        # Large files (maps, mountinfo) come page by page: an empty read is the only sign of their
-        # end.
+        # Large files (maps, mountinfo) come page by page: only an empty read shows their end.
         pieces = [data]
         while piece := os.read(fd, 1 << 20):
             pieces.append(piece)
@@ -66,37 +65,39 @@ def read_raw(path: str, dir_fd: int | None = None) -> bytes:
 
 
 def read_bytes(pid: int, name: str) -> bytes:
-    """``/proc/PID/name`` as bytes; `NoSuchProcess`, `PreflightRefused`."""
+    """Return ``/proc/PID/name`` as bytes; `NoSuchProcess`, `PreflightRefused`."""
     with reading(pid):
         return read_raw(f"/proc/{pid}/{name}")
 
 
 def read_text(pid: int, name: str) -> str:
-    """``/proc/PID/name`` as text, undecodable bytes kept as surrogates."""
+    """Return ``/proc/PID/name`` as text, undecodable bytes kept as surrogates."""
     return os.fsdecode(read_bytes(pid, name))
 
 
 def read_lines(pid: int, name: str) -> list[str]:
-    """The lines of ``/proc/PID/name``."""
+    """Return the lines of ``/proc/PID/name``."""
     return text_lines(read_text(pid, name))
 
 
 def text_lines(text: str) -> list[str]:
-    """Lines as the kernel writes them: names may hold every other character at which Python cuts
-    lines.
+    """Split text into lines at "\\n" alone, as the kernel writes them.
+
+    Names may hold every other character at which Python splits lines.
     """
     return text.removesuffix("\n").split("\n") if text else []
 
 
 def read_link(pid: int, name: str) -> str:
-    """Where the link ``/proc/PID/name`` points; "" as `target_of`."""
+    """Return the target of the link ``/proc/PID/name``; "" as in `target_of`."""
     with reading(pid):
         return target_of(f"/proc/{pid}/{name}")
 
 
 def target_of(link: str, dir_fd: int | None = None) -> str:
-    """Where a link of procfs points; "" to a path that is longer than the kernel tells (4096
-    bytes).  Lets `OSError` through.
+    """Return the target of a procfs link.
+
+    "" for a path longer than the kernel shows (4096 bytes). Lets `OSError` through.
     """
     try:
         return os.readlink(link, dir_fd=dir_fd)
@@ -107,34 +108,34 @@ def target_of(link: str, dir_fd: int | None = None) -> str:
 
 
 def read_status(pid: int, name: str = "status") -> dict[str, str]:
-    """The fields of ``/proc/PID/status``, or of a thread's (`name`: ``task/TID/status``)."""
+    """Return the fields of ``/proc/PID/status``, or of a thread's (`name`: ``task/TID/status``)."""
     return dict(line.split(":", 1) for line in read_lines(pid, name))
 
 
 def memory_info() -> dict[str, str]:
-    """The fields of ``/proc/meminfo``; sizes are "N kB"."""
+    """Return the fields of ``/proc/meminfo``; sizes are "N kB"."""
     return dict(line.split(":", 1) for line in read_raw("/proc/meminfo").decode().splitlines())
 
 
 def available_memory() -> int:
-    """Bytes that programs may still take without swapping, as the kernel sees it."""
-    told = memory_info()
-    return int(told["MemAvailable"].split()[0]) * 1024
+    """Return how many bytes programs may still take without swapping, as the kernel estimates."""
+    info = memory_info()
+    return int(info["MemAvailable"].split()[0]) * 1024
 
 
 def swaps() -> list[str]:
-    """The swap areas in use, but for those that are compressed memory (zram)."""
+    """Return the swap areas in use, without compressed memory (zram)."""
     lines = read_raw("/proc/swaps").decode(errors="replace").splitlines()[1:]
     return [line.split()[0] for line in lines if line.strip() and not line.startswith("/dev/zram")]
 
 
 def all_pids() -> list[int]:
-    """Every PID that this procfs shows, ascending."""
+    """Return every PID that this procfs shows, ascending."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def all_tids(pid: int) -> list[int]:
-    """Every thread of a process, ascending; none of one that is gone."""
+    """Return every thread of a process, ascending; none if it is gone."""
     try:
         return sorted(map(int, os.listdir(f"/proc/{pid}/task")))
     except (FileNotFoundError, ProcessLookupError):
@@ -142,14 +143,12 @@ def all_tids(pid: int) -> list[int]:
 
 
 def unit_of(pid: int) -> str:
-    """The systemd unit (a service or a scope) that a process is of, by its control group; "" for
-    none.
-    """
+    """Return the systemd unit (service or scope) that a process is in; "" for none."""
     return unit_in(read_text(pid, "cgroup"))
 
 
 def unit_in(groups: str) -> str:
-    """The same, from what ``/proc/PID/cgroup`` says."""
+    """Return the systemd unit named in the text of ``/proc/PID/cgroup``; "" for none."""
     for line in text_lines(groups):
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -1,7 +1,7 @@
-"""Changing what a process holds, by system calls that it runs itself (`criuctl.proc.inject`).
+"""Change what a process holds, by system calls that it runs itself (`criuctl.proc.inject`).
 
-For what cannot be handed to it in another way: a descriptor is opened anew under its number, or
-taken over from another process; a mapping is taken away.
+For what cannot be passed to it in another way: a descriptor is opened again under its number, or
+taken over from another process; a mapping is removed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _ALIGN = 16
 def reopen(
     pid: int, path: str, flags: int, fds: Iterable[tuple[int, bool]], position: int = 0
 ) -> None:
-    """Have `pid` open `path` with the credentials that it has now, go to `position` and put it
-    under each number of `fds` (with close-on-exec or without).
+    """Make `pid` open `path` and put it under each number of `fds`.
 
-    What was open there is closed.  `OSError` says what the process was answered.
+    It opens with its present credentials, seeks to `position`, and sets close-on-exec as `fds`
+    says. What was open there is closed. `OSError` is the process's own error.
     """
     name = os.fsencode(path) + b"\0"
     with inject.stopped(pid):
@@ -39,8 +39,9 @@ def reopen(
 
 
 def take_over(pid: int, other: int, fd: int, fds: Iterable[tuple[int, bool]]) -> None:
-    """Have `pid` take the open file that process `other`, as `pid` numbers it, has as `fd`, and put
-    it under each number of `fds`.
+    """Make `pid` duplicate descriptor `fd` of the process `other` under each number of `fds`.
+
+    `other`: its PID in the PID namespace of `pid`.
     """
     with inject.stopped(pid), inject.calling(pid) as run:
         handle = _checked(run(inject.PIDFD_OPEN, other, 0), f"PID {other}")
@@ -56,7 +57,7 @@ def _put(run: Callable[..., int], new: int, fds: Iterable[tuple[int, bool]]) -> 
 
 
 def unmap(pid: int, ranges: Iterable[tuple[int, int]]) -> None:
-    """Have `pid` unmap these ranges, (start, end) each."""
+    """Make `pid` unmap these ranges, (start, end) each."""
     with inject.stopped(pid), inject.calling(pid) as run:
         for start, end in ranges:
             _checked(run(inject.MUNMAP, start, end - start), f"{start:x}-{end:x}")

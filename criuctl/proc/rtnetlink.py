@@ -1,10 +1,9 @@
-"""Links, addresses and routes of a net namespace, asked and changed in the kernel's own words
-(NETLINK_ROUTE).
+"""Links, addresses and routes of a net namespace, read and changed by NETLINK_ROUTE.
 
-The socket is made inside of the namespace (`criuctl.proc.sockdiag.socket_inside`) and stays with
-it, so neither a thread of ours nor a helper program has to go there.  Addresses and routes are kept
-as the kernel tells them, attributes that are not known here included: what was told is what is put
-back.
+The socket is made inside the namespace (`criuctl.proc.sockdiag.socket_inside`) and stays with it,
+so neither a thread of ours nor a helper program has to enter it. Addresses and routes are kept as
+the kernel reports them, including attributes that are unknown here: they are put back exactly as
+reported.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
 _ADDRESS = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, index
 # family, dst and src length, tos, table, protocol, scope, type, flags
 _ROUTE_MESSAGE = struct.Struct("=BBBBBBBBI")
-_RULE_MESSAGE = struct.Struct("=BBBBBBBBI")  # as that of a route, with an action instead of a type
+_RULE_MESSAGE = struct.Struct("=BBBBBBBBI")  # like a route's, with an action instead of a type
 _QDISC = struct.Struct("=BxxxiIII")  # family, index, handle, parent, info
 _ATTRIBUTE = struct.Struct("=HH")
 _NESTED = 0x8000
@@ -60,7 +59,7 @@ IFF_UP, IFF_LOOPBACK, IFF_NOARP = 1, 8, 0x80
 )
 _F_TEMPORARY = F_SECONDARY  # of IPv6
 _KERNEL_OWN, _TABLE_LOCAL, _UNICAST, _CLONED, _ONLINK = 2, 255, 1, 0x200, 4
-_TRIES = 5  # of a dump that is interrupted by a change
+_TRIES = 5  # of a dump that a change interrupts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Link:
     hardware: bytes  # "" without one
     # "veth", "bridge", ...: IFLA_INFO_KIND; "" for loopback and for physical devices
     driver: str = ""
-    # the number of the other net namespace that its other end, or device below it, is in
+    # the number of the other net namespace that holds its other end or lower device
     lower_namespace: int | None = None
 
     @property
@@ -85,7 +84,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address of a device, with everything that the kernel told."""
+    """An address of a device, with all that the kernel reported."""
 
     family: int
     prefix: int
@@ -95,7 +94,7 @@ class Address:
     attributes: tuple[tuple[int, bytes], ...] = field(repr=False, default=())
 
     def attribute(self, kind: int) -> bytes:
-        """The value of one attribute, "" without it."""
+        """Return the value of one attribute, "" without it."""
         return next((value for number, value in self.attributes if number == kind), b"")
 
     @property
@@ -113,7 +112,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A unicast route that somebody has set (not the kernel by itself)."""
+    """A unicast route that was set by a program (not by the kernel itself)."""
 
     message: bytes  # rtmsg with its attributes
     device: int  # 0: several, or none
@@ -125,7 +124,7 @@ class Route:
 
     @property
     def default(self) -> bool:
-        """Whether it leads everywhere, in the main table."""
+        """Whether it is a default route, in the main table."""
         table = _attributes(self.message, _ROUTE_MESSAGE.size).get(RTA_TABLE)
         return (
             self.message[1] == 0
@@ -134,7 +133,7 @@ class Route:
 
 
 class Rtnetlink:
-    """A conversation with one net namespace, of the descriptor `namespace`; None is our own."""
+    """A netlink socket to one net namespace, of the descriptor `namespace`; None is our own."""
 
     def __init__(self, namespace: int | None = None) -> None:
         kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
@@ -145,13 +144,13 @@ class Rtnetlink:
                 self._socket = socket_inside(namespace, socket.AF_NETLINK, socket.SOCK_RAW, _ROUTE)
         except OSError as error:
             raise PlatformError(
-                f"the network cannot be looked at: {error.strerror}",
+                f"the network's state cannot be read: {error.strerror}",
                 hint="criuctl needs CAP_SYS_ADMIN and CAP_NET_ADMIN.",
             ) from error
         self._sequence = 0
 
     def close(self) -> None:
-        """End it."""
+        """Close the socket."""
         self._socket.close()
 
     def __enter__(self) -> Rtnetlink:
@@ -163,43 +162,53 @@ class Rtnetlink:
     # -- asking
 
     def links(self) -> list[Link]:
-        """All devices."""
+        """Return all devices."""
         found = []
         for message in self._dump(_GETLINK, _LINK.pack(0, 0, 0, 0, 0)):
             _family, kind, index, flags, _change = _LINK.unpack_from(message)
-            told = _attributes(message, _LINK.size)
-            name = os.fsdecode(told.get(IFLA_IFNAME, b"").rstrip(b"\0"))
-            info = _attributes(told.get(_IFLA_LINKINFO, b""), 0)
+            attributes = _attributes(message, _LINK.size)
+            name = os.fsdecode(attributes.get(IFLA_IFNAME, b"").rstrip(b"\0"))
+            info = _attributes(attributes.get(_IFLA_LINKINFO, b""), 0)
             driver = os.fsdecode(info.get(_IFLA_INFO_KIND, b"").rstrip(b"\0"))
             other = (
-                _NSID.unpack(told[_IFLA_LINK_NETNSID])[0] if _IFLA_LINK_NETNSID in told else None
+                _NSID.unpack(attributes[_IFLA_LINK_NETNSID])[0]
+                if _IFLA_LINK_NETNSID in attributes
+                else None
             )
-            found.append(Link(index, name, kind, flags, told.get(IFLA_ADDRESS, b""), driver, other))
+            found.append(
+                Link(index, name, kind, flags, attributes.get(IFLA_ADDRESS, b""), driver, other)
+            )
         return found
 
     def addresses(self) -> list[Address]:
-        """All addresses, IPv4 and IPv6."""
+        """Return all addresses, IPv4 and IPv6."""
         found = []
         for message in self._dump(_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0)):
             family, prefix, flags, scope, index = _ADDRESS.unpack_from(message)
-            told = _attributes(message, _ADDRESS.size)
+            attributes = _attributes(message, _ADDRESS.size)
             if family not in (socket.AF_INET, socket.AF_INET6) or not (
-                IFA_LOCAL in told or IFA_ADDRESS in told
+                IFA_LOCAL in attributes or IFA_ADDRESS in attributes
             ):
                 continue
-            flags = struct.unpack("=I", told[IFA_FLAGS])[0] if IFA_FLAGS in told else flags
-            found.append(Address(family, prefix, flags, scope, index, tuple(told.items())))
+            flags = (
+                struct.unpack("=I", attributes[IFA_FLAGS])[0] if IFA_FLAGS in attributes else flags
+            )
+            found.append(Address(family, prefix, flags, scope, index, tuple(attributes.items())))
         return found
 
     def routes(self, family: int) -> list[Route]:
-        """The routes of a family, in the order in which the kernel tells them, without those that
-        it makes by itself.
+        """Return the routes of a family in the kernel's order, without those that it makes
+        itself.
         """
         found = []
         for message in self._dump(_GETROUTE, _ROUTE_MESSAGE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
             route = _ROUTE_MESSAGE.unpack_from(message)
-            told = _attributes(message, _ROUTE_MESSAGE.size)
-            table = struct.unpack("=I", told[RTA_TABLE])[0] if RTA_TABLE in told else route[4]
+            attributes = _attributes(message, _ROUTE_MESSAGE.size)
+            table = (
+                struct.unpack("=I", attributes[RTA_TABLE])[0]
+                if RTA_TABLE in attributes
+                else route[4]
+            )
             if (
                 route[7] != _UNICAST
                 or route[5] == _KERNEL_OWN
@@ -207,14 +216,15 @@ class Rtnetlink:
                 or route[8] & _CLONED
             ):
                 continue
-            device = struct.unpack("=I", told[RTA_OIF])[0] if RTA_OIF in told else 0
+            device = struct.unpack("=I", attributes[RTA_OIF])[0] if RTA_OIF in attributes else 0
             head = _ROUTE_MESSAGE.pack(*route[:8], route[8] & _ONLINK)  # the other flags are states
             found.append(Route(head + bytes(message[_ROUTE_MESSAGE.size :]), device))
         return found
 
     def number_of(self, namespace: int) -> int | None:
-        """The number by which this net namespace knows that of a descriptor; None if it does not
-        yet.
+        """Return the number by which this net namespace knows another one; None if it has none yet.
+
+        `namespace`: a descriptor of the other one.
         """
         attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + _NSID.size, _NETNSA_FD) + _NSID.pack(
             namespace
@@ -228,7 +238,9 @@ class Rtnetlink:
         return None
 
     def rules(self) -> set[bytes]:
-        """The rules that choose a routing table, IPv4 and IPv6, each as the kernel tells it."""
+        """Return the rules that choose a routing table, IPv4 and IPv6, each as the kernel reports
+        it.
+        """
         found: set[bytes] = set()
         for family in (socket.AF_INET, socket.AF_INET6):
             with suppress(OSError):  # a kernel without rules, or without IPv6
@@ -241,8 +253,9 @@ class Rtnetlink:
         return found
 
     def queueing(self) -> set[tuple[int, str]]:
-        """(index of the device, name) of each queueing discipline that was set on a device: the
-        kernel's own have no handle.
+        """Return (index of the device, name) of each queueing discipline that was set on a device.
+
+        The kernel's own have no handle.
         """
         found = set()
         with suppress(OSError):  # a kernel without them
@@ -256,35 +269,37 @@ class Rtnetlink:
     # -- changing; `OSError` with the kernel's reason
 
     def add_address(self, address: Address, *, renew: bool = False) -> None:
-        """Give a device an address, as it was told, or as it was made; EEXIST if it is there.
+        """Give a device an address, as it was reported or made; EEXIST if it exists.
 
-        With `renew` one that is there gets the lifetime anew.
+        With `renew` the lifetime of an existing one is set again.
         """
         flags = address.flags & (F_NODAD | F_NO_PREFIX_ROUTE)
-        told = {
+        attributes = {
             kind: value
             for kind, value in address.attributes
             if kind not in (IFA_FLAGS, IFA_CACHEINFO)
         }
-        told[IFA_FLAGS] = struct.pack("=I", flags)
+        attributes[IFA_FLAGS] = struct.pack("=I", flags)
         lifetime = address.attribute(IFA_CACHEINFO)
         if lifetime and not address.flags & F_PERMANENT:
-            told[IFA_CACHEINFO] = lifetime
+            attributes[IFA_CACHEINFO] = lifetime
         head = _ADDRESS.pack(
             address.family, address.prefix, flags & 0xFF, address.scope, address.index
         )
-        self._change(_NEWADDR, head + _packed(told), _CREATE | (_REPLACE if renew else _EXCLUSIVE))
+        self._change(
+            _NEWADDR, head + _packed(attributes), _CREATE | (_REPLACE if renew else _EXCLUSIVE)
+        )
 
     def delete_address(self, address: Address) -> None:
-        """Take an address away from a device."""
-        told = {
+        """Remove an address from a device."""
+        attributes = {
             kind: value for kind, value in address.attributes if kind in (IFA_LOCAL, IFA_ADDRESS)
         }
         head = _ADDRESS.pack(address.family, address.prefix, 0, 0, address.index)
-        self._change(_DELADDR, head + _packed(told))
+        self._change(_DELADDR, head + _packed(attributes))
 
     def add_route(self, route: Route) -> None:
-        """Set a route as it was told; EEXIST if it is there."""
+        """Set a route as it was reported; EEXIST if it exists."""
         self._change(_NEWROUTE, route.message, _CREATE | _EXCLUSIVE)
 
     # -- talking
@@ -296,7 +311,7 @@ class Rtnetlink:
         )
 
     def _answers(self) -> Iterator[tuple[int, int, bytes]]:
-        """(type, flags, payload) of each message that answers the last request."""
+        """Yield (type, flags, payload) of each message that answers the last request."""
         while True:
             data = self._socket.recv(1 << 18)
             position = 0

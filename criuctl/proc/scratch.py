@@ -1,14 +1,13 @@
-"""A folder in memory that no path leads to and that nothing can leave behind.
+"""A folder in memory that has no path and that nothing can leave behind.
 
 Plain images hold everything that a process has in memory, so they must never lie on a disk and must
-be gone on every path out, ``kill -9`` included.  A *detached* tmpfs does both by construction:
-``fsopen`` and
-``fsmount`` give a descriptor of a mount that is attached to no mount namespace; whoever inherits
-the descriptor (CRIU) reaches it as ``/proc/self/fd/N``, from any namespace, and when the last
-descriptor is closed, by whatever end of its process, the kernel frees it.
+be gone on every path out, ``kill -9`` included. A *detached* tmpfs does both by construction:
+``fsopen`` and ``fsmount`` give a descriptor of a mount that is attached to no mount namespace. A
+process that inherits the descriptor (CRIU) reaches it as ``/proc/self/fd/N``, from any namespace.
+When the last descriptor is closed, however its process ends, the kernel frees the memory.
 
-The pages of a tmpfs may be swapped out, to a disk, where they outlive it.  Kernels since 6.4 know
-the option ``noswap``, for root of the first user namespace.  Where it is not to be had,
+The pages of a tmpfs may be swapped out, to a disk, where they outlive it. Kernels since 6.4 know
+the option ``noswap``, for root of the first user namespace. Where it is not available,
 `Scratch.findings` says whether that matters.
 """
 
@@ -47,13 +46,14 @@ def _call(number: int, *arguments: object) -> int:
 def detached_mount(
     kind: str, settings: Iterable[tuple[str, str | None]], attributes: int = _MOUNT_ATTR
 ) -> int:
-    """A descriptor of the root of a new mount of the file system `kind` that is attached nowhere; a
-    setting of None is a flag.
+    """Return a descriptor of the root of a new, detached mount of the file system `kind`.
+
+    A setting of None is a flag.
     """
     context = _call(_SYS_FSOPEN, ctypes.c_char_p(kind.encode()), ctypes.c_uint(_FSOPEN_CLOEXEC))
     try:
         for key, value in settings:
-            told = (
+            command = (
                 (_FSCONFIG_SET_FLAG, None)
                 if value is None
                 else (_FSCONFIG_SET_STRING, ctypes.c_char_p(value.encode()))
@@ -61,9 +61,9 @@ def detached_mount(
             _call(
                 _SYS_FSCONFIG,
                 ctypes.c_int(context),
-                ctypes.c_uint(told[0]),
+                ctypes.c_uint(command[0]),
                 ctypes.c_char_p(key.encode()),
-                told[1],
+                command[1],
                 ctypes.c_int(0),
             )
         _call(
@@ -87,8 +87,8 @@ def detached_mount(
 class Scratch:
     """A detached tmpfs; `fd` is its root folder, mode 0700, and ``close`` (or a ``with``) frees it.
 
-    `source` is what mountinfo calls it where somebody attaches it; `executable`: programs in it can
-    be run then, with `set_uid` also with the rights of their owners.
+    `source`: its name in mountinfo once it is attached. `executable`: programs in it can be run
+    then, with `set_uid` also with the rights of their owners.
     """
 
     def __init__(
@@ -101,23 +101,24 @@ class Scratch:
     ) -> None:
         settings = (("source", source), ("mode", "0700"), ("size", size))
         attributes = _NODEV | (0 if set_uid else _NOSUID) | (0 if executable else _NOEXEC)
-        self.may_swap = executable  # files of a tree that runs on, not memory
+        self.may_swap = executable  # files of a running tree, not memory
         if not executable:
             try:
                 self.fd = detached_mount("tmpfs", (*settings, ("noswap", None)), attributes)
                 return
-            except PlatformError:  # and if that was not the reason, it is raised again
+            except PlatformError:  # if that was not the reason, it is raised again
                 self.may_swap = True
         self.fd = detached_mount("tmpfs", settings, attributes)
 
     @property
     def path(self) -> str:
-        """The folder as a process that inherited `fd` under the same number names it."""
+        """The path of the folder in a process that inherited `fd` under the same number."""
         return f"/proc/self/fd/{self.fd}"
 
     def findings(self) -> Iterator[Finding]:
-        """Whether what is in it may come to a disk: the kernel cannot keep it in memory, and there
-        is a swap area.
+        """Yield a finding if its contents may reach a disk.
+
+        That is when the kernel cannot keep it in memory, and there is a swap area.
         """
         if self.may_swap and (areas := swaps()):
             yield Finding(
@@ -130,7 +131,7 @@ class Scratch:
             )
 
     def free_bytes(self) -> int:
-        """How much more fits."""
+        """Return how many more bytes fit."""
         status = os.fstatvfs(self.fd)
         return status.f_bavail * status.f_frsize
 
@@ -140,7 +141,7 @@ class Scratch:
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
 
     def close(self) -> None:
-        """Free everything, once CRIU has closed its side too."""
+        """Free everything, once CRIU has closed its descriptor too."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

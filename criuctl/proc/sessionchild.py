@@ -1,13 +1,13 @@
-"""Becomes a session's command: a program of its own, ``python sessionchild.py TTY REPORT CWD
-REFUSED COMMAND...``.
+"""Start a session's command.
 
-It is started by the session's init (tini), which has put it into a process group of its own.  It
-leaves that group, leads a new session with the terminal TTY, and executes COMMAND there.  TTY is
-opened here, inside the session's mount namespace.  REPORT is the name of an abstract unix socket;
-whoever listens there sends one byte when the command may begin, then reads an error number if it
-could not be executed, and the end of the stream if it was.  (A pipe would not do: the init keeps
-what it inherits.)  REFUSED names what the kernel is to refuse the command: "io_uring", "mptcp",
-both with a comma between, or "-".
+A separate program: ``python sessionchild.py TTY REPORT CWD REFUSED COMMAND...``.
+
+The session's init (tini) starts it, in a new process group. It leaves that group, leads a new
+session with the terminal TTY, and executes COMMAND there. TTY is opened here, inside the session's
+mount namespace. REPORT is the name of an abstract unix socket; its listener sends one byte when the
+command may begin, then reads an error number if it could not be executed, and the end of the stream
+if it was. (A pipe would not do: the init keeps what it inherits.) REFUSED lists what the kernel
+refuses the command: "io_uring", "mptcp", both with a comma between, or "-".
 
 The environment is passed on as it was given, not as Python may have changed it.
 """
@@ -45,12 +45,12 @@ def _environment() -> dict[bytes, bytes]:
 def filter_of(
     refused: Container[str], socket_calls: Mapping[int, int]
 ) -> list[tuple[int, int, int, int]]:
-    """The BPF program that refuses these; `socket_calls` are the numbers of socket(2) by
-    architecture (AUDIT_ARCH_*).
+    """Return the BPF program that refuses these.
 
+    `socket_calls`: architecture -> number of socket(2). Architectures are AUDIT_ARCH_* numbers.
     io_uring_setup(2) fails as in a kernel without io_uring (ENOSYS); its number is the same on
-    every architecture but for x32's mark.  socket(2) with IPPROTO_MPTCP fails as in a kernel
-    without Multipath TCP (EPROTONOSUPPORT): programs then take TCP.
+    every architecture but for x32's mark. socket(2) with IPPROTO_MPTCP fails as in a kernel without
+    Multipath TCP (EPROTONOSUPPORT): programs then use TCP.
     """
     program = []
     if "io_uring" in refused:
@@ -68,7 +68,7 @@ def filter_of(
                 (_LOAD_WORD, 0, 0, _NUMBER),
                 (_AND, 0, 0, ~_X32 & 0xFFFFFFFF),
                 (_EQUAL, 0, 3, number),
-                # The kernel takes the lower half of the argument; it comes first, as every
+                # The kernel uses the lower half of the argument; it comes first, as every
                 # architecture here is little-endian.
                 (_LOAD_WORD, 0, 0, _THIRD_ARGUMENT),
                 (_EQUAL, 0, 1, _IPPROTO_MPTCP),
@@ -78,14 +78,13 @@ def filter_of(
 
 
 def refuse(refused: Container[str]) -> None:
-    """Have the kernel refuse this process, and all that it starts, what is named, by a seccomp
-    filter (seccomp(2)).
+    """Set a seccomp filter (seccomp(2)) that refuses these to this process and all that it starts.
 
-    CRIU saves and restores the filter.  A process without CAP_SYS_ADMIN has to give up gaining
-    privileges by execve(2) before it may set one: it does for io_uring, which was asked for, and
+    CRIU saves and restores the filter. A process without CAP_SYS_ADMIN has to give up gaining
+    privileges by execve(2) before it may set one: it does for io_uring, which was requested, and
     not for Multipath TCP, which is refused by default.
     """
-    import ctypes  # which takes as long as all else here
+    import ctypes  # takes as long to import as all other modules here
 
     instructions = filter_of(refused, _SOCKET_CALLS)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in instructions))
@@ -105,12 +104,12 @@ def refuse(refused: Container[str]) -> None:
 
 
 def main() -> int:
-    """Never returns if all goes well."""
+    """Run the program; never returns on success."""
     tty, report, cwd, refused, *argv = sys.argv[1:]
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     channel.connect(f"\0{report}")
     try:
-        # A group's leader may not lead a session; its own group is that of the init for a moment.
+        # A group's leader may not lead a session: join the group of the init for a moment.
         os.setpgid(0, os.getpgid(os.getppid()))
         os.setsid()
         slave = os.open(tty, os.O_RDWR)
@@ -127,7 +126,7 @@ def main() -> int:
         if refused != "-":
             refuse(refused.split(","))
         if not channel.recv(1):
-            return 127  # nobody is there who would hold the session
+            return 127  # no process is left that would hold the session
         os.execvpe(argv[0], argv, _environment())
     except OSError as error:
         channel.sendall(struct.pack("i", error.errno or 1))

@@ -1,20 +1,19 @@
-"""A host that is a shadow of this one: work in it sees the same files and changes none, and when it
-ends nothing of it is left.
+"""Run work in a shadow of this host: it sees the same files, changes none, and leaves nothing.
 
-`run` forks, and the work goes on in PID, mount, IPC and UTS namespaces of its own.  There `enter`
-covers every file system with an overlay whose upper layer is in memory: what is written, removed,
-renamed or bound to a name is so in there alone.  Sockets and FIFOs of this host are other ones in
-there: nobody of this host is at their other end, and its terminals are not there.  What no overlay
-can cover is bound read-only; it is told which.  The network is this host's, for whoever works in
-there may need a store; what it starts should get another one.
+`run` forks, and the work goes on in new PID, mount, IPC and UTS namespaces. There `enter` covers
+every file system with an overlay whose upper layer is in memory: files are written, removed,
+renamed and bound to names only inside. Sockets and FIFOs of this host are different ones inside: no
+process of this host is at their other end, and the host's terminals are missing. A file system that
+no overlay can cover is bound read-only and reported. The network is this host's, because the work
+may need a store; processes that it starts should get another one.
 
-What is not isolated: devices, the kernel's own settings, the clock.
+Not isolated are devices, the kernel's own settings and the clock.
 
-Who lives as long as whom: the caller holds a pipe; at its end, by whatever end of the caller, PID 1
-of the shadow ends, and the kernel kills everything in it; the last process frees the mounts and the
-memory.  Nothing has a name outside.
+Lifetime: the caller holds a pipe. At its end, however the caller ends, PID 1 of the shadow ends,
+and the kernel kills everything inside; the last process frees the mounts and the memory. Nothing
+has a name outside.
 
-The caller must have no threads that hold locks: only the forking thread goes on in the shadow.
+The caller must have no threads that hold locks: only the forking thread exists in the shadow.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = (
 )
 _MNT_DETACH = 2
 _FLAGS = {"ro": _RDONLY, "nosuid": _NOSUID, "nodev": _NODEV, "noexec": _NOEXEC}
-# The kernel's own file systems: an overlay of one would be another thing, or is refused.
+# The kernel's own file systems: an overlay of one would behave differently, or is refused.
 _KERNEL = frozenset(
     (
         *(
@@ -81,16 +80,16 @@ _KERNEL = frozenset(
         ),
     )
 )
-_STAGE = "/dev"  # is everywhere
+_STAGE = "/dev"  # exists everywhere
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LARGEST_FILE = 64 << 20  # bytes of a file that is a mount by itself, to be copied
+_LARGEST_FILE = 64 << 20  # bytes of a bind-mounted file, to be copied
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A mount of this host that can be seen."""
+    """A visible mount of this host."""
 
     point: str
     kind: str
@@ -99,19 +98,18 @@ class _Mount:
 
     @property
     def source(self) -> str:
-        """A path to it, whatever is mounted over it."""
+        """A path to it, even if other mounts cover it."""
         return f"/proc/self/fd/{self.fd}"
 
 
-# -- the process
-# -------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 
 
 def run(work: Work, *, timeout: float) -> dict[str, Any]:
-    """Do `work` in a shadow of this host; its answer, or ``{"bug": traceback}``.
+    """Run `work` in a shadow of this host; return its answer, or ``{"bug": traceback}``.
 
-    When this returns or raises, everything that ran in there is gone.  `PlatformError` when there
-    can be no shadow, `CommandFailed` when it was killed, `TimedOut` after `timeout` seconds.
+    When this returns or raises, everything that ran inside is gone. `PlatformError` when a shadow
+    is not possible, `CommandFailed` when it was killed, `TimedOut` after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     answer = os.memfd_create("answer", os.MFD_CLOEXEC)
@@ -125,7 +123,7 @@ def run(work: Work, *, timeout: float) -> dict[str, Any]:
                 if helper == 0:
                     _helper(work, ends, answer, lives)
             finally:
-                # here: what comes from now on finds us knowing the helper
+                # from here on: a signal that comes now finds the helper's PID known
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             pidfd = os.pidfd_open(helper)
             try:
@@ -133,26 +131,24 @@ def run(work: Work, *, timeout: float) -> dict[str, Any]:
                 poller.register(pidfd, select.POLLIN)
                 while not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     if time.monotonic() >= deadline:
-                        raise TimedOut(
-                            f"it was not done after {timeout:g} s; nothing is left of it"
-                        )
+                        raise TimedOut(f"it was not done after {timeout:g} s, and was killed")
             finally:
                 os.close(pidfd)
         finally:
             os.close(lives)
             if helper:
-                # it ends after PID 1 has, which is after all that was in there
+                # it ends after PID 1, and so after all processes inside
                 os.waitpid(helper, 0)
         size = os.fstat(answer).st_size
         if not size:
             raise CommandFailed(
-                "what ran in namespaces of its own was killed",
-                hint="The kernel's log may tell why: `dmesg`.",
+                "the process in private namespaces was killed",
+                hint="See the kernel's log: `dmesg`.",
             )
-        told: dict[str, Any] = json.loads(os.pread(answer, size, 0))
-        if "cannot" in told:
-            raise PlatformError(told["cannot"], hint="It takes root (CAP_SYS_ADMIN).")
-        return told
+        result: dict[str, Any] = json.loads(os.pread(answer, size, 0))
+        if "cannot" in result:
+            raise PlatformError(result["cannot"], hint="It needs root (CAP_SYS_ADMIN).")
+        return result
     finally:
         os.close(answer)
         os.close(ends)
@@ -180,7 +176,7 @@ def _helper(work: Work, ends: int, answer: int, lives: int) -> NoReturn:
 
 
 def _init(work: Work, ends: int, answer: int) -> NoReturn:
-    """PID 1: ends with the caller, and with the worker; reaps whoever is left to it."""
+    """Run as PID 1: end with the caller and with the worker, and reap orphans."""
     try:
         worker = os.fork()
         if worker == 0:
@@ -203,24 +199,24 @@ def _worker(work: Work, answer: int) -> NoReturn:
         for number in _STOPS:
             signal.signal(number, signal.SIG_DFL)
         try:
-            told = work()
+            result = work()
         except BaseException:
-            told = {"bug": traceback.format_exc()}
-        _say(answer, told)
+            result = {"bug": traceback.format_exc()}
+        _say(answer, result)
     finally:
         os._exit(0)
 
 
-def _say(answer: int, told: dict[str, Any]) -> None:
-    os.pwrite(answer, json.dumps(told).encode(), 0)
+def _say(answer: int, result: dict[str, Any]) -> None:
+    os.pwrite(answer, json.dumps(result).encode(), 0)
 
 
-# -- the file systems
-# --------------------------------------------------------------------------------
+# -- the file systems ------------------------------------------------------------------------------
 
 
 def enter() -> list[str]:
-    """In a shadow: come under the overlays.  The mount points that can only be read in here;
+    """In a shadow: switch to the overlays; return the mount points that are read-only.
+
     `PlatformError`.
     """
     try:
@@ -228,12 +224,12 @@ def enter() -> list[str]:
     except OSError as error:
         raise PlatformError(
             f"this host's files cannot be covered: {error.filename or error}",
-            hint="It takes root (CAP_SYS_ADMIN) and a kernel with overlayfs.",
+            hint="It needs root (CAP_SYS_ADMIN) and a kernel with overlayfs.",
         ) from error
 
 
 def empty(folder: str) -> None:
-    """In a shadow, under its overlays: this folder is there, and empty."""
+    """In a shadow, under its overlays: make this folder exist and be empty."""
     try:
         os.makedirs(folder, 0o755, exist_ok=True)
         _mount(
@@ -266,11 +262,11 @@ def _enter() -> list[str]:
                 options="newinstance,ptmxmode=0666,mode=0620,gid=5",
             )
         elif mount.kind == "autofs":
-            continue  # what is mounted by it is there by itself
+            continue  # the file mounted there is removed by itself
         elif mount.kind in _KERNEL:
             _bind(mount, target)
         elif not _covered(mount, target, f"{_STAGE}/{number}"):
-            # somebody's FUSE that we may not enter: then it is empty in here
+            # a user's FUSE that we may not enter: then it is empty inside
             with suppress(OSError):
                 _bind(mount, target)
             read_only.append(mount.point)
@@ -284,7 +280,7 @@ def _enter() -> list[str]:
 
 
 def _visible() -> list[_Mount]:
-    """The mounts that a path leads to, parents first; the descriptors are the caller's."""
+    """Return the mounts that a path leads to, parents first; the caller closes the descriptors."""
     found = []
     for mount in read_mounts():
         try:
@@ -312,7 +308,7 @@ def _mount_id(fd: int) -> int:
 
 
 def _covered(mount: _Mount, target: str, layers: str) -> bool:
-    """Lay an overlay over it; False where that cannot be."""
+    """Lay an overlay over a mount; return False where that is not possible."""
     try:
         status = os.stat(mount.source)
     except OSError:
@@ -326,11 +322,11 @@ def _covered(mount: _Mount, target: str, layers: str) -> bool:
     os.mkdir(layers)
     os.mkdir(f"{layers}/upper")
     os.mkdir(f"{layers}/work")
-    # the overlay's root is like its uppermost layer
+    # the overlay's root takes the attributes of its uppermost layer
     os.chown(f"{layers}/upper", status.st_uid, status.st_gid)
     os.chmod(f"{layers}/upper", stat.S_IMODE(status.st_mode))
     options = f"lowerdir={mount.source},upperdir={layers}/upper,workdir={layers}/work"
-    # with it a file stays one under all of its names, which not every file system allows
+    # with index=on a file stays one under all of its names, but not every file system allows it
     for more in (",index=on", ""):
         with suppress(OSError):
             _mount("criuctl-shadow", target, "overlay", mount.flags, options + more)
@@ -339,7 +335,7 @@ def _covered(mount: _Mount, target: str, layers: str) -> bool:
 
 
 def _copied(mount: _Mount, status: os.stat_result, target: str, copy: str) -> bool:
-    """A file that is a mount by itself."""
+    """Replace a bind-mounted file by a copy."""
     with open(mount.source, "rb") as source, open(copy, "wb") as file:
         while piece := source.read(1 << 20):
             file.write(piece)

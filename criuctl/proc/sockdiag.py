@@ -1,13 +1,12 @@
-"""The kernel's socket tables (NETLINK_SOCK_DIAG): every socket of a net namespace, whoever owns it.
+"""The kernel's socket tables (NETLINK_SOCK_DIAG): every socket of a net namespace, of all users.
 
-The netlink socket must be *made* in the namespace that it asks about and then stays with it.  So a
+The netlink socket must be *made* in the namespace that it asks about and then stays with it. So a
 short-lived thread joins the namespace, makes the socket, hands it back and ends; no other thread
 ever moves.
 
-The tables hold what is bound, connected or listening, and all unix and packet sockets.  A fresh
-TCP or netlink socket, and vsock, Bluetooth, AF_ALG, raw ICMP and the like, are in none that are
-read here.  A Multipath TCP socket that is bound is there as ``tcp``, by the socket that it has
-inside.
+The tables hold bound, connected and listening sockets, and all unix and packet sockets. A new TCP
+or netlink socket, and vsock, Bluetooth, AF_ALG, raw ICMP and the like, are in none of the tables
+read here. A bound Multipath TCP socket appears as ``tcp``, by its inner socket.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _STATES = {
     11: "closing",
     12: "new-syn-recv",
 }
-# without an end whose peer has not all yet; whose peer has; a listener
+# our end is closed, the peer's data or end missing; the peer's end has come; a listener
 _CLOSING, _CLOSED, _LISTEN = (4, 9, 11), (5, 6), 10
 _SKV6ONLY = 11  # attribute of IPv6 listeners
 TYPES = {1: "stream", 2: "dgram", 3: "raw", 4: "rdm", 5: "seqpacket", 10: "packet"}
@@ -85,7 +84,7 @@ _RARE_INET_QUERIES = (
     (socket.AF_INET6, 255),
 )
 
-#: TCP states in which there is, or is about to be, another end.
+# TCP states in which there is, or will soon be, another end.
 CONNECTED = frozenset(
     {
         "established",
@@ -117,27 +116,27 @@ class Socket(NamedTuple):
     family: str  # inet, inet6, unix, packet, netlink, vsock, alg, ... or family-N
     type: str  # stream, dgram, raw, seqpacket, ...
     protocol: str  # tcp, udp, icmp, mptcp, ...; "" where the family has none
-    state: str  # as TCP names it; "close" for whatever is not connected
+    state: str  # as TCP names it; "close" for every socket that is not connected
     local: Address | None = None
     peer: Address | None = None
-    rqueue: int = 0  # bytes to be read; of a TCP listener: connections not accepted yet
+    rqueue: int = 0  # bytes to read; of a TCP listener: connections not accepted yet
     wqueue: int = 0  # bytes not acknowledged; of a unix listener: its backlog
     uid: int = 0
     name: str = ""  # unix: path, or "@..." for an abstract name
     peer_inode: int = 0  # unix
-    # unix listeners: inodes of the clients in the accept queue; 0: closed again
+    # unix listeners: inodes of the clients in the accept queue; 0: closed already
     pending: tuple[int, ...] = ()
     # unix: device and inode (its low 32 bits) of the file that it is bound to
     file: tuple[int, int] = (0, 0)
     shutdown: int = 0  # unix and TCP: bit 0 no more reading, bit 1 no more writing
     port_id: int = 0  # netlink
-    # netlink: bit mask of the multicast groups, as long as the kernel has one for it
+    # netlink: bit mask of the multicast groups, as long as the kernel's
     groups: bytes = b""
-    listed: bool = True  # False: not known to sock_diag, asked of the descriptor itself
+    listed: bool = True  # False: not in sock_diag's tables, queried by the descriptor itself
 
     @property
     def connected(self) -> bool:
-        """Whether it has, or is about to have, another end."""
+        """Whether it has, or will soon have, another end."""
         if self.family == "unix":
             return self.peer_inode != 0 or (self.state == "established" and self.type != "dgram")
         if self.protocol in ("tcp", "mptcp"):
@@ -154,8 +153,9 @@ class Socket(NamedTuple):
 
 
 def namespace_socket(pid: int | None, family: int, kind: int, protocol: int = 0) -> socket.socket:
-    """A new socket of ours in the net namespace of `pid` (None: our own).  `NoSuchProcess`,
-    `PlatformError`.
+    """Make a socket in the net namespace of `pid` (None: our own).
+
+    `NoSuchProcess`, `PlatformError`.
     """
 
     def make() -> socket.socket:
@@ -169,17 +169,15 @@ def namespace_socket(pid: int | None, family: int, kind: int, protocol: int = 0)
         return socket_inside(namespace, family, kind, protocol)
     except OSError as error:
         raise PlatformError(
-            f"PID {pid}: its net namespace cannot be looked into: {error.strerror}",
-            hint="criuctl needs CAP_SYS_ADMIN to look into another net namespace.",
+            f"PID {pid}: its net namespace cannot be entered: {error.strerror}",
+            hint="criuctl needs CAP_SYS_ADMIN to enter another net namespace.",
         ) from error
     finally:
         os.close(namespace)
 
 
 def socket_inside(namespace: int, family: int, kind: int, protocol: int = 0) -> socket.socket:
-    """A new socket of ours in the net namespace that the descriptor `namespace` refers to;
-    `OSError`.
-    """
+    """Make a socket in the net namespace that the descriptor `namespace` refers to; `OSError`."""
     result: list[socket.socket] = []
     failed: list[OSError] = []
 
@@ -190,7 +188,7 @@ def socket_inside(namespace: int, family: int, kind: int, protocol: int = 0) -> 
         except OSError as error:
             failed.append(error)
 
-    # setns moves one thread; a thread that ends afterwards leaves the rest of us where we are.
+    # setns moves one thread: one that ends afterwards, while all others stay.
     thread = threading.Thread(target=enter, name="enter-netns")
     thread.start()
     thread.join()
@@ -200,10 +198,10 @@ def socket_inside(namespace: int, family: int, kind: int, protocol: int = 0) -> 
 
 
 def net_cookie(namespace: int) -> int:
-    """What tells the net namespace of that descriptor from every other one since the boot; 0:
-    nothing does (before Linux 5.14).
+    """Return the cookie of this net namespace, which is unique since the boot.
 
-    Its inode does not: the kernel gives it to the next namespace as soon as this one is gone.
+    0 if the kernel has none (before Linux 5.14). The inode is not unique: the kernel gives it to
+    the next namespace once this one is gone.
     """
     try:
         with socket_inside(namespace, socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -214,11 +212,11 @@ def net_cookie(namespace: int) -> int:
 
 
 def socket_beside(sock: socket.socket) -> socket.socket:
-    """A new socket of ours, of the same kind and in the net namespace of this one; `OSError`."""
+    """Make a socket of the same kind as `sock`, in its net namespace; `OSError`."""
     try:
         namespace = fcntl.ioctl(sock.fileno(), _SIOCGSKNS)
     except OSError:
-        # a kernel without network namespaces, or no right to ask
+        # a kernel without network namespaces, or no permission to ask
         return socket.socket(sock.family, sock.type)
     try:
         if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
@@ -229,9 +227,7 @@ def socket_beside(sock: socket.socket) -> socket.socket:
 
 
 def _dump(diag: socket.socket, request: bytes) -> Iterator[memoryview]:
-    """The payload of each message that answers a dump request; nothing where the kernel lacks that
-    table.
-    """
+    """Yield the payload of each message of a dump; nothing where the kernel lacks that table."""
     diag.send(
         _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0)
         + request
@@ -244,8 +240,8 @@ def _dump(diag: socket.socket, request: bytes) -> Iterator[memoryview]:
             if kind == _NLMSG_DONE:
                 return
             if kind == _NLMSG_ERROR:
-                # ENOENT, EINVAL, ...: that family's diag module is not there, so neither are its
-                # sockets listed
+                # ENOENT, EINVAL, ...: the diag module of that family is missing, so its sockets are
+                # not listed
                 return
             yield data[position + _HEADER.size : position + length]
             position += (length + 3) & ~3
@@ -269,9 +265,7 @@ def _address(family: int, raw: memoryview, port: int) -> Address:
 
 
 def plain_host(host: str) -> str:
-    """IPv4-mapped IPv6 addresses as IPv4: both ends of one connection may be of different
-    families.
-    """
+    """Return IPv4-mapped IPv6 addresses as IPv4: the ends of a connection may differ in family."""
     return host[7:] if host.startswith("::ffff:") and "." in host else host
 
 
@@ -282,7 +276,7 @@ def _inet(diag: socket.socket, family: int, protocol: int) -> Iterator[Socket]:
         local_port, peer_port = struct.unpack_from("!HH", message, 4)
         _expires, rqueue, wqueue, uid, inode = _INET_TAIL.unpack_from(message, 52)
         if inode == 0:
-            continue  # TIME_WAIT and connections nobody has accepted: they belong to no descriptor
+            continue  # TIME_WAIT and connections not accepted yet: they belong to no descriptor
         shutdown = _attributes(message, 72).get(8)
         peer = _address(family, message[24:40], peer_port)
         yield Socket(
@@ -301,27 +295,28 @@ def _inet(diag: socket.socket, family: int, protocol: int) -> Iterator[Socket]:
 
 
 def _takes(host: str, other: str, v6only: bool) -> bool:
-    """Whether a socket that is bound to `host` gets what comes to the address `other`."""
+    """Return whether a socket that is bound to `host` receives data for the address `other`."""
     if host == "0.0.0.0":
         return ":" not in other
     return host == other or (host == "::" and (":" in other or not v6only))
 
 
 def _of_tcp(diag: socket.socket, family: int, *states: int) -> Iterator[tuple[memoryview, Address]]:
-    """The messages of the TCP sockets in these states, and the local address of each."""
+    """Yield the messages of the TCP sockets in these states, and the local address of each."""
     request = struct.pack("=BBBxI", family, 6, 0, sum(1 << state for state in states)) + bytes(48)
     for message in list(_dump(diag, request)):
         yield message, _address(family, message[8:24], struct.unpack_from("!H", message, 4)[0])
 
 
 def end_waits(host: str, port: int, namespace: int | None = None, *, v6only: bool = False) -> bool:
-    """End what is left of connections that had this address (or, for a wildcard, this port) as
-    their own end and closed it first.
+    """End leftovers of connections whose local end was this address and was closed first.
 
-    TIME_WAIT, and FIN_WAIT2 of those that nobody has open: the peer has everything, and has only
-    not closed his end yet.  Nothing that a living listener would get: it is of that one's past.  In
-    the net namespace of that descriptor (None: ours).  Says whether there are some that have not
-    come so far yet, and will if their peers answer.  `OSError` where the kernel cannot do it.
+    For a wildcard address, all addresses with this port. The leftovers are TIME_WAIT, and FIN_WAIT2
+    of connections that no process has open: the peer has received everything, and only has not
+    closed its end yet. What a live listener would receive is left alone: it is that listener's.
+    `namespace`: a descriptor of the net namespace (None: ours). Returns whether there are some that
+    are not in these states yet, and will be if their peers answer. `OSError` where the kernel
+    cannot do it.
     """
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
     coming = False
@@ -351,7 +346,7 @@ def end_waits(host: str, port: int, namespace: int | None = None, *, v6only: boo
                     + request
                 )
                 (error,) = struct.unpack_from("=i", diag.recv(1 << 12), _HEADER.size)
-                if -error not in (0, errno.ENOENT):  # ENOENT: it has just run out
+                if -error not in (0, errno.ENOENT):  # ENOENT: it has just expired
                     raise OSError(-error, os.strerror(-error))
     return coming
 
@@ -367,7 +362,7 @@ def _unix(diag: socket.socket) -> Iterator[Socket]:
         raw = bytes(attributes.get(0, b""))
         queues = struct.unpack("=II", attributes[4]) if 4 in attributes else (0, 0)
         pending = attributes.get(3, memoryview(b""))
-        inode_there, device = struct.unpack("=II", attributes[1]) if 1 in attributes else (0, 0)
+        file_inode, device = struct.unpack("=II", attributes[1]) if 1 in attributes else (0, 0)
         yield Socket(
             inode=inode,
             family="unix",
@@ -381,7 +376,7 @@ def _unix(diag: socket.socket) -> Iterator[Socket]:
             else os.fsdecode(raw.split(b"\0")[0]),
             peer_inode=struct.unpack("=I", attributes[2])[0] if 2 in attributes else 0,
             pending=struct.unpack(f"={len(pending) // 4}I", pending),
-            file=(os.makedev(device >> 20, device & 0xFFFFF), inode_there),
+            file=(os.makedev(device >> 20, device & 0xFFFFF), file_inode),
             shutdown=attributes[6][0] if 6 in attributes else 0,
         )
 
@@ -418,8 +413,9 @@ def _netlink(diag: socket.socket) -> Iterator[Socket]:
 
 
 def unix_peer(sock: socket.socket) -> int:
-    """The inode of the other end of a unix socket, whichever net namespace it is of; 0 if it has
-    none.  `OSError`.
+    """Return the inode of the other end of a unix socket, in any net namespace.
+
+    0 if it has none. `OSError`.
     """
     inode = os.fstat(sock.fileno()).st_ino
     namespace = fcntl.ioctl(sock.fileno(), _SIOCGSKNS)
@@ -435,20 +431,17 @@ def unix_peer(sock: socket.socket) -> int:
 
 
 def unix_sockets(namespace: int | None = None) -> list[Socket]:
-    """Every unix socket of the net namespace that the descriptor refers to (None: ours);
-    `OSError`.
-    """
+    """Return every unix socket of the net namespace of this descriptor (None: ours); `OSError`."""
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
     with made(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
         return list(_unix(diag))
 
 
 def sockets(pid: int | None = None, namespace: int | None = None) -> list[Socket]:
-    """Every socket in the net namespace of `pid` (None: ours) that belongs to a descriptor and is
-    in sock_diag's tables.
+    """Return every socket of a net namespace that has a descriptor and is in sock_diag's tables.
 
-    Or in that of the descriptor `namespace`.  `NoSuchProcess`; `PlatformError` if the kernel does
-    not let us ask.
+    The namespace of `pid` (None: ours), or of the descriptor `namespace`. `NoSuchProcess`;
+    `PlatformError` if the kernel refuses the query.
     """
     kind = socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG
     try:

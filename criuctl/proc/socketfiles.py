@@ -1,14 +1,13 @@
-"""The files of unix sockets: where they are now, whatever the names were that the sockets were
-bound to.
+"""The files of unix sockets: where they are now, whatever names the sockets were bound to.
 
-A file may be renamed after bind(2), as programs do that publish a socket all at once, or be given
-another name and lose the first one, where another socket's must not be replaced; the socket's name
-stays what it was.  SIOCUNIXFILE opens the file itself.  Its path is told as the root of its mount
-namespace has it, which is where CRIU binds names again: it makes the sockets of a process before it
-puts it into its chroot.
+A file may be renamed after bind(2), as programs do that publish a socket in one step. It may also
+get another name and lose the first one, where another socket's file must not be replaced. The
+socket's name stays what it was. SIOCUNIXFILE opens the file itself. The path is given as seen from
+the root of its mount namespace, which is where CRIU binds names again: it makes the sockets of a
+process before it puts the process into its chroot.
 
-Whose socket has a name now is asked of the kernel by `at` and `abstract_taken`, and nobody notices;
-who that is, for a message, by `owner` and `abstract_owner`.
+`at` and `abstract_taken` ask the kernel whether a name is in use; no process notices it. `owner`
+and `abstract_owner` find the process that uses it, for messages.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .sockdiag import TYPES, Socket, socket_inside, unix_sockets
 from .sockets import outside_holders
 from .syscalls import borrow_socket
 
-# there is no such folder
+# the folder does not exist
 _NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 
 State = Literal["none", "dead", "alive", "other"]
@@ -38,10 +37,10 @@ _DELETED = " (deleted)"
 
 
 def bound_file(pid: int, fd: int, *, deleted: bool = False) -> str | None:
-    """The path of the file that this unix socket is bound to.
+    """Return the path of the file that this unix socket is bound to.
 
-    None if it has none, if it is gone by now, and if its file is deleted, unless where that was is
-    asked for, too.
+    None if it has no file, or the process is gone. None also if the file is deleted, unless
+    `deleted` asks for its last path.
     """
     found = _look(pid, fd)
     if found is None:
@@ -53,16 +52,15 @@ def bound_file(pid: int, fd: int, *, deleted: bool = False) -> str | None:
 
 
 def bound_inode(pid: int, fd: int) -> tuple[str, os.stat_result] | None:
-    """The file that this unix socket is bound to: its path as the kernel has it, and what it is."""
+    """Return the path, as the kernel shows it, and the status of the file of this unix socket."""
     return _look(pid, fd)
 
 
 def renamed(pid: int, fd: int, name: str) -> str | None:
-    """The path of the file of this socket, which was bound to the path `name`, if that leads there
-    no more.
+    """Return the present path of the file of a socket whose bound name no longer leads to it.
 
-    Of a file that has lost that name, another one is told that it has in the same folder.  None is
-    also the answer for one that has none any more.
+    For a file that has lost that name, another of its names in the same folder is returned. None if
+    the name still leads there, or if the file has no name any more.
     """
     found = _look(pid, fd)
     if found is None:
@@ -76,9 +74,7 @@ def renamed(pid: int, fd: int, name: str) -> str | None:
 
 
 def _other_name(pid: int, path: str, status: os.stat_result) -> str:
-    """Another name, beside `path`, of a file that is not called so any more; "" if none is
-    found.
-    """
+    """Return another name, next to `path`, of a file that lost that name; "" if none is found."""
     if not status.st_nlink:
         return ""
     folder = os.path.dirname(path)
@@ -87,7 +83,7 @@ def _other_name(pid: int, path: str, status: os.stat_result) -> str:
         if not os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt")):
             there = f"/proc/{pid}/root"
             if os.readlink(there) != "/":
-                # a chroot in a mount namespace of its own: the folder cannot be reached by its path
+                # a chroot in a mount namespace of its own: the folder is not reachable by its path
                 return ""
         with os.scandir(there + folder) as entries:
             odd = (e for e in entries if not (e.is_symlink() or e.is_dir() or e.is_file()))
@@ -98,13 +94,14 @@ def _other_name(pid: int, path: str, status: os.stat_result) -> str:
 
 
 def _is_deleted(path: str, status: os.stat_result) -> bool:
-    # one of its names may be deleted, and nobody knows the others
+    # one of its names may be deleted, and the others are unknown
     return not status.st_nlink or path.endswith(_DELETED)
 
 
 def _leads_to(pid: int, name: str, status: os.stat_result) -> bool:
-    """Whether this is another way to the file, over a symlink.  In a chroot it is none, for CRIU
-    goes it outside.
+    """Return whether `name` is another way to the file, over a symlink.
+
+    In a chroot it is not, because CRIU resolves it outside.
     """
     try:
         return os.readlink(f"/proc/{pid}/root") == "/" and os.path.samestat(
@@ -134,17 +131,16 @@ def _look(pid: int, fd: int) -> tuple[str, os.stat_result] | None:
 
 
 def at(path: str) -> State:
-    """What is at this path: nothing, the file of a socket that is gone, that of a living one, or a
-    file of another kind.
+    """Return the state of a path: nothing, the file of a closed or of a live socket, another file.
 
-    The last component is not followed.  A datagram socket of ours that is connected to a living
-    socket is none that this one hears of, and of whichever net namespace it is, it is found; to one
-    of another type it is not even connected.
+    The last component is not followed. The kernel's answer to connecting a datagram socket of ours
+    is used. The other socket does not notice that, and one of another type is not even connected.
+    It is found whichever net namespace it is in.
     """
     try:
         folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        return "none" if error.errno in _NOWHERE else "alive"  # nobody knows
+        return "none" if error.errno in _NOWHERE else "alive"  # unknown
     try:
         name = os.path.basename(path)
         try:
@@ -161,8 +157,7 @@ def at(path: str) -> State:
             if not stat.S_ISSOCK(os.fstat(file).st_mode):
                 return "other"
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-                # The path, and the name alone, may be longer than what can be written before it
-                # leaves room for.
+                # The path, and the name alone, may be longer than what fits into an address.
                 code = probe.connect_ex(f"/proc/self/fd/{file}")
         finally:
             os.close(file)
@@ -170,21 +165,23 @@ def at(path: str) -> State:
             return "none"
         return "dead" if code == errno.ECONNREFUSED else "alive"
     except OSError:
-        return "alive"  # nobody knows: it is not to be touched
+        return "alive"  # unknown: it must not be touched
     finally:
         os.close(folder)
 
 
 def owner(path: str) -> tuple[int, int] | None:
-    """(PID, descriptor) of a process that has the socket to which the file at this path belongs, in
-    whatever net namespace.
+    """Return (PID, descriptor) of a process that has the socket of the file at this path.
+
+    Whichever net namespace it is in.
     """
     return owners([path]).get(path)
 
 
 def owners(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """The same for each of these paths, where there is one; every descriptor of the host is looked
-    at once.
+    """Return the owner, as `owner` does, of each of these paths that has one.
+
+    Every descriptor of the host is read once for all.
     """
     sought: dict[int, list[tuple[str, int]]] = {}
     for path in paths:
@@ -196,9 +193,9 @@ def owners(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
     for found in _namespaces() if left else ():
         for s in found:
             if s.type != "dgram" and s.state == "established":
-                continue  # one that was accepted bears the file of its listener
+                continue  # an accepted connection has the file of its listener
             for path, device in sought.get(s.file[1], ()):
-                # On overlays and btrfs the kernel knows another device than stat does.
+                # On overlays and btrfs the kernel shows another device here than stat does.
                 if s.file[0] == device or os.path.basename(s.name) == os.path.basename(path):
                     sockets[s.inode] = path
                     left.discard(path)
@@ -208,7 +205,7 @@ def owners(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
 
 
 def _namespaces() -> Iterator[list[Socket]]:
-    """The unix sockets of each net namespace that some process is in, ours first."""
+    """Yield the unix sockets of each net namespace that has processes, ours first."""
     own = os.stat("/proc/self/ns/net").st_ino
     seen = {own}
     with suppress(OSError):
@@ -225,8 +222,9 @@ def _namespaces() -> Iterator[list[Socket]]:
 
 
 def abstract_taken(name: bytes, kind: int, namespace: int | None = None) -> bool:
-    """Whether a socket of this type cannot be bound to an abstract name, in the net namespace of
-    that descriptor (None: ours).
+    """Return whether an abstract name is in use for this type of socket.
+
+    `namespace`: a descriptor of the net namespace (None: ours).
     """
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
     with made(socket.AF_UNIX, kind, 0) as probe:
@@ -238,11 +236,13 @@ def abstract_taken(name: bytes, kind: int, namespace: int | None = None) -> bool
 
 
 def abstract_owner(name: bytes, kind: int, namespace: int | None = None) -> tuple[int, int] | None:
-    """(PID, descriptor) of a process that has the socket of this type and abstract name."""
-    told = "@" + os.fsdecode(name[1:])
+    """Return (PID, descriptor) of a process that has the socket of this type and abstract name."""
+    shown = "@" + os.fsdecode(name[1:])
     with suppress(OSError):
         inodes = [
-            s.inode for s in unix_sockets(namespace) if s.name == told and s.type == TYPES.get(kind)
+            s.inode
+            for s in unix_sockets(namespace)
+            if s.name == shown and s.type == TYPES.get(kind)
         ]
         return next(iter(outside_holders(inodes).values()), None) if inodes else None
     return None

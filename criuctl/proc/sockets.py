@@ -1,16 +1,16 @@
-"""The sockets of a tree, and who is at their other ends.
+"""The sockets of a tree, and the processes at their other ends.
 
 `tree_sockets` joins the descriptors of a tree with the kernel's tables (`sockdiag`): each socket
-that the tree holds, its holders, and whether its peer is held by the tree too.  The connections
+that the tree holds, its holders, and whether its peer is held by the tree too. The connections
 record, the preflight and ``criuctl connections`` use it; `sockets` lists a whole net namespace.
 
 - TCP peers are matched by their four-tuple (IPv4-mapped addresses as IPv4), unix peers by inode.
-  The other end of a connected UDP socket is also one that is only bound, as servers' are: to that
+  A connected UDP socket also has as its peer a socket that is only bound, as servers' are: to that
   address, or to every one.  A TCP connection that its server has not accepted yet has no inode at
   that end: the peer is then the listener's queue, `Peer.QUEUED`, when the listener is in the tree.
-- What the tables do not list is asked of a borrowed duplicate of the descriptor (pidfd_getfd) with
-  SO_DOMAIN, SO_TYPE and SO_PROTOCOL.
-- The picture is taken while the tree runs; on a frozen tree it is exact.
+- Sockets that the tables do not list are queried by a borrowed duplicate of the descriptor
+  (pidfd_getfd) with SO_DOMAIN, SO_TYPE and SO_PROTOCOL.
+- The result may be outdated while the tree runs; on a frozen tree it is exact.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _ANY = ("0.0.0.0", "::")
 class Peer(Enum):
     """Where the other end of a socket is."""
 
-    NONE = "none"  # it has none: listening, unconnected, or the other end is closed
+    NONE = "none"  # no peer: listening, unconnected, or the other end is closed
     INSIDE = "inside"  # held by a process of the tree
     QUEUED = "queued"  # waits in the accept queue of a listening socket of the tree
     OUTSIDE = "outside"  # another process, another host, or unknown
 
 
 class TreeSocket(NamedTuple):
-    """A socket that the tree holds, and what is known of its other end."""
+    """A socket that the tree holds, and what is known about its other end."""
 
     socket: Socket
     net_namespace: int
@@ -62,10 +62,10 @@ class TreeSocket(NamedTuple):
     where: Peer
     peer_holders: tuple[tuple[int, int], ...] = ()  # in the tree
     peer_name: str = ""  # unix: the name of the peer, or of the listener that it came from
-    # of the other end, or of the listener in whose queue it waits, where the tables have it
+    # inode of the other end, or of the listener in whose queue it waits, if the tables have it
     peer_inode: int = 0
     waiting: bool = False  # OUTSIDE: the other end is in a listener's queue
-    loopback: bool = False  # internet: both addresses are this host's
+    loopback: bool = False  # internet: both addresses belong to this host
 
     @property
     def pid(self) -> int:
@@ -79,7 +79,7 @@ class TreeSocket(NamedTuple):
 
 
 def _ask_descriptor(pid: int, descriptor: Descriptor) -> Socket:
-    """What a socket that sock_diag does not list is, asked of a duplicate of it."""
+    """Return the properties of a socket that sock_diag does not list, from a duplicate of it."""
     with reading(pid):
         pidfd = open_pidfd(pid)
         try:
@@ -129,10 +129,9 @@ def _tcp_state(borrowed: socket.socket, connected: bool) -> str:
 
 
 def tree_sockets(opened: Mapping[int, Sequence[Descriptor]]) -> list[TreeSocket]:
-    """Every socket that the processes in `opened` (PID -> its descriptors) hold, sorted by first
-    holder.
+    """Return every socket that the processes in `opened` hold, sorted by first holder.
 
-    Processes and descriptors that are gone by now are left out.
+    `opened`: PID -> its descriptors. Processes and descriptors that are gone by now are left out.
     """
     holders: dict[int, list[tuple[int, int]]] = {}
     where_from: dict[int, tuple[int, Descriptor]] = {}
@@ -150,7 +149,7 @@ def tree_sockets(opened: Mapping[int, Sequence[Descriptor]]) -> list[TreeSocket]
         for descriptor in ours:
             holders.setdefault(descriptor.inode, []).append((pid, descriptor.fd))
             where_from.setdefault(descriptor.inode, (pid, descriptor))
-    # inode -> (namespace, socket); everyone's, for the peers' names
+    # inode -> (namespace, socket); of all processes, for the peers' names
     known: dict[int, tuple[int, Socket]] = {}
     own = namespaces("self").get("net")
     for namespace, pid in asked.items():
@@ -237,7 +236,7 @@ def _join(
                 )
             elif (
                 s.type == "stream"
-                and not other  # whose inode is known, has been accepted
+                and not other  # a client whose inode is known has been accepted
                 and (
                     (namespace, s.peer) in listeners
                     or (loopback and (namespace, s.peer.port) in listener_ports)
@@ -253,8 +252,9 @@ def _join(
 def _receivers(
     mine: Mapping[int, tuple[int, Socket]], known: Mapping[int, tuple[int, Socket]]
 ) -> dict[tuple[int, str, Address], int]:
-    """Datagram sockets that are bound and not connected, by namespace, protocol and address; ours
-    before everyone's.
+    """Return the bound, unconnected datagram sockets by namespace, protocol and address.
+
+    Sockets of the tree come before those of other processes.
     """
     return {
         (namespace, s.protocol, s.local): s.inode
@@ -274,10 +274,10 @@ def _is_loopback(host: str) -> bool:
 def outside_holders(
     inodes: Iterable[int], inside: Iterable[int] = ()
 ) -> dict[int, tuple[int, int]]:
-    """Socket inode -> (PID, fd) of a process that holds it, `inside` not searched.
+    """Return socket inode -> (PID, fd) of a process that holds it, except the processes `inside`.
 
-    Looks at every descriptor of the host: for error messages, not for every day.  What may not be
-    looked at is skipped.
+    Reads every descriptor of the host: for error messages, not for normal operation. Processes that
+    may not be read are skipped.
     """
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     skip = set(inside)
@@ -293,5 +293,5 @@ def outside_holders(
                 if inode:
                     found.setdefault(inode, (pid, int(name)))
         except OSError:
-            continue  # gone meanwhile, or not ours to look at
+            continue  # gone meanwhile, or no permission to look
     return found

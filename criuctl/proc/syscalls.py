@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-_SYS_PIDFD_GETFD = 438  # the same number on every architecture: it is newer than their unification
+_SYS_PIDFD_GETFD = 438  # the same on every architecture, as for all new system calls
 _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _SYS_KCMP = {"x86_64": 312, "aarch64": 272}
 _SYS_IOPRIO_SET, _SYS_IOPRIO_GET = {"x86_64": 251, "aarch64": 30}, {"x86_64": 252, "aarch64": 31}
@@ -64,28 +64,28 @@ def _checked(result: int) -> int:
 
 
 def pidfd_getfd(pidfd: int, fd: int) -> int:
-    """A second descriptor, close-on-exec, of what descriptor `fd` of the process behind `pidfd` is
-    open on.
+    """Return a duplicate, close-on-exec, of descriptor `fd` of the process behind `pidfd`.
 
-    Needs the right to ptrace that process.  EBADF: it has no such descriptor.
+    Needs the right to ptrace that process. EBADF: it has no such descriptor.
     """
     return _checked(_c().syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0))
 
 
 def io_priority(tid: int) -> int:
-    """The priority of a thread's input and output: its class, shifted by 13 bits, and the level
-    within; 0 if it has none.
+    """Return the I/O priority of a thread: its class, shifted by 13 bits, and the level.
+
+    0 for none.
     """
     return _checked(_c().syscall(_known(_SYS_IOPRIO_GET), _IOPRIO_WHO_PROCESS, tid))
 
 
 def set_io_priority(tid: int, priority: int) -> None:
-    """Give a thread another one; the class for real time needs CAP_SYS_ADMIN or CAP_SYS_NICE."""
+    """Set the I/O priority of a thread; the real-time class needs CAP_SYS_ADMIN or CAP_SYS_NICE."""
     _checked(_c().syscall(_known(_SYS_IOPRIO_SET), _IOPRIO_WHO_PROCESS, tid, priority))
 
 
 def _known(numbers: Mapping[str, int]) -> int:
-    """The number of a system call on this machine; ENOSYS if none is known."""
+    """Return the number of a system call on this machine; ENOSYS if it is unknown."""
     number = numbers.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -93,7 +93,7 @@ def _known(numbers: Mapping[str, int]) -> int:
 
 
 def has_userfaultfd() -> bool:
-    """Whether the kernel lets us handle page faults of others."""
+    """Return whether the kernel lets us handle page faults of other processes."""
     number = _SYS_USERFAULTFD.get(os.uname().machine)
     if number is None:
         return False
@@ -105,17 +105,21 @@ def has_userfaultfd() -> bool:
 
 
 def shares(one: int, other: int, what: int, *, unknown: bool = True) -> bool:
-    """Whether two tasks have the same memory (`KCMP_VM`), table of descriptors (`KCMP_FILES`),
-    working folder, root and umask (`KCMP_FS`), or signal handlers (`KCMP_SIGHAND`); `unknown` where
-    the kernel does not tell, or one of them has ended."""
+    """Return whether two tasks share a resource.
+
+    `unknown` if the kernel does not say or one has ended. `what`: memory (`KCMP_VM`), the table of
+    descriptors (`KCMP_FILES`), working folder, root and umask (`KCMP_FS`), or signal handlers
+    (`KCMP_SIGHAND`).
+    """
     number = _SYS_KCMP.get(os.uname().machine)
     answer = -1 if number is None else int(_c().syscall(number, one, other, what, 0, 0))
     return unknown if answer < 0 else not answer
 
 
 def same_file(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether two descriptors, each (PID, number), are of the same open file; False where the
-    kernel does not tell.
+    """Return whether two descriptors, each (PID, number), refer to one open file.
+
+    False where the kernel does not say.
     """
     number = _SYS_KCMP.get(os.uname().machine)
     return (
@@ -128,10 +132,10 @@ def same_file(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def is_watched(pid: int, epoll: int, number: int, nth: int, fd: int) -> bool:
-    """Whether `fd` of a process is what its descriptor `epoll` watches as `number`, the `nth` time
-    (from 0) that it does.
+    """Return whether the `nth` entry (from 0) for `number` in the descriptor `epoll` watches `fd`.
 
-    `OSError`: it has no such descriptor, it watches nothing as that, or the kernel does not tell.
+    All are descriptors of the process `pid`. `OSError`: it has no such descriptor, there is no such
+    entry, or the kernel does not say.
     """
     kcmp = _SYS_KCMP.get(os.uname().machine)
     if kcmp is None:
@@ -141,7 +145,8 @@ def is_watched(pid: int, epoll: int, number: int, nth: int, fd: int) -> bool:
 
 
 def handle_of(fd: int) -> tuple[int, bytes]:
-    """(kind, handle) of an open file, by which `open_by_handle` finds it again under whatever name;
+    """Return (kind, handle) of an open file, by which `open_by_handle` finds it under any name.
+
     EOPNOTSUPP: it has none.
     """
     mount = ctypes.c_int()
@@ -152,35 +157,35 @@ def handle_of(fd: int) -> tuple[int, bytes]:
 
 
 def open_by_handle(mount: int, kind: int, handle: bytes) -> int:
-    """An O_PATH descriptor of the file of this handle, below a folder's mount
-    (name_to_handle_at(2), and ``/proc``).
+    """Return an O_PATH descriptor of the file with this handle, on a folder's mount.
+
+    By name_to_handle_at(2), and ``/proc``.
     """
     packed = struct.pack("=Ii", len(handle), kind) + handle
     return _checked(_c().open_by_handle_at(mount, packed, os.O_PATH | os.O_CLOEXEC))
 
 
 def setns(fd: int, nstype: int = 0) -> None:
-    """Move the calling *thread* into the namespace that `fd` stands for (or those of a pidfd, by
-    flags).
-    """
+    """Move the calling *thread* into the namespace of `fd` (or those of a pidfd, by flags)."""
     _checked(_c().setns(fd, nstype))
 
 
 def unshare(flags: int) -> None:
-    """Give the calling thread namespaces of its own (CLONE_NEW... flags)."""
+    """Give the calling thread new namespaces (CLONE_NEW... flags)."""
     _checked(_c().unshare(flags))
 
 
 def semaphore_user(number: int, place: int) -> int:
-    """PID of the last process that used this semaphore of the System V set `number`; 0 for none
-    that this namespace knows.
+    """Return the PID of the last process that used this semaphore of the System V set `number`.
+
+    0 if it is not in this PID namespace.
     """
     return _checked(_c().semctl(number, place, _SEM_GETPID))
 
 
 def remove_shared_memory(*numbers: int) -> None:
-    """Have System V shared memory segments end with their last user, in the IPC namespace of the
-    calling thread.
+    """Let System V shared memory segments end with their last user, in this thread's IPC
+    namespace.
     """
     for number in numbers:
         _checked(_c().shmctl(number, _IPC_RMID, None))
@@ -201,30 +206,30 @@ def bind_mount(source: str, target: str) -> None:
 
 
 def set_child_subreaper(on: bool) -> None:
-    """Whether orphans below this process become its children instead of init's."""
+    """Set whether orphans below this process become its children instead of init's."""
     _checked(_c().prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0))
 
 
 def set_parent_death_signal(number: int) -> None:
-    """The signal that this process gets when the thread that has forked it ends; 0 for none."""
+    """Set the signal that this process gets when the thread that forked it ends; 0 for none."""
     _checked(_c().prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0))
 
 
 def is_child_subreaper() -> bool:
-    """Whether this process is a child subreaper."""
+    """Return whether this process is a child subreaper."""
     value = ctypes.c_int()
     _checked(_c().prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0))
     return bool(value.value)
 
 
 def address_of(buffer: bytearray | memoryview | mmap.mmap) -> int:
-    """Where this writable memory of ours begins."""
+    """Return the address of this writable memory of ours."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 @contextmanager
 def borrowed(pid: int, fd: int) -> Iterator[int]:
-    """A descriptor of our own, for as long, of what process `pid` has open as `fd`."""
+    """Yield a duplicate of descriptor `fd` of process `pid`, closed at the end of the block."""
     pidfd = os.pidfd_open(pid)
     try:
         own = pidfd_getfd(pidfd, fd)
@@ -237,8 +242,9 @@ def borrowed(pid: int, fd: int) -> Iterator[int]:
 
 
 def tee(source: int, target: int, size: int) -> int:
-    """How many of at most `size` bytes that are in one pipe were put into another one as well; does
-    not wait (EAGAIN).
+    """Copy at most `size` bytes from one pipe to another without removing them; return how many.
+
+    Does not wait (EAGAIN).
     """
     return _checked(_c().tee(source, target, ctypes.c_size_t(size), _SPLICE_F_NONBLOCK))
 
@@ -252,30 +258,28 @@ def timerfd_settime(fd: int, flags: int, value: int, interval: int) -> None:
 
 
 def timerfd_gettime(fd: int) -> None:
-    """Have the kernel count the expiries of a periodic timer descriptor up to now and go on from
-    there; nothing is read.
+    """Make the kernel count the expiries of a periodic timer descriptor up to now.
+
+    Nothing is read.
     """
     _checked(_c().timerfd_gettime(fd, ctypes.create_string_buffer(32)))
 
 
 def getsockopt_of(fd: int, level: int, option: int, value: bytearray) -> None:
-    """getsockopt(2) of an option that is told in `value` what is asked for, or of which only the
-    size is (an empty one); the answer is put in its place."""
+    """Call getsockopt(2); `value` holds the option's argument and size, and receives the answer."""
     size = ctypes.c_uint32(len(value))
     place = ctypes.c_void_p(address_of(value)) if value else None
     _checked(_c().getsockopt(fd, level, option, place, ctypes.byref(size)))
 
 
 def disconnect(fd: int) -> None:
-    """Dissolve a socket's association (connect to AF_UNSPEC), after which it can be connected
-    anew.
-    """
+    """Dissolve a socket's association (connect to AF_UNSPEC), so that it can be connected again."""
     address = (0).to_bytes(16, sys.byteorder)  # struct sockaddr whose family is AF_UNSPEC
     _checked(_c().connect(fd, address, len(address)))
 
 
 def borrow_socket(pidfd: int, fd: int) -> socket.socket:
-    """`pidfd_getfd` of a socket, as a Python socket; closing it does not close the process's own.
+    """Return `pidfd_getfd` of a socket, as a Python socket; closing it leaves the process's open.
 
     The caller must close it soon: while it is open, a close by the process does not end the
     connection.
@@ -284,7 +288,7 @@ def borrow_socket(pidfd: int, fd: int) -> socket.socket:
     try:
         return socket.socket(fileno=borrowed)
     except OSError as error:
-        # of a family without names (AF_XDP), which Python asks for one to know the family
+        # a family without names (AF_XDP): Python reads a name to learn the family
         if error.errno == errno.EOPNOTSUPP:
             return socket.socket(socket.AF_UNIX, socket.SOCK_RAW, 0, fileno=borrowed)
         os.close(borrowed)

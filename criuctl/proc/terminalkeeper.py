@@ -1,8 +1,9 @@
-"""Keeps the master of a terminal that nobody works on: a program of its own, ``python
-terminalkeeper.py FD``.
+"""Keep the master of an unused terminal.
 
-A restored tree may have more terminals than its holder takes.  They must not hang up, and what is
-printed on them must not stop the program: it is read and forgotten.  It ends when nobody has the
+A separate program: ``python terminalkeeper.py FD``.
+
+A restored tree may have more terminals than its holder takes. They must not hang up, and output to
+them must not block the program: it is read and discarded. The program ends when no process has the
 terminal open any more.
 """
 

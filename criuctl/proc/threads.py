@@ -1,7 +1,7 @@
-"""Work in threads: one thing for many items at once, or one thing after another beside the caller.
+"""Work in threads: one function for many items at once, or a queue of work next to the caller.
 
-``concurrent.futures`` can do both; every command that stores something would pay for loading it
-(with ``logging``, which it loads) as much as for all of its threads.
+``concurrent.futures`` can do both, but loading it (with ``logging``, which it loads) would cost
+every command that stores something as much time as all of its threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class Later(Generic[R]):
-    """The result of a piece of work, once it is there."""
+    """The result of a piece of work, available once it is done."""
 
     def __init__(self, work: Callable[[], R]) -> None:
         self._work = work
@@ -27,16 +27,16 @@ class Later(Generic[R]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it."""
+        """Do the work."""
         try:
             self._result = self._work()
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # raised again in result()
             self._error = error
         finally:
             self._done.set()
 
     def result(self) -> R:
-        """Wait for it; raises what the work raised."""
+        """Wait for the result; raises what the work raised."""
         self._done.wait()
         if self._error is not None:
             raise self._error
@@ -44,9 +44,7 @@ class Later(Generic[R]):
 
 
 class Beside:
-    """One thread that does what it is given, in that order; all of it is done when the block is
-    left.
-    """
+    """A thread that does its work in order; all of it is done when the block is left."""
 
     def __init__(self, name: str) -> None:
         self._work: SimpleQueue[Later[Any] | None] = SimpleQueue()
@@ -66,7 +64,7 @@ class Beside:
         self._thread.join()
 
     def do(self, work: Callable[[], R]) -> Later[R]:
-        """Let the thread do this, too."""
+        """Queue this work for the thread."""
         later = Later(work)
         self._work.put(later)
         return later
@@ -77,11 +75,10 @@ class Beside:
 
 
 def in_parallel(work: Callable[[T], R], items: Iterable[T], threads: int, name: str) -> list[R]:
-    """`work` of each of `items`, in their order, by so many threads at most, the caller's among
-    them.
+    """Return the results of `work` for each of `items`, in their order.
 
-    The first error ends it, once all have stopped.  Where no more threads can be started, those
-    that there are do it.
+    At most `threads` threads do it, the caller's among them. The first error ends it, once all have
+    stopped. Where no more threads can be started, the existing ones do all the work.
     """
     waiting = list(items)
     found: list[Any] = [None] * len(waiting)
@@ -121,7 +118,8 @@ def in_parallel(work: Callable[[T], R], items: Iterable[T], threads: int, name: 
 
 
 def side_by_side(name: str, *pieces: Callable[[], Any]) -> list[Any]:
-    """Several pieces of work, a thread for each: their results, in this order; errors as those of
-    `in_parallel`.
+    """Do several pieces of work, each in a thread; return their results in order.
+
+    Errors as those of `in_parallel`.
     """
     return in_parallel(lambda piece: piece(), pieces, len(pieces), name)

@@ -1,14 +1,14 @@
-"""Process trees: who is in one, and what each process says of itself.
+"""Process trees: which processes are in one, and the properties of each.
 
-A process is identified by PID *and* start time (`ProcessIdentity`): a PID alone may be somebody
-else's by the time it is used.  `read_tree` walks ``/proc/PID/task/TID/children`` (all threads: the
-kernel files a child under the thread that forked it).  That file can skip entries while siblings
-exit, and a running tree forks while we walk, so the walk is repeated until two walks in a row saw
-the same processes; on a frozen tree the second walk is the proof.  Kernels without
+A process is identified by PID *and* start time (`ProcessIdentity`): a PID alone may belong to
+another process by the time it is used. `read_tree` walks ``/proc/PID/task/TID/children`` (all
+threads: the kernel files a child under the thread that forked it). That file can skip entries while
+siblings exit, and a running tree forks during the walk, so the walk is repeated until two walks in
+a row saw the same processes; on a frozen tree the second walk is the proof. Kernels without
 CONFIG_PROC_CHILDREN get a scan of all parent PIDs.
 
-Open descriptors and mappings are read apart (`descriptors`, `mappings`): they cost more than all
-the rest.
+Open descriptors and mappings are read separately (`descriptors`, `mappings`): they cost more than
+all the rest.
 """
 
 from __future__ import annotations
@@ -41,27 +41,26 @@ __all__ = [
 
 _PF_EXITING, _PF_KTHREAD = 0x00000004, 0x00200000
 _KILLED = 1 << signal.SIGKILL - 1  # in a set of signals
-_MAX_WALKS = 20  # a tree that forks faster than this is read as last seen; the freeze settles it
-_WATCHED = 64  # processes for each of which there is a descriptor for certain
+# a tree that forks faster than this is returned as last seen; the freeze settles it
+_MAX_WALKS = 20
+_WATCHED = 64  # for so many processes there are certainly enough descriptors
 _DELETED = " (deleted)"
-_CHILDREN = "children"  # the file below a thread's folder; there with CONFIG_PROC_CHILDREN
+_CHILDREN = "children"  # the file in a thread's folder; exists with CONFIG_PROC_CHILDREN
 
 
 class ProcessIdentity(NamedTuple):
-    """One process, never its successor under the same PID."""
+    """The identity of one process, which never matches a successor under the same PID."""
 
     pid: int
     start_time: int  # clock ticks since boot, field 22 of /proc/PID/stat
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
-        """The identity of the process that has this PID now; `NoSuchProcess`."""
+        """Return the identity of the process that has this PID now; `NoSuchProcess`."""
         return cls(pid, _Stat.of(pid).start_time)
 
     def state(self) -> str | None:
-        """Its state letter as in /proc/PID/stat ("Z" is a zombie), None when it is gone and
-        reaped.
-        """
+        """Return its state letter as in /proc/PID/stat ("Z": a zombie), None once it is reaped."""
         try:
             stat = _Stat.of(self.pid)
         except NoSuchProcess:
@@ -69,16 +68,17 @@ class ProcessIdentity(NamedTuple):
         return stat.state if stat.start_time == self.start_time else None
 
     def exists(self) -> bool:
-        """Whether its PID is still taken by it, be it as a zombie."""
+        """Return whether the process still has its PID, running or as a zombie."""
         return self.state() is not None
 
     def alive(self) -> bool:
-        """Whether it runs, sleeps or is stopped; a zombie is not alive."""
+        """Return whether the process runs, sleeps or is stopped; a zombie is not alive."""
         return self.state() not in (None, "Z", "X", "x")
 
     def doomed(self) -> bool:
-        """Whether none of its instructions runs any more: it is gone, or killed and about to be,
-        which much memory can delay.
+        """Return whether none of its instructions runs any more.
+
+        It is gone, or it was killed and is about to end, which can take long with much memory.
         """
         try:
             stat, status = _Stat.of(self.pid), read_text(self.pid, "status")
@@ -96,9 +96,12 @@ class ProcessIdentity(NamedTuple):
         )
 
     def open_pidfd(self) -> int:
-        """A pidfd of this very process, close-on-exec; the caller closes it.  `NoSuchProcess`."""
+        """Return a pidfd of this very process, close-on-exec.
+
+        The caller closes it. `NoSuchProcess`.
+        """
         fd = open_pidfd(self.pid)
-        if not self.exists():  # the PID may have changed hands before we opened it, not after
+        if not self.exists():  # the PID may have been reused before the open, not after it
             os.close(fd)
             raise NoSuchProcess(f"there is no process with PID {self.pid} any more")
         return fd
@@ -121,7 +124,7 @@ class _Stat(NamedTuple):
     @classmethod
     def of(cls, pid: int) -> _Stat:
         data = read_bytes(pid, "stat")
-        # The command may hold anything, parentheses and newlines included: the last ")" ends it.
+        # The command may hold any character, also parentheses and newlines: the last ")" ends it.
         opening, closing = data.index(b"("), data.rindex(b")")
         f = data[closing + 2 :].split()
         return cls(
@@ -139,9 +142,7 @@ class _Stat(NamedTuple):
 
 
 class Process(NamedTuple):
-    """What one process of a tree says of itself.  PIDs are as criuctl's own PID namespace sees
-    them.
-    """
+    """The properties of one process of a tree. PIDs are those of criuctl's own PID namespace."""
 
     pid: int
     ns_pids: tuple[int, ...]  # its PID in each PID namespace, ours first, its own last
@@ -172,7 +173,7 @@ class Process(NamedTuple):
 
     @property
     def ns_pid(self) -> int:
-        """Its PID as it sees it itself."""
+        """Its PID in its own PID namespace."""
         return self.ns_pids[-1]
 
     @property
@@ -187,7 +188,7 @@ class Process(NamedTuple):
 
     @property
     def zombie(self) -> bool:
-        """Dead, not reaped."""
+        """Whether it is dead and not reaped."""
         return self.state in "ZXx"
 
     def __str__(self) -> str:
@@ -200,7 +201,7 @@ def _ids(value: bytes) -> tuple[int, int, int, int]:
 
 
 def _link_or_empty(pid: int, name: str) -> str:
-    """The link of a process that is known to be there; zombies and kernel threads have none."""
+    """Return the link of a process that exists; zombies and kernel threads have none."""
     try:
         return read_link(pid, name)
     except NoSuchProcess:
@@ -208,8 +209,9 @@ def _link_or_empty(pid: int, name: str) -> str:
 
 
 def read_process(pid: int) -> Process:
-    """Everything `Process` holds, read now.  `NoSuchProcess`, `PreflightRefused` (not allowed to
-    look).
+    """Read all properties of a process now.
+
+    `NoSuchProcess`, `PreflightRefused` (no permission to look).
     """
     stat = _Stat.of(pid)
     status: dict[bytes, bytes] = {}
@@ -219,7 +221,7 @@ def read_process(pid: int) -> Process:
     exe = _link_or_empty(pid, "exe")
     cwd = _link_or_empty(pid, "cwd")
     cmdline = read_text(pid, "cmdline")
-    # Unlike a missing link, a changed start time means that the PID now is another process's.
+    # Unlike a missing link, a changed start time means that the PID now belongs to another process.
     if _Stat.of(pid).start_time != stat.start_time:
         raise NoSuchProcess(f"there is no process with PID {pid} any more")
     return Process(
@@ -248,7 +250,7 @@ def read_process(pid: int) -> Process:
 
 
 def children(pid: int) -> list[int]:
-    """PIDs of the children of all threads of `pid`, ascending; `NoSuchProcess`."""
+    """Return the PIDs of the children of all threads of `pid`, ascending; `NoSuchProcess`."""
     with reading(pid):
         threads = os.listdir(f"/proc/{pid}/task")
     found: set[int] = set()
@@ -259,7 +261,8 @@ def children(pid: int) -> list[int]:
             if not _kernel_lists_children():
                 return _children_by_scan(pid)
         except ProcessLookupError:
-            # the thread ended; its children are another thread's by now, the next walk sees them
+            # the thread ended; its children belong to another thread now, and the next walk finds
+            # them
             pass
     return sorted(found)
 
@@ -280,8 +283,9 @@ def _children_by_scan(parent: int) -> list[int]:
 
 
 def members(numbers: Collection[int]) -> dict[int, list[int]]:
-    """Of these numbers those that are a process group's or a session's here, and the processes that
-    are in it.
+    """Return the processes in each of these process groups and sessions.
+
+    Numbers that are no process group or session here are left out.
     """
     found: dict[int, list[int]] = {}
     for pid in all_pids():
@@ -296,7 +300,7 @@ def members(numbers: Collection[int]) -> dict[int, list[int]]:
 
 
 def running_for(pid: int, seconds: float) -> bool:
-    """Whether the process has run for so long: then it had this PID that long ago."""
+    """Return whether the process has run for that long, so that it had this PID at that time."""
     try:
         started = ProcessIdentity.of(pid).start_time / os.sysconf("SC_CLK_TCK")
     except NoSuchProcess:
@@ -305,7 +309,7 @@ def running_for(pid: int, seconds: float) -> bool:
 
 
 def walk(root: int) -> list[int]:
-    """PIDs of the tree, root first, parents before children, siblings ascending."""
+    """Return the PIDs of the tree, root first, parents before children, siblings ascending."""
     order, seen, position = [root], {root}, 0
     while position < len(order):
         try:
@@ -321,10 +325,10 @@ def walk(root: int) -> list[int]:
 
 
 def read_tree(root: int) -> list[Process]:
-    """The process `root` and all its descendants, root first, parents before children.
+    """Return the process `root` and all its descendants, root first, parents before children.
 
-    Zombies are included.  Raises `NoSuchProcess` if the root does not exist, `PreflightRefused` if
-    the kernel does not let us look.
+    Zombies are included. Raises `NoSuchProcess` if the root does not exist, `PreflightRefused` if
+    the kernel does not permit reading it.
     """
     before: list[int] = []
     tree: list[Process] = []
@@ -344,12 +348,12 @@ def read_tree(root: int) -> list[Process]:
 
 
 def wait_gone(identities: Iterable[ProcessIdentity], timeout: float) -> list[ProcessIdentity]:
-    """Wait until all these processes are gone *and reaped*; returns those that are still there
-    after `timeout`.
+    """Wait until all these processes are gone *and reaped*.
 
-    A zombie still holds its PID, which is what a restore cares about, so it counts as there.  The
-    exit is awaited on a pidfd, that of so many; between exit and reaping, of which the kernel tells
-    nobody but the parent, the state is polled with a bounded backoff.
+    Return those still there after `timeout`. A zombie still holds its PID, which matters for a
+    restore, so it counts as there. The exit is awaited on pidfds, for a limited number of
+    processes. The kernel reports reaping only to the parent, so between exit and reaping the state
+    is polled with a bounded backoff.
     """
     deadline = time.monotonic() + timeout
     left = [identity for identity in identities if identity.exists()]
@@ -385,8 +389,9 @@ def wait_gone(identities: Iterable[ProcessIdentity], timeout: float) -> list[Pro
 
 
 def wait_ended(identities: Iterable[ProcessIdentity], timeout: float) -> list[ProcessIdentity]:
-    """Wait until none of these processes runs any more, reaped or not; returns those that still do
-    after `timeout` seconds.
+    """Wait until none of these processes runs any more, reaped or not.
+
+    Returns those that still run after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     left = list(identities)

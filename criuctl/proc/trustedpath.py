@@ -1,23 +1,23 @@
-"""The one way in which root opens a path that comes from outside: from a process, a manifest, an
-archive or a peer.
+"""Open paths that come from outside (a process, a manifest, an archive, a peer) as root, safely.
 
-A name says nothing about who chose what it leads to.  `opened` therefore walks a path component by
-component, each opened with O_PATH and O_NOFOLLOW relative to the descriptor of the one before, and
-answers with a `Place`: the O_PATH descriptor that it came to, everything that it passed, and who
-could have put something else there.  A caller judges the descriptor and goes on with the descriptor
-(``/proc/self/fd/N``); it never opens the name again.
+This is the only way in which root opens such a path. A name does not show who chose what it leads
+to. `opened` therefore walks a path component by component, each opened with O_PATH and O_NOFOLLOW
+relative to the descriptor of the one before. It yields a `Place`: the O_PATH descriptor of the last
+component, everything that the walk passed, and which component another user could have replaced. A
+caller judges the descriptor and uses that descriptor (``/proc/self/fd/N``); it never opens the name
+again.
 
-Symbolic links are followed only where nobody but root could have made or moved them: the link and
-all folders before it belong to root, and no folder before it can be written by others.  A sticky
-folder such as /tmp is no exception for a link: whoever has a link of root's in a folder of their
-own can move or hard-link it there.  A *folder* of root's in a sticky folder is as safe as its own
-mode, because the kernel lets nobody else move it.  Links of procfs are not followed, apart from
-those at its top (``/proc/self``): what they say is chosen by the process, whoever owns the link.
+A symbolic link is followed only where only root could have made or moved it: the link and all
+folders before it belong to root, and no folder before it can be written by others. A sticky folder
+such as /tmp is no exception for a link: a user who has a link of root's in a folder of their own
+can move or hard-link it there. A *folder* of root's in a sticky folder is as safe as its own mode,
+because the kernel lets no other user move it. Links of procfs are not followed, apart from those at
+its top (``/proc/self``): the process chooses their targets, whoever owns the link.
 
 POSIX ACLs: where a file has one, the group bits of its mode are the ACL's mask, the most that any
 named user or group may have. So "can be written by others" errs on the safe side without reading
-it.  `may_open` reads it.  A file system in user space (FUSE) may claim any owner, so only one that
-root mounted is believed.
+the ACL. `may_open` reads it. A file system in user space (FUSE) may claim any owner, so only one
+that root mounted is believed.
 
 Nothing here blocks on a FIFO or has an effect on a device: O_PATH opens neither.
 """
@@ -38,7 +38,7 @@ from ..errors import UntrustedPath
 from .credentials import CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, Credentials
 from .mounts import read_mounts
 
-MAX_LINKS = 40  # as the kernel has it
+MAX_LINKS = 40  # the kernel's limit
 ROOT = frozenset({0})
 _O_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FUSE, _PROC = 0x65735546, 0x9FA0  # f_type of statfs(2)
@@ -48,9 +48,9 @@ _ACL_USER, _ACL_GROUP_OBJ, _ACL_GROUP, _ACL_MASK = 0x02, 0x04, 0x08, 0x10
 
 
 class Component(NamedTuple):
-    """Something that was passed on the way: a folder, a link, or what the path came to."""
+    """A folder or link that the walk passed, or the file at its end."""
 
-    path: str  # as the walk names it, links before it resolved
+    path: str  # as the walk names it, with earlier links resolved
     status: os.stat_result
     acl: bytes = b""  # system.posix_acl_access, if it has one
 
@@ -61,17 +61,15 @@ class Component(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Who else than root could have decided what a path leads to."""
+    """Why a user other than root could have decided what a path leads to."""
 
     component: str  # the path of the folder, link or file at fault
-    reason: str  # a sentence without a full stop that begins with it
+    reason: str  # a sentence that begins with the path, without a full stop
     remedy: str  # a command, or ""
 
 
 class Place:
-    """What a path came to.  `fd` is an O_PATH descriptor of it that lives as long as the
-    ``with``.
-    """
+    """What a path leads to. `fd` is its O_PATH descriptor, valid inside the ``with``."""
 
     def __init__(
         self,
@@ -81,43 +79,42 @@ class Place:
         way_fault: Fault | None,
     ) -> None:
         self.fd = fd
-        # Everything that was passed, in order, with the links and what ".." left again.
+        # All components that were passed, in order, with links and folders left again by "..".
         self.walked = walked
-        self.chain = chain  # the folders from the root, or the start, down to it, and itself
-        self.way_fault = way_fault  # why somebody else than root could have put another file there
-        # Why somebody else than root could have changed the file itself.
+        # the folders from the root, or the start, down to the file, and the file itself
+        self.chain = chain
+        self.way_fault = way_fault  # why another user could have put another file there
+        # Why another user could have changed the file itself.
         self.own_fault: Fault | None = None
 
     @property
     def path(self) -> str:
-        """Its real path below the root or the start of the walk."""
+        """Its real path, relative to the root or the start of the walk."""
         return self.chain[-1].path
 
     @property
     def status(self) -> os.stat_result:
-        """Of what the descriptor is open on."""
+        """The status of the file that the descriptor is open on."""
         return self.chain[-1].status
 
     @property
     def fixed_by_root(self) -> bool:
-        """Whether nobody but root could put another file at this path; its contents may be
-        anybody's.
-        """
+        """Whether only root could put another file at this path. Any user may own its contents."""
         return self.way_fault is None
 
     @property
     def controlled_by_root(self) -> bool:
-        """Whether, besides, nobody but root owns it or may write to it."""
+        """Whether, in addition, only root owns the file and may write to it."""
         return self.fault is None
 
     @property
     def fault(self) -> Fault | None:
-        """The first component that is not root's alone."""
+        """The first component that another user controls."""
         return self.way_fault or self.own_fault
 
     @property
     def magic(self) -> str:
-        """A path by which this process reaches it, whatever has become of the name."""
+        """A path by which this process reaches the file, even after its name has changed."""
         return f"/proc/self/fd/{self.fd}"
 
     @contextmanager
@@ -127,10 +124,10 @@ class Place:
         *,
         kinds: Collection[int] = (stat.S_IFREG, stat.S_IFDIR),
     ) -> Iterator[int]:
-        """A descriptor for reading or writing of this very inode; `OSError` EINVAL for another kind
-        than those of `kinds`.
+        """Yield a descriptor of this very inode, opened with `flags`.
 
-        The kind is judged before the open, which has effects of its own on a device or a FIFO.
+        `OSError` EINVAL for a file of another kind than those in `kinds`. The kind is checked
+        before the open, because opening a device or a FIFO has effects of its own.
         """
         if stat.S_IFMT(self.status.st_mode) not in kinds:
             raise OSError(errno.EINVAL, "not a file of the expected kind", self.path)
@@ -154,14 +151,15 @@ def opened(
     sticky_files: bool = False,
     follow_last: bool = True,
 ) -> Iterator[Place]:
-    """Open what `path` leads to; a context manager of a `Place`.
+    """Open what `path` leads to; yield a `Place`.
 
-    `root`: a descriptor of the folder that is "/" for this path, the host's without it.  `start`:
-    one of the folder at which a relative path begins, for which its caller vouches; the walk never
-    leaves it by "..".  `trusted`: user ids that may own what is on the way.  `groups`: group ids
-    that may have the right to write there.  `sticky_files`: believe also the owner of a file in a
-    sticky folder, which somebody may have moved or linked there.  `follow_last` False: what the
-    last name is, even if that is a link.
+    `root`: a descriptor of the folder that is "/" for this path; the host's by default. `start`: a
+    descriptor of the folder at which a relative path begins; the caller vouches for it, and the
+    walk never leaves it by "..". `trusted`: user ids that may own the components. `groups`: group
+    ids that may have write permission on them. `sticky_files`: also trust the owner of a file in a
+    sticky folder, although another user may have moved or linked it there. `follow_last` False:
+    open the last component itself, even if it is a link.
+
     Raises `UntrustedPath` for a link that may not be followed, `OSError` as open(2) would.
     """
     with _Walk(path, root, start, trusted) as walk:
@@ -174,10 +172,10 @@ def opened(
 def opened_parent(
     path: str, *, root: int | None = None, start: int | None = None, trusted: Collection[int] = ROOT
 ) -> Iterator[tuple[Place, str]]:
-    """The folder in which `path` lies, or would lie, and its last name there, for creating,
-    renaming and unlinking by descriptor.
+    """Yield the folder in which `path` lies, or would lie, and the last name of `path`.
 
-    The last component is not looked at.  `OSError` EINVAL if the path ends in "/", "." or "..".
+    For creating, renaming and unlinking by descriptor. The last component is not looked at.
+    `OSError` EINVAL if the path ends in "/", "." or "..".
     """
     folder, _, name = path.rpartition("/")
     if name in ("", ".", ".."):
@@ -190,7 +188,7 @@ def opened_parent(
 
 
 class _Walk:
-    """One walk: the descriptors from the root (or the start) down to where it is."""
+    """One walk: the descriptors from the root (or the start) down to the current folder."""
 
     groups: Collection[int] = ()
     sticky_files = False
@@ -208,10 +206,10 @@ class _Walk:
             raise OSError(errno.EINVAL, "not an absolute path", path)
         self._asked, self._root, self._trusted = path, root, trusted
         self._relative = start if not path.startswith("/") else None
-        self._stack: list[tuple[int, Component]] = []  # where it is, from the top down
-        self._faults: list[Fault | None] = []  # of the way to each of these
+        self._stack: list[tuple[int, Component]] = []  # from the top down to the current folder
+        self._faults: list[Fault | None] = []  # for the way to each entry of the stack
         self._walked: list[Component] = []
-        # By st_dev: whether a FUSE server of a user's says who owns what is there.
+        # By st_dev: whether a FUSE server that a user runs reports who owns the files.
         self._unbelievable: dict[int, bool] = {}
         self._open = ExitStack()
 
@@ -228,7 +226,7 @@ class _Walk:
 
     @staticmethod
     def parts(path: str) -> list[str]:
-        """The components still to walk, the next one last; a trailing slash asks for a folder."""
+        """Return the components of `path`, the next one last; a trailing slash means a folder."""
         path = f"{path}." if path.endswith("/") else path
         return [part for part in path.split("/") if part][::-1]
 
@@ -259,12 +257,12 @@ class _Walk:
         if not stat.S_ISLNK(status.st_mode):
             try:
                 acl = os.getxattr(f"/proc/self/fd/{fd}", _ACL)
-            except OSError:  # it has none, or is of a file system without
+            except OSError:  # the file has no ACL, or its file system has none
                 pass
         return Component(path, status, acl)
 
     def place(self, pending: list[str], follow_last: bool) -> Place:
-        """Walk what is pending."""
+        """Walk the pending components."""
         links = 0
         while pending:
             name = pending.pop()
@@ -317,7 +315,7 @@ class _Walk:
             raise OSError(error.errno, error.strerror, self._asked) from None
 
     def _target(self, fd: int, folder: Component, link: Component, fault: Fault | None) -> str:
-        """Where a link leads, if it may be followed."""
+        """Return the target of a link that may be followed; else raise `UntrustedPath`."""
         if fault is None and link.status.st_uid not in self._trusted:
             owner = f"a link that belongs to user {link.status.st_uid}"
             fault = Fault(link.path, f"{link.path} is {owner}", "")
@@ -328,22 +326,22 @@ class _Walk:
             via = "" if fault.component == link.path else f", on which the link {link.path} lies"
             raise UntrustedPath(
                 f"{self._asked}: {fault.reason}{via}",
-                hint=f"Use the path that {link.path} leads to, if that is meant.",
+                hint=f"Use the path that {link.path} leads to, if that is intended.",
                 path=self._asked,
                 component=fault.component,
             )
         return os.readlink("", dir_fd=fd)
 
     def _way_fault(self, folder: Component, found: Component) -> Fault | None:
-        """Why somebody else could have put `found` into `folder`."""
+        """Return why another user could have put `found` into `folder`, or None."""
         if (fault := self._owner_fault(folder)) is not None:
             return fault
         if not self._written_by_others(folder):
             return None
         if not folder.mode & stat.S_ISVTX:
             return _written(folder)
-        # Nobody moves another's folder into a sticky one; any other file may have been moved or
-        # linked there.
+        # No user can move the folder of another user into a sticky folder; any
+        # other file may have been moved or linked there.
         kept = stat.S_ISDIR(found.mode) or (self.sticky_files and not stat.S_ISLNK(found.mode))
         if not kept:
             others = "lies in a folder to which others may write"
@@ -375,7 +373,7 @@ class _Walk:
 
 
 def _fuse_users(device: int) -> set[str]:
-    """The ``user_id=`` of the FUSE mounts of this device."""
+    """Return the ``user_id=`` options of the FUSE mounts of this device."""
     mounts = [mount for mount in read_mounts() if mount.device == device]
     fuse = [mount for mount in mounts if mount.kind.startswith("fuse")]
     return {one for mount in fuse for one in mount.settings if one.startswith("user_id=")}
@@ -394,7 +392,7 @@ def _users(trusted: Collection[int]) -> str:
 
 
 def fs_type(fd: int) -> int:
-    """``f_type`` of the file system; fstatfs(2) takes an O_PATH descriptor."""
+    """Return the ``f_type`` of the file system; fstatfs(2) takes an O_PATH descriptor."""
     buffer = ctypes.create_string_buffer(256)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.fstatfs(fd, buffer) < 0:
@@ -407,12 +405,11 @@ def fs_type(fd: int) -> int:
 
 
 def may_open(credentials: Credentials, components: Collection[Component], access: int) -> bool:
-    """Whether the owner of `credentials` could open the last of `components` itself, with `access`
-    (os.R_OK, W_OK, X_OK bits).
+    """Return whether the owner of `credentials` could open the last of `components` itself.
 
-    `components`: everything on the way (`Place.walked`).  Judged as the kernel does without
-    security modules: the right to search each folder, then the rights to the file, by owner, ACL,
-    groups and the capabilities of the initial user namespace.
+    `access`: os.R_OK, W_OK and X_OK bits. `components`: everything on the way (`Place.walked`).
+    Judged as the kernel does without security modules: the right to search each folder, then the
+    rights to the file, by owner, ACL, groups and the capabilities of the initial user namespace.
     """
     *way, last = components
     needed = [(one, os.X_OK) for one in way if stat.S_ISDIR(one.mode)] + [(last, access)]
@@ -420,17 +417,18 @@ def may_open(credentials: Credentials, components: Collection[Component], access
 
 
 def component(fd: int, path: str) -> Component:
-    """A file that is open already, for `may_open`, under the name `path`."""
+    """Return a file that is open already as a component named `path`, for `may_open`."""
     try:
         acl = os.getxattr(f"/proc/self/fd/{fd}", _ACL)
-    except OSError:  # it has none, or is of a file system without
+    except OSError:  # the file has no ACL, or its file system has none
         acl = b""
     return Component(path, os.fstat(fd), acl)
 
 
 def access_of(flags: int) -> int:
-    """The access that open(2) with these flags asks for, as os.R_OK and os.W_OK bits; none with
-    O_PATH.
+    """Return the access that open(2) with these flags needs, as os.R_OK and os.W_OK bits.
+
+    O_PATH needs none.
     """
     if flags & os.O_PATH:
         return 0
@@ -449,8 +447,9 @@ def _allowed(credentials: Credentials, one: Component, access: int) -> bool:
 
 
 def _permissions(credentials: Credentials, one: Component) -> list[int]:
-    """The rwx bits of each entry that applies; the kernel wants one of them to allow all that is
-    asked for.
+    """Return the rwx bits of each entry that applies.
+
+    The kernel grants the access if one entry allows all of it.
     """
     mode, status = one.mode, one.status
     if status.st_uid == credentials.uid:

@@ -1,11 +1,12 @@
-"""The terminals of a tree: which there are, who holds them, and where their other ends are.
+"""The terminals of a tree: which it uses, which processes hold them, and where their other ends
+are.
 
-A terminal is named by its device number (`rdev`) and by the file system of its node (`dev`):
-``/dev/pts`` may be mounted more than once, with a terminal number 0 in each.  That pair is also
+A terminal is identified by its device number (`rdev`) and by the file system of its node (`dev`):
+``/dev/pts`` may be mounted more than once, with a terminal number 0 in each. That pair is also
 CRIU's name of an external terminal, ``tty[RDEV:DEV]`` in hexadecimal.
 
 The *master* of a pseudo-terminal is in the tree when one of its processes has the ``ptmx``
-descriptor of the same index and mount (a terminal multiplexer, a test harness).  Otherwise somebody
+descriptor of the same index and mount (a terminal multiplexer, a test harness). Otherwise a process
 outside holds it (sshd, a terminal emulator, criuctl's holder): then the tree cannot be dumped as a
 whole and a restore has to give the slave side a new master.
 """
@@ -26,9 +27,9 @@ from .syscalls import pidfd_getfd
 from .tree import Process
 
 _PTMX = os.makedev(5, 2)
-_DEV_TTY = os.makedev(5, 0)  # /dev/tty: an alias of the controlling terminal, not one of its own
+_DEV_TTY = os.makedev(5, 0)  # /dev/tty: an alias of the controlling terminal, not a terminal
 _TIOCGPTN, _TIOCSPTLCK = 0x80045430, 0x40045431
-_TIOCGDEV = 0x80045432  # which device a descriptor is of, however it was opened
+_TIOCGDEV = 0x80045432  # returns the device of a descriptor, however it was opened
 _PTS_MAJORS = range(136, 144)
 
 Kind = Literal["pts", "console", "serial", "other"]
@@ -47,8 +48,8 @@ class Terminal(NamedTuple):
     masters: tuple[tuple[int, int], ...]  # (PID, fd) of its master inside the tree
     # the PID of the tree's session leader that has it as controlling terminal
     session_leader: int | None
-    hung_up: bool = False  # its master is closed: nothing can be read or written any more
-    # (PID, fd, st_dev) of what was opened as /dev/tty and is this one
+    hung_up: bool = False  # its master is closed: reads and writes fail
+    # (PID, fd, st_dev) of descriptors of this terminal opened as /dev/tty
     aliases: tuple[tuple[int, int, int], ...] = ()
 
     @property
@@ -65,8 +66,8 @@ class Terminal(NamedTuple):
 def alias_keys(
     tree: Iterable[Process], descriptors: Mapping[int, Sequence[Descriptor]]
 ) -> set[str]:
-    """CRIU's names of ``/dev/tty``, for the processes that have it open and those that may open it
-    any moment.
+    """Return CRIU's names of ``/dev/tty``, for the processes that have it open or may open it
+    soon.
     """
     found = {
         d.device
@@ -83,10 +84,10 @@ def alias_keys(
 
 
 def _meant(pid: int, fd: int, controlling: int) -> int:
-    """The device that a descriptor opened as ``/dev/tty`` is of; 0 if that has hung up.
+    """Return the device that a descriptor opened as ``/dev/tty`` refers to; 0 if it has hung up.
 
-    Mostly what controls the process; one that has begun a session of its own since still has the
-    old one open.
+    Usually the controlling terminal; a process that has started a new session since still has the
+    old terminal open.
     """
     try:
         pidfd = os.pidfd_open(pid)
@@ -95,7 +96,7 @@ def _meant(pid: int, fd: int, controlling: int) -> int:
         finally:
             os.close(pidfd)
     except OSError:
-        return controlling  # it is gone meanwhile, or not ours to look into
+        return controlling  # gone meanwhile, or no permission to look
     try:
         (number,) = struct.unpack("I", fcntl.ioctl(opened, _TIOCGDEV, bytes(4)))
     except OSError:
@@ -106,17 +107,17 @@ def _meant(pid: int, fd: int, controlling: int) -> int:
 
 
 def decode_tty_nr(tty_nr: int) -> int:
-    """The device number (as `os.makedev`) in field tty_nr of /proc/PID/stat; 0 for none."""
+    """Return the device number (as `os.makedev`) in field tty_nr of /proc/PID/stat; 0 for none."""
     if not tty_nr:
         return 0
     return os.makedev((tty_nr >> 8) & 0xFFF, (tty_nr & 0xFF) | ((tty_nr >> 12) & 0xFFF00))
 
 
 def open_pair(root: str = "") -> tuple[int, int, str]:
-    """Master, slave and path of a new pseudo-terminal, close-on-exec; `OSError`, which names what
-    there is none left of.
+    """Open a new pseudo-terminal: return its master, slave and path, close-on-exec.
 
-    `root`: as seen from there, ``/proc/PID/root``, and opened in that one's mount namespace.
+    `root`: the root folder to open it under, ``/proc/PID/root``, in the mount namespace of that
+    process. `OSError` names the resource that has run out.
     """
     try:
         master = os.open(f"{root}/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
@@ -137,7 +138,7 @@ def open_pair(root: str = "") -> tuple[int, int, str]:
 
 
 def pts_index(rdev: int) -> int | None:
-    """N of /dev/pts/N for the device number of a Unix98 slave, else None."""
+    """Return N of /dev/pts/N for the device number of a Unix98 slave, else None."""
     if os.major(rdev) not in _PTS_MAJORS:
         return None
     return (
@@ -148,7 +149,7 @@ def pts_index(rdev: int) -> int | None:
 
 
 def master_index(descriptor: Descriptor) -> int | None:
-    """N of the /dev/pts/N whose master this descriptor is, else None."""
+    """Return N of the /dev/pts/N whose master this descriptor is, else None."""
     if descriptor.kind != "tty" or descriptor.rdev != _PTMX:
         return None
     for line in descriptor.extra:
@@ -159,8 +160,9 @@ def master_index(descriptor: Descriptor) -> int | None:
 
 
 def _mounted(pid: int, master: Descriptor) -> int | None:
-    """``st_dev`` of the ``/dev/pts`` that this master is of, in which its ptmx is or beside it;
-    None if that is not seen.
+    """Return ``st_dev`` of the ``/dev/pts`` mount of this master; its ptmx is in it or next to it.
+
+    None if that mount is not visible.
     """
     folder = os.path.dirname(master.target)
     if os.path.basename(folder) == "pts":
@@ -174,8 +176,9 @@ def _mounted(pid: int, master: Descriptor) -> int | None:
 def terminals(
     tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descriptor]]
 ) -> list[Terminal]:
-    """The terminals of the tree, sorted by device; `descriptors` are those of each PID of the
-    tree.
+    """Return the terminals of the tree, sorted by device.
+
+    `descriptors`: those of each PID of the tree.
     """
     slaves: dict[tuple[int, int], list[tuple[int, int]]] = {}
     paths: dict[tuple[int, int], str] = {}
@@ -201,15 +204,15 @@ def terminals(
             key = (descriptor.rdev, descriptor.device)
             slaves.setdefault(key, []).append((pid, descriptor.fd))
             if descriptor.deleted:
-                hung_up.add(key)  # the node goes with the master
+                hung_up.add(key)  # the node is removed with the master
             paths.setdefault(key, descriptor.target)
     controlled: dict[int, list[Process]] = {}
     for process in tree:
         if process.tty_nr:
             controlled.setdefault(decode_tty_nr(process.tty_nr), []).append(process)
     known = {rdev for rdev, _dev in slaves}
-    # What controls a session is told without its mount: it is what the session has open, if that is
-    # any.
+    # The kernel shows the terminal that controls a session without its mount: it is the one that
+    # the session has open, if any.
     session = {process.pid: process.sid for process in tree}
     of_session: dict[tuple[int, int | None], set[int]] = {}
     for (rdev, dev), held in slaves.items():
@@ -251,9 +254,9 @@ def terminals(
 
 
 def path_holders(paths: Mapping[str, int], inside: Container[int]) -> dict[int, int]:
-    """Value of each of `paths` that a process not `inside` has open -> one such PID.
+    """Return the value of each of `paths` that a process not `inside` has open -> one such PID.
 
-    Looks at every descriptor of the host, by name only; what may not be looked at is skipped.
+    Reads every descriptor of the host, by name only; processes that may not be read are skipped.
     """
     found: dict[int, int] = {}
     for pid in all_pids():
@@ -265,7 +268,7 @@ def path_holders(paths: Mapping[str, int], inside: Container[int]) -> dict[int, 
                 if value is not None:
                     found.setdefault(value, pid)
         except OSError:
-            continue  # gone meanwhile, or not ours to look at
+            continue  # gone meanwhile, or no permission to look
     return found
 
 

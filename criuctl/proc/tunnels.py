@@ -1,4 +1,4 @@
-"""Open files of ``/dev/net/tun``: which net namespace each one's network interface is in."""
+"""Open files of ``/dev/net/tun``: the net namespace of each one's network interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIOCGSKNS = 0x894C
 
 
 def net_namespace(pid: int, fd: int) -> int:
-    """The inode of the net namespace of that descriptor; `OSError`, `NoSuchProcess`."""
+    """Return the inode of the net namespace of that descriptor; `OSError`, `NoSuchProcess`."""
     with reading(pid):
         pidfd = os.pidfd_open(pid)
     try:

@@ -1,19 +1,19 @@
-"""Processes that wait in vfork(2) for a child, which has their memory until it starts its program
-or ends.
+"""Processes that wait in vfork(2) for a child, which has their memory until it starts its program.
 
-They sleep uninterruptibly: no tracer can seize them, and CRIU gives up after a time-out.  The
-kernel names where they sleep.
+They sleep uninterruptibly: no tracer can seize them, and CRIU gives up after a time-out. The kernel
+names the function in which they sleep.
 """
 
 from __future__ import annotations
 
 import os
 
-_CHANNELS = ("kernel_clone", "_do_fork", "do_fork", "wait_for_vfork_done")  # as kernels call it
+# names in different kernels
+_CHANNELS = ("kernel_clone", "_do_fork", "do_fork", "wait_for_vfork_done")
 
 
 def waits_in_vfork(pid: int) -> bool:
-    """Whether a thread of the process waits for a child that has not executed its program yet."""
+    """Return whether a thread of the process waits for a child that has not run execve yet."""
     tasks = f"/proc/{pid}/task"
     try:
         return any(_waits(f"{tasks}/{tid}") for tid in os.listdir(tasks))

@@ -1,8 +1,8 @@
 """Stores: bytes under names, in a folder, in S3 or in memory.
 
 `open_store` turns the URL that a user gives into a `Store`; it looks at the text alone and touches
-neither disk nor network.  boto3 is imported when, and only when, an S3 store is opened: by another
-process, meanwhile, for a command that says early that it will need the store (`coming`).
+neither disk nor network. boto3 is imported only when an S3 store is opened. A command that
+announces early that it will need the store (`coming`) lets another process import it meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from ..config import Config
 from ..errors import UsageError
-from ..proc.early_process import Aside, begun
+from ..proc.early_process import EarlyProcess, obtain
 from .base import Buffer, Capabilities, ObjectInfo, Store
 
 __all__ = [
@@ -28,13 +28,11 @@ __all__ = [
     "parse_s3_url",
 ]
 
-APART = f"{__package__}.apart"
-"""What a process that speaks to a store loads, see `criuctl.proc.early_process`."""
+BOTO3_PROCESS = f"{__package__}.boto3_process"
+"""The module that a process for an S3 store loads, see `criuctl.proc.early_process`."""
 
-_begun: dict[str, Store] = {}
-"""Stores that are being opened by processes of their own, by URL, until `open_store` gives them to
-whom they are for.
-"""
+_opened_early: dict[str, Store] = {}
+"""Stores that processes are opening, by URL, until `open_store` returns them to their caller."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -43,13 +41,14 @@ _HINT = "Write a path, file:///path or s3://bucket/prefix."
 
 
 def open_store(url: str, config: Config) -> Store:
-    """The store at `url`: a path, ``file:///path``, ``s3://bucket/prefix`` or ``memory:NAME``.
+    """Return the store at `url`: a path, ``file:///path``, ``s3://bucket/prefix`` or
+    ``memory:NAME``.
 
-    Raises `UsageError` for anything else.  That the place exists and answers is found out by use:
+    Raises `UsageError` for anything else. Whether the place exists and answers shows only in use:
     `Store.create`, `Store.check_writable`.
     """
-    if url in _begun:
-        return _begun.pop(url)
+    if url in _opened_early:
+        return _opened_early.pop(url)
     scheme = match[1].lower() if (match := _SCHEME.match(url)) else ""
     if scheme == "s3":
         return _open_s3(url, config)
@@ -66,29 +65,30 @@ def open_store(url: str, config: Config) -> Store:
 
 @contextmanager
 def coming(url: str, config: Config) -> Iterator[None]:
-    """Inside, `open_store` will be asked for this store, once: what takes long to load is loaded
-    meanwhile, elsewhere.
+    """Announce that `open_store` will be called once for this store inside the block.
 
-    Where there is no room for another process, by `open_store`.  For a process that has one thread
-    as yet.
+    Slow modules are loaded meanwhile, in another process, or in `open_store` if no process can be
+    started. The calling process must have a single thread.
     """
-    aside: Aside | None = None
+    process: EarlyProcess | None = None
     if url[:3].lower() == "s3:":
-        with suppress(UsageError):  # told by `open_store`
+        with suppress(UsageError):  # `open_store` reports it
             bucket, prefix = parse_s3_url(url)
-            aside = begun(APART)
-            if aside is not None:
-                from .boto3_process import Apart
+            process = obtain(BOTO3_PROCESS)
+            if process is not None:
+                from .boto3_process import ProcessStore
 
-                _begun[url] = Apart(f"s3://{bucket}/{prefix}".rstrip("/"), config, aside)
+                _opened_early[url] = ProcessStore(
+                    f"s3://{bucket}/{prefix}".rstrip("/"), config, process
+                )
     try:
         yield
     finally:
-        if url in _begun:
-            _begun.pop(url).close()
-        if aside is not None:
-            aside.close()
-            aside.reap()
+        if url in _opened_early:
+            _opened_early.pop(url).close()
+        if process is not None:
+            process.close()
+            process.reap()
 
 
 def _open_s3(url: str, config: Config) -> Store:
@@ -99,19 +99,20 @@ def _open_s3(url: str, config: Config) -> Store:
 
 
 def from_anywhere(url: str) -> str:
-    """The URL by which the store is the same one in whatever folder it is opened."""
+    """Return the URL by which the store is the same one from any working folder."""
     return url if _SCHEME.match(url) else _local_path(url, "")
 
 
 def parse_s3_url(url: str) -> tuple[str, str]:
-    """Bucket and prefix (without slashes at its ends) of ``s3://bucket/prefix``; else
-    `UsageError`.
+    """Return bucket and prefix (without slashes at its ends) of ``s3://bucket/prefix``.
+
+    `UsageError` for any other text.
     """
     if not url.lower().startswith("s3://"):
         raise UsageError("an S3 store is written s3://bucket/prefix, with two slashes", hint=_HINT)
     bucket, _, prefix = url[len("s3://") :].partition("/")
     if "@" in bucket or ":" in bucket:
-        # The text may hold a secret: it is not repeated.
+        # The text may contain a secret: it is not repeated.
         raise UsageError(
             "the S3 store's URL names a user, a password or a port in place of the bucket",
             hint=(
@@ -168,4 +169,4 @@ def _unknown_scheme(url: str, scheme: str) -> UsageError:
             ),
         )
     hint = _HINT if "://" in url else f"{_HINT} A path that holds a colon is written ./{scheme}:..."
-    return UsageError(f"no store is of the kind {scheme!r}", hint=hint)
+    return UsageError(f"there is no kind of store called {scheme!r}", hint=hint)

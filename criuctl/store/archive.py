@@ -1,17 +1,17 @@
 """A store in one file: what `criuctl export` writes and `criuctl import` reads.
 
-The file holds a store's objects one after the other, each behind a small header, and ends with a
-digest of all that stands before it (``images/FORMAT.md``, "Exported checkpoints").  So whatever
-reads and verifies stores reads and verifies such files too.  It is written from beginning to end
-and never gone back in, so it may be a pipe.
+The file holds a store's objects one after the other, each after a small header, and ends with a
+digest of all preceding bytes (``images/FORMAT.md``, "Exported checkpoints"). So the code that reads
+and verifies stores reads and verifies such files too. It is written sequentially without seeking
+back, so it may be a pipe.
 
-`ArchiveWriter` takes objects as any store does.  What writers only tell each other (intents,
-probes) is kept in memory and does not get into the file.  There is nobody else, so a name that is
-free is free.
+`ArchiveWriter` takes objects as any store does. Objects that only coordinate writers (intents,
+probes) are kept in memory and are not written to the file. There are no other writers, so a name
+that is free stays free.
 
-`ArchiveStore` reads the file once in full before it gives anything out: a file that was cut off, or
-in which one bit is another, is found by its digest whatever is in it, and without any key.  Who
-made a file is told by the seals of what is in it, never by the digest.
+`ArchiveStore` reads the whole file before it returns any content: the digest detects a file that
+was cut off, or has a flipped bit, whatever its content, and without any key. The author of a file
+is proved by the seals of its content, never by the digest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .base import (
 
 MAGIC = b"CRIUCTLX"
 VERSION = 1
-HEADER = struct.Struct("<8sHHI")  # magic, version, and room for what a later version may need
+HEADER = struct.Struct("<8sHHI")  # magic, version, reserved for later versions
 # bytes of the content, bytes of the name, zero; name and content follow
 SECTION = struct.Struct("<QHH")
 END = b"end"  # the name of the last section, whose content is the digest
@@ -58,7 +58,7 @@ MAX_SECTIONS = 1 << 20
 _KINDS = ("packs/", "index/", "checkpoints/")  # what a file may hold besides the config
 _PIECE = 1 << 20  # bytes read at once
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
 
 def _hasher() -> Any:
@@ -72,7 +72,7 @@ def _of_a_file(name: str) -> bool:
 
 
 class ArchiveWriter(Store):
-    """Appends objects to the open file `fd`; `finish` makes it a whole one."""
+    """Appends objects to the open file `fd`; `finish` completes it."""
 
     def __init__(self, fd: int, url: str) -> None:
         self.url = url
@@ -142,7 +142,7 @@ class ArchiveWriter(Store):
                 raise StoreCannot(f"nothing can be deleted from {self.url}", object=name)
 
     def create(self) -> None:
-        """The file is there."""
+        """Do nothing: the file exists."""
 
     def probe(self) -> Capabilities:
         return Capabilities(conditional_create=True, kind="file")
@@ -159,7 +159,7 @@ class ArchiveWriter(Store):
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
-        except BrokenPipeError:  # nobody reads any more: the command line's business
+        except BrokenPipeError:  # the reader has closed it: the command line handles that
             raise
         except OSError as error:
             kind = (
@@ -171,8 +171,9 @@ class ArchiveWriter(Store):
 
 
 class ArchiveStore(Store):
-    """The objects in the file `fd`, which is seekable; made by `verified`.  The descriptor stays
-    its owner's.
+    """The objects in the seekable file `fd`.
+
+    Made by `verified`. The caller closes the descriptor.
     """
 
     def __init__(self, fd: int, url: str, places: dict[str, tuple[int, int]]) -> None:
@@ -185,8 +186,9 @@ class ArchiveStore(Store):
     def verified(
         cls, fd: int, url: str, progress: Progress = lambda _done, _total: None
     ) -> ArchiveStore:
-        """Read the whole file and check it; `UnsupportedFormat` for another kind of file,
-        `Damaged`.
+        """Read the whole file and check it.
+
+        `UnsupportedFormat` for another kind of file, `Damaged`.
         """
         return cls(fd, url, _Scan(fd, url, progress).run())
 
@@ -216,7 +218,7 @@ class ArchiveStore(Store):
         raise self._read_only(name)
 
     def create(self) -> None:
-        """It is there."""
+        """Do nothing: it exists."""
 
     def probe(self) -> Capabilities:
         return Capabilities(conditional_create=True, kind="file")
@@ -234,13 +236,13 @@ class ArchiveStore(Store):
 
     def _read(self, name: str, offset: int, length: int) -> bytes:
         data = _read(self._fd, length, offset, self.url)
-        if len(data) != length:  # it was whole a moment ago
+        if len(data) != length:  # it was complete a moment ago
             raise short_object(name, self.url, offset, length, len(data))
         return data
 
 
 def _read(fd: int, size: int, offset: int, url: str) -> bytes:
-    """`size` bytes, or as many as there are."""
+    """Return `size` bytes, or as many as there are."""
     try:
         data = os.pread(fd, size, offset)
         while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
@@ -251,7 +253,7 @@ def _read(fd: int, size: int, offset: int, url: str) -> bytes:
 
 
 class _Scan:
-    """The one way through a file, from its beginning to its end."""
+    """One pass through a file, from its beginning to its end."""
 
     def __init__(self, fd: int, url: str, progress: Progress) -> None:
         self._fd, self._url, self._progress = fd, url, progress
@@ -260,7 +262,7 @@ class _Scan:
         self._hash = _hasher()
 
     def run(self) -> dict[str, tuple[int, int]]:
-        """Where each object is, by name: offset and size."""
+        """Return the position of each object by name: offset and size."""
         self._begin()
         places: dict[str, tuple[int, int]] = {}
         while True:
@@ -277,7 +279,7 @@ class _Scan:
                 or len(places) == MAX_SECTIONS
             ):
                 raise self._damaged(
-                    f"what begins at byte {self._at - words - SECTION.size} is no object"
+                    f"what begins at byte {self._at - words - SECTION.size} is not an object"
                 )
             if size > self._size - self._at:
                 raise self._damaged(
@@ -290,7 +292,7 @@ class _Scan:
         digest = self._take(size if size == DIGEST_SIZE else 0, "the digest")
         if digest != expected:
             raise self._damaged(
-                "its content is not what was written: the digest at its end is another one"
+                "its content is not what was written: the digest at its end differs"
             )
         if self._at != self._size:
             raise self._damaged(f"{self._size - self._at} bytes follow its end")
@@ -300,7 +302,7 @@ class _Scan:
         foreign = _read(self._fd, len(MAGIC), 0, self._url) != MAGIC[: self._size]
         if foreign:
             raise UnsupportedFormat(
-                f"{self._url} is no checkpoint that criuctl has exported",
+                f"{self._url} is not a checkpoint that criuctl exported",
                 hint="`criuctl import` reads what `criuctl export` wrote, and nothing else.",
             )
         _magic, version, *room = HEADER.unpack(self._take(HEADER.size, "its header"))

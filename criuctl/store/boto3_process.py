@@ -1,15 +1,15 @@
-"""A store that another process speaks to, see `criuctl.proc.early_process`.
+"""A store that another process accesses, see `criuctl.proc.early_process`.
 
 boto3 takes longer to load than all else of a small dump, and while it signs and sends it holds the
-interpreter that hashes and compresses.  So another process loads it, beside everything that the
-command does before it needs the store, and does all that is asked of the store.
+interpreter that hashes and compresses. So another process loads it, in parallel with everything
+that the command does before it needs the store, and makes all requests to the store.
 
-Contents that lie in memory that `Apart.memory` gave are not copied.  A call that is interrupted
-here goes on there, as one whose answer is lost: its connection is not used again, and what it sends
-may by then be something else, under a name that nobody knows.
+Contents that lie in memory from `ProcessStore.memory` are not copied. A call that is interrupted
+here goes on there, like one whose answer is lost: its connection is not used again, and what it
+sends may by then be other content, under a name that no other process knows.
 
-That process bounds the time of each request (`s3_deadline`); should it be stopped itself, or hang
-where nothing is bounded (in the resolver, say), no call here waits for much longer than its
+That process bounds the time of each request (`s3_deadline`). Should it be stopped itself, or hang
+where nothing is bounded (in the resolver, for example), no call here waits for much longer than its
 requests may take.
 """
 
@@ -27,42 +27,42 @@ from msgspec import Struct
 
 from ..config import Config
 from ..errors import CriuctlError, StoreError, StoreUnreachable
-from ..proc.early_process import Aside, Connection, Shared
+from ..proc.early_process import Connection, EarlyProcess, Shared
 from ..proc.threads import Later
 from .base import Capabilities, Data, Keeping, ObjectInfo, Store, as_views
 
 _LISTED = 1000  # objects in one answer
-# that one call may be, at most: to create a large object is to look, to send, to complete and to
-# look again
+# requests per call, at most: creating a large object takes a check, sending, completing and another
+# check
 _REQUESTS = 4
-_UNKNOWN = 64 << 20  # bytes of an object whose size nobody has told
-_SPARE = 30.0  # seconds for that process to load what it needs
-_SLOWEST = 32 << 10  # bytes a second, as in `s3_deadline`, which is not for this process to load
+_UNKNOWN = 64 << 20  # bytes of an object of unknown size
+_SPARE = 30.0  # seconds for that process to load its modules
+_SLOWEST = 32 << 10  # bytes a second, as in `s3_deadline`, which this process must not load
 
 
-class Apart(Store):
-    """The store at `url`; its process knows all else."""
+class ProcessStore(Store):
+    """The store at `url`; its process does the work."""
 
-    def __init__(self, url: str, config: Config, aside: Aside) -> None:
-        """Tell the process which store it is for."""
+    def __init__(self, url: str, config: Config, process: EarlyProcess) -> None:
+        """Send the process the description of its store."""
         self.url = url
         self._patience = _REQUESTS * config.s3_deadline + _SPARE
-        self._aside = aside
+        self._process = process
         self._ended = False
-        self._idle = aside.connections  # the last one first: its window has been touched
+        self._idle = process.connections  # used from the end: its window has been touched
         self._changed = threading.Condition()
         self._left = len(self._idle)
         self._ready = False
-        with suppress(OSError):  # it has ended, as the first call will tell
-            aside.control.send((url, config))
+        with suppress(OSError):  # it has ended, as the first call will report
+            process.control.send((url, config))
 
     def memory(self, size: int) -> memoryview:
-        taken = self._aside.shared.take(size)
+        taken = self._process.shared.take(size)
         return taken if taken is not None else super().memory(size)
 
     def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
         views = as_views(data)
-        places = [self._aside.shared.place(view) for view in views]
+        places = [self._process.shared.place(view) for view in views]
         sent = [view for view, place in zip(views, places, strict=True) if place is None]
         sizes = [
             place if place is not None else view.nbytes
@@ -80,7 +80,7 @@ class Apart(Store):
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         target = buffer.cast("B")
-        place = self._aside.shared.place(target)
+        place = self._process.shared.place(target)
         self._ask(
             "read_into",
             name,
@@ -101,7 +101,7 @@ class Apart(Store):
             while found:
                 try:
                     yield from found
-                except GeneratorExit:  # the caller has seen enough
+                except GeneratorExit:  # the caller has closed the iterator
                     self._call(connection, "enough")
                     return
                 found = self._call(connection, "more")
@@ -130,12 +130,13 @@ class Apart(Store):
         return found
 
     def ready(self) -> bool:
-        self._ready = self._ready or self._aside.control.waiting()
+        self._ready = self._ready or self._process.control.waiting()
         return self._ready
 
     def close(self) -> None:
-        """End the process, with what calls that were interrupted have left it to do.  Who has
-        announced the store reaps it.
+        """End the process, with the work that interrupted calls have left it.
+
+        The code that announced the store reaps it.
         """
         with self._changed:
             if self._ended:
@@ -143,7 +144,7 @@ class Apart(Store):
             self._ended = True
             self._left = 0
             self._changed.notify_all()
-        self._aside.close()
+        self._process.close()
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -164,8 +165,9 @@ class Apart(Store):
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """One for a call; an answer that is no answer, or that nobody has waited for, ends its
-        use.
+        """Yield a connection for one call.
+
+        After an invalid answer, or one that was not awaited, it is not used again.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._idle or not self._left)
@@ -221,25 +223,22 @@ class _Lost(StoreUnreachable):
     """The other process does not answer any more."""
 
 
-# -- there
-# ---------------------------------------------------------------------------------------------------
+# -- there -----------------------------------------------------------------------------------------
 
 
 _Answer = tuple[Any, Sequence[memoryview]]
 
 
 class _Failure(Struct, frozen=True):
-    """An error as it is told to the other process: what led to it does not come with it by
-    itself.
-    """
+    """An error in a form for the other process; its causes are not pickled with it."""
 
     error: Exception
-    causes: list[tuple[str, str]]  # names of their classes, and what they say
-    trace: str = ""  # where a bug was met
+    causes: list[tuple[str, str]]  # names of their classes, and their messages
+    trace: str = ""  # the traceback of a bug
 
     @classmethod
     def of(cls, error: Exception) -> _Failure:
-        """What is told of it."""
+        """Describe an error."""
         causes, cause = [], error.__cause__
         while cause is not None:
             causes.append((type(cause).__name__, str(cause)))
@@ -256,7 +255,7 @@ class _Failure(Struct, frozen=True):
         return cls(error, causes, trace)
 
     def again(self) -> Exception:
-        """The error, to be raised here."""
+        """Return the error, to be raised here."""
         effect: BaseException = self.error
         for name, text in self.causes:
             effect.__cause__ = type(name, (Exception,), {})(text)
@@ -267,10 +266,11 @@ class _Failure(Struct, frozen=True):
 
 
 def serve(shared: Shared, control: Connection, connections: list[Connection]) -> None:
-    """Load what takes long, be told which store it is, and answer for it until nobody asks any more
-    (`EOFError`).
+    """Load the slow modules, read which store it is, and serve it until the other end closes.
+
+    `EOFError` then.
     """
-    with suppress(Exception):  # met again, and told, when the store is opened
+    with suppress(Exception):  # met again, and reported, when the store is opened
         from .s3 import S3Store  # noqa: F401
 
     (url, config), _ = control.receive()
@@ -283,7 +283,7 @@ def serve(shared: Shared, control: Connection, connections: list[Connection]) ->
 
     try:
         threading.Thread(target=prepare, daemon=True).start()
-    except RuntimeError:  # there is no room for one more
+    except RuntimeError:  # no resources for one more
         prepare()
     waiting = {
         connection.fileno(): _Server(opened, shared, connection) for connection in connections
@@ -312,7 +312,7 @@ def _prepared(url: str, config: Config) -> Store:
 
 
 class _Server:
-    """Answers what comes over one connection."""
+    """Answers the requests of one connection."""
 
     def __init__(self, opened: Later[Store], shared: Shared, connection: Connection) -> None:
         self._opened, self._shared, self._connection = opened, shared, connection
@@ -326,15 +326,15 @@ class _Server:
         }
 
     def run(self) -> None:
-        """Until nobody asks any more."""
+        """Serve until the other end closes."""
         try:
             while self.answer():
                 pass
         finally:
-            self._connection.close()  # whatever has ended it: nobody shall wait for an answer
+            self._connection.close()  # whatever has ended it: no caller may wait for an answer
 
     def answer(self) -> bool:
-        """Answer one request; False if none came."""
+        """Answer one request; return False if none came."""
         try:
             (verb, arguments), body = self._connection.receive()
         except (OSError, EOFError):
@@ -348,7 +348,7 @@ class _Server:
                 answer = getattr(self._opened.result(), verb)(*arguments)
         except Exception as error:
             failure = _Failure.of(error)
-        with suppress(OSError):  # nobody waits any more, which the next `receive` tells
+        with suppress(OSError):  # the caller is gone, which the next `receive` notices
             self._connection.send((answer, failure), back)
         return True
 

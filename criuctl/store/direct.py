@@ -1,11 +1,11 @@
-"""Large reads and writes past the page cache.
+"""Large reads and writes without the page cache.
 
-A pack is written once and read, if ever, by another process much later.  Through the page cache it
-costs a copy and fresh pages on both ways, which on a busy host take memory from the very programs
-that are dumped.  Here the disk takes it straight from the buffer, and puts it straight into one.
+A pack is written once and read, if ever, by another process much later. Through the page cache it
+costs a copy and new pages on both ways, which on a busy host takes memory from the very programs
+that are dumped. Here the disk reads and writes the buffer directly.
 
-Direct transfers want addresses, offsets and lengths in whole blocks; what does not fit, and file
-systems that know no direct transfers, take the ordinary way.  Both ways see the same bytes.
+Direct transfers need addresses, offsets and lengths in whole blocks; the rest, and file systems
+without direct transfers, use ordinary calls. Both ways see the same bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
 
 @contextmanager
 def _direct(fd: int) -> Iterator[bool]:
-    """`fd` is in direct mode; False where it cannot be."""
+    """Put `fd` into direct mode inside the block; yield False where that is impossible."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
@@ -39,8 +39,9 @@ def _direct(fd: int) -> Iterator[bool]:
 
 
 def write(fd: int, view: memoryview) -> int:
-    """Write what of `view` can go directly to the start of a new file; returns the bytes written,
-    maybe 0.
+    """Write the part of `view` that can go directly to the start of a new file.
+
+    Returns the bytes written, maybe 0.
     """
     end = view.nbytes - view.nbytes % ALIGNMENT
     if end < _WORTHWHILE:
@@ -60,7 +61,10 @@ def write(fd: int, view: memoryview) -> int:
 
 
 def read(fd: int, offset: int, target: memoryview) -> int:
-    """Read what of `target` can come directly from `offset`; returns the bytes read, maybe 0."""
+    """Read the part of `target` that can come directly from `offset`.
+
+    Returns the bytes read, maybe 0.
+    """
     end = target.nbytes - target.nbytes % ALIGNMENT
     if end < _WORTHWHILE or offset % ALIGNMENT or _cached(fd, offset, target[:ALIGNMENT]):
         return 0
@@ -80,12 +84,13 @@ def read(fd: int, offset: int, target: memoryview) -> int:
 
 
 def _cached(fd: int, offset: int, target: memoryview) -> bool:
-    """Whether the page cache has the beginning already: then it most likely has the rest, and is
-    faster.
+    """Return whether the page cache holds the beginning.
+
+    Then it most likely holds the rest, and is faster.
     """
     try:
         return os.preadv(fd, [target], offset, os.RWF_NOWAIT) > 0
     except BlockingIOError:
         return False
     except OSError:
-        return True  # no way to tell: the ordinary way is always right
+        return True  # unknown: the ordinary way is always right

@@ -2,18 +2,19 @@
 
 An object is first written to a temporary file in ``.tmp/`` of the same folder, made durable
 (fdatasync), then published under its name by link(2), which never overwrites, or by rename(2),
-which replaces in one step; then its folder is made durable.  So a reader meets whole objects only,
-whatever dies when.
+which replaces in one step; then its folder is made durable. So a reader sees whole objects only,
+whenever a writer dies.
 
-A writer holds a lock (flock) on its temporary file for as long as it lives.  `sweep` removes old
-temporary files that nobody holds; `create` and `check_writable` do it in passing.
+A writer holds a lock (flock) on its temporary file while it lives. `sweep` removes old temporary
+files without a lock; `create` and `check_writable` do it in passing.
 
-Folders are 0700 and files 0600.  Names are followed part by part without following symbolic links,
-so nothing inside the folder can lead out of it; the store's own folder may be a link.  What is no
-object of ours (other names, links, devices) is never listed, read or replaced.
+Folders are 0700 and files 0600. Names are followed component by component without following
+symbolic links, so nothing inside the folder can lead out of it; the store's own folder may be a
+link. Files that are no objects of criuctl's (other names, links, devices) are never listed, read or
+replaced.
 
-Every call opens the folder anew: a store whose disk was unmounted or replaced under a running
-criuctl is met as missing, not written to behind its back.
+Every call opens the folder again: a store whose disk was unmounted or replaced while criuctl runs
+is reported as missing, and nothing is written to what is there now.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from .base import (
 )
 
 _TEMP = ".tmp"  # begins with a dot, so no object can have the name
-_STALE = 3600.0  # seconds after which a temporary file that nobody holds is a dead writer's
+_STALE = 3600.0  # seconds after which an unlocked temporary file belongs to a dead writer
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _INSIDE = _FOLDER | os.O_NOFOLLOW
 _VECTORS = 1024  # Linux's IOV_MAX
@@ -68,7 +69,7 @@ class LocalStore(Store):
     """Objects as files in the folder `path` (absolute)."""
 
     def __init__(self, path: str, *, verify: bool = False) -> None:
-        """`verify`: what was written is read back from the disk before it gets its name."""
+        """`verify`: written data is read back from the disk before it gets its name."""
         self._verify = verify
         self.url = path
         self._path = path
@@ -95,7 +96,7 @@ class LocalStore(Store):
                         try:
                             os.fsync(folder)
                         except OSError:
-                            if fresh:  # who is told that it failed does not reckon with it
+                            if fresh:  # the caller gets an error, so nothing may remain
                                 with suppress(OSError):
                                     os.unlink(base, dir_fd=folder)
                             raise
@@ -104,11 +105,12 @@ class LocalStore(Store):
                     with suppress(FileNotFoundError):
                         os.unlink(temp, dir_fd=temps)
             finally:
-                os.close(fd)  # the lock goes with it, so after the name
+                os.close(fd)  # releases the lock, so after the name
 
     def _read_back(self, fd: int, views: Sequence[memoryview], name: str) -> None:
-        """`Damaged` if the file is not what was written.  What the kernel keeps of it in memory
-        says nothing of the disk.
+        """Raise `Damaged` if the disk does not hold what was written.
+
+        The page cache proves nothing about the disk.
         """
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         buffer, done = allocate(_PIECE), 0
@@ -155,8 +157,7 @@ class LocalStore(Store):
             try:
                 with _folder(root, folder_name) as folder:
                     os.unlink(base, dir_fd=folder)
-                    # Durable at once: a manifest's removal must not come back after that of its
-                    # packs.
+                    # Durable at once: a manifest must not reappear after its packs were removed.
                     os.fsync(folder)
             except FileNotFoundError:
                 return
@@ -184,8 +185,8 @@ class LocalStore(Store):
                 done += count
 
     def _read(self, fd: int, name: str, offset: int, length: int) -> bytes:
-        # One pread nearly always has it all, and its result needs no copying; Linux reads 2 GiB at
-        # most at once.
+        # One pread nearly always returns all of it, and its result needs no copying; Linux reads 2
+        # GiB at most at once.
         first = os.pread(fd, length, offset)
         if len(first) == length:
             return first
@@ -211,7 +212,7 @@ class LocalStore(Store):
     # -- the place ---------------------------------------------------------------------------------
 
     def create(self) -> None:
-        """Make the folder, and those above it, 0700; an existing one is taken as it is."""
+        """Make the folder and its parents, 0700; an existing one is used as it is."""
         with self._errors(self.url):
             _make_folders(self._path)
             with self._root() as root, self._temp_folder(root):
@@ -219,9 +220,7 @@ class LocalStore(Store):
         self.sweep(_STALE)
 
     def probe(self) -> Capabilities:
-        """link(2) decides between racing creators on every file system that has it; try that this
-        one has.
-        """
+        """Test for link(2), which decides between racing creators wherever a file system has it."""
         self.check_writable()
         return Capabilities(conditional_create=True, kind="local")
 
@@ -242,8 +241,7 @@ class LocalStore(Store):
                     removed += _remove_stale(temps, name, older_than)
         return removed
 
-    # -- descriptors and errors
-    # ----------------------------------------------------------------------
+    # -- descriptors and errors --------------------------------------------------------------------
 
     @contextmanager
     def _root(self) -> Iterator[int]:
@@ -283,14 +281,14 @@ class LocalStore(Store):
                 raise ObjectMissing(f"{name} is not in {self.url}", object=name) from None
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise StoreError(f"{name} in {self.url} is no regular file", object=name)
+                    raise StoreError(f"{name} in {self.url} is not a regular file", object=name)
                 yield fd
             finally:
                 os.close(fd)
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """The one place where what the kernel says becomes what the user reads."""
+        """Map the kernel's errors to criuctl's, in this one place."""
         try:
             yield
         except OSError as error:
@@ -314,11 +312,11 @@ def _as_store_error(error: OSError, where: str) -> StoreError:
         case errno.ESTALE | errno.ETIMEDOUT | errno.ENOTCONN | errno.EHOSTDOWN | errno.EHOSTUNREACH:
             return StoreUnreachable(
                 f"{where} does not answer: {said}",
-                hint="The file system that holds the store is away.",
+                hint="Check the mount of the file system that holds the store.",
             )
         case errno.ELOOP | errno.ENOTDIR | errno.EISDIR:
             return StoreError(
-                f"{where} meets something else of its name: {said}",
+                f"{where} finds another kind of file under its name: {said}",
                 hint="Only criuctl may write into the folder.",
             )
     return StoreError(
@@ -332,7 +330,7 @@ def _missing(error: OSError) -> str:
 
 
 def _make_folders(path: str) -> None:
-    """mkdir -p with every new folder 0700 and durable."""
+    """Make the folder and its parents as mkdir -p does, each new one 0700 and durable."""
     missing = list(itertools.takewhile(lambda p: not os.path.lexists(p), _ancestors(path)))
     for folder in reversed(missing):
         with suppress(FileExistsError):
@@ -352,8 +350,8 @@ def _ancestors(path: str) -> Iterator[str]:
 
 @contextmanager
 def _folder(root: int, name: str, *, make: bool = False) -> Iterator[int]:
-    """The folder `name` ('' is the root itself) below `root`, one part at a time, no links
-    followed.
+    """Yield the folder `name` ('' is the root itself) below `root`, opened without following
+    links.
     """
     fd = os.dup(root)
     try:
@@ -383,7 +381,7 @@ def _exists(folder: int, name: str) -> bool:
 
 
 def _new_temp(temps: int) -> tuple[str, int]:
-    """A new locked temporary file: its name and descriptor."""
+    """Make a new locked temporary file; return its name and descriptor."""
     name = f"{os.getpid()}-{os.urandom(8).hex()}"
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=temps)
     try:
@@ -412,7 +410,7 @@ def _remove_stale(temps: int, name: str, older_than: float) -> bool:
 
 
 def _write_all(fd: int, views: Sequence[memoryview]) -> None:
-    """Write all of `views`, as few system calls as they allow."""
+    """Write all of `views`, in as few system calls as possible."""
     pending = [*views]
     if pending:
         pending[0] = pending[0][direct.write(fd, pending[0]) :]
@@ -428,8 +426,9 @@ def _write_all(fd: int, views: Sequence[memoryview]) -> None:
 
 
 def _walk(folder: int, path: str, prefix: str) -> Iterator[ObjectInfo]:
-    """The objects below `folder`, whose name in the store is `path` ('' or ending in a slash),
-    sorted.
+    """Yield the objects below `folder`, sorted.
+
+    `path`: its name in the store ('' or ending in a slash).
     """
     with os.scandir(folder) as entries:
         # A folder sorts as its objects do: with the slash that follows it in their names.
@@ -442,7 +441,7 @@ def _walk(folder: int, path: str, prefix: str) -> Iterator[ObjectInfo]:
         name = path + part
         if not (name.startswith(prefix) or (part.endswith("/") and prefix.startswith(name))):
             continue
-        # What was deleted since the folder was read is simply not listed.
+        # An object deleted since the folder was read is not listed.
         with suppress(FileNotFoundError):
             if part.endswith("/"):
                 inner = os.open(part[:-1], _INSIDE, dir_fd=folder)

@@ -1,4 +1,4 @@
-"""A store in this process's memory: for tests, and for trying things out.
+"""A store in this process's memory: for tests and experiments.
 
 ``memory:NAME`` opened twice in one process is the same store; ``memory:`` is always a new one.
 Everything is copied in under one lock, so the contract holds by construction.
@@ -37,7 +37,7 @@ class MemoryStore(Store):
 
     @classmethod
     def named(cls, url: str) -> MemoryStore:
-        """The store of this URL in this process; a nameless one is always new."""
+        """Return the store of this URL in this process; a nameless one is always new."""
         if url == "memory:":
             return cls(url)
         with _named_lock:
@@ -82,7 +82,7 @@ class MemoryStore(Store):
             self._objects.pop(name, None)
 
     def create(self) -> None:
-        """Nothing to make."""
+        """Do nothing: there is nothing to make."""
 
     def probe(self) -> Capabilities:
         return Capabilities(conditional_create=True, kind="memory")

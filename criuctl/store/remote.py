@@ -1,26 +1,23 @@
 """A store on another host, over a link to the criuctl there, where `criuctl.store.serving` answers.
 
-=================  =========================================
-============================================== verb               arguments, body
-answer
-=================  =========================================
-============================================== store.put          name, if_absent, the object
--- store.part         upload, offset, some of a large object     --; `store.put` names the upload in
-place of a body store.get          name                                       size, the object;
-without it if it is large store.range        name, offset, length                       exactly
-those bytes store.stat         name                                       size, modified
-store.list         prefix, after                              objects: [[name, size, modified]...],
-more: bool store.delete       name                                       --
-store.create       --                                         --
-store.probe        --                                         conditional_create, kind
-store.writable     --                                         --
-store.sweep        older_than                                 removed
-=================  =========================================
-==============================================
+The verbs, their arguments and their answers:
 
-Errors of the other side's store come back as what they are there, with the host's name.  When the
-link is lost, so is the answer: `LinkLost` is a `StoreUnreachable`.  So is a request that is not
-answered in time, as by a store there that hangs.
+- ``store.put``: name, if_absent, and the object as the body -> nothing.  A large object is sent
+  before by ``store.part`` and named by its upload in place of a body.
+- ``store.part``: upload, offset, and a part of a large object as the body -> nothing.
+- ``store.get``: name -> size, and the object as the body; no body if it is large.
+- ``store.range``: name, offset, length -> exactly those bytes as the body.
+- ``store.stat``: name -> size, modified.
+- ``store.list``: prefix, after -> objects: [[name, size, modified]...], more: bool.
+- ``store.delete``: name -> nothing.
+- ``store.create`` -> nothing.
+- ``store.probe`` -> conditional_create, kind.
+- ``store.writable`` -> nothing.
+- ``store.sweep``: older_than -> removed.
+
+Errors of the other side's store are raised here as the same classes, with the host's name.  When
+the link is lost, so is the answer: `LinkLost` is a `StoreUnreachable`.  The same holds for a
+request that is not answered in time, as by a store there that hangs.
 """
 
 from __future__ import annotations
@@ -46,14 +43,14 @@ from .base import (
 if TYPE_CHECKING:
     from ..transport.link import Answer, Link
 
-PIECE = 32 << 20  # bytes of a larger object that travel at once
-WHOLE = 64 << 20  # the largest object that travels in one message
+PIECE = 32 << 20  # bytes of a larger object per message
+WHOLE = 64 << 20  # the largest object sent in one message
 _PATIENCE = 120.0  # seconds for one request
-_SLOWEST = 32 << 10  # bytes a second: contents are given more time
+_SLOWEST = 32 << 10  # bytes a second: time added for contents
 
 
 class RemoteStore(Store):
-    """The store that the other side of `link` serves; the link stays its owner's."""
+    """The store that the other side of `link` serves; the caller closes the link."""
 
     def __init__(self, link: Link, url: str) -> None:
         self.url = url
@@ -95,7 +92,7 @@ class RemoteStore(Store):
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         check_name(name)
         target, done = buffer.cast("B"), 0
-        while True:  # also for no bytes at all: absence is told
+        while True:  # also for no bytes at all: a missing object is an error
             piece = target[done : done + PIECE]
             arguments = {"name": name, "offset": offset + done, "length": piece.nbytes}
             self._complete(
@@ -128,7 +125,7 @@ class RemoteStore(Store):
         self._ask("store.delete", {"name": check_name(name)})
 
     def create(self) -> None:
-        """The other side knows how."""
+        """Ask the other side to create it."""
         self._ask("store.create")
 
     def probe(self) -> Capabilities:
@@ -146,8 +143,7 @@ class RemoteStore(Store):
             _number(self._ask("store.sweep", {"older_than": older_than}).arguments, "removed")
         )
 
-    # -- inside
-    # ----------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _ask(
         self,
@@ -185,7 +181,7 @@ class RemoteStore(Store):
 
     def _nonsense(self) -> UnsupportedFormat:
         return UnsupportedFormat(
-            f"criuctl on {self._link.name} answers for its store what makes no sense"
+            f"criuctl on {self._link.name} sent an invalid answer for its store"
         )
 
 

@@ -1,28 +1,28 @@
-"""A store in S3, or in anything that speaks S3: one object per object, below a prefix.
+"""A store in S3, or in any server that speaks S3: one object per object, below a prefix.
 
-What differs between servers decides how this module talks to them:
+Differences between servers decide how this module uses them:
 
 - Small objects and all conditional ones go by one PutObject; S3 makes that atomic and durable.
-  Larger ones go in parts, aborted on any failure and looked at afterwards.  No other conditional
-  call is used: several servers ignore conditions on CompleteMultipartUpload, CopyObject and
+  Larger ones go in parts, aborted on any failure and checked afterwards.  No other conditional call
+  is used: several servers ignore conditions on CompleteMultipartUpload, CopyObject and
   DeleteObject.
-- "If absent" is If-None-Match on PutObject, with a look beforehand for servers that ignore the
+- "If absent" is If-None-Match on PutObject, with a check beforehand for servers that ignore the
   header.  412, 409, 5xx and lost answers mean *unknown* (a repeated request can meet its own
   earlier success): the object is read and compared with what was to be written.
-- Transient failures are tried again with growing, jittered pauses and a ceiling (tenacity;
-  botocore's own retries are off, for they do not cover the reading of bodies).  A server that has
-  never answered is given up on after about ten seconds, or the first ``s3_timeout`` if it takes
+- Transient failures are retried with growing, jittered pauses and a ceiling (tenacity; botocore's
+  own retries are off, because they do not cover the reading of bodies).  A server that has never
+  answered is given up after about ten seconds, or the first ``s3_timeout`` if it accepts
   connections: a wrong address, or a server that hangs, is likelier than a passing fault.
-- Each request ends in time, its attempts, pauses and a body that drips included; see `s3_deadline`.
-- A HEAD's failure has no body, so 404 might be the bucket or the key: the error is asked for again
-  by GET.
-- What the server says that it has stored, an ETag that is an MD5, is compared with what was sent.
-  An ETag may be something else (encrypted by the server with keys of its own, say): where it
-  differs, what is stored decides, and if that is what was sent, the ETags of this server are not
-  looked at any more.  With ``verify_writes`` what is stored is always read back.
+- Each request ends in time, its attempts, pauses and a slow body included; see `s3_deadline`.
+- A HEAD's failure has no body, so 404 might be the bucket or the key: a GET then finds out the
+  error.
+- The server's ETag, if it is an MD5, is compared with what was sent.  An ETag may be something else
+  (encrypted by the server with its own keys, for example): where it differs, the stored content
+  decides, and if that is what was sent, the ETags of this server are ignored from then on.  With
+  ``verify_writes`` the stored content is always read back.
 - Bodies are signed over http, see `s3_client`; small ones (all conditional ones are) go with
-  Content-MD5 too, for servers that look at no signature, and all of them once a server asks, as one
-  with object lock does.  What comes is received into the caller's memory.
+  Content-MD5 too, for servers that ignore the signature, and all of them once a server asks, as one
+  with object lock does.  Content is received into the caller's memory.
 
 boto3 is imported by this module, and this module only when an S3 store is opened.
 """
@@ -82,7 +82,7 @@ from .s3_errors import (
 T = TypeVar("T")
 
 MULTIPART_BYTES = 64 << 20  # larger objects go in parts
-_SINGLE_MAX = 5 << 30  # the most that S3 takes in one PutObject
+_SINGLE_MAX = 5 << 30  # S3's limit for one PutObject
 _PIECE = 1 << 20
 _SMALL = 1 << 20  # bodies up to this are sent with Content-MD5 always
 # seconds before another attempt: first, ceiling, random part
@@ -91,7 +91,7 @@ _FIRST_CONTACT_SECONDS, _FIRST_CONTACT_ATTEMPTS = 8.0, 3
 
 
 class S3Store(Store):
-    """Objects in `bucket`, their keys below `prefix` ('' or a path without slashes at its ends)."""
+    """Objects in `bucket`, with keys below `prefix` ('' or a path without slashes at its ends)."""
 
     def __init__(self, bucket: str, prefix: str, config: Config) -> None:
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
@@ -133,7 +133,7 @@ class S3Store(Store):
             self._see_stored(name, Body(views, size), etag)
 
     def _put_once(self, key: str, body: Body, **condition: str) -> str:
-        """What the server calls that which it has stored."""
+        """Send the object once; return the server's ETag."""
         reader = ViewReader(body.views)
         digest = {"ContentMD5": body.md5} if self._digests or body.size <= _SMALL else {}
         try:
@@ -148,8 +148,9 @@ class S3Store(Store):
             return self._put_once(key, body, **condition)
 
     def _see_stored(self, name: str, body: Body, etag: str) -> None:
-        """`Damaged`, with the object removed as far as possible, if the server has stored something
-        else than was sent.
+        """Raise `Damaged` if the server has stored something else than was sent.
+
+        The object is removed as far as possible.
         """
         if not self._config.verify_writes:
             if not self._etags or (known := md5_etag(etag)) is None or known == body.etag(known):
@@ -182,10 +183,10 @@ class S3Store(Store):
         ):
             raise taken
 
-        made: list[str] = []  # the server's answer, unless what is there was looked at
+        made: list[str] = []  # the server's answer, unless the stored object was compared
 
         def attempt() -> bool:
-            """Whether the object is ours now; raises when that is unknown."""
+            """Return whether the object is ours now; raises when that is unknown."""
             try:
                 made.append(
                     self._put_once(
@@ -195,7 +196,7 @@ class S3Store(Store):
                 return True
             except FOREIGN as error:
                 if condition_unknown(error) and self._conditions:
-                    # nothing was written; the look beforehand is all there is
+                    # nothing was written; only the check beforehand is left
                     self._conditions = False
                     return attempt()
                 if not (condition_failed(error) or is_transient(error)):
@@ -211,7 +212,7 @@ class S3Store(Store):
             self._see_stored(name, body, made[-1])
 
     def _same(self, name: str, body: Body) -> bool | None:
-        """Whether the object is exactly `body`; None if it is absent."""
+        """Return whether the object is exactly `body`; None if it is absent."""
         try:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name))
         except ClientError as error:
@@ -236,7 +237,7 @@ class S3Store(Store):
                 name,
             )
         except ObjectMissing:
-            return  # some servers say so
+            return  # some servers answer so
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ class S3Store(Store):
         def attempt() -> bytes:
             answer = self._client.get_object(Bucket=self._bucket, Key=key)
             with closing(answer["Body"]) as stream:
-                # urllib3 sees to it that all of it comes, and no more.
+                # urllib3 ensures that all of it comes, and no more.
                 size = self._field(answer, "ContentLength")
                 check_limit(name, self.url, size, limit)
                 expect(size)
@@ -286,8 +287,9 @@ class S3Store(Store):
 
     @contextmanager
     def _span(self, name: str, offset: int, length: int) -> Iterator[Any]:
-        """A stream of exactly these bytes; it raises IncompleteRead should the server end it
-        early.
+        """Yield a stream of exactly these bytes.
+
+        It raises IncompleteRead if the server ends it early.
         """
         span = f"bytes={offset}-{offset + length - 1}"
         answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name), Range=span)
@@ -296,8 +298,8 @@ class S3Store(Store):
             yield stream
 
     def _check_span(self, answer: dict[str, Any], name: str, offset: int, length: int) -> None:
-        """Whether the server is about to send what was asked for: the status alone is 200 on
-        some.
+        """Check that the server is about to send the requested bytes: some answer 200 to any
+        range.
         """
         sent, span = self._field(answer, "ContentLength"), answer.get("ContentRange", "")
         if span.startswith(f"bytes {offset}-") or (not span and offset == 0):
@@ -320,7 +322,7 @@ class S3Store(Store):
             except ClientError as error:
                 if not 300 <= status_of(error) < 500:
                     raise
-                # The same question by GET, whose answer has a body that says why.
+                # The same request by GET, whose answer has a body with the reason.
                 with closing(self._client.get_object(Bucket=self._bucket, Key=key)["Body"]):
                     raise error from None
             return ObjectInfo(
@@ -367,7 +369,7 @@ class S3Store(Store):
             "listing",
             lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=start, **more),
         )
-        self._field(page, "Name")  # a login page, say, is not an empty store
+        self._field(page, "Name")  # a login page, for example, is not an empty store
         return page
 
     def _field(self, answer: dict[str, Any], name: str) -> Any:
@@ -376,13 +378,11 @@ class S3Store(Store):
     # -- the place ---------------------------------------------------------------------------------
 
     def create(self) -> None:
-        """Buckets are made by whoever owns the server; see that this one is there and can be
-        listed.
-        """
+        """Check that the bucket exists and can be listed; its owner makes buckets."""
         self._list_page(self._base, MaxKeys=1)
 
     def probe(self) -> Capabilities:
-        """Race conditional writers against each other on objects of our own; see `s3_probe`."""
+        """Let conditional writers race each other on objects of our own; see `s3_probe`."""
         from .s3_probe import probe
 
         self.create()
@@ -437,8 +437,8 @@ class S3Store(Store):
                 error, "preparing the connection", self.url, self._config.s3_endpoint or "S3"
             ) from error
         except ValueError:
-            # Its text repeats pieces of the endpoint, of a password too: what is in front of a
-            # slash passes for a port.
+            # Its text repeats parts of the endpoint, also of a password: the text before a slash
+            # passes for a port.
             raise ConfigError(
                 "the S3 settings do not make sense: the endpoint is not an address",
                 hint=(
@@ -460,7 +460,7 @@ class S3Store(Store):
                 f"{doing} in {self.url} at {self._client.meta.endpoint_url}", str(error)
             ) from error
         except RecursionError as error:
-            # botocore looks for a bucket's region by asking again, also where every answer is a
+            # botocore looks for a bucket's region by asking again, even where every answer is a
             # redirection.
             raise StoreError(
                 f"{doing} in {self.url}: {self._client.meta.endpoint_url} redirects every request",
@@ -475,8 +475,9 @@ class S3Store(Store):
         also: Callable[[BaseException], bool] | None = None,
         size: int = 0,
     ) -> T:
-        """`request()`, with contents of `size` bytes, again after transient failures; botocore's
-        errors become ours.
+        """Return `request()`, with contents of `size` bytes, retried after transient failures.
+
+        botocore's errors become criuctl's.
         """
         with self._mapped(doing, name):
             return self._call(request, also, size)
@@ -487,8 +488,9 @@ class S3Store(Store):
         also: Callable[[BaseException], bool] | None = None,
         size: int = 0,
     ) -> T:
-        """`request()`, again after failures that are transient or that `also` accepts; botocore's
-        errors stay.
+        """Return `request()`, retried after failures that are transient or that `also` accepts.
+
+        botocore's errors pass through.
         """
         with limited(self._config, size) as limit:
 

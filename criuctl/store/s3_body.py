@@ -17,13 +17,13 @@ _MD5_ETAG = re.compile(r"[0-9a-f]{32}(-[1-9][0-9]*)?")
 
 
 def slices(view: memoryview, size: int) -> Iterator[memoryview]:
-    """`view` in pieces of at most `size` bytes."""
+    """Yield `view` in pieces of at most `size` bytes."""
     for start in range(0, view.nbytes, size):
         yield view[start : start + size]
 
 
 def md5_of(views: Sequence[memoryview]) -> str:
-    """The value of the header Content-MD5 for `views` sent one after the other."""
+    """Return the value of the header Content-MD5 for `views` sent one after the other."""
     digest = hashlib.md5(usedforsecurity=False)
     for view in views:
         digest.update(view)
@@ -31,16 +31,18 @@ def md5_of(views: Sequence[memoryview]) -> str:
 
 
 def md5_etag(etag: str) -> str | None:
-    """The ETag without quotes if it looks like an MD5, or like that of an object in parts; else
-    None.
+    """Return the ETag without quotes if it has the form of an MD5, or of an object in parts.
+
+    Else None.
     """
     bare = etag.removeprefix("W/").strip('"').lower()
     return bare if _MD5_ETAG.fullmatch(bare) else None
 
 
 def etag_in_parts(views: Sequence[memoryview], size: int) -> str:
-    """The ETag that S3 gives to `views`, `size` bytes, sent in parts: of the MD5s of the parts, and
-    how many they were.
+    """Return the ETag that S3 gives to `views`, `size` bytes, sent in parts.
+
+    It is made from the MD5s of the parts, and their number.
     """
     parts = [*in_parts(views, size)]
     digests = b"".join(base64.b64decode(md5_of(part)) for part in parts)
@@ -48,12 +50,12 @@ def etag_in_parts(views: Sequence[memoryview], size: int) -> str:
 
 
 def in_parts(views: Sequence[memoryview], size: int) -> Iterator[list[memoryview]]:
-    """`views`, `size` bytes together, as S3's multipart upload is given them."""
+    """Yield `views`, `size` bytes together, in the parts of S3's multipart upload."""
     return cut(views, max(PART_BYTES, -(-size // _MAX_PARTS)))
 
 
 def cut(views: Sequence[memoryview], size: int) -> Iterator[list[memoryview]]:
-    """`views` in runs of exactly `size` bytes, the last one shorter."""
+    """Yield `views` in runs of exactly `size` bytes, the last one shorter."""
     run: list[memoryview] = []
     room = size
     for view in views:
@@ -71,22 +73,21 @@ def cut(views: Sequence[memoryview], size: int) -> Iterator[list[memoryview]]:
 class ViewReader:
     """A read-only file over `views`, as botocore wants a body: read, seek, tell and a length.
 
-    `read` ignores how much is asked for and gives about 1 MiB, of memory as it lies where that is
-    in large
-    pieces: http.client asks for 16 KiB at a time, and each of those would be a system call and a
-    turn of the interpreter's lock.
+    `read` ignores the requested size and returns about 1 MiB, without a copy where the memory is in
+    large pieces: http.client asks for 16 KiB at a time, and each of those would be a system call
+    and a turn of the interpreter's lock.
     """
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._views = views
         self._size = sum(view.nbytes for view in views)
-        self._position = self._index = self._start = 0  # in all; the view; within it
+        self._position = self._index = self._start = 0  # in total; the view; within it
 
     def __len__(self) -> int:
         return self._size
 
     def read(self, size: int = -1) -> bytes | memoryview:
-        """The next piece, b"" at the end."""
+        """Return the next piece, b"" at the end."""
         first = self._next()
         if not 0 < len(first) < _SMALL:
             return first
@@ -108,7 +109,7 @@ class ViewReader:
         return piece
 
     def tell(self) -> int:
-        """Bytes before the next piece."""
+        """Return the bytes before the next piece."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -126,7 +127,7 @@ class ViewReader:
 
 
 class Body:
-    """What is to be sent, and its digests."""
+    """The content to send, and its digests."""
 
     def __init__(self, views: list[memoryview], size: int) -> None:
         self.views = views
@@ -134,12 +135,13 @@ class Body:
 
     @cached_property
     def md5(self) -> str:
-        """For Content-MD5."""
+        """Return the MD5 for Content-MD5."""
         return md5_of(self.views)
 
     def etag(self, like: str) -> str:
-        """What the ETag of this must be, if it is an MD5: of an object in parts, with a number,
-        where `like` has one.
+        """Return the ETag that this must have, if it is an MD5.
+
+        That of an object in parts, with a number, where `like` has one.
         """
         return (
             etag_in_parts(self.views, self.size)

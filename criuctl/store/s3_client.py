@@ -1,18 +1,17 @@
-"""Making boto3's S3 client: how requests are signed, how long they may take, and answers that are
-acknowledged at once.
+"""Make boto3's S3 client: how requests are signed, how long they may take, how answers are read.
 
 - Over http a body's SHA-256 is part of the signature, so what the server stores is what was sent,
-  at a third of the cost of MD5.  Over https TLS sees to that.
-- Some servers write an answer's head and its body in two pieces and wait, as Nagle has it, for the
-  first one's acknowledgement before they send the second; the kernel delays that by 40 ms.  So
-  before an answer is read the connection is told to acknowledge at once (TCP_QUICKACK, which lasts
+  at a third of the cost of MD5.  Over https TLS ensures that.
+- Some servers write an answer's head and its body in two pieces and wait, by Nagle's algorithm, for
+  the first one's acknowledgement before they send the second; the kernel delays that by 40 ms.  So
+  before an answer is read the connection is set to acknowledge at once (TCP_QUICKACK, which lasts
   for one turn only).
-- Its sockets wait no longer than the request may take in all, see `s3_deadline`.
+- Its sockets wait no longer than the request may take in total, see `s3_deadline`.
 - botocore's defaults for checksums fail with radosgw 16 over TLS and with rclone's ranges.
-- Every command that opens a store in S3 makes a client, so what that takes counts: boto3's core
-  alone is asked for it (botocore, with the same sources of settings; boto3 itself adds resources
-  and a transfer manager, which are not used here), and it is spared the search through hundreds of
-  services for this one.  That halves the time.
+- Every command that opens a store in S3 makes a client, so its cost counts: the client comes from
+  boto3's core alone (botocore, with the same sources of settings; boto3 itself adds resources and a
+  transfer manager, which are not used here), and the search through hundreds of services for this
+  one is avoided.  That halves the time.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ _AWS = re.compile(r"s3[.-](?:dualstack\.)?[a-z0-9-]+\.(amazonaws\.com(?:\.cn)?)"
 
 
 class _Prompt:
-    """A connection whose answers are acknowledged at once, and that waits no longer than its
-    request may take.
+    """A connection that acknowledges answers at once, and waits no longer than its request may
+    take.
     """
 
     sock: socket.socket | None
@@ -55,17 +54,18 @@ class _Prompt:
 
     def getresponse(self, *args: Any, **kwargs: Any) -> Any:
         if self.sock is not None:
-            with suppress(OSError, AttributeError):  # a broken connection tells so when it is read
+            # a broken connection reports it when it is read
+            with suppress(OSError, AttributeError):
                 self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return super().getresponse(*args, **kwargs)  # type: ignore[misc]
 
 
 class PromptConnection(_Prompt, AWSHTTPConnection):  # type: ignore[misc]
-    """http."""
+    """A connection for http."""
 
 
 class PromptTLSConnection(_Prompt, AWSHTTPSConnection):  # type: ignore[misc]
-    """https."""
+    """A connection for https."""
 
     def connect(self) -> None:
         if self.ssl_context is not None:
@@ -74,8 +74,9 @@ class PromptTLSConnection(_Prompt, AWSHTTPSConnection):  # type: ignore[misc]
 
 
 class _Files(JSONFileLoader):  # type: ignore[misc]
-    """Reads botocore's descriptions of services into plain dictionaries; ordered ones take three
-    times as long.
+    """Reads botocore's descriptions of services into plain dictionaries.
+
+    Ordered ones take three times as long.
     """
 
     def load_file(self, file_path: str) -> Any:
@@ -93,8 +94,9 @@ class _Descriptions(Loader):  # type: ignore[misc]
 
 
 def make_client(config: Config) -> Any:
-    """A client for S3 as `config` and boto3's own sources of settings say; usable from all
-    threads.
+    """Return a client for S3 by `config` and boto3's own sources of settings.
+
+    Usable from all threads.
     """
     AWSHTTPConnectionPool.ConnectionCls = PromptConnection
     AWSHTTPSConnectionPool.ConnectionCls = PromptTLSConnection
@@ -105,7 +107,7 @@ def make_client(config: Config) -> Any:
     client = session.create_client(
         "s3",
         endpoint_url=config.s3_endpoint or None,
-        # A server of one's own has no regions, but a signature names one.
+        # A private server has no regions, but a signature names one.
         region_name=config.s3_region or session.get_config_variable("region") or "us-east-1",
         config=BotoConfig(
             signature_version="s3v4",
@@ -120,7 +122,7 @@ def make_client(config: Config) -> Any:
         ),
     )
     if not client.meta.endpoint_url.isprintable() or " " in client.meta.endpoint_url:
-        # botocore would send it, and `redact` does not see its end
+        # botocore would send it, and `redact` does not find its end
         raise ValueError("an endpoint has no blanks")
     client.meta.config.s3["payload_signing_enabled"] = not client.meta.endpoint_url.startswith(
         "https:"
@@ -129,12 +131,14 @@ def make_client(config: Config) -> Any:
 
 
 def server_of(endpoint: str) -> str:
-    """The endpoint as a host pins it: one spelling, without credentials; AWS is one server in all
-    its regions.
+    """Return the endpoint as a host pins it: one spelling, without credentials.
+
+    AWS is one server in all its regions.
     """
     parts = urlsplit(endpoint)
     host, port = (parts.hostname or "").rstrip("."), parts.port
     host = f"s3.{found[1]}" if (found := _AWS.fullmatch(host)) else host
     host = f"[{host}]" if ":" in host else host
     usual = {"http": 80, "https": 443}.get(parts.scheme)
-    return f"{parts.scheme}://{host}{f':{port}' if port not in (None, usual) else ''}{parts.path.rstrip('/')}"
+    suffix = "" if port in (None, usual) else f":{port}"
+    return f"{parts.scheme}://{host}{suffix}{parts.path.rstrip('/')}"

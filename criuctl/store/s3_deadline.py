@@ -1,16 +1,17 @@
 """The total time that one request to an S3 server may take.
 
 A read time-out starts again with every byte, so a server that sends a byte now and then would keep
-a request for ever, and with it the tree that is frozen until the answer is there.  Therefore each
+a request for ever, and with it the tree that is frozen until the answer comes. Therefore each
 thread has a `Limit` for the request that it makes, and the sockets that boto3 reads and writes
-(`LimitedSocket`, `LimitedTLSSocket`) wait no longer than that.  To botocore this is a time-out like
+(`LimitedSocket`, `LimitedTLSSocket`) wait no longer than that. To botocore this is a time-out like
 any other.
 
 One attempt may take twice ``s3_timeout``; all attempts of a request, and the pauses between them,
-``s3_deadline``.  A body adds a second for each 32 KiB: the slowest link on which 1 MiB passes
-within the usual time-out of 30 s.
+``s3_deadline``. A body adds a second for each 32 KiB: the slowest link on which 1 MiB passes within
+the usual time-out of 30 s.
 
-Name resolution is not bounded here.  A store that another process speaks to (`apart`) bounds it.
+Name resolution is not bounded here; a store that another process serves bounds it
+(`boto3_process`).
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ SLOWEST = 32 << 10  # bytes a second
 
 
 def seconds_for(config: Config, size: int = 0) -> float:
-    """How long one request with contents of `size` bytes may take."""
+    """Return how long one request with contents of `size` bytes may take."""
     return config.s3_deadline + size / SLOWEST
 
 
 class Limit:
-    """Until when one request may take, and the attempt that is under way."""
+    """The deadlines of one request, and of its present attempt."""
 
     def __init__(self, config: Config, size: int) -> None:
         self._config = config
@@ -43,7 +44,7 @@ class Limit:
 
     @property
     def seconds(self) -> float:
-        """What the request is allowed in all."""
+        """The seconds allowed for the whole request."""
         return seconds_for(self._config, self._size)
 
     def attempt(self) -> None:
@@ -51,16 +52,16 @@ class Limit:
         self._attempt = time.monotonic()
 
     def expect(self, size: int) -> None:
-        """Allow the time for a body of `size` bytes."""
+        """Add the time for a body of `size` bytes."""
         self._size = max(self._size, size)
 
     def left(self) -> float:
-        """Seconds that the attempt may still take."""
+        """Return the seconds that the attempt may still take."""
         attempt = self._attempt + 2 * self._config.s3_timeout + self._size / SLOWEST
         return min(self._began + self.seconds, attempt) - time.monotonic()
 
     def over(self, pause: float = 0.0) -> bool:
-        """Whether there is no time for anything after `pause` more seconds."""
+        """Return whether there is no time left after `pause` more seconds."""
         return time.monotonic() + pause >= self._began + self.seconds
 
 
@@ -69,7 +70,7 @@ _of_thread = threading.local()
 
 @contextmanager
 def limited(config: Config, size: int = 0) -> Iterator[Limit]:
-    """Limit what this thread asks for inside as one request, with a body of `size` bytes."""
+    """Limit the requests of this thread inside the block as one, with a body of `size` bytes."""
     before = getattr(_of_thread, "limit", None)
     limit = _of_thread.limit = Limit(config, size)
     try:
@@ -79,27 +80,28 @@ def limited(config: Config, size: int = 0) -> Iterator[Limit]:
 
 
 def expect(size: int) -> None:
-    """Give the request of this thread the time for an answer of `size` bytes."""
+    """Add the time for an answer of `size` bytes to the request of this thread."""
     limit: Limit | None = getattr(_of_thread, "limit", None)
     if limit is not None:
         limit.expect(size)
 
 
 def _left() -> float | None:
-    """Return the seconds left to this thread's request, None without a limit; `TimeoutError` at
-    0.
+    """Return the seconds left to this thread's request, None without a limit.
+
+    `TimeoutError` at 0.
     """
     limit: Limit | None = getattr(_of_thread, "limit", None)
     left = None if limit is None else limit.left()
     if left is not None and left <= 0:
-        raise TimeoutError("the request has taken too long in all")
+        raise TimeoutError("the request has taken too long in total")
     return left
 
 
 class _Limited:
     """A socket that waits no longer than the request of the thread that uses it."""
 
-    _usual: float | None = None  # seconds for one call, as whoever uses it has set them
+    _usual: float | None = None  # seconds for one call, as set by settimeout
 
     def settimeout(self, seconds: float | None) -> None:
         self._usual = seconds

@@ -1,8 +1,8 @@
-"""What botocore says, in criuctl's words, and which of it may pass by itself.
+"""Map botocore's errors to criuctl's, and decide which may pass by themselves.
 
 The seam between botocore's exceptions and the error tree: `store_error` maps, `is_transient` says
-what is worth another attempt, `unanswered` whether there was an answer at all.  Imported only
-together with botocore.
+whether another attempt is useful, `unanswered` whether there was any answer. Imported only together
+with botocore.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ..errors import (
     StoreUnreachable,
 )
 
-# What boto3 raises for requests; errors of a client's making are among them.
+# What boto3 raises for requests, including errors while a client is made.
 FOREIGN = (b.BotoCoreError, b.ClientError, ResponseParserError)
 
 
 class TookTooLong(b.BotoCoreError):  # type: ignore[misc]
-    """A request was given up on because of the time that it took in all."""
+    """A request was given up because of its total time."""
 
     fmt = "not done after {seconds:.3g} s: {error}"
 
@@ -56,7 +56,7 @@ _TRANSIENT_CODES = frozenset(
         "SlowDown",
         "Throttling",
         "ThrottlingException",
-        "XAmzContentSHA256Mismatch",  # likewise, noticed by the signature
+        "XAmzContentSHA256Mismatch",  # likewise, detected by the signature
     }
 )
 _FULL_CODES = frozenset(
@@ -84,7 +84,7 @@ _NO_CREDENTIALS = (
 
 
 def code_of(error: BaseException) -> str:
-    """S3's own word for the failure, such as ``NoSuchKey``; '' when the server said nothing."""
+    """Return S3's code of the failure, such as ``NoSuchKey``; '' without an answer."""
     return (
         str(error.response.get("Error", {}).get("Code", ""))
         if isinstance(error, b.ClientError)
@@ -93,7 +93,7 @@ def code_of(error: BaseException) -> str:
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status of the answer, or 0 when there was none."""
+    """Return the HTTP status of the answer, or 0 when there was none."""
     return (
         int(error.response["ResponseMetadata"].get("HTTPStatusCode", 0))
         if isinstance(error, b.ClientError)
@@ -102,7 +102,7 @@ def status_of(error: BaseException) -> int:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may well succeed a moment later."""
+    """Return whether the same request may well succeed a moment later."""
     if isinstance(error, b.ClientError):
         return not _is_full(error) and (
             status_of(error) in _TRANSIENT_STATUS or code_of(error) in _TRANSIENT_CODES
@@ -111,13 +111,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def unanswered(error: BaseException) -> bool:
-    """Whether no connection came about at all, or nothing came over it."""
+    """Return whether no connection was made, or nothing came over it."""
     return isinstance(error, (*_NOT_REACHED, b.ReadTimeoutError))
 
 
 def digest_wanted(error: BaseException) -> bool:
-    """Whether the server refused a body because it came without Content-MD5, as those with object
-    lock do.
+    """Return whether the server refused a body without Content-MD5, as those with object lock
+    do.
     """
     return (
         isinstance(error, b.ClientError) and status_of(error) == 400 and "Content-MD5" in str(error)
@@ -125,19 +125,23 @@ def digest_wanted(error: BaseException) -> bool:
 
 
 def condition_failed(error: BaseException) -> bool:
-    """Whether the server says that a write condition did not hold: 412, or 409 from AWS when
-    writers race.
+    """Return whether the server reports that a write condition did not hold.
+
+    412, or 409 from AWS when writers race.
     """
     return status_of(error) in (409, 412)
 
 
 def condition_unknown(error: BaseException) -> bool:
-    """Whether the server says that it knows no write conditions."""
+    """Return whether the server reports that it does not support write conditions."""
     return status_of(error) == 501 or code_of(error) == "NotImplemented"
 
 
 def field(answer: Mapping[str, Any], name: str, where: str) -> Any:
-    """A part of the answer that every S3 server gives; boto3 reads what it can out of anything."""
+    """Return a part of the answer that every S3 server gives.
+
+    boto3 accepts answers without it.
+    """
     try:
         return answer[name]
     except KeyError:
@@ -145,7 +149,7 @@ def field(answer: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def not_s3(where: str, why: str) -> StoreError:
-    """The error for an answer that no S3 server gives."""
+    """Return the error for an answer that no S3 server gives."""
     return StoreError(
         f"{where}: the answer is not S3's, {why}",
         hint="Is the endpoint the address of an S3 server?",
@@ -155,9 +159,7 @@ def not_s3(where: str, why: str) -> StoreError:
 def store_error(
     error: Exception, doing: str, where: str, endpoint: str, name: str = ""
 ) -> CriuctlError:
-    """The error of criuctl's tree for a botocore `error` met while `doing` something in the store
-    `where`.
-    """
+    """Return criuctl's error for a botocore `error` during `doing` in the store `where`."""
     text = f"{doing} in {where} at {endpoint}"
     details = {"object": name} if name else {}
     if isinstance(error, _NO_CREDENTIALS):

@@ -1,9 +1,8 @@
 """Objects too large for one request: S3's multipart upload, whole or not at all.
 
-Parts go up from a few threads, each with its own retries.  Whatever goes wrong, the interrupt of a
-user included, the upload is aborted, so that no parts stay behind and cost money unseen.  What the
-server then holds under the name is looked at: some answer the completion with an empty ETag, or
-lose their answer.
+Parts are sent by a few threads, each with retries. On any failure, also a user's interrupt, the
+upload is aborted, so that no parts stay behind and cost money unseen. What the server then holds
+under the name is checked: some answer the completion with an empty ETag, or lose their answer.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from .s3_body import ViewReader, in_parts, md5_of
 from .s3_errors import code_of, digest_wanted, field, not_s3
 
 T = TypeVar("T")
-# runs a request, with contents of `size` bytes, again after transient failures
+# runs a request, with contents of `size` bytes, with retries after transient failures
 Caller = Callable[..., Any]
 
-# nothing else that criuctl stores is large enough for parts
+# no other object that criuctl stores is large enough for parts
 _LARGE = ("packs/", "index/", "checkpoints/")
 
 
 class _Stopped(Exception):
-    """Another part failed; this one need not go up."""
+    """Another part failed, so this one is not sent."""
 
 
 def put_in_parts(
@@ -42,8 +41,9 @@ def put_in_parts(
     size: int,
     threads: int,
 ) -> str:
-    """Store `views` (`size` bytes together) as one object; its ETag.  botocore's errors pass
-    through.
+    """Store `views` (`size` bytes together) as one object; return its ETag.
+
+    botocore's errors pass through.
     """
     target = {"Bucket": bucket, "Key": key}
     where = client.meta.endpoint_url
@@ -71,10 +71,10 @@ def put_in_parts(
 
 
 def abort_stale(client: Any, call: Caller, bucket: str, base: str, older_than: float) -> int:
-    """Abort criuctl's uploads below `base` that began `older_than` seconds ago or more; how many.
+    """Abort criuctl's uploads below `base` that began `older_than` seconds ago or more.
 
-    Others may keep their things there, too, above all where `base` is the whole bucket: theirs are
-    left alone.
+    Returns how many. Other programs may keep objects there, too, above all where `base` is the
+    whole bucket: their uploads are left alone.
     """
     where = client.meta.endpoint_url
     more: dict[str, str] = {}
@@ -83,7 +83,7 @@ def abort_stale(client: Any, call: Caller, bucket: str, base: str, older_than: f
         try:
             page = call(partial(client.list_multipart_uploads, Bucket=bucket, Prefix=base, **more))
         except ClientError as error:
-            if code_of(error) == "NoSuchUpload":  # rclone's word for none
+            if code_of(error) == "NoSuchUpload":  # rclone's answer for none
                 return aborted
             raise
         for upload in page.get("Uploads", []):
@@ -149,7 +149,7 @@ def _send_parts(
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     for error in failed:
-        if not isinstance(error, _Stopped):  # the others were only told to stop
+        if not isinstance(error, _Stopped):  # the others were only asked to stop
             raise error
     return [future.result() for future in futures]
 
@@ -165,8 +165,7 @@ def _complete(
         try:
             client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
         except ClientError as error:
-            # Completed by an attempt whose answer was lost: whether it was, the look at the object
-            # decides.
+            # Completed by an attempt whose answer was lost: checking the object decides.
             if code_of(error) != "NoSuchUpload" or attempts == 1:
                 raise
 

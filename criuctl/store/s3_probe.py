@@ -1,15 +1,15 @@
-"""Finding out whether an S3 server's conditional writes can be trusted.
+"""Find out whether an S3 server's conditional writes can be trusted.
 
-Servers claim more than they do: some ignore If-None-Match, one looks right as long as requests come
-one by one and lets several racing writers win.  So two things are tried on objects of our own:
+Servers claim more than they do: some ignore If-None-Match, one looks right while requests come one
+by one and lets several racing writers win. So two things are tested on objects of our own:
 
 1. one after the other: the second conditional PutObject must be refused and the first's bytes stay;
 2. overlapping, several times: two conditional PutObjects are both half sent before either may end.
    Exactly one must succeed, and the bytes must be its own.
 
-A race that went well proves nothing for good, so what is known about the server has the last word:
-AWS and radosgw are known to be atomic, OpenStack Swift is known not to be.  Any other server that
-passes is ``probed``; one that fails is ``weak``.
+A race that went well proves little, so knowledge about the server decides: AWS and radosgw are
+known to be atomic, OpenStack Swift is known not to be. Any other server that passes is ``probed``;
+one that fails is ``weak``.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from .s3_body import ViewReader
 from .s3_errors import condition_failed, condition_unknown, status_of
 
 _ROUNDS = 4
-_HALF = 128 << 10  # bytes; more than a server is likely to take together with the headers
-_MEETING_SECONDS = 5.0  # a server that serves one request at a time never lets both get half way
+_HALF = 128 << 10  # bytes; more than a server is likely to receive together with the headers
+_MEETING_SECONDS = 5.0  # a server that serves one request at a time never receives both halves
 
 _AWS_HOST = re.compile(r"(?:^|\.)amazonaws\.com(?:\.cn)?$")
 _RADOSGW_REQUEST = re.compile(r"tx[0-9a-f]{21}-[0-9a-f]{10}-[0-9a-f]+-.+")
 
 
 def probe(client: Any, bucket: str, base: str) -> Capabilities:
-    """What the server of `bucket` can do, tried below the key prefix `base`; botocore's errors pass
-    through.
+    """Return what the server of `bucket` can do, tested below the key prefix `base`.
+
+    botocore's errors pass through.
     """
     trials = [base + probe_name() for _ in range(_ROUNDS + 1)]
     try:
@@ -54,10 +55,9 @@ def probe(client: Any, bucket: str, base: str) -> Capabilities:
 
 
 def _one_by_one(client: Any, bucket: str, key: str) -> tuple[bool, dict[str, str]]:
-    """Whether a second writer is refused, and the headers of the first answer."""
+    """Return whether a second writer is refused, and the headers of the first answer."""
     first = secrets.token_bytes(32)
-    # Unconditional: this answer is there to be looked at, even from a server that knows no
-    # conditions.
+    # Unconditional: even a server without conditions answers this, and its headers are examined.
     answer = client.put_object(Bucket=bucket, Key=key, Body=first)
     refused = not _write_if_absent(client, bucket, key, secrets.token_bytes(32))
     held = client.get_object(Bucket=bucket, Key=key)["Body"].read() == first
@@ -65,9 +65,7 @@ def _one_by_one(client: Any, bucket: str, key: str) -> tuple[bool, dict[str, str
 
 
 def _overlapping(client: Any, bucket: str, key: str) -> bool:
-    """Whether exactly one of two writers that are half way at the same time wins, and its bytes are
-    there.
-    """
+    """Return whether exactly one of two overlapping writers wins, and its bytes are stored."""
     contents = [secrets.token_bytes(2 * _HALF) for _ in range(2)]
     meeting = threading.Barrier(2)
     with ThreadPoolExecutor(2, thread_name_prefix="s3-probe") as pool:
@@ -83,14 +81,14 @@ def _overlapping(client: Any, bucket: str, key: str) -> bool:
 
 
 def _write_if_absent(client: Any, bucket: str, key: str, body: bytes | ViewReader) -> bool:
-    """Whether the conditional write was accepted."""
+    """Return whether the conditional write was accepted."""
     try:
         client.put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*")
     except ClientError as error:
         if condition_failed(error):
             return False
         if condition_unknown(error) or status_of(error) == 400:
-            return True  # the server knows no conditions: nothing held this writer back
+            return True  # the server does not support conditions: nothing held this writer back
         raise
     return True
 
@@ -110,10 +108,10 @@ class _Pausing(ViewReader):
 
 
 def _known_server(endpoint: str, headers: dict[str, str]) -> str:
-    """The server's name if its behaviour is known, else ''.
+    """Return the server's name if its behaviour is known, else ''.
 
-    The Server header proves little (rclone says AmazonS3): AWS is told by its host name, the others
-    by the shape of what only they send.
+    The Server header proves little (rclone says AmazonS3): AWS is known by its host name, the
+    others by headers that only they send.
     """
     if _AWS_HOST.search(urlsplit(endpoint).hostname or ""):
         return "aws"

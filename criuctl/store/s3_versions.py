@@ -1,9 +1,8 @@
-"""Buckets that keep what is deleted: versions, and locks on them.
+"""Buckets that keep deleted objects: versions, and locks on them.
 
 In a bucket with versioning a delete only hides an object; in one with object lock, which needs
-versioning, nobody can remove the hidden version before its time.  Both free the room by rules of
-their own, so criuctl deletes as it does elsewhere, never a version, and tells what still lies
-there.
+versioning, no user can remove the hidden version before its time. Both free the space by their own
+rules, so criuctl deletes as elsewhere, never a version, and reports what is still kept.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ Caller = Callable[[Callable[[], Any]], Any]
 
 
 def keeping(client: Any, call: Caller, bucket: str, base: str) -> Keeping | None:
-    """What the bucket keeps of what was deleted below the prefix `base`; None where the server does
-    not tell, or may not.
+    """Return what the bucket keeps of deleted objects below the prefix `base`.
+
+    None where the server does not say or does not permit the request.
     """
     try:
         versions = "Status" in call(lambda: client.get_bucket_versioning(Bucket=bucket))
@@ -42,8 +42,9 @@ def keeping(client: Any, call: Caller, bucket: str, base: str) -> Keeping | None
 
 
 def _lock(client: Any, call: Caller, bucket: str) -> str:
-    """How long, and how strictly, versions are locked by default: ``governance 30 days``; '' for
-    not at all.
+    """Return how long, and how strictly, versions are locked by default.
+
+    ``governance 30 days``; '' for not at all.
     """
     try:
         found = call(lambda: client.get_object_lock_configuration(Bucket=bucket))[

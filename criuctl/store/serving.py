@@ -1,7 +1,7 @@
-"""A store served to the other side of a link: what `criuctl.store.remote` asks is done here.
+"""Serve a store to the other side of a link: the requests of `criuctl.store.remote`.
 
-Nothing that comes over the link is trusted to be sound: names, sizes and offsets are looked at
-before the store sees them, and what lies in memory for the other side is bounded.
+Nothing that comes over the link is trusted: names, sizes and offsets are checked before the store
+sees them, and the memory used for the other side is bounded.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from ..transport.link import Answer, Request
 
 _LISTED = 5000  # objects in one answer
-_LARGEST = 320 << 20  # bytes of an object that comes in parts; all that are under way together
+_LARGEST = 320 << 20  # bytes of objects that arrive in parts, all together
 _UPLOAD = re.compile(r"[0-9a-f]{32}")
 
 
 class StoreServer:
-    """Answers the verbs ``store.*`` out of `store`."""
+    """Answers the verbs ``store.*`` from `store`."""
 
     def __init__(self, store: Store, stored: Callable[[str, int], None] | None = None) -> None:
-        """`stored` is told the name and the size of every object that was put."""
+        """`stored` is called with the name and the size of every object that was put."""
         self._store, self._stored = store, stored
         self._lock = threading.Lock()
         self._parts: dict[str, bytearray] = {}
@@ -49,7 +49,7 @@ class StoreServer:
         }
 
     def handle(self, request: Request) -> Answer | Mapping[str, Any] | None:
-        """A link's handler for these verbs."""
+        """Handle these verbs of a link."""
         from ..transport.messages import unknown_verb
 
         verb = self._verbs.get(request.verb)
@@ -77,9 +77,8 @@ class StoreServer:
             if waiting + len(request.body) > _LARGEST:
                 self._parts.pop(upload, None)
                 raise StoreCannot(
-                    f"more than {_LARGEST >> 20} MiB of large objects at once are not taken "
-                    "over "
-                    "a link"
+                    f"more than {_LARGEST >> 20} MiB of large objects at once are not "
+                    "accepted over a link"
                 )
             parts = self._parts.setdefault(upload, bytearray())
             if request.argument("offset", int) != len(parts):
@@ -93,7 +92,7 @@ class StoreServer:
         name = _name(request)
         size = self._store.stat(name).size
         content = self._store.get(name) if size <= WHOLE else b""
-        if len(content) > WHOLE:  # another one has come meanwhile
+        if len(content) > WHOLE:  # it was replaced meanwhile
             size, content = len(content), b""
         return Answer({"size": len(content) if content else size}, content)
 
@@ -102,7 +101,7 @@ class StoreServer:
 
         offset, length = request.argument("offset", int), request.argument("length", int)
         if offset < 0 or not 0 <= length <= WHOLE:
-            raise UsageError(f"{length} bytes from {offset} cannot be had")
+            raise UsageError(f"{length} bytes from {offset} cannot be read")
         return Answer({}, self._store.get_range(_name(request), offset, length))
 
     def _stat(self, request: Request) -> dict[str, Any]:

@@ -1,3 +1,1 @@
-"""How two criuctl on two hosts speak with each other: a link of frames, over the streams of the
-system's ssh.
-"""
+"""How two criuctl processes on two hosts communicate: a link of frames, over the system's ssh."""

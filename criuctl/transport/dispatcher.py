@@ -1,8 +1,7 @@
-"""Who answers what the other side of a link asks: a few threads for requests, and one that takes
-events in their order.
+"""Dispatch the other side's requests to a few threads, and its events, in order, to one thread.
 
-Threads come when there is work for them.  They are daemons: what hangs in a handler does not keep
-the program from ending.
+Threads are started when there is work for them. They are daemons: a handler that hangs does not
+keep the program from ending.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from collections.abc import Callable, Mapping
 from .frames import ANSWER, ERROR, Broken, encode, encode_error
 from .messages import Answer, Handler, Outgoing, Request, unknown_verb
 
-_EVENTS = 1 << 16  # not yet handled; no honest side has as many
-_EVENTS_SIZE = 64 << 20  # bytes of JSON that they were
+_EVENTS = 1 << 16  # not handled yet; no honest side has as many
+_EVENTS_SIZE = 64 << 20  # bytes of their JSON
 
 
-class Desk:
-    """Serves requests, `window` of them at most under way, with `serve`; `send` takes the
-    answers.
-    """
+class Dispatcher:
+    """Handles requests with `serve`, at most `window` at a time; `send` takes the answers."""
 
     def __init__(
         self,
@@ -33,7 +30,7 @@ class Desk:
         *,
         debug: bool,
     ) -> None:
-        self._serve = serve or _nobody
+        self._serve = serve or _refuse
         self._workers = workers
         self._send = send
         self._debug = debug
@@ -41,7 +38,7 @@ class Desk:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._under_way: set[int] = set()
-        self._unsent = 0  # requests whose answers are not yet on their way
+        self._unsent = 0  # requests whose answers are not sent yet
         self._threads = 0
         self._free = 0
         self._work: queue.SimpleQueue[tuple[int, Request, Callable[[], None]] | None] = (
@@ -51,13 +48,13 @@ class Desk:
         self._events_size = 0
 
     def expect(self, number: int) -> None:
-        """A request begins to come; `Broken` if it must not."""
+        """Note that a request begins to arrive; `Broken` if it is one too many."""
         with self._lock:
             if number in self._under_way or len(self._under_way) >= self._window:
-                raise Broken(f"more is asked at once than was agreed ({self._window})")
+                raise Broken(f"it sends more requests at once than agreed ({self._window})")
 
     def ask(self, number: int, request: Request, done: Callable[[], None]) -> None:
-        """A request came; `done` gives its body back."""
+        """Queue a request; `done` gives its body back."""
         with self._lock:
             self._under_way.add(number)
             self._unsent += 1
@@ -69,11 +66,14 @@ class Desk:
         self._work.put((number, request, done))
 
     def tell(self, request: Request, size: int) -> None:
-        """An event came, in `size` bytes."""
+        """Queue an event of `size` bytes."""
         if self._events is None:
             self._events = queue.SimpleQueue()
             threading.Thread(
-                target=self._hear, args=(self._events,), name="criuctl-link-events", daemon=True
+                target=self._handle_events,
+                args=(self._events,),
+                name="criuctl-link-events",
+                daemon=True,
             ).start()
         with self._lock:
             self._events_size += size
@@ -82,12 +82,12 @@ class Desk:
         self._events.put((request, size))
 
     def settle(self, seconds: float) -> bool:
-        """Wait until everything is answered, and the answers are on their way."""
+        """Wait until every request is answered, and the answers are sent."""
         with self._idle:
             return self._idle.wait_for(lambda: not self._unsent, seconds)
 
     def close(self) -> None:
-        """Let the threads go as soon as they have nothing to do."""
+        """Let the threads end as soon as they have nothing to do."""
         for _ in range(self._threads):
             self._work.put(None)
         if self._events is not None:
@@ -98,9 +98,9 @@ class Desk:
             number, request, done = item
             try:
                 views = self._views(number, request)
-            except Exception as error:  # travels to who asked
+            except Exception as error:  # is sent to the requester
                 views = encode(ERROR, number, encode_error(error, debug=self._debug))
-            # First out of the set: as soon as the answer is there, the other side may ask again.
+            # First out of the set: as soon as the answer arrives, the other side may ask again.
             with self._idle:
                 self._under_way.discard(number)
             self._send(Outgoing(views, done))
@@ -115,18 +115,18 @@ class Desk:
             answer = Answer(answer or {})
         return encode(ANSWER, number, {"arguments": dict(answer.arguments)}, answer.body)
 
-    def _hear(self, events: queue.SimpleQueue[tuple[Request, int] | None]) -> None:
+    def _handle_events(self, events: queue.SimpleQueue[tuple[Request, int] | None]) -> None:
         while (event := events.get()) is not None:
             with self._lock:
                 self._events_size -= event[1]
             try:
                 self._serve(event[0])
-            except Exception:  # nobody waits for an answer in which it could travel
+            except Exception:  # an event has no answer that could carry the error
                 threading.excepthook(
                     threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
                 )
 
 
-def _nobody(request: Request) -> None:
+def _refuse(request: Request) -> None:
     if not request.event:
         raise unknown_verb(request)

@@ -1,6 +1,4 @@
-"""The first words of a link: each side's hello, and what is said in its place by those who speak
-another protocol.
-"""
+"""The first frames of a link: each side's hello, and what other programs send in its place."""
 
 from __future__ import annotations
 
@@ -17,30 +15,31 @@ from . import frames
 from .frames import Broken
 from .streams import Cut, Inward, Silent
 
-PROTOCOL = (1, 1)  # oldest and newest that this criuctl speaks
-_BANNER = 0.5  # seconds in which what is no protocol may finish its sentence
+PROTOCOL = (1, 1)  # oldest and newest that this criuctl supports
+_BANNER = 0.5  # seconds to read the rest of a message that is no hello
 _BANNER_SIZE = 400
 _UPDATE = "Install the same version of criuctl on both hosts."
 
 
 class Hello(Struct, frozen=True):
-    """What the other side said of itself."""
+    """The other side's hello."""
 
     said: dict[str, Any]
-    protocol: int  # the one that both will speak
-    timeout: float  # seconds of silence that it bears
-    window: int  # asks that it lets us have unanswered
+    protocol: int  # the version that both use
+    timeout: float  # seconds of silence that it accepts
+    window: int  # requests that it accepts unanswered
 
 
 def our_hello(facts: Mapping[str, Any], timeout: float, window: int) -> list[memoryview]:
-    """Our first frame."""
+    """Return our first frame."""
     own = {"protocol": list(PROTOCOL), "criuctl": __version__, "timeout": timeout, "window": window}
     return frames.encode(frames.HELLO, 0, {**facts, **own})
 
 
 def their_hello(inward: Inward, name: str) -> Hello:
-    """Wait for the other side's first frame; `Broken`, `UnsupportedFormat`, `HostUnreachable`, and
-    what `inward` raises.
+    """Wait for the other side's first frame.
+
+    `Broken`, `UnsupportedFormat`, `HostUnreachable`, and what `inward` raises.
     """
     header = memoryview(bytearray(frames.HEADER.size))
     done = 0
@@ -82,8 +81,9 @@ def _understood(said: dict[str, Any], name: str) -> Hello:
 
 
 def _no_protocol(inward: Inward, said: bytes, name: str) -> CriuctlError:
-    """The error for what is no hello: a login script's greeting, an error of the shell; as far as
-    it comes soon.
+    """Return the error for what is no hello: a login script's greeting, an error of the shell.
+
+    It includes what arrives soon.
     """
     buffer = memoryview(bytearray(_BANNER_SIZE))
     ends = time.monotonic() + _BANNER

@@ -1,42 +1,43 @@
-"""A link: requests, answers and events between two criuctl over one pair of byte streams.  This
-text is its specification.
+"""A link: requests, answers and events between two criuctl processes over a pair of byte streams.
 
-Either side may ask, from any thread, many at once; answers come in any order.  A side that asks
-while it answers does no harm.
+This text is its specification.  Either side may ask, from any thread, many requests at once;
+answers come in any order.  A side may ask while it answers.
 
 **Frames.**  Each direction is a sequence of frames: a header of 24 bytes (big-endian), JSON (UTF-8,
 a mapping, 64 MiB at most), a body (raw, 64 MiB at most)::
 
-    0  magic    4   93 'C' 'R' 'L'
-    4  kind     1   1 hello, 2 ask, 3 answer, 4 error, 5 tell, 6 ping, 7 bye; three zero bytes
-    follow 8  request  8   number of the ask, chosen by who asks, its answer's likewise; 0 in the
-    other kinds 16 json     4   length
-    20 body     4   length; only ask and answer have one
+    offset  field    bytes  content
+    0       magic    4      93 'C' 'R' 'L'
+    4       kind     1      1 hello, 2 ask, 3 answer, 4 error, 5 tell, 6 ping, 7 bye;
+                            three zero bytes follow
+    8       request  8      number of the ask, chosen by the asking side, and of its answer;
+                            0 in the other kinds
+    16      json     4      length
+    20      body     4      length; only ask and answer have one
 
-======
-===================================================================================================== hello   first in each direction: ``protocol: [oldest, newest]``, ``criuctl``: the version, ``timeout``: seconds of silence
-        that its sender bears, ``window``: asks that the other side may have unanswered at a time;
-        and facts of the callers
-ask     ``verb``, ``arguments``, body
-answer  ``arguments``, body
-error   ``code, exit_code, message, hint, details`` of a `CriuctlError`, raised on the other side as
-the same class;
-        or ``bug, message[, traceback]`` of any other exception
-tell    ``verb``, ``arguments``; nothing comes back.  Events are handled one after the other, in
-their order ping    empty
-bye     ``reason``: the sender ends the link on purpose
-======
-=====================================================================================================
+The JSON and the body of each kind:
 
-**Versions.**  Both sides use the highest protocol that both know.  Magic, header, hello and bye are
-the same in all of them.
+- ``hello``, first in each direction: ``protocol: [oldest, newest]``; ``criuctl``: the version;
+  ``timeout``: seconds of silence that its sender accepts; ``window``: requests that the other side
+  may have unanswered at a time; and facts of the callers.
+- ``ask``: ``verb``, ``arguments``, body.
+- ``answer``: ``arguments``, body.
+- ``error``: ``code, exit_code, message, hint, details`` of a `CriuctlError`, raised on the other
+  side as the same class; or ``bug, message[, traceback]`` of any other exception.
+- ``tell``: ``verb``, ``arguments``; an event, without an answer.  Events are handled one after the
+  other, in their order.
+- ``ping``: empty.
+- ``bye``: ``reason``; the sender ends the link on purpose.
 
-**Life.**  Any byte is a sign of life.  Who has sent nothing for a sixth of the smaller time-out,
-pings.  A side that hears nothing for its time-out, reads the end of the stream, or meets what the
-protocol has not, takes the link for lost, for ever.  Frames without bodies go first, but none
-interrupts another.
+**Versions.**  Both sides use the highest protocol that both support.  Magic, header, hello and bye
+are the same in all of them.
 
-**Loss.**  When the link is lost, every ask under way raises `LinkLost`: the other side may have
+**Keep-alive.**  Any byte shows that the sender is alive.  A side that has sent nothing for a sixth
+of the smaller time-out sends a ping.  A side that receives nothing for its time-out, reads the end
+of the stream, or receives a violation of the protocol regards the link as lost, for ever.  Frames
+without bodies go first, but none interrupts another.
+
+**Loss.**  When the link is lost, every pending request raises `LinkLost`: the other side may have
 done it, or not.
 """
 
@@ -51,7 +52,7 @@ from typing import Any, Self
 
 from ..errors import CriuctlError, LinkLost, TimedOut
 from . import frames
-from .dispatcher import Desk
+from .dispatcher import Dispatcher
 from .frames import Broken, Data
 from .greeting import Hello, our_hello, their_hello
 from .messages import Answer, Buffers, Handler, Outgoing, Request, Waiting
@@ -60,14 +61,14 @@ from .streams import Cut, Inward, Outward, Silent, Stopped, prepare
 
 __all__ = ["Answer", "Handler", "Link", "Request"]
 
-_PINGS = 6  # in the time-out
-_WINDOW = 2  # asks of the other side under way, for each worker
+_PINGS = 6  # per time-out
+_WINDOW = 2  # requests of the other side under way, for each worker
 _SCRATCH = 256 << 10
-_LAST_WORDS = 1.0  # seconds in which the other side's reason may arrive when we can no longer send
+_LAST_FRAME_WAIT = 1.0  # seconds for the other side's reason to arrive when we can no longer send
 
 
 class Link:
-    """One end of a link.  It owns the descriptors `reading` and `writing`, and closes them."""
+    """One end of a link. It owns the descriptors `reading` and `writing`, and closes them."""
 
     def __init__(
         self,
@@ -82,12 +83,11 @@ class Link:
         facts: Mapping[str, Any] | None = None,
         debug: bool = False,
     ) -> None:
-        """`serve` answers what the other side asks, in `workers` threads, and takes its events, in
-        another one.
+        """`serve` answers requests in `workers` threads, and takes events in another one.
 
-        The other side is called `name` in errors.  It may be silent for `timeout` seconds, and take
-        `patience` to say hello.  `facts` go with our hello.  With `debug` the traceback of a bug
-        travels too.
+        `name` is the other side in errors. It may be silent for `timeout` seconds, and take
+        `patience` to say hello. `facts` go with our hello. With `debug` the traceback of a bug is
+        sent too.
         """
         if reading == writing:
             writing = os.dup(reading)
@@ -104,11 +104,11 @@ class Link:
         self._sender = Sender(
             self._out, our_hello(facts or {}, timeout, window), timeout / _PINGS, self._broke
         )
-        self._desk = Desk(serve, workers, window, self._sender.put, debug=debug)
+        self._dispatcher = Dispatcher(serve, workers, window, self._sender.put, debug=debug)
         self._greeted = threading.Event()
         self._hello: Hello | None = None
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)  # one more may be asked
+        self._room = threading.Condition(self._lock)  # for one more request
         self._number = 0
         self._asked: dict[int, Waiting] = {}
         self._failure: CriuctlError | None = None
@@ -117,8 +117,8 @@ class Link:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Say hello and begin to listen.  Returns at once; `hello` waits for the other side's."""
-        self._in.heard = time.monotonic()
+        """Send hello and begin to receive. Returns at once; `hello` waits for the other side's."""
+        self._in.last_received = time.monotonic()
         for work, name in ((self._read, "reader"), (self._sender.run, "writer")):
             self._threads.append(
                 threading.Thread(target=work, name=f"criuctl-link-{name}", daemon=True)
@@ -128,13 +128,13 @@ class Link:
 
     @property
     def hello(self) -> dict[str, Any]:
-        """What the other side said of itself; waits for it.  `LinkLost`, `UnsupportedFormat`."""
-        return self._met().said
+        """Return the other side's hello; waits for it. `LinkLost`, `UnsupportedFormat`."""
+        return self._await_hello().said
 
     @property
     def protocol(self) -> int:
-        """The version that both speak; waits for the hello."""
-        return self._met().protocol
+        """The version that both use; waits for the hello."""
+        return self._await_hello().protocol
 
     def ask(
         self,
@@ -145,15 +145,14 @@ class Link:
         into: memoryview | None = None,
         timeout: float | None = None,
     ) -> Answer:
-        """Ask and wait for the answer: as long as the link lives, or `timeout` seconds
-        (`TimedOut`).
+        """Send a request and wait for the answer, while the link lives or for `timeout` seconds.
 
-        `body` must not change until this returns.  The answer's body goes to the beginning of
-        `into`, if given.  Raises what the other side's handler raised, and `LinkLost`; after that
-        and `TimedOut` it may have been done or not.
+        `body` must not change until this returns. The answer's body goes to the beginning of
+        `into`, if given. Raises what the other side's handler raised, `TimedOut` and `LinkLost`;
+        after the last two the request may have been done or not.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        hello = self._met(timeout)
+        hello = self._await_hello(timeout)
         views = frames.encode(
             frames.ASK, 0, {"verb": verb, "arguments": dict(arguments or {})}, body
         )
@@ -163,9 +162,8 @@ class Link:
                 while not self._over() and len(self._asked) >= hello.window:
                     if not self._room.wait(_left(deadline)):
                         raise TimedOut(
-                            f"{self.name} has too much to do: it could not even be asked "
-                            f"({verb}) "
-                            f"for {timeout:g} s"
+                            f"{self.name} is too busy: it did not accept the request "
+                            f"({verb}) for {timeout:g} s"
                         )
                 if self._over():
                     raise self._error()
@@ -182,8 +180,9 @@ class Link:
         return waiting.result()
 
     def tell(self, verb: str, arguments: Mapping[str, Any] | None = None) -> None:
-        """Send an event.  Returns at once; `LinkLost` if it is known already that it cannot
-        arrive.
+        """Send an event.
+
+        Returns at once; `LinkLost` if it is known already that it cannot arrive.
         """
         outgoing = Outgoing(
             frames.encode(frames.TELL, 0, {"verb": verb, "arguments": dict(arguments or {})})
@@ -194,8 +193,10 @@ class Link:
             self._sender.put(outgoing)
 
     def on_lost(self, callback: Callable[[CriuctlError], None]) -> None:
-        """Have `callback` called with the reason, in a thread of its own, when the link is lost or
-        if it is; not by `close`.
+        """Call `callback` with the reason, in a new thread, when the link is lost or if it is
+        already.
+
+        Not after `close`.
         """
         with self._lock:
             if self._failure is None:
@@ -205,10 +206,10 @@ class Link:
             _call([callback], self._failure)
 
     def close(self, grace: float = 2.0, reason: str = "it is done") -> None:
-        """End the link, telling the other side `reason`; never from a handler.
+        """End the link, giving the other side `reason`; never from a handler.
 
-        Our asks under way raise `LinkLost`; what is being answered has `grace` seconds to be
-        finished and sent.
+        Our pending requests raise `LinkLost`; handlers at work have `grace` seconds to finish and
+        send.
         """
         with self._lock:
             if self._closing:
@@ -220,7 +221,7 @@ class Link:
             one.settle(error=self._error())
         if self._threads and self._failure is None:
             deadline = time.monotonic() + grace
-            self._desk.settle(grace)
+            self._dispatcher.settle(grace)
             self._sender.finish(reason)
             self._threads[-1].join(max(0.0, deadline - time.monotonic()))
         self._fail(self._error())
@@ -242,10 +243,9 @@ class Link:
     ) -> None:
         self.close()
 
-    # -- asking
-    # --------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
-    def _met(self, timeout: float | None = None) -> Hello:
+    def _await_hello(self, timeout: float | None = None) -> Hello:
         if not self._greeted.wait(timeout):
             raise TimedOut(f"{self.name} has not said hello for {timeout:g} s")
         if self._hello is None:
@@ -253,9 +253,7 @@ class Link:
         return self._hello
 
     def _abandon(self, number: int, waiting: Waiting, outgoing: Outgoing) -> None:
-        """Nobody waits for this answer any more: its buffers are the caller's again when this
-        returns.
-        """
+        """Give up an answer: its buffers are the caller's again when this returns."""
         waiting.abandon()
         try:
             if self._sender.withdraw(outgoing):
@@ -270,8 +268,7 @@ class Link:
             )
             raise
 
-    # -- receiving
-    # -----------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------
 
     def _read(self) -> None:
         try:
@@ -287,10 +284,10 @@ class Link:
         except Cut as cut:
             self._fail(self._cut(cut))
         except Silent:
-            seconds = time.monotonic() - self._in.heard
+            seconds = time.monotonic() - self._in.last_received
             self._fail(
                 LinkLost(
-                    f"nothing was heard from {self.name} for {seconds:.0f} s",
+                    f"nothing was received from {self.name} for {seconds:.0f} s",
                     hint="Is it up, and the network?",
                 )
             )
@@ -303,7 +300,7 @@ class Link:
             self._fail(error, error.message)
         except Stopped:
             pass
-        except Exception as error:  # else all who wait would wait for ever
+        except Exception as error:  # else all waiting callers would wait for ever
             self._fail(
                 LinkLost(f"the link with {self.name} failed: {type(error).__name__}: {error}"),
                 "a bug",
@@ -313,7 +310,7 @@ class Link:
             self._in.close()
 
     def _take(self, kind: int, number: int, length: int, body_length: int) -> None:
-        """The rest of one frame, to whom it is for."""
+        """Read the rest of one frame and pass it on."""
         if kind == frames.PING:
             return
         if kind == frames.HELLO:
@@ -322,16 +319,16 @@ class Link:
         self._in.fill(text)
         said = frames.decode_json(text)
         if kind == frames.ASK:
-            self._desk.expect(number)
+            self._dispatcher.expect(number)
             body, done = self._buffers.take(body_length)
             self._in.fill(body)
-            self._desk.ask(
+            self._dispatcher.ask(
                 number,
                 Request(frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), body),
                 done,
             )
         elif kind == frames.TELL:
-            self._desk.tell(
+            self._dispatcher.tell(
                 Request(
                     frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), event=True
                 ),
@@ -346,7 +343,7 @@ class Link:
         with self._lock:
             waiting = self._asked.get(number)
             if waiting is None and not self._closing:
-                raise Broken("it answered what was not asked")
+                raise Broken("it answered a request that was not made")
         if waiting is None:
             waiting = Waiting(memoryview(b""))  # given up by `close`
         if kind == frames.ERROR:
@@ -356,7 +353,7 @@ class Link:
             answer, error = Answer(frames.mapping_of(said, "arguments"), body or b""), None
             if body is None:
                 error = frames.OtherSideFailed(
-                    f"{self.name} answered with {length} bytes, more than were asked for"
+                    f"{self.name} answered with {length} bytes, more than were requested"
                 )
         with self._lock:
             self._asked.pop(number, None)
@@ -364,7 +361,7 @@ class Link:
         waiting.settle(answer, error)
 
     def _body(self, waiting: Waiting, length: int) -> memoryview | None:
-        """An answer's body, where it is wanted; None if it is too long for that."""
+        """Return the buffer for an answer's body; None if the body is too long for it."""
         if not waiting.placed:
             memory = memoryview(bytearray(length))
             self._in.fill(memory)
@@ -384,14 +381,14 @@ class Link:
         with waiting.lock:
             return waiting.into[:length] if fits and waiting.into is not None else None
 
-    # -- the end
-    # -------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _broke(self, cut: Cut) -> None:
-        """We cannot send.  The other side's last words may still be on their way to our reader:
-        they tell more.
+        """Handle a failure to send.
+
+        The other side's last frame may still arrive, and explains more.
         """
-        self.lost.wait(_LAST_WORDS)
+        self.lost.wait(_LAST_FRAME_WAIT)
         self._fail(self._cut(cut))
 
     def _cut(self, cut: Cut) -> LinkLost:
@@ -401,7 +398,7 @@ class Link:
         return self._closing or self._failure is not None
 
     def _error(self) -> CriuctlError:
-        """Why there is no link, as an error of the caller's own."""
+        """Return why the link ended, as a new error for the caller."""
         failure = self._failure or self._closed()
         return type(failure)(failure.message, hint=failure.hint)
 
@@ -409,17 +406,17 @@ class Link:
         return LinkLost(f"the link with {self.name} is closed")
 
     def _take_asked(self) -> list[Waiting]:
-        """With the lock held."""
+        """Return the pending requests and remove them; with the lock held."""
         waiting = list(self._asked.values())
         self._asked.clear()
         return waiting
 
     def _fail(self, error: CriuctlError, farewell: str = "") -> None:
-        """The link is over, for the reason that is told first."""
+        """End the link, for the first reason that is given."""
         with self._lock:
             if self._failure is not None:
                 return
-            # what comes of our end is no reason
+            # a failure after our own close is no reason
             self._failure = self._closed() if self._closing else error
             waiting = self._take_asked()
             callbacks = [] if self._closing else self._callbacks
@@ -429,7 +426,7 @@ class Link:
         os.eventfd_write(self._wake, 1)
         for one in waiting:
             one.settle(error=self._error())
-        self._desk.close()
+        self._dispatcher.close()
         self._greeted.set()
         self.lost.set()
         _call(callbacks, error)
@@ -443,7 +440,8 @@ def _call(callbacks: list[Callable[[CriuctlError], None]], error: CriuctlError) 
     if callbacks:
         try:
             threading.Thread(target=call, name="criuctl-link-lost", daemon=True).start()
-        except RuntimeError:  # no thread is left; whoever is not told would wait for ever
+        # no thread can be started, and a caller without notice would wait for ever
+        except RuntimeError:
             call()
 
 

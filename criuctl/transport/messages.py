@@ -1,4 +1,4 @@
-"""What the two ends of a link hand each other, and what one end has under way."""
+"""Messages of a link, and requests under way."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from msgspec import Struct, field
 from ..errors import CriuctlError, UnsupportedFormat, UsageError
 from .frames import MAX_BODY, Broken, Data
 
-_POOLED = 64 << 10  # bytes; smaller buffers are made anew each time
+_POOLED = 64 << 10  # bytes; smaller buffers are allocated each time
 _KEPT = 8
 
 
 class Request(Struct, frozen=True):
-    """What the other side asks, or tells (`event`: nobody waits for an answer).
+    """A request of the other side, or its `event`, which gets no answer.
 
-    `body` may be used until the handler's answer is on its way, and not longer: the buffer is used
-    again.
+    `body` may be used until the handler's answer is sent, and not longer: the buffer is used again.
     """
 
     verb: str
@@ -29,7 +28,7 @@ class Request(Struct, frozen=True):
     event: bool = False
 
     def argument(self, name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
-        """The argument `name`, checked; `UsageError`."""
+        """Return the argument `name`, checked; `UsageError`."""
         value = self.arguments.get(name, default)
         if value is not default and (
             not isinstance(value, kind) or (isinstance(value, bool) and kind is int)
@@ -41,16 +40,14 @@ class Request(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """What comes back.  A received body is a view of `into`, if that was given, or of memory of its
-    own.
-    """
+    """An answer. A received body is a view of `into`, if that was given, or of new memory."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     body: Data = b""
 
     @property
     def view(self) -> memoryview:
-        """The body of a received answer."""
+        """Return the body of a received answer."""
         assert isinstance(self.body, bytes | bytearray | memoryview)
         return memoryview(self.body)
 
@@ -59,7 +56,7 @@ Handler = Callable[[Request], Answer | Mapping[str, Any] | None]
 
 
 def unknown_verb(request: Request) -> UnsupportedFormat:
-    """What a handler raises for a request that it does not know."""
+    """Return the error that a handler raises for a request that it does not know."""
     return UnsupportedFormat(
         f"this criuctl does not understand {request.verb[:100]!r}",
         hint="Install the same version of criuctl on both hosts.",
@@ -67,10 +64,10 @@ def unknown_verb(request: Request) -> UnsupportedFormat:
 
 
 class Waiting:
-    """An ask whose answer is to come."""
+    """A request whose answer has not arrived."""
 
     def __init__(self, into: memoryview | None) -> None:
-        self.lock = threading.Lock()  # held while something is read into `into`
+        self.lock = threading.Lock()  # held while a body is read into `into`
         self.into = into.cast("B") if into is not None else None
         self.placed = into is not None  # the answer's body must go there, or nowhere
         self.size = into.nbytes if into is not None else 0
@@ -79,40 +76,40 @@ class Waiting:
         self._error: CriuctlError | None = None
 
     def settle(self, answer: Answer | None = None, error: CriuctlError | None = None) -> None:
-        """The answer is there, or why there will be none; what is told first counts."""
+        """Set the answer or the error; only the first call counts."""
         with self.lock:
             if not self.done.is_set():
                 self._answer, self._error = answer, error
                 self.done.set()
 
     def result(self) -> Answer:
-        """The answer; raises the error."""
+        """Return the answer, or raise the error."""
         if self._error is not None:
             raise self._error
         assert self._answer is not None
         return self._answer
 
     def abandon(self) -> None:
-        """Nobody waits any more: once this returns, nothing is written into the buffer."""
+        """Give up the answer: once this returns, nothing is written into the buffer."""
         with self.lock:
             self.into = None
 
 
 class Outgoing(Struct, eq=False):
-    """A frame on its way out."""
+    """A frame to send."""
 
     views: list[memoryview]
-    after: Callable[[], None] | None = None  # when it is gone, one way or another
+    after: Callable[[], None] | None = None  # called when it is sent or dropped
 
     def let_go(self) -> None:
-        """It is sent, or never will be."""
+        """Report that the frame is sent, or never will be."""
         if self.after is not None:
             self.after()
 
 
 class Buffers:
-    """Memory for the bodies of requests, used again: the first touch of fresh memory costs more
-    than the copy.
+    """Reused memory for the bodies of requests: the first touch of new memory costs more than a
+    copy.
     """
 
     def __init__(self) -> None:
@@ -120,7 +117,7 @@ class Buffers:
         self._free: list[mmap.mmap] = []
 
     def take(self, length: int) -> tuple[memoryview, Callable[[], None]]:
-        """A buffer, and what gives it back."""
+        """Return a buffer, and the function that gives it back."""
         if length > MAX_BODY:
             raise Broken("too long")
         if length < _POOLED:
@@ -142,4 +139,4 @@ class Buffers:
 
 
 def _nothing() -> None:
-    """What is small is simply let go."""
+    """Do nothing: small buffers are just freed."""

@@ -1,8 +1,7 @@
-"""The sending half of a link: one thread writes all frames, so that nobody else is ever in the
-middle of one.
+"""The sending half of a link: one thread writes all frames, so that frames never interleave.
 
-An operator's interrupt (an exception in whatever the main thread does) therefore never leaves half
-a frame behind.
+An operator's interrupt (an exception in the main thread) therefore never leaves half a frame
+behind.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .streams import Cut, Outward, Stopped
 
 
 class Sender:
-    """Writes frames to `out`, beginning with `hello`; tells `broke` when that fails."""
+    """Writes frames to `out`, beginning with `hello`; calls `broke` when that fails."""
 
     def __init__(
         self, out: Outward, hello: list[memoryview], interval: float, broke: Callable[[Cut], None]
@@ -28,16 +27,16 @@ class Sender:
         self._broke = broke
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self._gone = threading.Condition(self._lock)  # a frame is sent
+        self._gone = threading.Condition(self._lock)  # notified when a frame is sent
         self._first: deque[Outgoing] = deque()
         self._bulk: deque[Outgoing] = deque()
         self._sending: Outgoing | None = None
-        self._ending = False  # once all is sent
-        self._ended = False  # now
+        self._ending = False  # end once all is sent
+        self._ended = False  # end now
         self._farewell = ""
 
     def put(self, outgoing: Outgoing) -> None:
-        """Send it when its turn comes; those without a body first."""
+        """Queue a frame; those without a body are sent first."""
         with self._lock:
             if not self._ended:
                 (self._bulk if len(outgoing.views) > 1 else self._first).append(outgoing)
@@ -46,8 +45,9 @@ class Sender:
         outgoing.let_go()
 
     def withdraw(self, outgoing: Outgoing) -> bool:
-        """Whether it was stopped before it began; else returns when it is sent, or never will
-        be.
+        """Remove a frame; return whether it was removed before it began.
+
+        Otherwise returns when it is sent, or never will be.
         """
         with self._lock:
             for line in (self._first, self._bulk):
@@ -59,19 +59,19 @@ class Sender:
         return False
 
     def hurry(self, interval: float) -> None:
-        """A ping after `interval` seconds in which nothing was sent."""
+        """Send a ping after `interval` seconds without a frame."""
         with self._lock:
             self._interval = interval
             self._work.notify()
 
     def finish(self, farewell: str) -> None:
-        """Send what is there, then say farewell."""
+        """Send what is queued, then the frame `farewell`."""
         with self._lock:
             self._ending, self._farewell = True, farewell
             self._work.notify()
 
     def stop(self, farewell: str = "") -> None:
-        """Send nothing any more but, if that is possible, a farewell."""
+        """Send nothing more except, if possible, the frame `farewell`."""
         self._out.stopped = True
         with self._lock:
             self._ended, self._farewell = True, farewell
@@ -83,7 +83,7 @@ class Sender:
             outgoing.let_go()
 
     def run(self) -> None:
-        """The thread's life."""
+        """Run the thread."""
         try:
             self._out.send(self._hello)
             while (outgoing := self._next()) is not None:
@@ -103,7 +103,7 @@ class Sender:
             self._out.close()
 
     def _next(self) -> Outgoing | None:
-        """The next frame, a ping if there is none for long, None at the end."""
+        """Return the next frame, a ping after a long pause, None at the end."""
         with self._lock:
             self._sending = None
             self._gone.notify_all()

@@ -1,12 +1,12 @@
 """Another host, reached by the system's ssh, and a criuctl started there.
 
-ssh does what it is good at: keys, agents, jump hosts, known hosts, the user's ``~/.ssh/config``.
-We add what a tool needs that carries bytes: no terminal there, no forwardings, no compression (what
-we send is compressed), signs of life, and no shared connection on which others would come to
-depend.  Where there is a terminal here, ssh may ask its user; else it fails at once.
+ssh handles keys, agents, jump hosts, known hosts and the user's ``~/.ssh/config``. criuctl adds
+what a program that carries bytes needs: no terminal there, no forwardings, no compression (the data
+is compressed), keep-alive packets, and no shared connection on which other programs would come to
+depend. Where there is a terminal here, ssh may ask its user; else it fails at once.
 
-ssh ignores the signals that a terminal sends: an interrupt is criuctl's to handle, and it needs the
-link to do that.
+ssh ignores the signals that a terminal sends: criuctl handles an interrupt, and needs the link for
+that.
 
 A host is written ``ssh://[USER@]HOST[:PORT]`` or is a name under ``hosts`` in the configuration::
 
@@ -61,9 +61,9 @@ _AGENT = (
     "KRB5CCNAME",
 )
 _CONNECT = 15  # seconds for one attempt to connect
-_ASKING = 120.0  # seconds in which somebody may type a password
+_ASKING = 120.0  # seconds for a user to type a password
 _ENDS = 3.0  # seconds that ssh, and criuctl there, may take to end once the link is closed
-_SPEAKS = 1.0  # seconds in which ssh tells why the link broke
+_SPEAKS = 1.0  # seconds for ssh to report why the link broke
 _OPTIONS = (
     *(
         f"ConnectTimeout={_CONNECT}",
@@ -93,8 +93,8 @@ _HINTS = (
     ),
     (
         "Permission denied",
-        "Does `ssh -o BatchMode=yes` get in? Give it a key or an agent; without a terminal "
-        "nobody can type a password.",
+        "Check `ssh -o BatchMode=yes`. Give it a key or an agent; without a terminal it "
+        "cannot ask for a password.",
     ),
     ("Connection refused", "No ssh server listens there: is it the right port?"),
     (
@@ -121,23 +121,23 @@ _HINTS = (
 
 
 class Address(Struct, frozen=True):
-    """Where ssh connects to."""
+    """The address that ssh connects to."""
 
     destination: str  # [USER@]HOST
     port: str  # "" leaves it to ssh
-    path: str  # what follows the host, without its slash
+    path: str  # the part after the host, without its slash
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """From ``ssh://[USER@]HOST[:PORT][/PATH]``; `UsageError`."""
+        """Parse ``ssh://[USER@]HOST[:PORT][/PATH]``; `UsageError`."""
         match = _URL.fullmatch(url)
         if match is None or not 0 < int(match["port"] or 22) < 65536:
-            raise UsageError(f"{url!r} is no host's address", hint="Like ssh://user@host:22.")
+            raise UsageError(f"{url!r} is not a host's address", hint="Like ssh://user@host:22.")
         user = f"{match['user']}@" if match["user"] else ""
         return cls(user + match["host"].strip("[]"), match["port"] or "", match["path"] or "")
 
     def words(self) -> list[str]:
-        """The last of ssh's arguments before the command."""
+        """Return the last of ssh's arguments before the command."""
         return [*(["-p", self.port] if self.port else []), "--", self.destination]
 
 
@@ -151,7 +151,7 @@ class Host(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, config: Config) -> Host:
-        """From an address, or a name in the configuration; `UsageError`, `ConfigError`."""
+        """Parse an address, or a name in the configuration; `UsageError`, `ConfigError`."""
         if (settings := config.hosts.get(text)) is not None:
             return cls._configured(text, settings)
         if "://" not in text:
@@ -163,7 +163,7 @@ class Host(Struct, frozen=True):
         address = Address.parse(text)
         if address.path:
             raise UsageError(
-                f"{text!r} has a path, which a host has not", hint="Like ssh://user@host:22."
+                f"{text!r} has a path, but a host has none", hint="Like ssh://user@host:22."
             )
         return cls(address.destination, address)
 
@@ -187,7 +187,7 @@ class Host(Struct, frozen=True):
         except UsageError as error:
             raise ConfigError(f"{where}: {error.message}", hint=error.hint) from None
         if address.path:
-            raise ConfigError(f"{where}: {url!r} has a path, which a host has not")
+            raise ConfigError(f"{where}: {url!r} has a path, but a host has none")
         if not isinstance(program, str) or not program.strip():
             raise ConfigError(f"{where}: command must be text")
         if not isinstance(options, list) or not all(
@@ -198,12 +198,12 @@ class Host(Struct, frozen=True):
 
 
 def environment() -> dict[str, str]:
-    """What ssh may know of our environment, beyond what every child may."""
+    """Return what ssh gets of our environment, beyond what every child gets."""
     return {key: os.environ[key] for key in _AGENT if key in os.environ}
 
 
 def program(config: Config) -> list[str]:
-    """The ssh program and its options; `ConfigError`, `PlatformError`."""
+    """Return the ssh program and its options; `ConfigError`, `PlatformError`."""
     try:
         words = shlex.split(config.ssh_command)
     except ValueError as error:
@@ -217,13 +217,12 @@ def program(config: Config) -> list[str]:
 
 
 def connect(host: Host, argv: Sequence[str], config: Config) -> tuple[Child, int, int]:
-    """Start ``criuctl argv...`` there: ssh, and the descriptors for reading from it and writing to
-    it.
+    """Start ``criuctl argv...`` there: return ssh, and the descriptors to read from and write to.
 
-    Returns before ssh is connected.  Raises `PlatformError` without an ssh, `CommandFailed` if it
+    Returns before ssh is connected. Raises `PlatformError` without an ssh, `CommandFailed` if it
     cannot be started.
     """
-    # ssh takes the first of each name
+    # ssh uses the first value of each option
     wanted = [*host.options, *_OPTIONS, f"BatchMode={'no' if _may_ask() else 'yes'}"]
     words = [
         *program(config),
@@ -271,8 +270,9 @@ class Connection:
         facts: Mapping[str, Any] | None = None,
         debug: bool = False,
     ) -> Connection:
-        """Start ``criuctl argv...`` on `host` and meet it.  `HostUnreachable` tells why that cannot
-        be, `UnsupportedFormat`.
+        """Start ``criuctl argv...`` on `host` and exchange hellos.
+
+        `HostUnreachable` says why that failed; `UnsupportedFormat`.
         """
         patience = _CONNECT + timeout + (_ASKING if _may_ask() else 0)
         child, reading, writing = connect(host, argv, config)
@@ -299,34 +299,34 @@ class Connection:
             _ = link.hello
         except BaseException as error:
             link.close(0)
-            told = connection._unmet(error) if isinstance(error, CriuctlError) else error
+            cause = connection._no_hello(error) if isinstance(error, CriuctlError) else error
             connection.close()
-            if told is error:
+            if cause is error:
                 raise
-            raise told from error
+            raise cause from error
         return connection
 
     def why(self, error: CriuctlError) -> CriuctlError:
-        """How the link was lost: `error`, with what ssh said last."""
+        """Return why the link was lost: `error`, with ssh's last message."""
         if not isinstance(error, LinkLost):
             return error
-        code, last, hint = self._last_words()
-        if code is None or not last:  # while ssh lives, its last words may be a greeting
+        code, last, hint = self._last_output()
+        if code is None or not last:  # while ssh runs, its last line may be a greeting
             return error
         return LinkLost(f"{error.message} ({last})", hint=hint or error.hint)
 
-    def _unmet(self, error: CriuctlError) -> CriuctlError:
-        """Why the other side was never met."""
+    def _no_hello(self, error: CriuctlError) -> CriuctlError:
+        """Return why no hello arrived."""
         if not isinstance(error, LinkLost):
             return error
-        code, last, hint = self._last_words()
+        code, last, hint = self._last_output()
         name, why = self.host.name, last or error.message
         if code == 127:
             return HostUnreachable(
                 f"criuctl cannot be started on {name}: {why}",
                 hint=(
-                    "Install criuctl there, on the PATH that a command over ssh has; or tell "
-                    "where: hosts: NAME: command."
+                    "Install criuctl there, on the PATH of commands over ssh; or configure its "
+                    "path: hosts: NAME: command."
                 ),
             )
         if code == 255:
@@ -336,8 +336,8 @@ class Connection:
             return HostUnreachable(f"criuctl on {name} ended ({how}): {why}", hint=hint)
         return HostUnreachable(f"criuctl on {name} did not answer: {why}", hint=hint or error.hint)
 
-    def _last_words(self) -> tuple[int | None, str, str]:
-        """ssh's exit code, if it has ended, the last line that it or criuctl there wrote, and a
+    def _last_output(self) -> tuple[int | None, str, str]:
+        """Return ssh's exit code, if it has ended, the last line of it or of criuctl there, and a
         hint.
         """
         with suppress(TimedOut):
@@ -357,7 +357,7 @@ class Connection:
         lost = self.link.lost.is_set()
         self.link.close(grace, reason)
         try:
-            self._child.wait(0 if lost else _ENDS)  # it has nobody to wait for
+            self._child.wait(0 if lost else _ENDS)  # without a link, ssh has nothing to wait for
         except TimedOut:
             self._child.end()
         self._child.close()
@@ -371,14 +371,14 @@ class Connection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        told = self.why(error) if isinstance(error, LinkLost) else error
+        cause = self.why(error) if isinstance(error, LinkLost) else error
         self.close()
-        if told is not None and told is not error:
-            raise told from error
+        if cause is not None and cause is not error:
+            raise cause from error
 
 
 def _may_ask() -> bool:
-    """Whether ssh can ask somebody for a password."""
+    """Return whether ssh can ask a user for a password."""
     if "SSH_ASKPASS" in os.environ:
         return True
     try:
@@ -389,7 +389,7 @@ def _may_ask() -> bool:
 
 
 def _clean(text: str) -> list[str]:
-    """The lines that say something of importance."""
+    """Return the lines that matter."""
     lines = ("".join(c for c in line if c.isprintable()).strip() for line in text.splitlines())
     return [
         line[:300] for line in lines if line and not line.startswith("Warning: Permanently added")

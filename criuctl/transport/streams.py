@@ -1,6 +1,6 @@
-"""The two byte streams below a link: read and written without ever being stuck in them.
+"""The two byte streams of a link: read and written without ever blocking for good.
 
-Each stream belongs to one thread, which alone uses and closes its descriptor.  Both wait on a third
+Each stream belongs to one thread, which alone uses and closes its descriptor. Both wait on a third
 descriptor as well, readable once the link is over, so that neither a silent nor a full stream holds
 its thread.
 """
@@ -17,7 +17,7 @@ import stat
 import time
 
 _VECTORS = 1024  # Linux's IOV_MAX
-_PIPE = 1 << 20  # bytes on the way in a pipe, as many as everybody may have
+_PIPE = 1 << 20  # bytes in a pipe, the limit for ordinary users
 _SOCKET = 4 << 20
 
 
@@ -26,7 +26,7 @@ class Cut(Exception):
 
 
 class Silent(Exception):
-    """Nothing came for as long as the link allows."""
+    """Nothing came for as long as the link permits."""
 
 
 class Stopped(Exception):
@@ -34,10 +34,10 @@ class Stopped(Exception):
 
 
 def prepare(fd: int) -> None:
-    """Never block, and carry much at once."""
+    """Make a descriptor non-blocking, and a pipe large."""
     os.set_blocking(fd, False)
     mode = os.fstat(fd).st_mode
-    with contextlib.suppress(OSError):  # smaller ones do, more slowly
+    with contextlib.suppress(OSError):  # small ones work, more slowly
         if stat.S_ISFIFO(mode):
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE)
         elif stat.S_ISSOCK(mode):
@@ -46,7 +46,7 @@ def prepare(fd: int) -> None:
 
 
 class Stream:
-    """What both directions have in common."""
+    """The common part of both directions."""
 
     def __init__(self, fd: int, wake: int, events: int) -> None:
         self._fd = fd
@@ -57,27 +57,27 @@ class Stream:
         self.stopped = False
 
     def _ready(self, seconds: float | None) -> bool:
-        """Wait until something can be done, `seconds` at most; `Stopped`."""
+        """Wait until the stream is ready, `seconds` at most; `Stopped`."""
         events = self._poll.poll(None if seconds is None else math.ceil(max(0.0, seconds) * 1000))
         if self.stopped or any(fd == self._wake for fd, _ in events):
             raise Stopped
         return bool(events)
 
     def close(self) -> None:
-        """By the thread that the stream belongs to, at its end."""
+        """Close the stream; only its own thread calls this, at its end."""
         os.close(self._fd)
 
 
 class Inward(Stream):
-    """What comes in."""
+    """The receiving direction."""
 
     def __init__(self, fd: int, wake: int, patience: float) -> None:
         super().__init__(fd, wake, select.POLLIN)
-        self.patience = patience  # seconds that nothing may come
-        self.heard = time.monotonic()  # when something came last
+        self.patience = patience  # seconds of permitted silence
+        self.last_received = time.monotonic()  # time of the last data
 
     def try_some(self, view: memoryview) -> int:
-        """As much as is there, into `view`; 0 if nothing is.  `Cut`, `Stopped`."""
+        """Read available bytes into `view`; return their number, 0 for none. `Cut`, `Stopped`."""
         if self.stopped:
             raise Stopped
         try:
@@ -88,16 +88,16 @@ class Inward(Stream):
             raise Cut(error.strerror) from error
         if not count:
             raise Cut
-        self.heard = time.monotonic()
+        self.last_received = time.monotonic()
         return count
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until something is there, or for `seconds`; `Silent`, `Stopped`."""
+        """Wait for data, or for `seconds`; `Silent`, `Stopped`."""
         began = time.monotonic()
         while True:
-            # One look without waiting comes after the time is up: we ourselves may have been
-            # stopped meanwhile.
-            left = self.heard + self.patience - time.monotonic()
+            # Look once more without waiting after the time is up: we may have been stopped
+            # meanwhile.
+            left = self.last_received + self.patience - time.monotonic()
             if self._ready(left if seconds is None else seconds):
                 return True
             if seconds is not None and time.monotonic() >= began + seconds:
@@ -106,7 +106,7 @@ class Inward(Stream):
                 raise Silent
 
     def fill(self, view: memoryview) -> None:
-        """All of `view`."""
+        """Read until `view` is full."""
         while view.nbytes:
             count = self.try_some(view)
             if not count:
@@ -115,18 +115,18 @@ class Inward(Stream):
 
 
 class Outward(Stream):
-    """What goes out."""
+    """The sending direction."""
 
     def __init__(self, fd: int, wake: int) -> None:
         super().__init__(fd, wake, select.POLLOUT)
 
     def send_at_once(self, views: list[memoryview]) -> None:
-        """All of `views`, or what can be sent without waiting; also when the link is over."""
+        """Send all of `views`, or what can be sent without waiting; also when the link is over."""
         with contextlib.suppress(OSError):
             os.writev(self._fd, views)
 
     def send(self, views: list[memoryview]) -> None:
-        """All of `views`, uncopied.  `Cut`, `Stopped`."""
+        """Send all of `views`, uncopied. `Cut`, `Stopped`."""
         pending = [view for view in views if view.nbytes]
         while pending:
             try:

@@ -54,7 +54,8 @@ RUNNER = f"""
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({6 << 30}, {6 << 30}))
 null = os.open(os.devnull, os.O_WRONLY)
-pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null, 1)])
+quiet = [(os.POSIX_SPAWN_DUP2, null, 1)]
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=quiet)
 _, status, usage = os.wait4(pid, 0)
 print(os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
 """

@@ -88,7 +88,8 @@ mount -t tmpfs -o mode=1777 none /dev/shm
 made=$1 victim=$2 && shift 2
 case $made in
 a_folder) setpriv --reuid 1001 --clear-groups sh -c '
-    mkdir /dev/shm/criuctl && ln -s "$0/locks" "$0/shields" "$0/groups" /dev/shm/criuctl' "$victim" ;;
+    mkdir /dev/shm/criuctl &&
+    ln -s "$0/locks" "$0/shields" "$0/groups" /dev/shm/criuctl' "$victim" ;;
 a_link) setpriv --reuid 1001 --clear-groups ln -s "$victim" /dev/shm/criuctl ;;
 a_link_of_root_s) ln -s "$victim" /dev/shm/criuctl ;;
 written_by_others) mkdir -m 777 /dev/shm/criuctl && ln -s "$victim/locks" /dev/shm/criuctl ;;

@@ -165,7 +165,8 @@ for name in filter(str.isdigit, os.listdir("/proc")):
         while pid > 1:
             chain.append(pid)
             pid = int(stat(pid)[1])
-        command = open(f"/proc/{{name}}/cmdline", "rb").read().replace(b"\\0", b" ").decode(errors="replace")[:80]
+        command = open(f"/proc/{{name}}/cmdline", "rb").read().replace(b"\\0", b" ")
+        command = command.decode(errors="replace")[:80]
         environ = open(f"/proc/{{name}}/environ", "rb").read().decode(errors="replace")
         environ += open(f"/proc/{{name}}/cmdline", "rb").read().decode(errors="replace")
     except OSError:

@@ -40,7 +40,8 @@ _PATIENCE = 300
 # through the memory, or pages are taken by chance.
 _PAYLOAD = """
 import mmap, os, random, socket, sys, time
-size, part, address, scattered = int(sys.argv[1]), float(sys.argv[2]), (sys.argv[3], int(sys.argv[4])), sys.argv[5] == "True"
+size, part = int(sys.argv[1]), float(sys.argv[2])
+address, scattered = (sys.argv[3], int(sys.argv[4])), sys.argv[5] == "True"
 memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 for start in range(0, size, 1 << 20):
     memory[start : start + (1 << 20)] = os.urandom(1 << 19) + b"%016d" % start * (1 << 15)
@@ -53,7 +54,8 @@ while True:
     due, last = due + min(now - last, 0.1) * part * size / 4096, now
     while due >= 1:
         memory[place : place + 4096] = os.urandom(2048) + b"%016d" % place * 128
-        place, due = random.randrange(0, size, 4096) if scattered else (place + 4096) % size, due - 1
+        place = random.randrange(0, size, 4096) if scattered else (place + 4096) % size
+        due -= 1
 """
 
 
@@ -129,12 +131,14 @@ def _by_hand(bench: Bench, a: Host, b: Host, pid: int) -> None:
     criu = shlex.join(bench.criu.argv)
     folder = "/dev/shm/images"
     restore = f"{criu} restore --no-default-config -d -D {folder} -o restore.log --shell-job"
+    remote = shlex.quote(f"{restore} || tail {folder}/restore.log >&2")
     script = f"""
         set -e
         mkdir -p {folder}
-        {criu} dump --no-default-config -t {pid} -D {folder} -o dump.log --shell-job || {{ tail {folder}/dump.log >&2; exit 1; }}
+        {criu} dump --no-default-config -t {pid} -D {folder} -o dump.log --shell-job ||
+            {{ tail {folder}/dump.log >&2; exit 1; }}
         rsync --archive --whole-file --rsh ssh {folder} root@{b.address}:/dev/shm/
-        ssh root@{b.address} {shlex.quote(f"{restore} || tail {folder}/restore.log >&2")} </dev/null >/dev/null
+        ssh root@{b.address} {remote} </dev/null >/dev/null
     """
     _run(a, ["sh", "-c", script])
 

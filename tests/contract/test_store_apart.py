@@ -28,7 +28,7 @@ from criuctl.config import Config
 from criuctl.errors import CriuctlError, ObjectMissing, StoreError, StoreUnreachable, UsageError
 from criuctl.proc import early_process
 from criuctl.store import Store, coming, open_store
-from criuctl.store.boto3_process import Apart, _Failure
+from criuctl.store.boto3_process import ProcessStore, _Failure
 from criuctl.store.local import LocalStore
 
 pytestmark = pytest.mark.contract
@@ -169,8 +169,8 @@ def test_it_ends_with_the_one_that_has_forked_it_off(tmp_path: Path) -> None:
     """
     program = (
         "import os, signal, sys\n"
-        "from criuctl.proc.early_process import Aside\n"
-        "aside = Aside('criuctl.store.boto3_process')\n"
+        "from criuctl.proc.early_process import EarlyProcess\n"
+        "aside = EarlyProcess('criuctl.store.boto3_process')\n"
         "if os.fork() == 0:\n"
         "    signal.pause()\n"
         "print(aside.pid, flush=True)\n"
@@ -193,8 +193,8 @@ def test_it_ends_with_the_one_that_has_forked_it_off(tmp_path: Path) -> None:
 
 def test_it_holds_nothing_of_what_the_caller_prints_to(tmp_path: Path) -> None:
     program = (
-        "from criuctl.proc.early_process import Aside\naside = "
-        "Aside('criuctl.store.boto3_process')\nprint(aside.pid, flush=True)\ninput()\n"
+        "from criuctl.proc.early_process import EarlyProcess\naside = "
+        "EarlyProcess('criuctl.store.boto3_process')\nprint(aside.pid, flush=True)\ninput()\n"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -264,10 +264,11 @@ def test_a_process_without_room_for_threads_answers_all_the_same(tmp_path: Path)
         "import sys, threading\n"
         'def refuse(self): raise RuntimeError("can\'t start new thread")\n'
         "start, threading.Thread.start = threading.Thread.start, refuse\n"
-        "from criuctl.config import Config\nfrom criuctl.proc.early_process import Aside\nfrom "
-        "criuctl.store.boto3_process import Apart\n"
-        "aside = Aside('criuctl.store.boto3_process')\nthreading.Thread.start = start\n"
-        "store = Apart(sys.argv[1], Config(), aside)\nstore.create()\n"
+        "from criuctl.config import Config\n"
+        "from criuctl.proc.early_process import EarlyProcess\n"
+        "from criuctl.store.boto3_process import ProcessStore\n"
+        "aside = EarlyProcess('criuctl.store.boto3_process')\nthreading.Thread.start = start\n"
+        "store = ProcessStore(sys.argv[1], Config(), aside)\nstore.create()\n"
         "def put(n): store.put(f'o{n}', b'x')\n"
         "threads = [threading.Thread(target=put, args=(n,)) for n in range(40)]\n"
         "[t.start() for t in threads]; [t.join() for t in threads]\n"
@@ -319,10 +320,10 @@ def test_a_store_that_was_announced_is_handed_out_once(monkeypatch: pytest.Monke
     url, config = "s3://bucket/prefix", Config()
     with coming(url, config):
         first, second = open_store(url, config), open_store(url, config)
-    assert [type(first) is Apart, type(second) is Apart] == [True, False]
+    assert [type(first) is ProcessStore, type(second) is ProcessStore] == [True, False]
     first.close()
     with coming(url, config):  # and nobody has asked for it
-        pid = open_store.__globals__["_begun"][url]._aside.pid
+        pid = open_store.__globals__["_opened_early"][url]._process.pid
     assert not Path(f"/proc/{pid}").exists()
     with coming("s3://", config), pytest.raises(UsageError):
         open_store("s3://", config)

@@ -267,7 +267,10 @@ def test_a_web_server_that_is_no_s3(gateway: Place, status: int, body: str) -> N
             assert not isinstance(caught.value, ObjectMissing | ObjectExists)
 
 
-_LISTED = """<ListBucketResult><Name>b</Name><IsTruncated>%s</IsTruncated><Contents><Key>%s/o</Key>%s</Contents></ListBucketResult>"""
+_LISTED = (
+    "<ListBucketResult><Name>b</Name><IsTruncated>%s</IsTruncated>"
+    "<Contents><Key>%s/o</Key>%s</Contents></ListBucketResult>"
+)
 _SIZE, _TIME = "<Size>1</Size>", "<LastModified>2026-11-20T20:00:00Z</LastModified>"
 
 

@@ -30,7 +30,10 @@ from criuctl.terminals.restored import RestoredTerminals
 from criuctl.proc import inject
 from criuctl.session.terminal import Pty
 when, name, times = sys.argv[1], sys.argv[2], []
-owner = {"call": inject, "open_slave": Pty, "made": RestoredTerminals, "_act": EarlyTasks, "_let_all_go": EarlyTasks}[name]
+owner = {
+    "call": inject, "open_slave": Pty, "made": RestoredTerminals,
+    "_act": EarlyTasks, "_let_all_go": EarlyTasks,
+}[name]
 method = getattr(owner, name)
 
 def dying(*arguments):

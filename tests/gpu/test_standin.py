@@ -102,19 +102,22 @@ def held(tids: Sequence[int]) -> Iterator[None]:
 
 TELL = """
 import ctypes
-nvml, count, text = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(), ctypes.create_string_buffer(96)
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+count, text = ctypes.c_uint(), ctypes.create_string_buffer(96)
 assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
 class Process(ctypes.Structure):
     _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("of", ctypes.c_uint * 2)]
 for index in range(count.value):
-    device, memory, number, processes = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)(), ctypes.c_uint(8), (Process * 8)()
+    device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+    number, processes = ctypes.c_uint(8), (Process * 8)()
     assert nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0
     told = []
     for ask in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName):
         assert ask(device, text, 96) == 0
         told.append(text.value.decode())
     assert nvml.nvmlDeviceGetMemoryInfo(device, memory) == 0
-    assert nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(number), processes) == 0
+    running = nvml.nvmlDeviceGetComputeRunningProcesses_v3
+    assert running(device, ctypes.byref(number), processes) == 0
     print(*told, memory[2], [process.pid for process in processes[: number.value]])
 """
 

@@ -28,10 +28,12 @@ number, version = ctypes.CDLL("{LIBRARY}"), ctypes.CDLL("{VERSIONED}")
 print("ready", flush=True)
 while True:
     asked = input()
+    program = "import ctypes; print(ctypes.CDLL('{VERSIONED}').value())"
     again = subprocess.run(
-        ["{PYTHON}", "-I", "-S", "-c", "import ctypes; print(ctypes.CDLL('{VERSIONED}').value())"], capture_output=True, text=True
+        ["{PYTHON}", "-I", "-S", "-c", program], capture_output=True, text=True
     )
-    print("answer", asked, number.value(), version.value(), again.stdout.strip(), again.stderr[-300:], flush=True)
+    values = number.value(), version.value()
+    print("answer", asked, *values, again.stdout.strip(), again.stderr[-300:], flush=True)
 """
 
 

@@ -29,7 +29,10 @@ def serve(listener):
         file.write(f'{total}\\n'); file.flush()
 families = {True: socket.AF_INET6, False: socket.AF_INET}
 for address in sys.argv[1:]:
-    threading.Thread(target=serve, args=(socket.create_server((address, 7000), family=families[':' in address]),)).start()
+    family = families[':' in address]
+    threading.Thread(
+        target=serve, args=(socket.create_server((address, 7000), family=family),)
+    ).start()
 """
 CLIENT = """
 import socket, sys, time

@@ -218,7 +218,8 @@ def test_a_client_of_a_database_goes_on_with_its_next_statement(
     port = postgres_server.port
     program = f"""
 import psycopg
-one = psycopg.connect("host={hosts.c.address} port={port} user=trust dbname=postgres", autocommit=True)
+place = "host={hosts.c.address} port={port} user=trust dbname=postgres"
+one = psycopg.connect(place, autocommit=True)
 one.execute("SET application_name = 'moves'")
 one.execute("PREPARE twice AS SELECT $1::int * 2")
 while True:
@@ -253,7 +254,8 @@ def test_a_build_in_progress_ends_with_the_right_result(hosts: Hosts) -> None:
         export TMPDIR=$PWD  # a compiler's files between two of its programs are nobody's open files
         for file in f*.c; do
             cc -c -o "${file%.c}.o" "$file"
-            while [ "$file" = f17.c ] && [ ! -e moved ]; do cc -c -o f17.o f17.c; done  # in progress until it has moved
+            # in progress until it has moved
+            while [ "$file" = f17.c ] && [ ! -e moved ]; do cc -c -o f17.o f17.c; done
         done
         cc -o result main.c *.o
         ./result >sum

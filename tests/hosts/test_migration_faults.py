@@ -455,7 +455,8 @@ def refused(self, options, sink, steps):
     try:
         finish(self, options, sink, DumpSteps(steps.frozen, veto))
     except ZeroDivisionError:
-        why = "(00.04) Error (compel/src/lib/infect.c:323): Can't dump the 7 thread with a pending SIGTRAP."
+        why = "(00.04) Error (compel/src/lib/infect.c:323): "
+        why += "Can't dump the 7 thread with a pending SIGTRAP."
         raise CriuFailed("", why, undone=True) from None
 
 def veto(memory):

@@ -124,7 +124,8 @@ import os, sys, threading, time
 def work():
     with open(sys.argv[1], 'w') as file: file.write(str(threading.get_native_id()))
     while True:
-        with open(f'/proc/thread-self/cgroup') as groups, open('said', 'w') as said: said.write(groups.read())
+        with open(f'/proc/thread-self/cgroup') as groups, open('said', 'w') as said:
+            said.write(groups.read())
         os.rename('said', 'groups')
         time.sleep(0.05)
 threading.Thread(target=work).start()

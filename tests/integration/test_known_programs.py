@@ -223,7 +223,8 @@ def test_node(remedy: Sequence[str], zoo: Zoo, criuctl: Criuctl) -> None:
     script = f"""
         const fs = require('fs'); let n = 0;
         setInterval(() => fs.readFile('/etc/hostname', () => {{
-            fs.writeFileSync('{path}.new', String(n++)); fs.renameSync('{path}.new', '{path}'); }}), 50);
+            fs.writeFileSync('{path}.new', String(n++));
+            fs.renameSync('{path}.new', '{path}'); }}), 50);
     """
     rings = zoo.launch(
         ["env", "UV_USE_IO_URING=1", need("node"), "-e", script], name="rings", quiet=False

@@ -24,7 +24,8 @@ s = socket.socket(socket.AF_UNIX); s.bind(b"sock\\xfc"); s.listen()
 libc.prctl(15, b"na)m\\xff\\n (", 0, 0, 0)
 """
 DELETED = """
-os.link(b"log\\xfe", b"other\\xfe"); other = os.open(b"other\\xfe", os.O_RDONLY); os.unlink(b"other\\xfe")
+os.link(b"log\\xfe", b"other\\xfe")
+other = os.open(b"other\\xfe", os.O_RDONLY); os.unlink(b"other\\xfe")
 gone = os.open(b"gone\\xfe", os.O_CREAT | os.O_RDWR); os.unlink(b"gone\\xfe")
 """
 

@@ -437,7 +437,8 @@ udp, tcp, own = socket.socket(10, 2), socket.socket(), socket.socket(2, 2)
 for sock in (tcp, own): sock.setsockopt(1, 25, b"v0")
 for sock in (udp, tcp, own): sock.set_inheritable(True)
 if sys.argv[1] == "waits":
-    udp.bind(("fe80:4567::1", 7990, 0, socket.if_nametoindex("v0"))); tcp.bind(("", 7991)); tcp.listen()
+    udp.bind(("fe80:4567::1", 7990, 0, socket.if_nametoindex("v0")))
+    tcp.bind(("", 7991)); tcp.listen()
 else:
     tcp.close(); own.connect(("10.9.9.2", 7992))
 os.execvp(sys.argv[2], sys.argv[2:])

@@ -37,7 +37,8 @@ PROGRAM = """
 import ctypes, os, signal, socket, sys
 os.mkdir('place'); os.chmod('place', 0o750); os.mkdir('sockets')
 ctypes.CDLL(os.path.abspath('lib.so'))
-kept = [open('book'), open('log', 'a'), os.open('place', os.O_RDONLY), os.open('fifo', os.O_RDWR), open('/dev/zero')]
+kept = [open('book'), open('log', 'a'), os.open('place', os.O_RDONLY)]
+kept += [os.open('fifo', os.O_RDWR), open('/dev/zero')]
 kept[1].write('a line'); kept[1].flush()
 listener = socket.create_server(('127.0.0.1', 0))
 named = socket.socket(socket.AF_UNIX); named.bind(os.path.abspath('sockets/name')); named.listen()

@@ -321,7 +321,8 @@ home, call = os.open("/proc/self/ns/net", os.O_RDONLY), ctypes.CDLL(None)
 if sys.argv[1]: assert call.unshare(0x40000000) == 0
 tunnel = os.open("/dev/net/tun", os.O_RDWR)
 fcntl.ioctl(tunnel, 0x400454CA, struct.pack("16sH14x", b"tz0", 0x1001))
-up = "ip addr add 10.5.5.1/24 dev tz0; ip link set tz0 up mtu 1300; ip route add 10.6.0.0/16 via 10.5.5.2"
+up = "ip addr add 10.5.5.1/24 dev tz0; ip link set tz0 up mtu 1300; "
+up += "ip route add 10.6.0.0/16 via 10.5.5.2"
 subprocess.run(["sh", "-ec", up], check=True)
 if sys.argv[1]: assert call.setns(home, 0x40000000) == 0
 os.dup2(tunnel, 9)

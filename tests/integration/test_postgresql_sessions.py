@@ -364,7 +364,8 @@ def test_the_password_file_of_the_program(
 ) -> None:
     path = tmp_path / "pgpass"
     path.write_text(
-        f"# mine\nlocalhost:1:*:*:wrong\nlocalhost:{server.port}:postgres:clear:clear-secret\n*:*:*:*:last\n"
+        "# mine\nlocalhost:1:*:*:wrong\n"
+        f"localhost:{server.port}:postgres:clear:clear-secret\n*:*:*:*:last\n"
     )
     path.chmod(mode)
     with server.connect("clear", "unix") as client:
@@ -528,8 +529,9 @@ LIES = {
     "cannot fork": (b"Ecould not fork new process\n\0",),
 }
 STATE = {
-    "user": "u", "database": "d", "authorization": "u", "role": "none", "encoding": "UTF8", "startup": {},
-    "settings": {"a.b": "c"}, "reported": {}, "prepared": [], "channels": [], "locks": [], "notifications": [],
+    "user": "u", "database": "d", "authorization": "u", "role": "none", "encoding": "UTF8",
+    "startup": {}, "settings": {"a.b": "c"}, "reported": {}, "prepared": [], "channels": [],
+    "locks": [], "notifications": [],
 }  # fmt: skip
 
 
@@ -577,9 +579,9 @@ def test_a_server_that_lies_at_the_dump(answers: tuple[bytes, ...]) -> None:
 def test_a_notification_that_comes_between_is_told() -> None:
     """It cannot be put back into the queue, so at least nobody has to guess."""
     told = {
-        "pid": 7, "database": "d", "authorization": "u", "role": "none", "version": "150000", "settings": None,
-        "activity": {"usename": "u", "backend_start": "now"}, "reported": {}, "prepared": None,
-        "channels": ["news"], "locks": None, "temporary": None, "cursors": None,
+        "pid": 7, "database": "d", "authorization": "u", "role": "none", "version": "150000",
+        "settings": None, "activity": {"usename": "u", "backend_start": "now"}, "reported": {},
+        "prepared": None, "channels": ["news"], "locks": None, "temporary": None, "cursors": None,
     }  # fmt: skip
     answers = b"".join(
         message(b"D", struct.pack("!HI", 1, len(text)) + text) + message(b"C", b"SELECT 1\0")

@@ -102,7 +102,7 @@ def _ask_criu(pid: int, found: list[Finding], folder: Path) -> tuple[bool, str]:
         "--leave-running",
     ]
     argv = [*entry_prefix(pid, entered), *argv, "-v3", "--log-file=log", *options]
-    with features.lent(criu) as fds:
+    with features.cache_descriptors(criu) as fds:
         done = command.run(argv, timeout=120, check=False, pass_fds=fds)
     log = images / "log"
     told = log.read_text(errors="replace") if log.exists() else done.error_text

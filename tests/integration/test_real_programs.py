@@ -77,7 +77,8 @@ def test_a_shell_script_with_jobs(zoo: Zoo, trip: Trip) -> None:
         sleep 1000 & sleep 1001 | cat & sleep 1002 &
         kill -STOP %3
         n=0
-        trap 'n=$((n+1)); jobs > jobs.$n; kill -CONT %3; echo $n > count.new; mv count.new count' USR1
+        trap 'n=$((n+1)); jobs > jobs.$n; kill -CONT %3
+            echo $n > count.new; mv count.new count' USR1
         echo started > up
         while :; do wait; done
     """
@@ -147,8 +148,10 @@ def test_node_http_server(zoo: Zoo, trip: Trip) -> None:
     node = need("node")
     script = f"""
         let hits = 0, ticks = 0; setInterval(() => ticks++, 20);
-        require('http').createServer((q, r) => {{ if (q.url == '/hit') hits++; r.end(JSON.stringify({{hits, ticks}})); }})
-            .listen({port}, '127.0.0.1');
+        require('http').createServer((q, r) => {{
+            if (q.url == '/hit') hits++;
+            r.end(JSON.stringify({{hits, ticks}}));
+        }}).listen({port}, '127.0.0.1');
     """
     animal = zoo.launch([node, "-e", script], name="node", quiet=False)
     wait_until(lambda: answers(port), 60, "node listens")
@@ -213,7 +216,8 @@ def test_nginx_with_workers(zoo: Zoo, trip: Trip) -> None:
         user root; worker_processes 2; daemon off; pid {folder}/pid; error_log {folder}/error.log;
         events {{ worker_connections 64; }}
         http {{
-            access_log {folder}/access.log; client_body_temp_path {folder}/b; proxy_temp_path {folder}/p;
+            access_log {folder}/access.log;
+            client_body_temp_path {folder}/b; proxy_temp_path {folder}/p;
             fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
             limit_req_zone $binary_remote_addr zone=z:1m rate=1000r/s;
             server {{ listen 127.0.0.1:{port}; root {folder}; }}
@@ -290,7 +294,8 @@ def test_java(zoo: Zoo, trip: Trip) -> None:
         import java.io.*; import java.net.*;
         public class Counter {{
             public static void main(String[] a) throws Exception {{
-                int n = 0; ServerSocket s = new ServerSocket({port}, 5, InetAddress.getByName("127.0.0.1"));
+                int n = 0; InetAddress here = InetAddress.getByName("127.0.0.1");
+                ServerSocket s = new ServerSocket({port}, 5, here);
                 while (true) {{ try (Socket c = s.accept()) {{
                     c.getOutputStream().write(("" + ++n).getBytes()); System.gc(); }} }} }} }}
     """)

@@ -277,8 +277,7 @@ def test_the_server_was_started_again_meanwhile(tmp_path: Path) -> None:
         client.close()
 
 
-# -- what is not
-# ------------------------------------------------------------------------------------------------------
+# -- what is not -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,9 @@ class PostgresServer:
     def start(self, *options: str) -> None:
         """Start (again) on the same port and data; `options` are settings, ``name=value``."""
         settings = [
-            f"port={self.port}", "listen_addresses=127.0.0.1,::1", f"unix_socket_directories={self.folder}", "fsync=off",
-            "shared_buffers=16MB", "max_connections=100", "autovacuum=off", "logging_collector=off", *options,
+            f"port={self.port}", "listen_addresses=127.0.0.1,::1",
+            f"unix_socket_directories={self.folder}", "fsync=off", "shared_buffers=16MB",
+            "max_connections=100", "autovacuum=off", "logging_collector=off", *options,
         ]  # fmt: skip
         flags = [word for setting in settings for word in ("-c", setting)]
         argv = [
@@ -181,8 +182,9 @@ class PostgresServer:
             return
         openssl = [
             need("openssl", "openssl"),
-            "req", "-new", "-x509", "-days", "2", "-nodes", "-newkey", "rsa:2048", "-subj", "/CN=localhost",
-            "-out", str(self.data / "server.crt"), "-keyout", str(self.data / "server.key"),
+            "req", "-new", "-x509", "-days", "2", "-nodes", "-newkey", "rsa:2048",
+            "-subj", "/CN=localhost", "-out", str(self.data / "server.crt"),
+            "-keyout", str(self.data / "server.key"),
         ]  # fmt: skip
         tool([*self._as_postgres, *openssl], self._env)
         os.chmod(self.data / "server.key", 0o600)

@@ -267,7 +267,8 @@ def _continue(server: socket.socket, client: socket.socket, head: bytes) -> None
 
 
 def _answer(client: socket.socket, status: int, code: str, body_left: int) -> None:
-    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>spoiled by the proxy</Message></Error>".encode()
+    text = f"<Error><Code>{code}</Code><Message>spoiled by the proxy</Message></Error>"
+    body = f"<?xml version='1.0'?>{text}".encode()
     client.sendall(
         b"HTTP/1.1 %d Spoiled\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
         % (status, len(body))

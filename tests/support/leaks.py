@@ -43,7 +43,10 @@ OURS = re.compile(r"criu|cr-", re.IGNORECASE)
 # and what other programs of this project make at the same time.
 # The quickstart, which may run in the other half of the tests, uses the default folders: on a new
 # machine it makes them.
-_DEFAULTS = r"^/run/criuctl(/locks|/features|/inside)?$|^/var/lib/criuctl/(sessions|latest|stores|store|events\.[a-z.]+)$"
+_DEFAULTS = (
+    r"^/run/criuctl(/locks|/features|/inside)?$"
+    r"|^/var/lib/criuctl/(sessions|latest|stores|store|events\.[a-z.]+)$"
+)
 IGNORED = re.compile(rf"criu\.kdat|{_DEFAULTS}|criuctl-(bench|setup|quickstart)")
 SETTLE_SECONDS = 30.0
 # what does not bear our token may belong to a dump of somebody else, and go with it

@@ -24,11 +24,12 @@ from criuctl.proc.tree import Process, read_tree, wait_gone
 HUGE = "/sys/kernel/mm/hugepages/hugepages-2048kB"
 PRELUDE = r"""
 import ctypes, fcntl, mmap, os, signal, socket, struct, sys, threading, time
-READY, TMP, PROGRAM = int(sys.argv[1]), sys.argv[2], open('/proc/self/cmdline').read().split('\0')[2]
+READY, TMP = int(sys.argv[1]), sys.argv[2]
+PROGRAM = open('/proc/self/cmdline').read().split('\0')[2]
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 libc.mmap.restype = libc.shmat.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 
 def call(number, *arguments):
     result = libc.syscall(number, *arguments)
@@ -54,7 +55,7 @@ def sleep():
         signal.pause()
 
 def outside(prepare):
-    "Run prepare() outside of the tree; what it returns is inherited by the tree, which goes on with it."
+    "Run prepare() outside the tree; the tree inherits what it returns, and goes on with that."
     kept = prepare()
     pid = os.fork()
     if pid:

@@ -14,9 +14,9 @@ import pytest
 from servers import S3Server
 
 from criuctl.config import Config
-from criuctl.proc.early_process import Aside
-from criuctl.store import APART, Store, open_store
-from criuctl.store.boto3_process import Apart
+from criuctl.proc.early_process import EarlyProcess
+from criuctl.store import BOTO3_PROCESS, Store, open_store
+from criuctl.store.boto3_process import ProcessStore
 from criuctl.store.local import LocalStore
 from criuctl.store.remote import RemoteStore
 from criuctl.store.serving import StoreServer
@@ -66,11 +66,11 @@ def s3_place(
     )
 
 
-class ApartStore(Apart):
+class ApartStore(ProcessStore):
     """A store spoken to by a process of its own, which is gone when the store is closed."""
 
     def __init__(self, url: str, config: Config) -> None:
-        self.aside = Aside(APART)
+        self.aside = EarlyProcess(BOTO3_PROCESS)
         super().__init__(url, config, self.aside)
 
     def close(self) -> None:

@@ -54,7 +54,8 @@ def test_what_needs_no_quotes_has_none() -> None:
 
 # Where a command begins that is not between backquotes.
 _COMMAND = re.compile(
-    rf"(?:^|[:;] |\bor )(?:criuctl (?:{'|'.join(COMMANDS)})|chmod|chown|mkdir|rm|mount|nsenter|ssh)\b[^.,;:`]*$|--[a-z-]+ $"
+    rf"(?:^|[:;] |\bor )(?:criuctl (?:{'|'.join(COMMANDS)})"
+    r"|chmod|chown|mkdir|rm|mount|nsenter|ssh)\b[^.,;:`]*$|--[a-z-]+ $"
 )
 _NUMBER = re.compile(r"(^|\.|_)(pid|prefix|port)$")
 

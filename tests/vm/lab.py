@@ -15,8 +15,9 @@ from .machine import Machine
 NETWORK = {
     "10-bridge.netdev": "[NetDev]\nName=wire\nKind=bridge\n",
     "10-cable.network": "[Match]\nName=eth1\n[Network]\nBridge=wire\nIgnoreCarrierLoss=yes\n",
-    "20-wire.network": "[Match]\nName=wire\n[Network]\nAddress={address}/24\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n"
-    "ConfigureWithoutCarrier=yes\nIgnoreCarrierLoss=yes\n",
+    "20-wire.network": "[Match]\nName=wire\n[Network]\nAddress={address}/24\n"
+    "LinkLocalAddressing=no\nIPv6AcceptRA=no\nConfigureWithoutCarrier=yes\n"
+    "IgnoreCarrierLoss=yes\n",
 }
 CLIENT = "Host alpha beta\n    User root\n    StrictHostKeyChecking accept-new\n"
 GAMMA = "10.77.0.3"

@@ -47,7 +47,8 @@ def talker(
 
 
 def _who(name: str) -> bytes:
-    return f"{name} {os.getpid()} {os.getpgid(0)} {os.getsid(0)} {os.getppid()} {threading.active_count()}".encode()
+    ids = f"{os.getpid()} {os.getpgid(0)} {os.getsid(0)} {os.getppid()}"
+    return f"{name} {ids} {threading.active_count()}".encode()
 
 
 def ask(pipe: int) -> str:

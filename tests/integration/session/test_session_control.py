@@ -410,8 +410,9 @@ def test_a_restored_sessions_holder_has_the_old_scrollback(holders: Holders) -> 
     os.write(memory, b"from the other host\r\n")
     os.lseek(memory, 0, os.SEEK_SET)
     started = holders.start(
-        "cat", spawner="", id="feed" * 8, incarnation=4, log_fd=memory, base=5000, events=70, audit=30, input_offset=5007,
-        modes={"alternate": True}, roles=[["agent", "bot", "observe"]], checkpoint="c9", rows=33, cols=77,
+        "cat", spawner="", id="feed" * 8, incarnation=4, log_fd=memory, base=5000, events=70,
+        audit=30, input_offset=5007, modes={"alternate": True},
+        roles=[["agent", "bot", "observe"]], checkpoint="c9", rows=33, cols=77,
     )  # fmt: skip
     os.close(memory)
     client = holders.connect()

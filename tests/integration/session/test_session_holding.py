@@ -86,7 +86,8 @@ libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_
 libc.mmap.restype = ctypes.c_void_p
 stack = libc.mmap(None, 65536, 3, 0x22, -1, 0) + 65536
 pause = ctypes.cast(libc.pause, ctypes.c_void_p)
-threading.Thread(target=libc.clone, args=(pause, stack, 0x100 | 0x400 | 0x4000 | 17, None), daemon=True).start()
+arguments = pause, stack, 0x100 | 0x400 | 0x4000 | 17, None
+threading.Thread(target=libc.clone, args=arguments, daemon=True).start()
 threading.Event().wait()"""
 
 

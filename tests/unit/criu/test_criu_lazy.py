@@ -1,4 +1,4 @@
-"""What is started beside a lazy restore, when it comes to nothing."""
+"""The processes of a lazy restore, when it fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _below() -> list[Process]:
 
 @pytest.fixture
 def nobody() -> Iterator[None]:
-    """Nobody is left who was started meanwhile."""
+    """Check that no process is left that was started meanwhile."""
     before = {process.identity for process in _below()}
     yield
     assert [process for process in _below() if process.identity not in before] == []
@@ -49,7 +49,7 @@ def nobody() -> Iterator[None]:
 
 @pytest.mark.usefixtures("nobody")
 def test_a_signal_while_the_daemon_starts(folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for a tree that will never come, and nobody would end it later."""
+    """The daemon waits for a tree that will never come, and would not be ended later."""
 
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What holds a device, what it is to the driver, and which device takes which one's place."""
+"""The processes that hold a device, their states in the driver, and the pairing of devices."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_processes_are_sorted_by_state_and_family() -> None:
     states = {
         10: helper.RUNNING,
         11: holdings.NO_CONTEXT,  # a child of 10
-        12: holdings.NO_CONTEXT,  # of nobody that has a context
+        12: holdings.NO_CONTEXT,  # its parent has no context
         13: holdings.SILENT,
         14: helper.LOCKED,
         15: helper.FAILED,

@@ -1,6 +1,4 @@
-"""The one door to child processes: what children see, what is told of their ends, and that none is
-left.
-"""
+"""Child processes: what children see, how their ends are reported, and that none is left."""
 
 from __future__ import annotations
 
@@ -221,7 +219,7 @@ def test_lost_child_is_not_killed() -> None:
         try:
             os.waitpid(pid, 0)
         except ChildProcessError:
-            pass  # subprocess reaps what it was told to forget
+            pass  # subprocess still reaps a process that it should forget
 
 
 def test_child_that_somebody_else_reaped_has_no_exit_code() -> None:

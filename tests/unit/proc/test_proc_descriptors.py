@@ -1,4 +1,4 @@
-"""Open descriptors, read while the program goes on."""
+"""Open descriptors, read while the program runs."""
 
 from __future__ import annotations
 

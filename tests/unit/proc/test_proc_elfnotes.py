@@ -1,4 +1,4 @@
-"""Build-ids: read from real programs and from made ones, and nothing read from files that lie."""
+"""Build-ids of real and of made programs; nothing is read from malformed files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def elf(
     offset: int | None = None,
     count: int = 2,
 ) -> bytes:
-    """A program with two program headers, the second of which is a note."""
+    """Return a program with two program headers; the second one is a note."""
     order = "<" if little else ">"
     if note is None:
         other = struct.pack(order + "III", 4, 8, 1) + b"GNU\0" + b"\1" * 8

@@ -1,4 +1,4 @@
-"""Who has a named pipe open, and what is in it."""
+"""The processes that have a named pipe open, and its content."""
 
 from __future__ import annotations
 

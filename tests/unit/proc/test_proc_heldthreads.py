@@ -1,4 +1,4 @@
-"""Threads held by ptrace while a few run: on real processes of many threads."""
+"""Threads held by ptrace while a few run, in real processes with many threads."""
 
 from __future__ import annotations
 

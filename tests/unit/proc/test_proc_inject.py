@@ -1,6 +1,4 @@
-"""A system call that is run inside another process: done, and nothing of it is to be seen
-afterwards.
-"""
+"""A system call run inside another process leaves no trace."""
 
 from __future__ import annotations
 

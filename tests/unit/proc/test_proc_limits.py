@@ -1,4 +1,4 @@
-"""More descriptors for a while, never more than the hard limit lets, never fewer than before."""
+"""A temporarily raised descriptor limit: never above the hard limit, never below the old one."""
 
 from __future__ import annotations
 

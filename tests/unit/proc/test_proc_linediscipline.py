@@ -1,6 +1,4 @@
-"""What was typed and not yet read: taken out of a terminal without losing it, and put into another
-one.
-"""
+"""Unread terminal input: taken out without loss, and put into another terminal."""
 
 from __future__ import annotations
 
@@ -113,7 +111,7 @@ def test_what_is_taken_stays_and_can_be_planted_elsewhere(name: str) -> None:
         assert again == held
         assert held.canonical and held.echo
         assert linediscipline.get_modes(here_fd) == linediscipline.get_modes(there_fd) == before
-        assert echoed(here) == echoed(there) == b""  # nobody sees it twice
+        assert echoed(here) == echoed(there) == b""  # it is not echoed twice
         for pty in (here, there):
             type_in(pty, b"\r")
             assert read_all(pty) == expected
@@ -183,8 +181,8 @@ def test_dropped_input_comes_back_unless_the_tree_has_ended(ended: bool) -> None
             root.kill()
 
 
-def test_a_tree_that_ends_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody kills it just when its dump begins: no fault of the guard's."""
+def test_a_tree_that_ends_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed just when its dump begins: no fault of the guard's."""
     with subprocess.Popen(["sleep", "100"]) as root:
         identity = ProcessIdentity.of(root.pid)
         root.kill()

@@ -1,6 +1,4 @@
-"""Locks between processes: one holds it, whatever its namespace, and nobody once that one is
-dead.
-"""
+"""Locks between processes: one holder at a time in any namespace, none after its death."""
 
 from __future__ import annotations
 
@@ -210,8 +208,10 @@ def test_many_at_once_and_a_sweeper(path: Path) -> None:
     assert os.listdir(path.parent) == []
 
 
-def test_who_only_looks_is_not_in_the_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweeper has the file locked for a moment: who wants it in this very moment gets it."""
+def test_a_sweeper_does_not_block_a_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweeper has the file locked for a moment: a process that locks it then still gets the
+    lock.
+    """
     path.parent.mkdir(parents=True)
     path.touch()
     looking = locks._open(path)

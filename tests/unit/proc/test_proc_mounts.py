@@ -1,6 +1,4 @@
-"""mountinfo: every line that the kernel may write is understood, and there is nobody else who reads
-it.
-"""
+"""mountinfo: every line that the kernel may write is parsed, and no other module parses it."""
 
 from __future__ import annotations
 
@@ -77,8 +75,8 @@ def test_what_is_mounted_here() -> None:
     assert read_mounts(os.getpid()) == here
 
 
-def test_nobody_else_reads_it() -> None:
-    """Nine who did had not thought of the same lines."""
+def test_no_other_module_parses_it() -> None:
+    """Nine other parsers had not handled the same lines."""
     package = Path(criuctl.__file__).parent
     readers = {
         path.relative_to(package).as_posix()

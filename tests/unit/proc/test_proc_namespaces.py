@@ -1,4 +1,4 @@
-"""Namespaces: told apart, entered, and named."""
+"""Namespaces: identified, entered, and named."""
 
 from __future__ import annotations
 

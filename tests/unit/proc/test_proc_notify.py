@@ -1,4 +1,4 @@
-"""The service manager is told, if it wants to be, and pinged as long as all is well."""
+"""The service manager is notified if it wants to be, and pinged while all is well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What criuctl takes for its own: by root, by an ordinary user, and in a user namespace."""
+"""The folders and files that criuctl trusts: for root, for an ordinary user, in a user
+namespace.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from criuctl.errors import UntrustedPath
 from criuctl.proc.ownership import check_own, check_place, opened_own, trusted_groups, trustees
 
 PROJECT = Path(__file__).parents[3]
-USER = pwd.getpwnam("daemon")  # whose group is of the same name, and has no other members
+USER = pwd.getpwnam("daemon")  # with a group of the same name that has no other members
 OTHERS = grp.getgrnam("users").gr_gid
 ASK = """
 import os, sys
@@ -55,7 +57,7 @@ def asked(folder: Path, prefix: tuple[str, ...] = (), user: int | None = None) -
 
 @pytest.fixture
 def top() -> Iterator[Path]:
-    """A folder that everybody may look into."""
+    """A folder that all users may look into."""
     with TemporaryDirectory(prefix="own-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -96,7 +98,7 @@ def test_where_a_folder_may_be_made(top: Path) -> None:
 
 
 def test_a_user_has_a_private_group(top: Path) -> None:
-    """A umask of 002 makes what the user has writable for a group that nobody else is in."""
+    """With a umask of 002 the user's files are writable for a group without other members."""
     user = USER.pw_uid
     assert asked(made(top / "own", 0o775, user=user, group=USER.pw_gid), user=user) == "own"
     assert asked(made(top / "root", 0o755), user=user) == "own"
@@ -107,14 +109,14 @@ def test_a_user_has_a_private_group(top: Path) -> None:
 
 
 def test_in_a_user_namespace_the_host_s_root_is_trusted(top: Path) -> None:
-    """It is one of those whom the namespace does not know."""
+    """It is one of the users that the namespace does not know."""
     folder = made(top / "own", 0o755)
     assert asked(folder, ("unshare", "--user", "--map-root-user")) == "own"
     assert asked(folder, ("unshare", "--user", "--map-user=1000")) == "own"
 
 
 def test_reading_does_not_wait_for_what_is_not_one_s_own(top: Path) -> None:
-    """A FIFO that somebody else has put there is refused, not opened."""
+    """A FIFO that another user has put there is refused, not opened."""
     folder = made(top / "theirs", 0o777)
     os.mkfifo(folder / "fifo")
     with pytest.raises(UntrustedPath), opened_own(folder / "fifo"):

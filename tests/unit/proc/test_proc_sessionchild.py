@@ -1,4 +1,4 @@
-"""What a session's command is refused: io_uring and Multipath TCP, by a seccomp filter, and nothing
+"""A session's command is refused io_uring and Multipath TCP, by a seccomp filter, and nothing
 else.
 """
 
@@ -41,7 +41,7 @@ HAD, NO_RING, NO_MPTCP = 0, 38, 93  # ENOSYS, EPROTONOSUPPORT
         ("io_uring", "root", NO_RING, HAD, 0),
         ("mptcp", "root", HAD, NO_MPTCP, 0),
         ("io_uring,mptcp", "root", NO_RING, NO_MPTCP, 0),
-        # what is refused by default costs nobody the setuid programs
+        # a default refusal does not disable setuid programs
         ("mptcp", "user", HAD, HAD, 0),
         ("io_uring,mptcp", "user", NO_RING, NO_MPTCP, 1),
     ],

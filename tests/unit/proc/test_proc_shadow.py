@@ -1,4 +1,4 @@
-"""A shadow of this host: what is done in there is done in there alone, and ends with it."""
+"""A shadow of this host: changes stay inside it, and end with it."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ def test_it_ends_in_time_and_tells_of_bugs() -> None:
     os.close(write)
     os.set_blocking(read, False)
     assert os.read(read, 9) in (b"x", b"")
-    assert os.read(read, 9) == b""  # nobody has the other end any more
+    assert os.read(read, 9) == b""  # no process has the other end any more
     os.close(read)
     assert "ZeroDivisionError" in shadow.run(lambda: {"never": 1 // 0}, timeout=60)["bug"]

@@ -1,4 +1,4 @@
-"""What is at the path of a unix socket, and who has a name: asked without anybody noticing."""
+"""The file at the path of a unix socket, and the owner of a name, found without being noticed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_anything_else(tmp_path: Path) -> None:
 
 
 def test_an_owner_in_another_network(tmp_path: Path) -> None:
-    """Where the tables of ours do not have it."""
+    """Not in the tables of our network."""
     text = (
         "libc.unshare(0x40000000); s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); "
         "s.listen()"

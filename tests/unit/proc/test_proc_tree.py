@@ -126,7 +126,7 @@ def test_strange_names_of_processes(tmp_path: Path) -> None:
     with subprocess.Popen([str(program), "1000"], env={}) as process:
         try:
             # `Popen` returns as soon as the exec closes its pipe; the kernel sets the name a moment
-            # after that.
+            # later.
             ours = read_process(os.getpid()).command
             wait_until(lambda: read_process(process.pid).command != ours, 60, "it has its own name")
             found = read_process(process.pid)
@@ -209,8 +209,8 @@ def test_kinds_of_descriptors(tmp_path: Path) -> None:
         opened = descriptors(program.pid)
     kinds = {d.kind for d in opened}
     assert kinds == {
-        "file", "dir", "symlink", "pipe", "socket", "tty", "memfd", "namespace", "eventfd", "epoll", "timerfd", "signalfd",
-        "inotify", "fanotify", "pidfd", "device",
+        "file", "dir", "symlink", "pipe", "socket", "tty", "memfd", "namespace", "eventfd",
+        "epoll", "timerfd", "signalfd", "inotify", "fanotify", "pidfd", "device",
     }  # fmt: skip
     plain = _by_target(opened, f"{tmp_path}/file")
     status = (tmp_path / "file").stat()

@@ -1,5 +1,5 @@
-"""Paths from outside: what is followed, who could have put what is there, and who could have opened
-it (real folders).
+"""Paths from outside, on real folders: links followed, and users who could have put or opened
+files.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def test_a_folder_that_others_write_to_decides(top: Path, mode: int) -> None:
 
 
 def test_sticky_folders_keep_folders_and_nothing_else(top: Path) -> None:
-    """A folder of root's in /tmp is root's; a file of root's may have been linked or moved there by
-    anybody.
+    """A folder of root's in /tmp is root's; any user may have linked or moved a file of root's
+    there.
     """
     sticky = made(top / "tmp", mode=0o1777)
     made(made(sticky / "folder") / "file", content="")
@@ -214,7 +214,7 @@ def test_nothing_blocks_and_no_other_kind_is_opened(top: Path) -> None:
 
 
 def test_a_place_stays_what_it_was(top: Path) -> None:
-    """What was judged is what is used, whatever has become of the name."""
+    """What was judged is used, even after the name has changed."""
     file = made(top / "file", content="judged")
     with opened(str(file)) as place:
         file.rename(top / "other")

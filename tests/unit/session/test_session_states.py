@@ -15,9 +15,10 @@ from criuctl.ops.sessions import describe, sessions
 from criuctl.session.sessions import leftovers, secluded, state_of
 
 STATE: dict[str, Any] = {
-    "session": "web", "id": "ab" * 16, "state": "exited", "incarnation": 1, "pid": None, "start_time": None, "exit_code": 3,
-    "exit_signal": None, "since": 9e8, "created": 9e8, "reason": None, "command": ["true"], "labels": {}, "checkpoint": None,
-    "moved_to": None, "home": "here", "rows": 24, "cols": 80, "pid_namespace": None, "socket": "", "cgroup": None,
+    "session": "web", "id": "ab" * 16, "state": "exited", "incarnation": 1, "pid": None,
+    "start_time": None, "exit_code": 3, "exit_signal": None, "since": 9e8, "created": 9e8,
+    "reason": None, "command": ["true"], "labels": {}, "checkpoint": None, "moved_to": None,
+    "home": "here", "rows": 24, "cols": 80, "pid_namespace": None, "socket": "", "cgroup": None,
     "holder": None, "boot_id": "", "log": "",
 }  # fmt: skip
 

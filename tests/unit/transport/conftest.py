@@ -1,4 +1,4 @@
-"""Both ends of a link, and ends that are not to be trusted."""
+"""Both ends of a link, and untrusted ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def no_thread_fails(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseExcept
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    """Make links of which both ends are ours: over pipes, or over a pair of sockets."""
+    """Make links with both ends ours: over pipes, or over a pair of sockets."""
     made: list[Link] = []
 
     def make(
@@ -71,7 +71,7 @@ def ends() -> Iterator[Ends]:
 
 @pytest.fixture
 def raw() -> Iterator[RawEnd]:
-    """Make links of which the other end is not to be trusted."""
+    """Make links whose other end is untrusted."""
     made: list[tuple[Link, Raw]] = []
 
     def make(serve: Handler | None = None, **options: Any) -> tuple[Link, Raw]:

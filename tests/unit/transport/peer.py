@@ -1,6 +1,4 @@
-"""The other side of a link as a process of its own: answers over its standard streams until the
-link is over.
-"""
+"""The other side of a link as a separate process: answers over its standard streams."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Links that break, and other sides that are damaged, strange or hostile: a clear error, and nobody
-waits for ever.
-"""
+"""Broken links, and damaged or hostile other sides: a clear error, and no caller waits for ever."""
 
 from __future__ import annotations
 
@@ -108,7 +106,7 @@ def test_a_peer_that_is_killed(peer: Callable[..., tuple[Link, subprocess.Popen[
 
 
 def test_a_peer_that_is_stopped(peer: Callable[..., tuple[Link, subprocess.Popen[bytes]]]) -> None:
-    """Its streams stay open and full; only its silence tells."""
+    """Its streams stay open and full; only its silence shows."""
     link, process = peer(timeout=3.0)
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(link.ask, "hang")]
@@ -116,7 +114,7 @@ def test_a_peer_that_is_stopped(peer: Callable[..., tuple[Link, subprocess.Popen
         process.send_signal(signal.SIGSTOP)
         asked += [pool.submit(link.ask, "echo", {}, bytes(8 << 20)) for _ in range(2)]
         for future in asked:
-            with pytest.raises(LinkLost, match=r"nothing was heard from peer for \d+ s"):
+            with pytest.raises(LinkLost, match=r"nothing was received from peer for \d+ s"):
                 future.result(TIMEOUT)
 
 
@@ -171,7 +169,7 @@ def test_an_interrupt_leaves_whole_frames(raw: RawEnd) -> None:
     reader = threading.Thread(target=answer)
 
     def interrupt(_number: int, _frame: object) -> None:
-        reader.start()  # until now nobody took the body, which is too large to lie in between
+        reader.start()  # until now the body was not read, and it is too large for the buffers
         raise Interrupted
 
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -195,7 +193,7 @@ def test_an_interrupt_leaves_whole_frames(raw: RawEnd) -> None:
 
 def test_one_that_says_nothing(raw: RawEnd) -> None:
     link, _ = raw(patience=0.3)
-    with pytest.raises(LinkLost, match="nothing was heard from far"):
+    with pytest.raises(LinkLost, match="nothing was received from far"):
         _ = link.hello
 
 

@@ -1,4 +1,4 @@
-"""A link between two criuctl: what goes over it, both ways, from many threads at once."""
+"""A link between two criuctl processes, used both ways, from many threads at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from criuctl.errors import (
     UsageError,
 )
 from criuctl.transport import frames
-from criuctl.transport.dispatcher import Desk
+from criuctl.transport.dispatcher import Dispatcher
 from criuctl.transport.link import Answer, Link, Request
 from criuctl.transport.messages import Outgoing
 
@@ -90,7 +90,7 @@ def test_an_answer_goes_where_it_is_wanted(ends: Ends) -> None:
     assert answer.view.nbytes == 70_000
     assert target == b"\xa5" * 10 + b"b" * 70_000 + b"\xa5" * 29_990
     answer.view.release()
-    with pytest.raises(CriuctlError, match="more than were asked for"):
+    with pytest.raises(CriuctlError, match="more than were requested"):
         left.ask("echo", {}, b"c" * 70_001, into=memoryview(target)[:70_000])
     assert b"c" not in target
     assert left.ask("echo", {}, b"d").view.tobytes() == b"d"
@@ -371,7 +371,7 @@ def test_an_answer_that_is_about_to_be_sent_is_waited_for() -> None:
         sending.set()
         go.wait(TIMEOUT)
 
-    desk = Desk(echo, 1, 2, send, debug=False)
+    desk = Dispatcher(echo, 1, 2, send, debug=False)
     desk.ask(1, Request("x", {}), lambda: None)
     assert sending.wait(TIMEOUT)
     assert not desk.settle(0.1)

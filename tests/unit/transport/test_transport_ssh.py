@@ -1,6 +1,4 @@
-"""criuctl on another host by ssh: the real one, with a real server at the end of a pipe of its own,
-so that nothing listens.
-"""
+"""criuctl on another host by ssh: the real ssh, with a real server at the end of a pipe."""
 
 from __future__ import annotations
 
@@ -137,7 +135,7 @@ def configured(tmp_path: Path) -> Callable[..., Config]:
                 *(word for option in options for word in ("-o", option)),
             ]
         )
-        # whatever the environment says who we are
+        # whatever user the environment names
         url = f"ssh://{pwd.getpwuid(os.geteuid()).pw_name}@far.example"
         return Config(ssh_command=ssh, hosts={"far": {"url": url, "command": command, **settings}})
 
@@ -155,7 +153,7 @@ def test_a_link_over_ssh(configured: Callable[..., Config], no_thread_fails: lis
     with connect(configured()) as connection:
         assert connection.link.name == "far"
         assert connection.link.ask("echo", {"a": 1}, body).view == body
-        # What a terminal's ^C does to all who are in the foreground: criuctl still needs its link.
+        # A terminal's ^C reaches all foreground processes: criuctl still needs its link.
         os.kill(connection._child.pid, signal.SIGINT)
         assert connection.link.ask("echo", {}, body).view == body
     there = connection.link.hello["pid"]
@@ -196,7 +194,7 @@ def test_why_a_link_was_lost_is_told(
 
 
 def test_a_lost_link_whose_ssh_lives_is_told_as_it_is(configured: Callable[..., Config]) -> None:
-    lost = LinkLost("nothing was heard from far for 20 s")
+    lost = LinkLost("nothing was received from far for 20 s")
     with pytest.raises(LinkLost) as info, connect(configured()):
         raise lost
     assert info.value is lost and lost.__cause__ is None

@@ -1,5 +1,5 @@
-"""A store over a link, beyond what the contract's suite asks of every store: large objects, long
-lists, and clients that lie.
+"""A store over a link, beyond the contract's suite: large objects, long lists, dishonest
+clients.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ from criuctl.session.screen.modes import Modes
 
 # Format 1.  A holder of an older version writes these keys, and a newer program must read them.
 KEYS = {
-    "identity", "folders", "state", "collected", "paused_by", "halted", "input_offset", "until", "checkpoint",
-    "linger", "sequence", "audit", "events", "log", "modes", "root", "stopped", "frozen", "moved", "expecting",
-    "asleep", "helpers", "master", "size", "held", "queue", "operators", "ceilings", "lease", "soft", "listener",
-    "connections", "waits",
+    "identity", "folders", "state", "collected", "paused_by", "halted", "input_offset", "until",
+    "checkpoint", "linger", "sequence", "audit", "events", "log", "modes", "root", "stopped",
+    "frozen", "moved", "expecting", "asleep", "helpers", "master", "size", "held", "queue",
+    "operators", "ceilings", "lease", "soft", "listener", "connections", "waits",
 }  # fmt: skip
 # keys that the first holders did not write
 LATER = {"input_offset", "until", "moved", "expecting", "asleep", "soft"}

@@ -58,7 +58,8 @@ def run(pieces: list[bytes]) -> Modes:
 
 
 def test_a_full_screen_program_comes_and_goes() -> None:
-    start = b"$ vim\r\n\x1b[?1049h\x1b[?1h\x1b=\x1b[?2004h\x1b[?1002;1006h\x1b[?25l\x1b[2J\x1b]0;vim\x07"
+    start = b"$ vim\r\n\x1b[?1049h\x1b[?1h\x1b=\x1b[?2004h"
+    start += b"\x1b[?1002;1006h\x1b[?25l\x1b[2J\x1b]0;vim\x07"
     modes = run([start])
     assert (
         modes.alternate

@@ -1,6 +1,4 @@
-"""Which mappings are cut because a child shares none of them, and which pages are looked at to
-know.
-"""
+"""Mappings that are cut because a child shares none of them, and the pages compared for it."""
 
 from __future__ import annotations
 

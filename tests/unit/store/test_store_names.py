@@ -1,4 +1,4 @@
-"""Object names and store URLs: what is accepted, and that nothing accepted leads astray."""
+"""Object names and store URLs: what is accepted; no accepted name leads outside the store."""
 
 from __future__ import annotations
 

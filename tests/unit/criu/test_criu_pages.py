@@ -66,7 +66,7 @@ class Sink:
 
 
 def content(vaddr: int, count: int) -> bytes:
-    """Pages that tell their own address."""
+    """Return pages that contain their address."""
     return b"".join(struct.pack("<Q", vaddr + n * PAGE) * (PAGE // 8) for n in range(count))
 
 

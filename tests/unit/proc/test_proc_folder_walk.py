@@ -1,4 +1,4 @@
-"""The way to a folder: which links on it are followed."""
+"""The links that are followed on the path to a folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_links_of_those_who_may_write_there_anyway_are_followed(tmp_path: Path) 
     assert reached(Path("/")) == Path("/")
 
 
-# who may write in a folder can move root's links about in it
+# a user who may write in a folder can move root's links in it
 @pytest.mark.parametrize("uid", [BOB, 0])
 def test_nobody_is_led_elsewhere(tmp_path: Path, uid: int) -> None:
     home, etc = folder(tmp_path / "home", BOB), folder(tmp_path / "etc")

@@ -1,6 +1,4 @@
-"""The pieces of the S3 store that need no server: bodies, parts, and the mapping of botocore's
-errors.
-"""
+"""The parts of the S3 store that need no server: bodies, parts, and the mapping of errors."""
 
 from __future__ import annotations
 

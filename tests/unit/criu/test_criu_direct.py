@@ -1,6 +1,4 @@
-"""Which memory goes past CRIU: only what no one else has a hand in, and all pages of a task exactly
-once, in order.
-"""
+"""Memory written without CRIU: only unshared memory, and all pages of a task once, in order."""
 
 from __future__ import annotations
 
@@ -173,7 +171,7 @@ def test_what_a_task_is_known_to_share_with_nobody_does(kit: Images) -> None:
 
 @pytest.mark.parametrize("thread", [ROOT, ROOT + 100])
 def test_where_the_kernel_writes_by_itself_does_not(thread: int, kit: Images) -> None:
-    """In its page of restartable sequences every thread is told its processor before it runs."""
+    """The kernel writes each thread's processor into its rseq page before it runs."""
     kit.core(thread, at(150) + 64)
     vma(kit.memories[ROOT], 0, 300)
     assert kit.divide({ROOT: [run(0, 300)]}) == {

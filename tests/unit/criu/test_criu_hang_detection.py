@@ -1,4 +1,4 @@
-"""Whether a process and what is below it gets anything done."""
+"""Whether a process and its descendants make progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes in CRIU's images, without what states their devices were in."""
+"""Routes in CRIU's images, without the states of their devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named pipes in CRIU's images: read, and left as they are."""
+"""Named pipes in CRIU's images: read, and left unchanged."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_is_saved_of_each(images: ImageSet) -> None:
     assert saved_queues(images) == [
         SavedQueue(ONE, b"unread", 65536, ("/one", "/link"), (), True),
         SavedQueue(OTHER, b"", 65536, ("/other",), (), True),
-        SavedQueue(GHOST, b"\0" * 5000, 65536, (), (), False),  # made anew
+        SavedQueue(GHOST, b"\0" * 5000, 65536, (), (), False),  # made again
         SavedQueue(MOVED, b"m", 65536, ("/link_remap.1",), (), False),
     ]
     assert saved_queues(images)[0].of(ONE) and saved_queues(images)[0].of(ONE + (1 << 32))

@@ -1,4 +1,4 @@
-"""What is read back of CRIU's log."""
+"""The parts of CRIU's log that are read back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RUN = "01234567-89ab-cdef-0123-456789abcdef"
 
 @pytest.mark.parametrize("lines", [3, 400_000])
 def test_the_beginning_and_the_end_of_a_log(lines: int, tmp_path: Path) -> None:
-    """However many processes it tells of: which run it was is at its beginning, why it failed at
-    its end.
+    """The run is named at its beginning, the failure at its end, however many processes it
+    lists.
     """
     with (tmp_path / LOG_NAME).open("w") as log:
         log.write(f"(00.000001) CRIU run id = {RUN}\n")

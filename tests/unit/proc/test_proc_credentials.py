@@ -1,4 +1,4 @@
-"""One thread that has another user's rights for a while."""
+"""A thread that temporarily has another user's rights."""
 
 from __future__ import annotations
 

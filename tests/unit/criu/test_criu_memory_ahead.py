@@ -1,5 +1,5 @@
-"""Memory read ahead: windows as the page receiver cuts them, of processes that change while they
-are read.
+"""Memory read ahead: windows cut as the page receiver does, from processes that change
+meanwhile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What CRIU finds out about the kernel is kept where CRIU does not keep it, and leads nobody
-astray.
-"""
+"""CRIU's findings about the kernel are cached where CRIU does not, and mislead no other program."""
 
 from __future__ import annotations
 
@@ -21,7 +19,8 @@ cache = Path("/run/criu.kdat")
 
 def loads(fds=()):
     ask = [*argv, "--no-default-config", "check", "--feature", "uffd-noncoop", "-v4"]
-    done = subprocess.run(ask, pass_fds=fds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    into = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(ask, pass_fds=fds, text=True, check=True, **into)
     return "Loaded kdat cache" in done.stdout
 
 def kept():
@@ -49,12 +48,12 @@ def _with(kind: str, code: str, cwd: Path) -> None:
 
 def test_it_is_for_who_has_been_given_it(tmp_path: Path) -> None:
     code = """
-with features.lent(argv) as fds:
+with features.cache_descriptors(argv) as fds:
     assert len(fds) == 1 and loads(fds)
     assert not loads()  # and it has removed the link
-with features.lent(argv) as fds:
+with features.cache_descriptors(argv) as fds:
     assert loads(fds)
-    with features.lent(argv) as more:
+    with features.cache_descriptors(argv) as more:
         assert loads(more) and not loads(fds)
 assert features.known(argv)
 assert len(kept()) == 1
@@ -64,7 +63,7 @@ assert len(kept()) == 1
 
 def test_where_criu_keeps_it_itself_it_is_left_to_it(tmp_path: Path) -> None:
     code = """
-with features.lent(argv) as fds:
+with features.cache_descriptors(argv) as fds:
     assert fds == [] and not features.known(argv)
     loads()
     assert loads() and features.known(argv)
@@ -80,17 +79,17 @@ script = Path("criu")
 script.write_text("#!/bin/sh\\nexec " + " ".join(argv) + ' "$@"\\n')
 script.chmod(0o755)
 argv = [str(script.absolute())]
-with features.lent(argv) as fds:
+with features.cache_descriptors(argv) as fds:
     assert loads(fds)
 first = kept()
 assert len(first) == 1
 script.write_text(script.read_text() + "# another one")
-with features.lent(argv) as fds:
+with features.cache_descriptors(argv) as fds:
     assert loads(fds)
 assert len(kept()) == 2 and set(first) < set(kept())
 for number in range(10):  # as many wrappers: the oldest go
     script.write_text(f"#!/bin/sh\\n# {number}")
-    with features.lent(argv) as fds:
+    with features.cache_descriptors(argv) as fds:
         assert fds == []
 assert len(kept()) == 8 and not set(first) & set(kept())
 """
@@ -104,7 +103,7 @@ script = Path("criu")
 script.write_text("#!/bin/sh\\necho x >>asked\\n{broken}\\n")
 script.chmod(0o755)
 for _ in range(2):
-    with features.lent([str(script.absolute())]) as fds:
+    with features.cache_descriptors([str(script.absolute())]) as fds:
         assert fds == []
 assert Path("asked").read_text() == "x\\n"
 assert not os.path.lexists(cache)
@@ -118,7 +117,7 @@ script = Path("criu")
 script.write_text("#!/bin/sh\\necho x >>asked\\nexec " + " ".join(argv) + ' "$@"\\n')
 script.chmod(0o755)
 subprocess.run(["mount", "-o", "remount,bind,ro", "/run"], check=True)
-with features.lent([str(script.absolute())]) as fds:
+with features.cache_descriptors([str(script.absolute())]) as fds:
     assert fds == [] and not loads()
 assert not Path("asked").exists()  # which would take longer than what it does for itself
 assert not features.known(argv) and not os.path.lexists(cache)
@@ -130,10 +129,10 @@ def test_few_descriptors(tmp_path: Path) -> None:
     code = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-with features.lent(argv) as fds:
+with features.cache_descriptors(argv) as fds:
     assert len(fds) == 1 and fds[0] < 240  # a holder has to move them about when it starts CRIU
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-with features.lent(argv) as fds:
+with features.cache_descriptors(argv) as fds:
     assert fds == []
 """
     _with("ramfs", code, tmp_path)
