@@ -146,6 +146,7 @@ def test_commands_to_copy_take_a_path_as_one_word(operators: Operators, home: Ho
 
 
 # Fields whose values are checked: of these the reader's refusal is what is shown.
+_PATHS = {"database", "mount"}  # empty, or an absolute path
 _CHECKED = {"id", "session_id", "digest", "handle", "mac", "inodes_mac", "created", "parent"}
 
 
@@ -158,6 +159,8 @@ def poisoned(value: Any, field: str = "") -> Any:
             if name not in _KEPT
         }
         return msgspec.structs.replace(value, **changed)
+    if field in _PATHS:
+        return f"/{HOSTILE}"
     if isinstance(value, str):
         return value + HOSTILE if field not in _CHECKED else value
     if isinstance(value, tuple):

@@ -71,7 +71,7 @@ def user(zoo: Zoo, home: Home) -> Animal:
         if "/libz" in line
     )
     shutil.copy(mapped, folder / "lib.so")
-    (folder / "book").write_text("to be read")
+    (folder / "book").write_bytes(bytes(2 << 20))  # too large to travel
     os.mkfifo(folder / "fifo")
     animal = zoo.launch([sys.executable, "-S", "-c", PROGRAM], name="user", ready=False)
     wait_until((folder / "ready").exists, 60, "the program is ready")

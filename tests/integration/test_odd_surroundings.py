@@ -59,12 +59,12 @@ def test_a_root_that_wants_to_end_with_its_parent(pids: str, zoo: Zoo, trip: Tri
     told = trip.dump(animal)
     answer = trip.criuctl("restore", told["checkpoint"], "--pids", pids)
     animal = zoo.adopt(answer["pid"], animal)
-    wishes = [
-        w.partition("wish for ")[2].partition(" when")[0]
-        for w in answer["warnings"]
-        if "when its parent ends" in w
+    cleared = [
+        warning.partition("PR_SET_PDEATHSIG (")[2].partition(")")[0]
+        for warning in answer["warnings"]
+        if "PR_SET_PDEATHSIG" in warning
     ]
-    assert wishes == ["SIGKILL", "signal 40"]
+    assert cleared == ["SIGKILL", "signal 40"]
     animal.ask()
     animal = trip.restore(trip.dump(animal), animal, "--pids", pids)
     animal.ask()

@@ -266,6 +266,7 @@ def test_what_is_too_large_is_told_before(
     told = criuctl("dump", animal.pid, "--leave-running", env=small)
     assert [text for text in told["warnings"] if str(SHM / name) in text]
     if changed:
+        goes_on(animal)
         animal.end()
         refused = criuctl("restore", told["checkpoint"], check=False)
         assert refused["exit_code"] == 4 and "--with-files" in refused["error"]["hint"]

@@ -12,6 +12,7 @@ the program that makes it.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -27,11 +28,28 @@ MS_REC, MS_PRIVATE = 0x4000, 0x40000
 IDS = 65536
 
 
+_PIPES = Path("/proc/sys/fs/pipe-user-pages-soft")
+_ROOM = 1 << 20  # pages
+
+
+def _make_room_for_pipes() -> None:
+    """Raise the limit on the pipes of a user, up to the end of the test run.
+
+    The kernel counts the pipes of root in every namespace together, and only root of the first one
+    may exceed the limit: the pipes of tests, and of CRIU, that run at the same time would use it up.
+    """
+    before = _PIPES.read_text()
+    if 0 < int(before) < _ROOM:
+        _PIPES.write_text(str(_ROOM))
+        atexit.register(_PIPES.write_text, before)
+
+
 class Identity:
     """Namespaces whose root is the host's root in name, with every capability inside."""
 
     def __init__(self, token: str) -> None:
         """`token`: what marks the processes as the test's own."""
+        _make_room_for_pipes()
         ready, told = os.pipe()
         try:
             self._process = subprocess.Popen(
