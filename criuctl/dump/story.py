@@ -5,10 +5,10 @@ Every failure before that, of whatever part, is a veto: CRIU lets the tree go on
 already written stay unreferenced.  ``kill -9`` of criuctl closes CRIU's socket, which is a veto
 too, and so is a freeze that takes too long (`criuctl.dump.freeze_limit`).
 
-What a CRIU that is killed itself has done to connections can be undone
-(`criuctl.connections.repair_mode`), but not what it was just doing inside a process, so it ignores
-the signals that may be ignored.  A dump that leaves the tree running thaws it as soon as everything
-is in criuctl's memory, and uploads afterwards.
+If CRIU itself is killed, its changes to connections can be undone
+(`criuctl.connections.repair_mode`), but not what it was doing inside a process, so it ignores the
+signals that can be ignored.  A dump that leaves the tree running thaws it as soon as everything is
+in criuctl's memory, and uploads afterwards.
 
 With a `Delivery` the checkpoint goes to another host, and the tree is ended only after that host
 has it restored.
@@ -76,7 +76,7 @@ def dump(
     """Dump the tree that `target` names (a PID, a session or a configured tree) into the configured
     store.
 
-    Raises a `CriuctlError` that says what has become of the tree; after the commit, failures are
+    Raises a `CriuctlError` that says whether the tree runs on; after the commit, failures are
     warnings.
     """
     began = time.monotonic()
@@ -130,7 +130,7 @@ def dump(
             else []
         )
 
-        # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is told
+        # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is allowed
         # to go on.
         entry = plan_entry(dumped.root.pid)
         folder, dumper = _prepare_criu(job, entry, stack)
