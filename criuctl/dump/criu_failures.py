@@ -11,7 +11,7 @@ from ..errors import CriuctlError, DumpFailed, NoSuchProcess
 from ..proc.descriptors import Descriptor
 from ..proc.limits import effective_capabilities
 from ..proc.tree import Process, ProcessIdentity
-from .checks.processes import descriptor_limit, many_shared
+from .checks.limits import descriptor_limit, many_shared
 
 PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds before another try, where the obstacle passes by itself
 LONG = 5.0  # seconds; a tree that was frozen for longer is not frozen again

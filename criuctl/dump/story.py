@@ -130,8 +130,8 @@ def dump(
             else []
         )
 
-        # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is allowed
-        # to go on.
+        # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is
+        # allowed to go on.
         entry = plan_entry(dumped.root.pid)
         folder, dumper = _prepare_criu(job, entry, stack)
         parts = gather(job, dumped, scene, survey, entry, stack)

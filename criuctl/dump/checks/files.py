@@ -1,4 +1,4 @@
-"""Descriptors that are not sockets: files, devices, and the kernel's anonymous kinds."""
+"""Check descriptors that are not sockets: files, devices, and the kernel's anonymous kinds."""
 
 from __future__ import annotations
 
@@ -39,11 +39,9 @@ _MIB = 1 << 20
 
 IO_URING_HINT = (
     "Have the program do without: io_uring off in its configuration, for Node.js "
-    "UV_USE_IO_URING=0, for MariaDB "
-    "innodb_use_native_aio=OFF. What asks for one whatever it is told (newer libuv: uvloop, "
-    "Node.js) does without where the "
-    "kernel gives none: start it by `criuctl run --no-io-uring`, or set `sysctl "
-    "kernel.io_uring_disabled=2` before."
+    "UV_USE_IO_URING=0, for MariaDB innodb_use_native_aio=OFF. A program that always asks for one "
+    "(newer libuv: uvloop, Node.js) does without where the kernel gives none: start it by "
+    "`criuctl run --no-io-uring`, or set `sysctl kernel.io_uring_disabled=2` before."
 )
 
 _WHY = {
@@ -55,25 +53,29 @@ _WHY = {
     "bpf-map": "Have the program close its BPF maps before the dump; hash and array maps are "
     "saved by a CRIU that was built "
     "with libbpf, which Debian's was not.",
-    # CRIU knows nothing of Landlock, and no file of /proc tells who lives in a domain: this is the
-    # one place to say so.
-    "[landlock-ruleset]": "Have the program close the ruleset after use. Mind that the sandbox it "
-    "has entered with it is not "
-    "restored, and that nothing tells: the program runs unconfined after a restore, until it "
-    "confines itself anew.",
+    # CRIU does not save Landlock, and no file of /proc shows which processes are in a domain: this
+    # hint is the only place to report it.
+    "[landlock-ruleset]": (
+        "Have the program close the ruleset after use. Note that the sandbox it "
+        "has entered with it is not restored, and that nothing shows this: "
+        "after a restore the program runs unconfined until it confines itself "
+        "again."
+    ),
     "kvm-vm": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
     "kvm-vcpu:0": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
 }
 
 
 def check_descriptors(scene: Scene) -> Iterator[Finding]:
-    """Every descriptor that is no socket; one shared with children is told once."""
-    told: set[tuple[str, int, int, int]] = set()
+    """Check every descriptor that is no socket; one that is shared with children is reported
+    once.
+    """
+    reported: set[tuple[str, int, int, int]] = set()
     for process, d in scene.descriptors():
         key = (d.target, d.inode, d.mnt_id, d.flags)
-        if d.kind == "socket" or (key in told and not d.target.startswith("anon_inode:")):
+        if d.kind == "socket" or (key in reported and not d.target.startswith("anon_inode:")):
             continue
-        told.add(key)
+        reported.add(key)
         yield from _descriptor(scene, process, d)
 
 
@@ -86,8 +88,8 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
         yield Finding(
             "warning",
             "lease-breaking",
-            f"the lease on {d.target} is being broken; a restore breaks it again, and the "
-            "program gets that signal once more",
+            f"the lease on {d.target} is being broken; a restore breaks it again, and the program "
+            "gets that signal once more",
             "Dump when the program has given it up (within "
             f"{int(read_raw('/proc/sys/fs/lease-break-time'))} s).",
             pid=process.pid,
@@ -95,8 +97,8 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
         )
     if not d.target:
         text = (
-            "the path of what is open is longer than 4096 bytes, which the kernel does not tell, "
-            "nor CRIU save"
+            "the path of what is open is longer than 4096 bytes: the kernel does not report such "
+            "a path, and CRIU cannot save it"
         )
         yield _error(
             process,
@@ -111,7 +113,7 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
             d,
             f"path-of-{kind.lower()}",
             f"{d.target} is a {kind} that is open as a path only (O_PATH); CRIU takes it for one "
-            "that can be asked",
+            "that can be used",
             "Have the program close it.",
         )
     elif d.kind == "io_uring":
@@ -172,8 +174,8 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
 
 
 def _taken_for(d: Descriptor) -> str:
-    """What CRIU takes a descriptor of a path for, and asks in vain; "" for what it takes for a
-    path.
+    """Return what CRIU takes a descriptor of a path for, without success; "" for what it takes for
+    a path.
     """
     if stat.S_ISSOCK(d.mode):
         return "socket"
@@ -240,9 +242,10 @@ def _anonymous(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findin
 
 
 def _saves_bpf_maps(config: Config) -> bool:
-    """Whether CRIU was built with libbpf: then its program names that library among those it needs.
+    """Return whether CRIU was built with libbpf: its program then names that library as needed.
 
-    What is no ELF program (a script that starts one) cannot be told; CRIU itself answers then.
+    The answer is True for what is no ELF program (a script that starts one); CRIU itself refuses
+    then.
     """
     try:
         program = Path(binary.find(config).argv[-1]).read_bytes()
@@ -252,8 +255,9 @@ def _saves_bpf_maps(config: Config) -> bool:
 
 
 def _huge(process: Process, d: Descriptor) -> Iterator[Finding]:
-    """A memfd of huge pages: CRIU knows it by the device of a page of that size that it takes for
-    itself.
+    """Check that a memfd of huge pages can be saved.
+
+    CRIU recognises it by the device of a page of that size, which it allocates for this purpose.
     """
     with reading(process.pid):
         size = os.stat(f"/proc/{process.pid}/fd/{d.fd}").st_blksize
@@ -296,15 +300,13 @@ def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
         process,
         d,
         "device",
-        (f"{name} is open; what the device knows of it is not in any process and cannot be saved"),
+        (f"{name} is open; the device's state is not in any process and cannot be saved"),
         hint,
     )
 
 
 def _is_of_autofs(scene: Scene, d: Descriptor) -> bool:
-    """Whether the kernel asks for mounts through it, of an autofs that CRIU saves: the packets are
-    all of one size.
-    """
+    """Return whether it is the pipe of an autofs that CRIU saves: its packets have one size."""
     if not scene.saved("mnt"):
         return False
     return any(
@@ -313,8 +315,8 @@ def _is_of_autofs(scene: Scene, d: Descriptor) -> bool:
 
 
 def _tunnel_is_saved(scene: Scene, process: Process, d: Descriptor) -> bool:
-    """Whether its network interface is in a net namespace that CRIU saves: it comes back with
-    that.
+    """Return whether its network interface is in a net namespace that CRIU saves, and returns with
+    it.
     """
     if not scene.saved("net"):
         return False
@@ -326,7 +328,7 @@ def _tunnel_is_saved(scene: Scene, process: Process, d: Descriptor) -> bool:
 
 
 def _is_known_terminal(rdev: int) -> bool:
-    """Whether CRIU has a driver for this terminal (criu/tty.c, get_tty_driver)."""
+    """Return whether CRIU has a driver for this terminal (criu/tty.c, get_tty_driver)."""
     major, minor = os.major(rdev), os.minor(rdev)
     if rdev in (_CTTY, _CONSOLE, _PTMX) or major in _PTM_MAJORS:
         return True
@@ -338,7 +340,7 @@ def _is_known_terminal(rdev: int) -> bool:
 
 
 def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
-    """What CRIU opens again by its path (criu/files-reg.c)."""
+    """Check what CRIU opens again by its path (criu/files-reg.c)."""
     mount = scene.mounts.get(d.mnt_id)
     if mount is None:
         if scene.knows_mounts_of(process.pid):
@@ -351,24 +353,23 @@ def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
             d,
             "path-hidden",
             text,
-            "Unmount what hides it, or have the program open the file anew.",
+            "Unmount what hides it, or have the program open the file again.",
         )
         return
     if mount.kind in ("proc", "devpts"):
-        return  # these make their own names
+        return  # deleted files of these names are the kernel's own
     if d.nlink == 0:
         yield from deleted.ghost(scene, process, d)
         return
     if d.deleted:
-        # It has other names: CRIU gives it one for the time between, which an overlay may not
-        # allow.
+        # It has other names: CRIU links it under a temporary one, which an overlay may not allow.
         if mount.kind == "overlay":
             yield Finding(
                 "warning",
                 "overlay-deleted",
                 f"{d.target} was deleted from an overlay but is open; if it is of a lower layer, "
                 "CRIU cannot save it",
-                "Have the program open the file anew (restart it after an upgrade of its files).",
+                "Have the program open the file again (restart it after an upgrade of its files).",
                 pid=process.pid,
                 fd=d.fd,
             )
@@ -387,15 +388,15 @@ def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
             f"{d.target} is another "
             "file now than the one "
             "that is open" + (f": {over.point} was mounted over it" if over else ""),
-            "Unmount what hides it, or have the program open the file anew."
+            "Unmount what hides it, or have the program open the file again."
             if over
-            else "Have the program open the file anew.",
+            else "Have the program open the file again.",
         )
 
 
 def _keeps(process: Process, d: Descriptor) -> bool:
-    """Whether it is open by that name still: a program may delete and write a file anew, or close
-    it, while it is looked at.
+    """Return whether it is still open by that name: a program may delete and rewrite a file, or
+    close it, meanwhile.
     """
     link = f"/proc/{process.pid}/fd/{d.fd}"
     try:
@@ -406,8 +407,9 @@ def _keeps(process: Process, d: Descriptor) -> bool:
 
 
 def _foreign_mount(process: Process, d: Descriptor) -> Iterator[Finding]:
-    """A file on a mount that the tree's namespaces do not have: criuctl hands it to CRIU if its
-    path leads to it from here.
+    """Check a file on a mount that the tree's namespaces do not have.
+
+    criuctl hands it to CRIU if its path leads to it from here.
     """
     try:
         here = os.stat(d.target)
@@ -452,8 +454,9 @@ def _foreign_mount(process: Process, d: Descriptor) -> Iterator[Finding]:
 
 
 def _in_its_namespace(scene: Scene, d: Descriptor) -> os.stat_result | None:
-    """What the path leads to in the mount namespace of the file; None if to nothing, or if that
-    cannot be asked.
+    """Return the status of what the path leads to in the file's mount namespace.
+
+    None if it leads nowhere, or if that cannot be found out.
     """
     root = scene.root_of(d.mnt_id)
     if root is None:
@@ -465,8 +468,8 @@ def _in_its_namespace(scene: Scene, d: Descriptor) -> os.stat_result | None:
 
 
 def _is_message_queue(process: Process, d: Descriptor) -> bool:
-    """Whether it is of the kernel's own mount of an mqueue file system; such a file tells its size
-    when it is read.
+    """Return whether it is on the kernel's own mount of an mqueue file system; a read of such a
+    file shows its size.
     """
     if d.kind != "file" or d.target.count("/") != 1:
         return False
@@ -483,14 +486,14 @@ def _is_message_queue(process: Process, d: Descriptor) -> bool:
 
 
 def _mounted_over(scene: Scene, own: Mount, path: str) -> Mount | None:
-    """The mount that lies between the file's own mount and its path."""
+    """Return the mount that lies between the file's own mount and its path."""
     others = [m for m in scene.mounts.values() if m.id != own.id and len(m.point) >= len(own.point)]
     above = [m for m in others if path == m.point or path.startswith(m.point.rstrip("/") + "/")]
     return max(above, key=lambda m: (len(m.point), m.id), default=None)
 
 
 def mount_of(path: str) -> int | None:
-    """The mount id behind a link of /proc, which leads to the very mount."""
+    """Return the mount id behind a link of /proc, which leads to the very mount."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
