@@ -36,11 +36,13 @@ from ..report import Reporter, summarised
 from ..terminals.restored import RestoredTerminals
 from . import materialise, outcome, source
 from .home import NewHome, claim_home, note_coming
+from .host_facts import HostFacts
 from .lazy_memory import worthwhile
 from .observation import observe_all, open_devices, wishes_of
+from .observe import missing_addresses
 from .outcome import RestoreResult
 from .page_feeder import Feeder
-from .plan import ADD_ADDRESS, HostFacts, RestorePlan, make_plan, missing_addresses
+from .plan import ADD_ADDRESS, RestorePlan, make_plan
 from .request import RestoreRequest
 from .restoring import Restoring
 from .source import Source

@@ -37,8 +37,8 @@ from ..repairs.base import RestoreImages
 from ..repairs.registry import Repairs
 from . import hand_back, outcome
 from .early_tasks import EarlyTasks, needs_subreaper
+from .observe import taken
 from .page_feeder import FedPages
-from .plan import taken
 from .work import RestoreWork
 
 _CROWD = 32  # processes

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ...errors import NoSuchProcess
 from ...host.target import ancestors
 from ...proc.procfs import read_lines
-from ...proc.tree import Process, ProcessIdentity, children, members
+from ...proc.tree import Process, ProcessIdentity, members
 from ...report import Finding
 from .scene import Scene
 

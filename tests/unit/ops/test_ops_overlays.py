@@ -19,7 +19,8 @@ from criuctl.files.judgement import judge, judge_all
 from criuctl.files.recording import digest
 from criuctl.namespaces.network_choice import Place
 from criuctl.report import Reporter
-from criuctl.restore.plan import HostFacts, Wishes, make_plan
+from criuctl.restore.host_facts import HostFacts, Wishes
+from criuctl.restore.plan import make_plan
 from criuctl.store import open_store
 
 CODE = b"\x7fELF, or so\n" * 500
