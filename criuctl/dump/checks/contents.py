@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from ...errors import NoSuchProcess
 from ...files import databases, shared_mappings
-from ...files.recording import mark_small, open_files
+from ...files.recording import mark_small
+from ...files.used_files import open_files
 from ...namespaces.plan import saved_devices
 from ...quoting import quoted
 from ...report import Finding
