@@ -31,7 +31,7 @@ from ..criu import binary, driver
 from ..errors import CriuctlError, DumpFailed
 from ..files import predicates, recording
 from ..host import hook_facts
-from ..host.failures.command_failures import told_as
+from ..host.failures.command_failures import reraised_as
 from ..host.journal import events
 from ..host.lost_homes import stopping
 from ..host.registry import Registry, check_outside
@@ -92,7 +92,7 @@ def dump(
     found = resolve_target(target, registry.lookup, registry.session_of)
     with AfterCommit(reporter) as after, ExitStack() as stack:
         stack.enter_context(
-            told_as(DumpFailed, lambda: "the tree runs on" if found.root.alive() else "")
+            reraised_as(DumpFailed, lambda: "the tree runs on" if found.root.alive() else "")
         )
         stack.enter_context(stopping(config, reporter))
         # No other criuctl dumps this tree, or changes its session, meanwhile.

@@ -25,7 +25,7 @@ from ..criu import binary, driver
 from ..errors import CriuctlError, NumberTaken, PidTaken, RestoreFailed, TerminalTaken
 from ..hooks import Hooks
 from ..host import hook_facts, inside_report, latest_checkpoints
-from ..host.failures.command_failures import told_as
+from ..host.failures.command_failures import reraised_as
 from ..host.holders import RestoredHolder
 from ..host.journal import events
 from ..host.registry import Registry, check_name, check_outside
@@ -118,7 +118,7 @@ def restore(
     check_outside(config, begins=not (request.dry_run or request.alone))
     if request.new_name is not None:
         check_name(request.new_name)
-    with told_as(RestoreFailed, lambda: "nothing is left of it"), ExitStack() as stack:
+    with reraised_as(RestoreFailed, lambda: "nothing is left of it"), ExitStack() as stack:
         reporter.step("resolve", ref=ref)
         _sweep(config)
         criu = binary.find(config)

@@ -116,7 +116,7 @@ def harmless(value: ast.FormattedValue, words: set[str]) -> bool:
 OURS = {
     ("cli/main.py", "PROGRAM"),
     ("cli/main.py", "path"),  # of commands of ours
-    ("files/absent.py", "make"),  # one of two commands
+    ("files/missing_paths.py", "make"),  # one of two commands
     ("dump/checks/known_programs.py", "' '.join((f'{name}=1' for name in FIREFOX))"),  # constants
     ("proc/ownership.py", "fault.remedy"),  # a command with its path quoted, by proc/trustedpath.py
     ("ops/migrate.py", "wanted"),  # by which reports name a rule

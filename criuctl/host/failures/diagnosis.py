@@ -30,7 +30,8 @@ _LABEL = re.compile(r"[^A-Za-z0-9._-]+")
 # "(00.026239)  16590: Error (criu/files-ext.c:94): Can't dump file ...", "pie: 16576: Error (...):
 # ...", "Error: ..." (nft)
 _LINE = re.compile(
-    r"^(?:\(\d+\.\d+\)\s*)?(?:pie:\s*)?(?:(?P<pid>\d+):\s+)?(?P<level>Error|Warn )\s*\((?P<where>[^)]*)\):\s*(?P<text>.*)$"
+    r"^(?:\(\d+\.\d+\)\s*)?(?:pie:\s*)?(?:(?P<pid>\d+):\s+)?"
+    r"(?P<level>Error|Warn )\s*\((?P<where>[^)]*)\):\s*(?P<text>.*)$"
 )
 _SUBSYSTEM = re.compile(r"^[a-z][a-z0-9 -]{1,14}: ")
 # All that is said when the threads or children of a process still became more as CRIU gave up on
@@ -51,10 +52,11 @@ _NOISE = (
 )
 # The same failure told again by a caller.
 _ECHOES = re.compile(
-    r"^(?:Dump (?:files|core|mappings|ids|fs) |Dumping FAILED|Restoring FAILED|Collect (?:mappings|fds) "
-    r"|Can't make \w+ id$|Can't infect |Can't dump (?:misc|threads)|Unable to open fd=|\d+ exited, status=|\d+ killed by signal"
-    r"|Can't open \d+'s mapfile|Pre-dumping |Message reply from daemon|Can't retrieve FDs? from socket|Killing processes because"
-    r"|Unable to (?:un)?freeze)"
+    r"^(?:Dump (?:files|core|mappings|ids|fs) |Dumping FAILED|Restoring FAILED"
+    r"|Collect (?:mappings|fds) |Can't make \w+ id$|Can't infect |Can't dump (?:misc|threads)"
+    r"|Unable to open fd=|\d+ exited, status=|\d+ killed by signal|Can't open \d+'s mapfile"
+    r"|Pre-dumping |Message reply from daemon|Can't retrieve FDs? from socket"
+    r"|Killing processes because|Unable to (?:un)?freeze)"
 )
 
 
