@@ -94,8 +94,8 @@ def _older(last: Latest, found: Latest) -> OlderCheckpoint:
             f"`criuctl restore {quoted(last.name)} --store {quoted(last.store)}` restores that one."
         )
     return OlderCheckpoint(
-        f"the newest checkpoint found is {found.told}, but the last that this host knows of is "
-        f"{last.told}",
+        f"the newest checkpoint found is {found.label}, but the last that this host knows of is "
+        f"{last.label}",
         hint=f"{hint} To go back to the older one: `criuctl restore {quoted(found.name)} --older`,"
         f" or `criuctl restore {quoted(found.ref)}`.",
         found={"id": found.checkpoint, "number": found.number, "store": found.store},
@@ -121,7 +121,7 @@ def offering_elsewhere(config: Config, repository: Repository, ref: str) -> Iter
         known = latest_checkpoints.known(config, ref) if valid_name(ref) else None
         if known is not None and known.store != repository.store.url:
             error.hint = (
-                f"This host knows of {known.told}: `criuctl restore {quoted(ref)} --store "
+                f"This host knows of {known.label}: `criuctl restore {quoted(ref)} --store "
                 f"{quoted(known.store)}`."
             )
         raise
