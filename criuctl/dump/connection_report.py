@@ -98,7 +98,7 @@ def judge(records: Sequence[ConnectionRecord], reported: int = 0) -> list[Findin
                 denied.setdefault(record.reason, []).append(record)
     for reason, alike in denied.items():
         first = alike[0]
-        who = (
+        which = (
             f"the connection to {first.peer or 'its peer'}"
             if len(alike) == 1
             else f"{len(alike)} connections"
@@ -107,7 +107,7 @@ def judge(records: Sequence[ConnectionRecord], reported: int = 0) -> list[Findin
             Finding(
                 "warning",
                 "connection-hangup",
-                f"{who} will be hung up: {reason}",
+                f"{which} will be hung up: {reason}",
                 "",
                 first.pid,
                 first.fd,

@@ -82,7 +82,7 @@ def _known_mounts(tree: Sequence[Process]) -> set[int]:
     CRIU knows a file on one of them, whichever process has it open.
     """
     known: set[int] = set()
-    ours = os.stat("/proc/self/ns/mnt").st_ino
+    own = os.stat("/proc/self/ns/mnt").st_ino
     seen: set[tuple[int, str]] = set()
     for process in tree:
         try:
@@ -94,7 +94,7 @@ def _known_mounts(tree: Sequence[Process]) -> set[int]:
             )
             if (namespace, root) not in seen:
                 seen.add((namespace, root))
-                known |= _mounts(None if namespace == ours else process.pid)
+                known |= _mounts(None if namespace == own else process.pid)
         except (OSError, NoSuchProcess):
             continue  # it has ended
     return known

@@ -121,11 +121,11 @@ class DumpedDevices:
             {p.pid for p in tree if p.state in ("T", "t")},
         )
         found = survey.survey(self._driver, users, parents, stopped)
-        mine = tuple(user for user in found.left if user.pid in known)
+        in_tree = tuple(user for user in found.left if user.pid in known)
         found = msgspec.structs.replace(
             found,
-            contexts=found.contexts + mine,
-            left=tuple(u for u in found.left if u not in mine),
+            contexts=found.contexts + in_tree,
+            left=tuple(u for u in found.left if u not in in_tree),
         )
         for refused in (found.others, found.silent, found.left, found.failed):
             if refused:  # it was started since the preflight, which reports why

@@ -122,7 +122,7 @@ def walk(wanted: str, root_pid: int) -> Iterator[tuple[str, int | None]]:
     a descriptor (``O_PATH``).
 
     The descriptor is valid until the next one is asked for; None if nothing is at `wanted`.  Other
-    users may move things meanwhile where they can write, but no link of theirs redirects:
+    users may move things meanwhile where they can write, but none of their links redirects:
     `PreflightRefused`, and below `wanted` none is followed.
     """
     base, name = os.path.split(wanted)

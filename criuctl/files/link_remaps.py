@@ -209,7 +209,7 @@ def provided(
         for name in names:
             links.provide(name, moved.get(name.other, name.other))
         if links.names:
-            images.edit_files(links.tell)
+            images.edit_files(links.rename_in_images)
         yield Provided(links.made, {own: path for path, own in links.names.items()}, links.created)
     except BaseException:
         links.undo()
@@ -282,7 +282,7 @@ class _Links:
         with folder_walk.by_handle(name.links[0].handle, os.path.dirname(name.links[0].path)) as fd:
             return fd is not None and _linked(f"/proc/self/fd/{fd}", there, base, folder)
 
-    def tell(self, entry: Any) -> None:
+    def rename_in_images(self, entry: Any) -> None:
         """Put them into an entry of files.img, so that CRIU uses them."""
         if not entry.HasField("reg"):
             return

@@ -198,10 +198,10 @@ class Applied:
             raise
 
     def _link(self, made: str, path: str, folder: int) -> None:
-        with folder_walk.folder(os.path.dirname(made)) as beside:
+        with folder_walk.folder(os.path.dirname(made)) as source:
             names = os.path.basename(made), os.path.basename(path)
             link = partial(
-                os.link, *names, src_dir_fd=beside, dst_dir_fd=folder, follow_symlinks=False
+                os.link, *names, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False
             )
             self._do(path, folder, link, _unlink)
 

@@ -94,7 +94,7 @@ def open_files(
                 seen[key] = _key(source, key)
                 found.setdefault(seen[key], OpenFile(m.path, source, kind="mapped"))
             entry = found[seen[key]]
-            # maps tells a newline as \\012
+            # maps shows a newline as \\012
             if m.path != entry.path and _key(f"/proc/{pid}/root{m.path}", (0, 0)) == seen[key]:
                 entry.also(m.path)
             entry.mapped = True

@@ -2,9 +2,9 @@
 
 Nothing of the tree runs before everything is in place: chunks verified, files put back, connections
 handed back.  Until then every failure unwinds in reverse: CRIU kills what it had restored (it is
-told no in post-restore, or its socket closes), private namespaces end, files put back are undone,
-firewall tables are removed, the plain images vanish with their tmpfs, the lease is released.
-Nothing is left of it.
+answered no in post-restore, or its socket closes), private namespaces end, files put back are
+undone, firewall tables are removed, the plain images vanish with their tmpfs, the lease is
+released.  Nothing is left of it.
 """
 
 from __future__ import annotations
@@ -259,15 +259,15 @@ def _explained(
     hooks: Hooks,
     error: driver.CriuFailed,
 ) -> CriuctlError:
-    """Return CRIU's failure as an error of ours; a taken number is tried again, once."""
-    told = outcome.explain(config, error, found.manifest)
-    free_next_time = isinstance(told, TerminalTaken) or (
-        isinstance(told, PidTaken) and request.pids == "auto"
+    """Return CRIU's failure as an error of criuctl; a taken number is tried again, once."""
+    explained = outcome.explain(config, error, found.manifest)
+    free_next_time = isinstance(explained, TerminalTaken) or (
+        isinstance(explained, PidTaken) and request.pids == "auto"
     )
-    if isinstance(told, NumberTaken) and free_next_time and request.again and feeder is None:
-        hooks.reporter.step("again", why=told.message)
-        hooks.done = told.again = True
-    return told
+    if isinstance(explained, NumberTaken) and free_next_time and request.again and feeder is None:
+        hooks.reporter.step("again", why=explained.message)
+        hooks.done = explained.again = True
+    return explained
 
 
 def _result(

@@ -59,8 +59,8 @@ def _several_meanings(scene: Scene) -> Iterator[Finding]:
             "error",
             "terminal-names",
             f"/dev/tty is open for {consoles[0].path or 'a console'}, and there are "
-            "pseudo-terminals too; CRIU cannot tell "
-            "them apart",
+            "pseudo-terminals too; CRIU cannot distinguish "
+            "them",
             "Have the program open its terminal by its own name, or run it on a terminal of "
             "criuctl's (`criuctl run`).",
             pid=pid,

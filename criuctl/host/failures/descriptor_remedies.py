@@ -188,7 +188,7 @@ DESCRIPTORS: tuple[Remedy, ...] = (
     remedy(
         "huge-pages",
         r"Can't lookup mount=\d+ for fd=(?P<fd>-?\d+) path=(?P<path>/memfd:.*)",
-        "{path} is of huge pages, of which this host has none free; CRIU needs one to save it",
+        "{path} is of huge pages, and this host has none free; CRIU needs one to save it",
         "Add a free huge page: nr_hugepages in /sys/kernel/mm/hugepages.",
     ),
     remedy(

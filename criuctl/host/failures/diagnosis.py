@@ -95,15 +95,15 @@ def diagnose(log: str, fallback: str = "") -> Diagnosis:
     lines = log.splitlines()
     entries = list(_entries(lines))
     errors = [e for e in entries if e.level == "Error" and not e.text.startswith(_NOISE)]
-    telling = [e for e in errors if not _ECHOES.match(e.text)]
+    informative = [e for e in errors if not _ECHOES.match(e.text)]
     # A line that the table knows explains more than one that merely comes first.
-    for entry in telling:
+    for entry in informative:
         known = _known(entry, lines, entries)
         if known:
             return known
-    heard = (*telling, *(e for e in entries if e.level != "Error"))
-    fleeting = {e.number: found for e in heard if (found := _known(e, lines, entries, FLEETING))}
-    for entry in telling:
+    in_order = (*informative, *(e for e in entries if e.level != "Error"))
+    fleeting = {e.number: found for e in in_order if (found := _known(e, lines, entries, FLEETING))}
+    for entry in informative:
         if entry.number not in fleeting:
             pid, fd = _about(entry, lines, entries)
             return Diagnosis(
