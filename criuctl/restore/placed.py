@@ -101,7 +101,8 @@ class PlacedTree(Struct, eq=False):
         reporter = self.work.reporter
         if without_terminal := early.stop():
             reporter.warning(
-                f"sessions {sorted(without_terminal)}: only their leaders have their controlling terminal"
+                f"sessions {sorted(without_terminal)}: only their leaders have their controlling "
+                "terminal"
             )
         for pid, code in sorted(early.codes.items()):
             reporter.warning(
