@@ -80,77 +80,17 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     init = bool(manifest.namespaces.get("pid", {}).get("init"))
     own_names = settle(facts.names, findings, copy=wishes.copy, init=init, pids=wishes.pids)
     pids = _pids(manifest, facts, wishes, findings, shown=bool(covering(own_names)))
-    net, source, unsure = facts.netns
+    net, source, _ = facts.netns
     fresh = new_net(manifest)
     again = "what was in that of the dump" if fresh == "dumped" else "loopback only"
     if wishes.alone:
         net, source = fresh, ""
     net = _abstract_names(facts, wishes, net, fresh, again, findings)
-    conflicts = [c for c in manifest.connections if in_use(c, facts)]
-    if conflicts and net == facts.netns.mode:
-        names = sorted({c.local for c in conflicts})
-        if wishes.copy:
-            net = fresh
-            verb = "is" if len(names) == 1 else "are"
-            text = (
-                f"{', '.join(names)} {verb} taken, so the copy gets a network of its own ({again})"
-            )
-            findings.append(Finding("warning", "port-taken", text))
-        else:
-            hint = (
-                "End what uses it, or restore a copy with --as NAME, which gets a network of its "
-                "own."
-            )
-            findings += [
-                Finding(
-                    "error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd
-                )
-                for c in conflicts
-            ]
+    net = _taken_addresses(manifest, facts, wishes, net, fresh, again, findings)
     if not is_new(net):
-        for c in manifest.connections:
-            if c.waits and c.local in facts.missing_addresses:
-                text = (
-                    f"{c.protocol} {c.local} is bound to {endpoint(c.local)[0]}, which is no "
-                    "address of this host"
-                )
-                if wishes.prepared:
-                    findings.append(
-                        Finding(
-                            "info",
-                            "address-missing",
-                            f"{text}, unless a hook adds it",
-                            "",
-                            c.pid,
-                            c.fd,
-                        )
-                    )
-                else:
-                    findings.append(
-                        Finding("error", "address-missing", text, ADD_ADDRESS, c.pid, c.fd)
-                    )
+        findings += _missing_addresses(manifest, facts, prepared=wishes.prepared)
     if net == "private" and facts.netns.mode == "private" and not wishes.alone:
-        text, hint = (
-            "the network namespace of the dump is gone; a new one with only a loopback interface "
-            "is made",
-            "",
-        )
-        if wishes.copy:
-            text = (
-                "the copy gets a network of its own (loopback only), not the network namespace of "
-                "the dump"
-            )
-        elif unsure:
-            text = (
-                "cannot verify that the network namespace with this number is still that of the "
-                "dump; "
-            )
-            text += "a new one with only a loopback interface is made"
-            hint = (
-                "Before the next dump, give it a name by which a restore finds it: `ip netns "
-                "attach NAME PID`."
-            )
-        findings.append(Finding("warning", "netns-new", text, hint))
+        findings.append(_new_network(copy=wishes.copy, unsure=facts.netns.unsure))
     if net == "private" and pids == "same":
         pids = "private"  # both namespaces are kept alive by the same PID 1
         if wishes.pids == "same":
@@ -162,25 +102,91 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     findings += _interfaces(absent, connections, prepared=wishes.prepared and not is_new(net))
     findings += [f for j in facts.files if (f := j.finding()) is not None]
     findings += [f for name in facts.deleted if (f := name.finding()) is not None]
+    findings += _missing_folders(manifest, facts)
+    gone = interfaces.names(absent)
+    return RestorePlan(
+        pids, net, source, connections, facts.files, tuple(findings), facts.deleted, own_names, gone
+    )
+
+
+def _taken_addresses(
+    manifest: Manifest,
+    facts: HostFacts,
+    wishes: Wishes,
+    net: NetMode,
+    fresh: NetMode,
+    again: str,
+    findings: list[Finding],
+) -> NetMode:
+    """Return the network, given the addresses that sockets of this host have already."""
+    conflicts = [c for c in manifest.connections if in_use(c, facts)]
+    if not conflicts or net != facts.netns.mode:
+        return net
+    if wishes.copy:
+        names = sorted({c.local for c in conflicts})
+        verb = "is" if len(names) == 1 else "are"
+        text = f"{', '.join(names)} {verb} taken, so the copy gets a network of its own ({again})"
+        findings.append(Finding("warning", "port-taken", text))
+        return fresh
+    hint = "End what uses it, or restore a copy with --as NAME, which gets a network of its own."
+    findings += [
+        Finding("error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd)
+        for c in conflicts
+    ]
+    return net
+
+
+def _missing_addresses(
+    manifest: Manifest, facts: HostFacts, *, prepared: bool
+) -> Iterator[Finding]:
+    """Report local ends of waiting sockets that this host does not have; a hook may add them."""
+    for c in manifest.connections:
+        if c.waits and c.local in facts.missing_addresses:
+            text = (
+                f"{c.protocol} {c.local} is bound to {endpoint(c.local)[0]}, which is no address "
+                "of this host"
+            )
+            if prepared:
+                text = f"{text}, unless a hook adds it"
+                yield Finding("info", "address-missing", text, "", c.pid, c.fd)
+            else:
+                yield Finding("error", "address-missing", text, ADD_ADDRESS, c.pid, c.fd)
+
+
+def _new_network(*, copy: bool, unsure: bool) -> Finding:
+    """Return the warning that the tree does not get the network namespace of the dump."""
+    text, hint = (
+        "the network namespace of the dump is gone; a new one with only a loopback interface is "
+        "made",
+        "",
+    )
+    if copy:
+        text = (
+            "the copy gets a network of its own (loopback only), not the network namespace of the "
+            "dump"
+        )
+    elif unsure:
+        text = (
+            "cannot verify that the network namespace with this number is still that of the dump; "
+            "a new one with only a loopback interface is made"
+        )
+        hint = (
+            "Before the next dump, give it a name by which a restore finds it: `ip netns attach "
+            "NAME PID`."
+        )
+    return Finding("warning", "netns-new", text, hint)
+
+
+def _missing_folders(manifest: Manifest, facts: HostFacts) -> Iterator[Finding]:
+    """Report working folders that do not exist here and are not put back."""
     for folder in sorted(facts.missing_folders):
         pid = next(p.pid for p in manifest.processes if p.cwd == folder)
         hint = (
             f"Bring it here, or make it: `mkdir -p {quoted(folder)}`; next time dump with "
             "--with-files."
         )
-        findings.append(
-            Finding(
-                "error",
-                "folder-missing",
-                f"{folder}: is a working folder, and is no folder here",
-                hint,
-                pid,
-            )
-        )
-    gone = interfaces.names(absent)
-    return RestorePlan(
-        pids, net, source, connections, facts.files, tuple(findings), facts.deleted, own_names, gone
-    )
+        text = f"{folder}: is a working folder, and is no folder here"
+        yield Finding("error", "folder-missing", text, hint, pid)
 
 
 def _interfaces(
