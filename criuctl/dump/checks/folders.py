@@ -15,7 +15,7 @@ from ...proc.mounts import Mount
 from ...proc.procfs import read_link
 from ...proc.tree import Process
 from ...report import Finding
-from .files import mount_of
+from .open_paths import mount_of
 from .scene import Scene
 
 _MEMORY_FILE = "/memfd:"  # of memfd_create

@@ -28,8 +28,8 @@ from ...proc.socketfiles import bound_file
 from ...proc.tree import Process
 from ...report import Finding
 from ...session import names
-from .files import mount_of
 from .namespaces import at_top
+from .open_paths import mount_of
 from .scene import Scene
 from .unsaved_mounts import unsaved
 

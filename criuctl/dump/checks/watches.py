@@ -28,8 +28,8 @@ from ...proc.syscalls import borrowed, is_watched, open_by_handle, same_file
 from ...proc.tree import Process
 from ...report import Finding
 from .deleted import others_control
-from .files import mount_of
 from .namespaces import at_top
+from .open_paths import mount_of
 from .scene import Scene
 
 _IN_MEMORY = ("tmpfs", "devtmpfs")  # their inode numbers mean nothing at a restore
