@@ -1,3 +1,3 @@
-"""Control groups of a dumped tree: which its processes are in, and how a restore makes and joins
+"""Control groups of a dumped tree: those of its processes, and how a restore makes and joins
 them.
 """

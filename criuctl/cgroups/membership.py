@@ -1,12 +1,12 @@
-"""Control groups: which a process is in, and putting a restored one back into them.
+"""Control groups: those that a process is in, and putting a restored one back into them.
 
-Putting a process into a group that exists is one write.  Groups that are gone are made anew by CRIU
-(`groupyard`), but for those of systemd, for whom a group without a unit is nothing.
+Putting a process into a group that exists is one write.  Groups that are gone are made again by
+CRIU (`recreation`), except those of systemd, for which a group without a unit does not exist.
 
-Where systemd runs, whoever restores is in a unit, a login's or a service's, and whatever is in it
+On a systemd host the program that restores is in a unit, of a login or a service, and what is in it
 may end with it.  A session does not: its holder has a scope of its own.  What comes back without a
-holder is let out of the unit by `leave_unit`.  A service is no service any more then, but keeps the
-name of one in its group: journald goes by that, so `journalctl -u` goes on as well.
+holder is moved out of the unit by `leave_unit`.  A service is no service any more then, but keeps
+the name of one in its group: journald uses that, so `journalctl -u` goes on as well.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _KEEPERS = ("", "name=systemd")  # hierarchies in which systemd keeps its units
 
 
 def of_process(pid: int) -> dict[str, str]:
-    """Hierarchy (its controllers or name; "" is version 2) -> path of the group that `pid` is
-    in.
+    """Return hierarchy (its controllers or name; "" is version 2) -> path of the group that `pid`
+    is in.
     """
     found = {}
     for line in read_lines(pid, "cgroup"):
@@ -38,7 +38,7 @@ def of_process(pid: int) -> dict[str, str]:
 
 
 def mount_points(*, whole: bool = False) -> dict[str, str]:
-    """Hierarchy -> where it is mounted here; `whole`: from its root on."""
+    """Return hierarchy -> where it is mounted here; `whole`: only mounts from its root."""
     found: dict[str, str] = {}
     for mount in read_mounts():
         if whole and mount.root != "/":
@@ -57,7 +57,7 @@ def mount_points(*, whole: bool = False) -> dict[str, str]:
 
 
 def gone(groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those of these groups (hierarchy, path) that are not there."""
+    """Return those of these groups (hierarchy, path) that do not exist."""
     mounted = mount_points(whole=True)
     return [
         (hierarchy, path)
@@ -71,29 +71,29 @@ def gone(groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def has_owner(group: tuple[str, str]) -> bool:
-    """Whether it is of somebody who makes his groups himself: systemd's, or criuctl's own."""
+    """Return whether a manager makes the group itself: systemd, or criuctl."""
     return os.path.isdir(_SYSTEMD) or any(
         part == "criuctl" or part.startswith("criuctl-") for part in group[1].split("/")
     )
 
 
 def put_back(wanted: Mapping[int, Mapping[str, str]]) -> list[str]:
-    """Move each process (our PID -> its groups) back; returns the groups that are not there any
-    more.
+    """Move each process (PID on this host -> its groups) back; return the groups that do not exist
+    any more.
     """
-    ours = of_process(os.getpid())
+    own = of_process(os.getpid())
     mounted = mount_points()
     missing: set[str] = set()
     for pid, groups in wanted.items():
         for hierarchy, path in groups.items():
             if (
-                ours.get(hierarchy) == path
+                own.get(hierarchy) == path
                 or hierarchy not in mounted
                 or path.startswith(f"/{_SERVICES}/")
             ):
                 continue
             try:
-                # outside of the root of the cgroup namespace that it was seen from, or anywhere
+                # outside the root of the cgroup namespace that it was seen from, or anywhere
                 if ".." in path.split("/"):
                     raise FileNotFoundError(path)
                 with open(
@@ -106,8 +106,8 @@ def put_back(wanted: Mapping[int, Mapping[str, str]]) -> list[str]:
 
 
 def service_of(groups: Mapping[str, str]) -> str:
-    """The service of the system that a process in these groups belongs to, by systemd's rules; ""
-    if to none.
+    """Return the service of the system that a process in these groups belongs to, by systemd's
+    rules; "" if to none.
     """
     for hierarchy in _KEEPERS:
         parts = [
@@ -121,22 +121,23 @@ def service_of(groups: Mapping[str, str]) -> str:
 
 
 def leave_unit(pids: Mapping[int, str]) -> None:
-    """Let those of these processes that are in our own systemd unit leave it; elsewhere nothing is
-    done.
+    """Move those of these processes that are in criuctl's own systemd unit out of it; elsewhere
+    nothing is done.
 
     Each process comes with the service that it was once part of, or "".
     """
     if not os.path.isdir(_SYSTEMD):
         return
-    ours, mounted = of_process(os.getpid()), mount_points()
-    for hierarchy in (h for h in _KEEPERS if h in ours and h in mounted):
+    own, mounted = of_process(os.getpid()), mount_points()
+    for hierarchy in (h for h in _KEEPERS if h in own and h in mounted):
         _drop_empty(os.path.join(mounted[hierarchy], _SERVICES))
         for pid, service in pids.items():
             folder = os.path.join(
                 mounted[hierarchy], os.path.join(_SERVICES, service) if service else _TREES
             )
-            with suppress(OSError, NoSuchProcess):  # not ours to write: then it ends with the unit
-                if of_process(pid).get(hierarchy) == ours[hierarchy]:
+            # not writable for criuctl: then it ends with the unit
+            with suppress(OSError, NoSuchProcess):
+                if of_process(pid).get(hierarchy) == own[hierarchy]:
                     _enter(folder, pid)
 
 
@@ -147,13 +148,13 @@ def _enter(folder: str, pid: int) -> None:
             with open(os.path.join(folder, "cgroup.procs"), "w") as file:
                 file.write(str(pid))
             return
-        except FileNotFoundError:  # another restore has removed it, as nobody was in it yet
+        except FileNotFoundError:  # another restore has removed it, because it was still empty
             if last:
                 raise
 
 
 def _drop_empty(folder: str) -> None:
-    """Remove the groups in a group of ours, as far as nobody is in them."""
+    """Remove the empty groups in a group of criuctl's."""
     with suppress(OSError):
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):

@@ -1,20 +1,20 @@
-"""Control groups that are gone, made anew by CRIU as they were at the dump: with their settings,
+"""Control groups that are gone, made again by CRIU as they were at the dump: with their settings,
 and those below them.
 
-CRIU wants a *yard*: a folder with one entry for each hierarchy.  Left to itself it mounts them in
-its images folder, which our detached tmpfs does not allow, and what it mounts would outlive a
-``kill -9``.  Ours is made of symbolic links: to where a hierarchy is mounted here, or to a detached
-mount of one that is mounted nowhere, which goes with its descriptor.
+CRIU needs a *yard*: a folder with one entry for each hierarchy.  By default it mounts them in its
+images folder, which criuctl's detached tmpfs does not allow, and those mounts would outlive a
+``kill -9``.  The yard of criuctl is made of symbolic links: to where a hierarchy is mounted here,
+or to a detached mount of one that is mounted nowhere, which ends with its descriptor.
 
-Only where the groups are still somebody's to make: on the host and in the boot of the dump, for a
-tree that comes back as itself, and not below systemd or criuctl, who make their groups themselves.
-Else the tree stays in criuctl's own, which is told in that boot (`cgroups.put_back`).
+This is done only for groups that the tree made: on the host and in the boot of the dump, for a tree
+that comes back as itself, and not below systemd or criuctl, which make their groups themselves.
+Otherwise the tree stays in criuctl's own, which is reported in that boot (`membership.put_back`).
 
-A ``kill -9`` of criuctl in the middle leaves what was made, groups without processes, and to the
-next restore they would seem to be somebody's, with whatever settings.  So a file tells which are
-being made, and the next command removes them (`sweep`).
+A ``kill -9`` of criuctl in the middle leaves what was made, groups without processes, which the
+next restore would take for those of another program, with wrong settings.  So a file lists those
+that are being made, and the next command removes them (`sweep`).
 
-The same way a tree gets its cgroup namespace back, whose root is the group that its root process
+In the same way a tree gets its cgroup namespace back, whose root is the group that its root process
 was in when it was made, and threads come back into groups that their process is not in: without a
 yard CRIU would try that all the same, and fail.
 """
@@ -40,30 +40,30 @@ from . import membership
 
 _IMAGE = "cgroup.img"
 _YARD = "yard"
-_NOTES = "groups"  # the folder of the files that tell which groups are being made
-_OURS = "/proc/"  # what is mounted for us alone can be reached by nobody afterwards
+_NOTES = "groups"  # the folder of the files that list groups which are being made
+_OURS = "/proc/"  # a private mount cannot be reached by another command afterwards
 _BUSY = 2.0  # seconds
 
 
 class GroupYard:
-    """What CRIU needs to make groups anew; `undo` removes those that it made."""
+    """What CRIU needs to make groups again; `undo` removes those that it made."""
 
     def __init__(self, images: ImageSet) -> None:
         self._folder = images.folder
-        self._new: list[str] = []  # groups that are not there yet, each after those that hold it
+        self._new: list[str] = []  # groups that do not exist yet, each after those that hold it
 
     @property
     def path(self) -> str:
-        """The yard, as CRIU names it from where it works."""
+        """Return the yard's path, as CRIU can use it."""
         return _YARD
 
     @property
     def made(self) -> list[str]:
-        """The groups that were not there."""
+        """Return the groups that did not exist."""
         return list(self._new)
 
     def lay_out(self, stack: ExitStack) -> bool:
-        """Make the yard; False where one of the tree's hierarchies cannot be reached."""
+        """Make the yard; False if one of the tree's hierarchies cannot be reached."""
         if _IMAGE not in os.listdir(self._folder):
             return False
         mounted = {
@@ -82,15 +82,15 @@ class GroupYard:
         return True
 
     def undo(self) -> None:
-        """Remove what has been made: nobody is in there, though who has just ended keeps a group
-        busy for a moment.
+        """Remove what has been made; a process that has just ended keeps a group busy for a
+        moment.
         """
         deadline = time.monotonic() + _BUSY
         for group in reversed(self._new):
             while True:
                 try:
                     os.rmdir(group)
-                except OSError as error:  # it was not made, or somebody else has come to use it
+                except OSError as error:  # it was not made, or another program uses it now
                     if error.errno == errno.EBUSY and time.monotonic() < deadline:
                         time.sleep(0.01)
                         continue
@@ -101,8 +101,8 @@ class GroupYard:
 def remade(
     config: Config, images: ImageSet, groups: Iterable[Mapping[str, str]]
 ) -> Iterator[GroupYard | None]:
-    """What lets CRIU make those of the tree's groups (hierarchy -> path, of each process) that are
-    gone; None: nothing to do.
+    """Yield what lets CRIU make those of the tree's groups (hierarchy -> path, of each process)
+    that are gone; None: nothing to do.
 
     Leaving with an exception removes them again, and so does the next command if this one is
     killed.
@@ -130,12 +130,10 @@ def remade(
 
 @contextmanager
 def _noted(config: Config, groups: list[str]) -> Iterator[None]:
-    """Have it known that these groups are being made, for as long as it is not said what becomes of
-    them.
-    """
+    """Record that these groups are being made, until they are complete or removed."""
     path = run_folder(config, _NOTES) / os.urandom(8).hex()
     with locks.held(path):
-        with suppress(OSError):  # no room: then it is not known
+        with suppress(OSError):  # no room: then it is not recorded
             path.write_text(
                 json.dumps([boot_id(), *(group for group in groups if not group.startswith(_OURS))])
             )
@@ -151,7 +149,7 @@ def sweep(config: Config) -> None:
         with suppress(OSError):
             try:
                 boot, *groups = json.loads(path.read_text())
-            except ValueError:  # killed before it could tell: it has made none
+            except ValueError:  # killed before it could record any: it has made none
                 boot, groups = now, []
             if boot != now:  # they have gone with their kernel
                 groups = []
@@ -163,25 +161,25 @@ def sweep(config: Config) -> None:
 
 
 def _lived_in(group: str) -> bool:
-    """Whether somebody is in the group, or in one below that was made since."""
+    """Return whether a process is in the group, or in one below that was made since."""
     return any(SessionGroup(folder, 2).pids() for folder, _folders, _files in os.walk(group))
 
 
 def _sets(images: ImageSet) -> Sequence[Any]:
-    """The combinations of groups that tasks of the tree are in, other than that of the CRIU which
-    dumped it.
+    """Return the combinations of groups that tasks of the tree are in, other than that of the CRIU
+    which dumped it.
     """
     return read(images.folder, _IMAGE, "CGROUP")[0].sets if _IMAGE in images.names() else ()
 
 
 def _has_namespace(images: ImageSet) -> bool:
-    """Whether the tree was in a cgroup namespace of its own."""
+    """Return whether the tree was in a cgroup namespace of its own."""
     return any(member.HasField("cgns_prefix") for held in _sets(images) for member in held.ctls)
 
 
 def threads_apart(images: ImageSet) -> dict[int, list[int]]:
-    """Of each process the threads that are in other groups than itself, by the numbers of the
-    images.
+    """Return, for each process, the threads that are in other groups than itself, by the numbers of
+    the images.
     """
     found: dict[int, list[int]] = {}
     if not _sets(images):
@@ -201,8 +199,8 @@ def threads_apart(images: ImageSet) -> dict[int, list[int]]:
 
 
 def rejoin_threads(images: ImageSet) -> list[int]:
-    """Without a yard: have threads come back into the groups of their process; those for which that
-    is another one.
+    """Have threads come back into the groups of their process, without a yard; return those for
+    which that is a change.
     """
     found = [thread for threads in threads_apart(images).values() for thread in threads]
     for thread in found:
@@ -213,8 +211,8 @@ def rejoin_threads(images: ImageSet) -> list[int]:
 
 
 def _mount(names: frozenset[str], stack: ExitStack) -> str | None:
-    """A mount of a hierarchy that nobody has mounted, as a path for whoever shares our ``/proc``;
-    None: there is no such.
+    """Return a private mount of a hierarchy that is mounted nowhere, as a path in criuctl's
+    ``/proc``; None: it does not exist.
     """
     settings: list[tuple[str, str | None]] = []
     for name in sorted(names):
@@ -229,8 +227,8 @@ def _mount(names: frozenset[str], stack: ExitStack) -> str | None:
 
 
 def _absent(place: str, entries: Iterable[Any]) -> list[str]:
-    """The groups among these of CRIU's, and those below them, that are not in the hierarchy at
-    `place`.
+    """Return the groups among these of CRIU's, and those below them, that are not in the hierarchy
+    at `place`.
     """
     found = []
     for entry in entries:

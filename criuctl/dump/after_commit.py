@@ -1,9 +1,9 @@
 """After the commit the checkpoint exists, so nothing that fails from then on is a failed dump.
 
-RULE: once CRIU has been told yes, a failure of criuctl's own (a folder that became read-only, a
+RULE: once CRIU has been answered yes, a failure of criuctl's own (a folder that became read-only, a
 full disk, a store that does not answer, a holder that hangs) is a warning, and the exit code is
 that of "done, but something optional failed".  Otherwise a script would dump again what has ended,
-or take the checkpoint for missing.
+or treat the checkpoint as missing.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class AfterCommit:
             self._failed(what, error)
 
     def _failed(self, what: str, error: CriuctlError | OSError) -> None:
-        told = of_the_host(error) or error if isinstance(error, OSError) else error
-        hint = told.hint if isinstance(told, CriuctlError) else ""
-        self._reporter.warning(f"{what}: {told}", hint)
+        cause = of_the_host(error) or error if isinstance(error, OSError) else error
+        hint = cause.hint if isinstance(cause, CriuctlError) else ""
+        self._reporter.warning(f"{what}: {cause}", hint)
         self.degraded = True
         if self._hooks is not None:
             self._hooks.degraded = True

@@ -51,7 +51,7 @@ class Commit(Struct, eq=False):
     required: Sequence[PredicateRecord] = ()
     rounds: list[Round] = field(default_factory=list)  # of pre-copy
     manifest: Manifest | None = None
-    let_go: bool = False  # CRIU is, or was, about to be told that it may end the tree
+    let_go: bool = False  # CRIU is, or was, about to be allowed to end the tree
     _kept: bool = False  # an external connection is kept
     _frozen_ms: float = 0.0
 

@@ -1,5 +1,6 @@
-"""CRIU's lock on the TCP connections of a tree that it dumps: a firewall table in the tree's
-network namespace.
+"""CRIU's lock on the TCP connections of a tree that it dumps.
+
+The lock is a firewall table in the tree's network namespace.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from .parts import TreeParts
 class ConnectionLock:
     """The table of one dump.
 
-    CRIU takes it down itself, unless it ended the tree, whose connections must not say a word
-    before a restore, or was killed.
+    CRIU removes it, with two exceptions: CRIU ended the tree, whose connections must send nothing
+    before a restore, or CRIU was killed.
     """
 
     def __init__(self, parts: TreeParts, folder: int, reporter: Reporter) -> None:
-        """`folder`: of CRIU's images, with the id of its run."""
+        """`folder`: the folder of CRIU's images, which hold the id of its run."""
         self._parts, self._folder, self._reporter = parts, folder, reporter
 
     @property
     def table(self) -> str:
-        """The name of the table, "" if there is none."""
+        """Return the name of the table, "" if there is none."""
         run_id = driver.run_id(self._folder) if self._parts.survey.shield else None
         return netfilter.criu_table(run_id) if run_id is not None else ""
 
     def remove(self) -> None:
-        """Take it down; a failure is a warning."""
+        """Remove the table; a failure is a warning."""
         if table := self.table:
             try:
                 netfilter.delete_table(table, self._socket)

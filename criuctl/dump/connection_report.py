@@ -1,6 +1,4 @@
-"""The connections of a live tree and what a dump would make of them: looked at, and nothing
-else.
-"""
+"""Report the connections of a live tree and what a dump would do with them, without any change."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _NAMED = 3
 def connections(
     config: Config, target: Target, *, reporter: Reporter, wish: str | None = None
 ) -> list[ConnectionRecord]:
-    """Every record that a dump with this policy would begin with; PIDs are this host's."""
+    """Return the records that a dump with this policy would begin with; PIDs are this host's."""
     survey = Survey(config, reporter, wish=wish)
     return [
         replace(c.record, pid=c.held.pid, holders=c.held.holders)
@@ -31,18 +29,19 @@ def connections(
 
 
 def check_connections(config: Config, target: Target, *, reporter: Reporter) -> list[Finding]:
-    """What ``criuctl check`` says of a tree's connections."""
+    """Return the findings of ``criuctl check`` on a tree's connections."""
     survey = Survey(config, reporter)
     records = [
         replace(c.record, pid=c.held.pid, holders=c.held.holders)
         for c in survey.look(target.root.pid)
     ]
-    return judge(records, told=len(survey.unasked)) + hung_up_unasked(survey.unasked)
+    return judge(records, reported=len(survey.unasked)) + hung_up_unasked(survey.unasked)
 
 
 def hung_up_unasked(made: Sequence[Connection]) -> list[Finding]:
-    """That the default hangs up connections that the tree has made; a program that lives of one
-    (``git clone``) ends of that.
+    """Warn of connections to outside that the default hangs up.
+
+    A program that depends on such a connection (``git clone``) ends when it is hung up.
     """
     if not made:
         return []
@@ -70,13 +69,15 @@ def hung_up_unasked(made: Sequence[Connection]) -> list[Finding]:
     ]
 
 
-def judge(records: Sequence[ConnectionRecord], told: int = 0) -> list[Finding]:
-    """Which forbid a dump, which cannot become what a rule wants, and how many end, without those
-    `told` already.
+def judge(records: Sequence[ConnectionRecord], reported: int = 0) -> list[Finding]:
+    """Return findings: connections that forbid a dump, those whose rule cannot be followed, and how
+    many will be hung up.
+
+    Those among `reported` already are left out.
     """
     found: list[Finding] = []
     denied: dict[str, list[ConnectionRecord]] = {}
-    hung_up = -told
+    hung_up = -reported
     for record in records:
         try:
             refuse(record)
@@ -97,7 +98,7 @@ def judge(records: Sequence[ConnectionRecord], told: int = 0) -> list[Finding]:
                 denied.setdefault(record.reason, []).append(record)
     for reason, alike in denied.items():
         first = alike[0]
-        who = (
+        which = (
             f"the connection to {first.peer or 'its peer'}"
             if len(alike) == 1
             else f"{len(alike)} connections"
@@ -106,7 +107,7 @@ def judge(records: Sequence[ConnectionRecord], told: int = 0) -> list[Finding]:
             Finding(
                 "warning",
                 "connection-hangup",
-                f"{who} will be hung up: {reason}",
+                f"{which} will be hung up: {reason}",
                 "",
                 first.pid,
                 first.fd,

@@ -1,8 +1,8 @@
-"""What CRIU must be told about a tree that it does not find out itself.
+"""Options of CRIU that depend on the tree and that CRIU does not find out by itself.
 
-A knowing user finds these out by reading CRIU's refusals one after the other; here they are read
-off /proc before the freeze (all of them are properties that do not change between now and then, or
-only in a way that makes CRIU refuse, which is safe).
+A user of CRIU finds them by reading its refusals one after the other.  Here they are read from
+/proc before the freeze: all of them are properties that do not change between now and then, or
+change only in a way that makes CRIU refuse, which is safe.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from ..proc.tree import Process, read_process
 
 
 def page_guards(tree: Sequence[Process]) -> dict[int, PageGuard]:
-    """For each task, by its own PID, the page in which CRIU runs system calls: the start of its
-    first code.
+    """Return the page in which CRIU runs system calls, for each task by its PID in its namespace.
+
+    It is the first page of the task's code.
     """
     guards = {}
     for process in tree:
@@ -37,8 +38,9 @@ def page_guards(tree: Sequence[Process]) -> dict[int, PageGuard]:
 
 
 def needs_shell_job(root: int) -> bool:
-    """Whether the root's session or process group is led from outside the tree (CRIU's
-    --shell-job).
+    """Return whether the leader of the root's session or process group is outside the tree.
+
+    CRIU then needs --shell-job.
     """
     process = read_process(root)
     return process.sid != process.pid or process.pgid != process.pid
@@ -51,12 +53,12 @@ def _mounts(pid: int | None = None) -> set[int]:
 def external_files(
     tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]
 ) -> dict[str, Descriptor]:
-    """CRIU's key -> descriptor, for files that were opened in a mount namespace in which no process
-    of the tree lives.
+    """Return CRIU's key and the descriptor of each file of a mount namespace without a process of
+    the tree.
 
-    CRIU cannot find such a file by path; as external resources their paths are opened by criuctl
-    itself.  The key is the mount and the inode: all that the tree has of this file, folders that it
-    stands in too, would be opened so.
+    CRIU cannot find such a file by path; criuctl opens the path and hands the file over as an
+    external resource.  The key is the mount and the inode: it stands for every use that the tree
+    makes of this file, also for a working folder.
     """
     found: dict[str, Descriptor] = {}
     known = _known_mounts(tree)
@@ -64,8 +66,8 @@ def external_files(
         for d in opened[process.pid]:
             if (
                 d.kind in ("file", "dir", "device")
-                # no path leads to it; who is in a chroot does not show us all mounts, and CRIU may
-                # find it
+                # No path leads to it. A chrooted process does not show all mounts; CRIU may find
+                # the file.
                 and not d.deleted
                 and d.mnt_id not in known
                 and not d.target.startswith(("/memfd:", "mnt:"))
@@ -75,29 +77,30 @@ def external_files(
 
 
 def _known_mounts(tree: Sequence[Process]) -> set[int]:
-    """The mounts of all mount namespaces of a tree: CRIU knows a file on one of them, whichever
-    process has it.
+    """Return the mounts of all mount namespaces of a tree.
+
+    CRIU knows a file on one of them, whichever process has it open.
     """
     known: set[int] = set()
-    ours = os.stat("/proc/self/ns/mnt").st_ino
+    own = os.stat("/proc/self/ns/mnt").st_ino
     seen: set[tuple[int, str]] = set()
     for process in tree:
         try:
-            # A chrooted process is shown only the mounts below its root: ours is read from our own
-            # side.
+            # A chrooted process sees only the mounts below its root, so criuctl's own namespace is
+            # read here.
             namespace, root = (
                 os.stat(f"/proc/{process.pid}/ns/mnt").st_ino,
                 read_link(process.pid, "root"),
             )
             if (namespace, root) not in seen:
                 seen.add((namespace, root))
-                known |= _mounts(None if namespace == ours else process.pid)
+                known |= _mounts(None if namespace == own else process.pid)
         except (OSError, NoSuchProcess):
             continue  # it has ended
     return known
 
 
 def criu_info(config: Config) -> dict[str, Any]:
-    """The CRIU in use, for the manifest."""
+    """Return the CRIU in use, for the manifest."""
     found = binary.find(config)
     return {"origin": found.origin, "version": found.recorded_version}

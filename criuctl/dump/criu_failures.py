@@ -1,4 +1,4 @@
-"""CRIU's failures at a dump: which pass by themselves, and what the others mean."""
+"""CRIU's failures at a dump: which of them pass by themselves, and what the others mean."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..errors import CriuctlError, DumpFailed, NoSuchProcess
 from ..proc.descriptors import Descriptor
 from ..proc.limits import effective_capabilities
 from ..proc.tree import Process, ProcessIdentity
-from .checks.processes import descriptor_limit, many_shared
+from .checks.limits import descriptor_limit, many_shared
 
 PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds before another try, where the obstacle passes by itself
 LONG = 5.0  # seconds; a tree that was frozen for longer is not frozen again
-_NOT_UNDONE = "from parasite"  # CRIU could not take out of a process what it had put there
+_NOT_UNDONE = "from parasite"  # CRIU could not remove what it had injected into a process
 _SHARED = 1 << 8 | 1 << 14  # CRIU: VMA_ANON_SHARED and VMA_AREA_MEMFD in criu/include/image.h
 _MANY_MAPPINGS = 1 << 14  # bytes of the image of a task that has a few hundred mappings
 
@@ -25,9 +25,9 @@ def refuse_unrestorable(
     tree: Sequence[Process],
     opened: Mapping[int, Sequence[Descriptor]],
 ) -> None:
-    """Raise `DumpFailed`, while the tree can still run on, where a restore would lack descriptors.
+    """Raise `DumpFailed`, while the tree can still run on, if a restore would lack descriptors.
 
-    The preflight looks at the same; what is found here has come since.
+    The preflight checks the same; what is found here has appeared since.
     """
     limit: int | None = None
     for process in tree:
@@ -64,9 +64,7 @@ def explain(
     tree: Sequence[Process],
     tries: int = 1,
 ) -> CriuctlError:
-    """Return CRIU's failure as an error of ours, with the state that the tree is in after so many
-    `tries`.
-    """
+    """Return CRIU's failure as an error of criuctl, with the tree's state after `tries` tries."""
     # CRIU, as a guest in its PID namespace, has ended with it, or met a zombie
     if not tree and _ended(root):
         return NoSuchProcess(f"PID {root} has ended before it was frozen")
@@ -87,7 +85,7 @@ def explain(
 
 
 def _ended(pid: int) -> bool:
-    """Whether the process is gone, or runs no more and is only not reaped yet."""
+    """Return whether the process is gone, or is a zombie."""
     try:
         return ProcessIdentity.of(pid).doomed()
     except NoSuchProcess:

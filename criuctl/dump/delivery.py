@@ -1,5 +1,5 @@
-"""What a dump does when its tree goes to another host: where it is stored, and who must agree
-before it is ended.
+"""What a dump does when its tree moves to another host: its store, and the agreement that it needs
+before the tree is ended.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ class Delivery(Protocol):
     """The other host, as `criuctl.dump.story` sees it."""
 
     def open(self, session: SessionRecord) -> Repository:
-        """Where the checkpoint is stored; the dump closes it, and whoever made this closes its
-        store.
+        """Open the place of the checkpoint.
+
+        The dump closes what is returned; the caller that made this object closes its store.
         """
 
     def frozen(self) -> None:
-        """The tree stands still from now on."""
+        """Note that the tree is frozen from now on."""
 
     def hand_over(self, manifest: Manifest, tree: Sequence[ProcessIdentity]) -> None:
-        """Inside post-dump, the checkpoint is durable: returns when the other host has the tree,
-        whole and held.
+        """Wait until the other host has restored the tree and holds it back.
 
-        Until it returns the tree is frozen and in no danger; when it raises, the tree goes on here.
+        Called in post-dump, when the checkpoint is durable.  Until it returns the tree is frozen
+        and in no danger; when it raises, the tree runs on here.
         """
 
     def ended(self, left: Sequence[ProcessIdentity]) -> None:
-        """CRIU has killed the tree, of which `left` still run: if none does, it may run on the
-        other host.  Never raises.
+        """Report that CRIU has killed the tree, of which `left` still run.
+
+        If none does, it may run on the other host.  Never raises.
         """

@@ -1,4 +1,6 @@
-"""Where a checkpoint goes: the store of this host with its lease, or the store of another host."""
+"""Where a checkpoint is stored: in this host's store, with its lease, or in the store of another
+host.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,13 @@ from .subject import Subject
 
 
 class Destination(Struct):
-    """An opened store, and the session as its lease has it."""
+    """An opened store, and the session as its lease records it."""
 
     repository: Repository
     writer: CheckpointWriter
     session: SessionRecord
-    home: Home | None = None  # None: the session moves, and the two hosts settle whose it is
+    # None: the session moves, and the two hosts settle which of them owns it
+    home: Home | None = None
     delivery: Delivery | None = None
 
     def where(self, config: Config) -> str:
@@ -48,7 +51,7 @@ def open_destination(
     delivery: Delivery | None,
     stack: ExitStack,
 ) -> Destination:
-    """Open the store and try a write; claim the lease where the tree lives on."""
+    """Open the store and try a write; claim the lease if the tree runs on here."""
     home: Home | None = None
     session = subject.session
     if delivery is None:
@@ -69,7 +72,7 @@ def open_destination(
         repository = delivery.open(session)
         stack.callback(repository.close)
         repository.preflight_write()
-    # A dump whose tree waits in the freeze for the store may be patient with it.
+    # A dump whose tree waits for the store while frozen may be patient with it.
     patient = not job.wishes.leave_running and not (job.wishes.precopy and delivery is not None)
     writer = stack.enter_context(repository.writer(job.reporter, patient=patient))
     return Destination(repository, writer, session, home, delivery)
@@ -84,9 +87,9 @@ def _repository(
 ) -> Repository:
     """Open the repository; an absent or empty folder becomes a store.
 
-    Not where one is gone that this tree has checkpoints in, or an encrypted one of any session: a
-    disk is not mounted, and what is put below its mount point is not found again, and not
-    encrypted.
+    An exception is a folder whose store is gone: one that has checkpoints of this tree, or an
+    encrypted one of any session.  Then a disk is not mounted, and a store below its mount point
+    would be hidden later, and would not be encrypted.
     """
     try:
         return Repository.open(store, config)
@@ -98,9 +101,9 @@ def _repository(
         if all(claim.get("url") != store.url for claim in claims):
             return Repository.open(store, config, create_local=True)
         raise type(error)(
-            f"the store in {store.url} is gone, which this host has checkpoints in",
+            f"the store in {store.url} is gone, and this host has checkpoints in it",
             hint=(
-                f"Mount what holds it. `criuctl store init --store {quoted(store.url)}` makes a "
-                "new one."
+                "Mount the file system that holds it. `criuctl store init --store "
+                f"{quoted(store.url)}` makes a new one."
             ),
         ) from error

@@ -4,14 +4,14 @@ The driver moves each process's device memory into its ordinary memory; then CRI
 any more.  The order, and what each step must not leave behind:
 
 1. *lock* every process, until no process with a context appears any more (a locked one can fork,
-   not start work on the device).  One that does not come to rest in time: all are unlocked, exit
+   but not start work on the device).  If one does not come to rest in time, all are unlocked: exit
    12.
-2. *checkpoint* all, side by side.  One that the driver refuses: all are given back, exit 5.
+2. *checkpoint* all, in parallel.  If the driver refuses one, all are given back: exit 5.
 3. take away what forked children have inherited, and devices that are open without use.
-4. CRIU.  If the tree runs on, whatever the reason: *restore*, *unlock*.
+4. run CRIU.  If the tree runs on, for whatever reason: *restore*, *unlock*.
 
-A criuctl that is killed leaves this to its helper, which gives everything back when our end of its
-socket closes; if both are killed, the next dump or restore finds the note that `noted` keeps.
+If criuctl is killed, its helper does this: it gives everything back when criuctl's end of its
+socket closes.  If both are killed, the next dump or restore finds the note that `noted` keeps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from ..report import Reporter
 _CALL = 10.0  # seconds that a lock may take beyond the time that the driver was given
 _PAUSES = (0.2, 1.0, 2.0)  # seconds after a try to give a device back
 _RUNS_ON = "; the tree runs on"
-_ROUNDS = 5  # of looks for processes that have come meanwhile
+_ROUNDS = 5  # rounds of looking for processes that were started meanwhile
 
 
 class DumpedDevices:
@@ -58,24 +58,22 @@ class DumpedDevices:
     def __init__(
         self, config: Config, reporter: Reporter, root: int, *, max_freeze: float = 0.0
     ) -> None:
-        """`max_freeze`: seconds that the driver may take to move the memory, 0 for no bound but
-        `MOVE_SECONDS`.
-        """
+        """`max_freeze`: seconds that the driver may take to move the memory, 0: `MOVE_SECONDS`."""
         self._config, self._reporter, self._pid = config, reporter, root
         self._patience = min(max_freeze or MOVE_SECONDS, MOVE_SECONDS)
         self._stack = ExitStack()
         self._driver: DriverProcess | None = None
         self._held: dict[int, ProcessIdentity] = {}  # locked, by PID
-        # (PID as we see it, what it is to open again)
+        # (PID in criuctl's namespace, path and flags to open again)
         self._idle: list[tuple[int, GpuDescriptor]] = []
         self._record: GpuRecord | None = None
         self.taken_at = 0.0  # monotonic, when the first process was locked; 0 if there is none
         self.timings: dict[str, float] = {}
-        self.lost: list[str] = []  # a sentence for each process that has not got its device back
+        self.lost: list[str] = []  # one sentence per process that has lost its device
 
     def take(self) -> None:
-        """Lock and checkpoint every process of the tree that uses a device; what raises has given
-        everything back.
+        """Lock and checkpoint every process of the tree that uses a device; on an error everything
+        is given back.
         """
         users = self._users()
         if not users:
@@ -110,7 +108,7 @@ class DumpedDevices:
         for process in read_tree(self._pid):
             with suppress(NoSuchProcess):
                 held = descriptors(process.pid) if not process.zombie else []
-                # a mapping alone is left by a program that closed its device
+                # a program that closed its device may still have it mapped
                 if any(use.opened_device(d) for d in held):
                     opened[process.pid], mapped[process.pid] = held, mappings(process.pid)
         return use.users(opened, mapped)
@@ -123,14 +121,14 @@ class DumpedDevices:
             {p.pid for p in tree if p.state in ("T", "t")},
         )
         found = survey.survey(self._driver, users, parents, stopped)
-        mine = tuple(user for user in found.left if user.pid in known)
+        in_tree = tuple(user for user in found.left if user.pid in known)
         found = msgspec.structs.replace(
             found,
-            contexts=found.contexts + mine,
-            left=tuple(u for u in found.left if u not in mine),
+            contexts=found.contexts + in_tree,
+            left=tuple(u for u in found.left if u not in in_tree),
         )
         for refused in (found.others, found.silent, found.left, found.failed):
-            if refused:  # it has come since the look at the tree, which says why
+            if refused:  # it was started since the preflight, which reports why
                 pids = ", ".join(str(user.pid) for user in refused)
                 raise PreflightRefused(
                     f"PID {pids} uses its NVIDIA device in a way that cannot be checkpointed",
@@ -197,7 +195,9 @@ class DumpedDevices:
         )
 
     def _take_away(self, found: Holdings) -> None:
-        """What is of no use to those that hold it, and CRIU would refuse."""
+        """Take away descriptors and mappings that their holders cannot use, and that CRIU would
+        refuse.
+        """
         for user in found.inherited:
             self._empty(user)
         for user in found.idle:
@@ -251,20 +251,18 @@ class DumpedDevices:
         )
 
     def record(self) -> GpuRecord | None:
-        """For the manifest."""
+        """Return the record for the manifest."""
         return self._record
 
     def give_back(self) -> None:
-        """Give every process its device back, which it needs to run on; `lost` says which have not
-        got it.
-        """
+        """Give every process its device back, so that it can run on; `lost` lists the failures."""
         if self._driver is None:
             return
         began = time.monotonic()
         if self._held:
             self._reporter.step("gpu-restore", processes=list(self._held))
             try:
-                # after an interrupt: what a call under way does is seen then
+                # After an interrupt the result of a call under way is seen here.
                 self._driver.settle(_CALL)
                 self.lost = self._restored()
             except (TimedOut, CommandFailed) as error:
@@ -282,7 +280,7 @@ class DumpedDevices:
         self.close()
 
     def _restored_by_another(self, error: CriuctlError) -> list[str]:
-        """The helper was killed, or hangs: when it is gone, a new one does what is left."""
+        """Finish with a new helper after the first was killed, or hangs."""
         assert self._driver is not None
         try:
             self._driver.close()
@@ -294,8 +292,8 @@ class DumpedDevices:
             return [f"NVIDIA's driver does not answer: {error.message}; {again.message}"]
 
     def _restored(self) -> list[str]:
-        """Restore and unlock every process, in several tries; a sentence for each that has not got
-        its device back.
+        """Restore and unlock every process, in several tries; return a sentence for each that has
+        lost its device.
         """
         assert self._driver is not None
         left = {pid: Answer(0, "") for pid, identity in self._held.items() if identity.alive()}
@@ -335,7 +333,7 @@ class DumpedDevices:
         ]
 
     def ended(self) -> None:
-        """The tree was ended by the dump: nothing is to be given back."""
+        """Note that the dump has ended the tree: nothing is to be given back."""
         if self._driver is not None:
             with suppress(CriuctlError):
                 self._driver.keep(self._held)
@@ -343,7 +341,7 @@ class DumpedDevices:
         self.close()
 
     def close(self) -> None:
-        """Let the helper and the note go; the helper gives back what was not."""
+        """Close the helper and the note; the helper gives back what was not given back yet."""
         self._stack.close()
         self._driver = None
 

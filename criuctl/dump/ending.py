@@ -58,7 +58,7 @@ def settle_failure(
                 error,
             )
     tree = freeze.seen.tree
-    # CRIU, or a helper of ours, was killed
+    # CRIU, or a helper of criuctl, was killed
     if isinstance(error, NoSuchProcess | CommandFailed) and tree:
         fate = "the tree runs on" if tree[0].identity.alive() else "the tree is gone"
         raise DumpFailed(f"{error.message} while it was dumped; {fate}", hint=error.hint) from error
@@ -150,7 +150,7 @@ def finish(
     with after.optional(f"where {name} is could not be written down"):
         root = freeze.seen.tree[0].identity
         subject.remember(job.config, registry, record, root, leave_running=not ending, lock=lock)
-    with after.optional(f"the holder of {name} could not be told of the checkpoint"):
+    with after.optional(f"the holder of {name} could not be informed of the checkpoint"):
         parts.holder.done(manifest.id, manifest.number, ended=ending)
 
 

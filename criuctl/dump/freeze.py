@@ -64,7 +64,7 @@ class Collected(Struct, frozen=True):
 
     reporter: Reporter  # of the collection: what it reports counts only if this try succeeds
     files: Later[tuple[list[FileRecord], list[InodeRecord]]]
-    own: Later[dict[int, list[tuple[int, int]]]]  # see `ownmemory`
+    own: Later[dict[int, list[tuple[int, int]]]]  # see `private_memory`
 
 
 class Freeze(Struct, eq=False):

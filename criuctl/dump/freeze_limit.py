@@ -12,12 +12,12 @@ has stopped the tree.  At the deadline the dump is undone and the tree runs on:
    interrupts (a write to a file system that hangs), the watchdog itself gives the tree back what
    was taken from it, and answers no.
 
-`decide` is the point of no return, just before CRIU is told yes: either the deadline has passed
+`decide` is the point of no return, just before CRIU is answered yes: either the deadline has passed
 before, or the dump goes on.
 
-Limits: what CRIU does by itself between two messages is not broken off; that takes milliseconds for
-most trees.  After the tree runs again, the command may need longer to end: each request to an S3
-store has its own deadline, and a folder on a file system that hangs has none.
+Limits: a step of CRIU between two messages is not interrupted; it takes milliseconds for most
+trees.  After the tree runs again, the command may need longer to end: each request to an S3 store
+has a deadline, and a folder on a file system that hangs has none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..errors import FrozenTooLong
 from ..report import Reporter
 
 GRACE = 1.0  # seconds for the main thread to answer CRIU
-_WAKE = signal.SIGURG  # ignored by whoever has no handler for it: one that comes late does no harm
+_WAKE = signal.SIGURG  # ignored by default: a signal that comes late does no harm
 
 _PHRASES = {
     "freeze": "stopping its processes",
@@ -63,7 +63,10 @@ def allowed(config: Config, asked: float | None, kind: str) -> float:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised in the main thread at the deadline.  No handler of criuctl's own errors catches it."""
+    """Interrupt the main thread at the deadline.
+
+    It is no `CriuctlError`, so no handler of criuctl's errors catches it.
+    """
 
 
 class FreezeLimit:
@@ -95,7 +98,7 @@ class FreezeLimit:
             self._before = signal.signal(_WAKE, self._woken)
 
     def close(self) -> None:
-        """The dump is over."""
+        """Stop the clock and restore the handler of the signal."""
         self._stop()
         if self._before is not None:
             signal.signal(_WAKE, self._before)

@@ -1,5 +1,5 @@
-"""The manifest of a dump, put together from what was taken of the frozen tree, and the answer that
-a caller gets.
+"""The manifest of a dump, built from what was taken of the frozen tree, and the result for the
+caller.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class DumpResult(Struct, frozen=True):
-    """What a dump answers; `to_dict` is the contract of ``dump --json``."""
+    """The result of a dump; `to_dict` is the contract of ``dump --json``."""
 
     manifest: Manifest
     store: str
@@ -77,7 +77,7 @@ class DumpResult(Struct, frozen=True):
         } | self._rarely()
 
     def _rarely(self) -> dict[str, Any]:
-        """What few dumps have."""
+        """Return the fields that few dumps have."""
         required = [f"{p.kind}:{p.argument}" for p in self.manifest.predicates]
         rarely: dict[str, Any] = {"precopy": self.rounds} if self.rounds else {}
         rarely |= {"requires": required} if required else {}
@@ -96,7 +96,7 @@ def result_of(
     rounds: Sequence[Round],
     devices: DumpedDevices | None,
 ) -> DumpResult:
-    """Return the answer of a dump; processes that have lost their GPUs are a warning, and make it
+    """Return the result of a dump; processes that have lost their GPUs are a warning, and make it
     degraded.
     """
     lost = devices.lost if devices is not None else []
@@ -115,15 +115,15 @@ def result_of(
 
 
 class Taken(Struct, frozen=True):
-    """What was taken of the tree, CRIU's pages and images apart."""
+    """What was taken of the tree, without CRIU's pages and images."""
 
     tree: Sequence[Process]
     files: Sequence[FileRecord]
     connections: Sequence[ConnectionRecord]
     links: Sequence[LinkRecord]
-    external: Mapping[str, Descriptor]  # CRIU's key -> what it could not reach by path
+    external: Mapping[str, Descriptor]  # CRIU's key -> a file that it could not reach by path
     entry: NamespacePlan
-    own: Mapping[int, Sequence[tuple[int, int]]]  # see `ownmemory`
+    own: Mapping[int, Sequence[tuple[int, int]]]  # see `criuctl.dump.private_memory`
     terminals: Sequence[TerminalRecord] = ()
     holder: HolderRecord | None = None
     fifos: Sequence[FifoRecord] = ()
@@ -137,9 +137,7 @@ def describe(
     memory: Sequence[PageImage],
     writer: CheckpointWriter,
 ) -> Manifest:
-    """Put the manifest together; CRIU's metadata images and the maps of the memory are stored on
-    the way.
-    """
+    """Build the manifest; store CRIU's metadata images and the maps of the memory on the way."""
     image_files = tuple(_add_images(images, writer))
     for image in memory:
         writer.add_bytes(("entries", image.key), image.pack())
@@ -149,7 +147,7 @@ def describe(
         else []
     )
     everywhere = processor_affinity.everywhere()
-    # Only now: the first one waits for all to be hashed.
+    # Only now: the first call waits until everything is hashed.
     memory_images = tuple(_memory(image, writer, taken.own) for image in memory)
     return Manifest(
         id=os.urandom(16).hex(),
@@ -189,7 +187,7 @@ def describe(
 
 
 def _add_images(images: ImageSet, writer: CheckpointWriter) -> Iterator[ImageFile]:
-    """Put CRIU's metadata images, one after the other, into one stream."""
+    """Write CRIU's metadata images, one after the other, into one stream."""
     for name in images.names():
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=images.folder)
         with open(fd, "rb") as file:

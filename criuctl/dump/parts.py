@@ -15,7 +15,7 @@ from ..connections.closing import Farewell
 from ..connections.repair_mode import RepairMode
 from ..connections.survey import Survey
 from ..criu.options import DumpOptions
-from ..files import carried_binaries, link_remaps, recording
+from ..files import carried_binaries, carried_files, link_remaps
 from ..gpu.use import opened_device
 from ..host.holders import DumpedHolder
 from ..namespaces.plan import NamespacePlan
@@ -92,7 +92,7 @@ def gather(
     stack.callback(os.close, net)
     parts = TreeParts(
         survey=survey,
-        carried=recording.resolve_carried(job.wishes.with_files, root.pid),
+        carried=carried_files.resolve_carried(job.wishes.with_files, root.pid),
         binaries=carried_binaries.Binaries(root.pid, wanted=job.wishes.carry_binaries),
         entry=entry,
         net=net,

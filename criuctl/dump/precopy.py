@@ -1,19 +1,17 @@
-"""Pre-copy: the memory of a tree is stored while the tree runs, so that little is left to do when
-it is frozen.
+"""Pre-copy: store the memory of a tree while it runs, so that little is left for the freeze.
 
 A round reads all of the tree's memory (`criu.ahead`: no process is stopped for it) and hands it to
 the writer of the coming checkpoint, which stores what the store does not have: whole windows first,
 then the pages that changed (`checkpoint.layers`).  The frozen pass then reads everything once more,
-for only that is of one moment, but nearly every page of it is known and dropped.  Nothing that a
-round does can make a checkpoint wrong: what it stored is used if it is the same as what CRIU sends,
-else it is garbage (`WriterStats.bytes_unused`).
+because only that pass shows a single moment, but nearly every page of it is known and dropped.  A
+round cannot make a checkpoint wrong: what it stored is used if it equals what CRIU sends, else it
+is garbage (`WriterStats.bytes_unused`).
 
-Where the kernel knows soft-dirty pages, later rounds read the windows that were written to;
-elsewhere they read and hash everything, and send on what changed.  Another round is worth it while
-the one before found more than the freeze may take (`Rules.target` seconds to store it at the rate
-seen so far), and as long as rounds shrink: a tree that writes faster than the store takes will not
-be caught up with.  Between rounds the compression is fitted to the speed that the way to the store
-was seen to have.
+Where the kernel has soft-dirty bits, later rounds read the windows that were written to; elsewhere
+they read and hash everything, and send on what changed.  Another round is worth it while the one
+before found more than the freeze may take (`Rules.target` seconds to store it at the rate seen so
+far), and as long as rounds shrink: more rounds do not help with a tree that writes faster than the
+store takes.  Between rounds the compression level is adjusted to the measured upload rate.
 """
 
 from __future__ import annotations
@@ -34,23 +32,23 @@ from ..report import Reporter
 
 
 class Rules(Struct, frozen=True):
-    """When to stop."""
+    """Limits that end the rounds."""
 
     target: float = 0.3  # seconds that the frozen tree may wait for what changed to be stored
     rounds: int = 5
     seconds: float = 600.0  # for all rounds together
-    # a round that finds more than this share of what the one before found is the last
+    # a round that finds more than this share of the one before is the last
     shrink: float = 0.7
 
 
 class Round(Struct, frozen=True):
-    """What one round came to."""
+    """The measured result of one round."""
 
     number: int
     read: int  # bytes
-    new: int  # bytes that the store did not have: all, or what changed since the round before
+    new: int  # bytes that the store did not have: all, or the changes since the round before
     stored: int  # bytes written to the store for them
-    seconds: float  # until all of it was durable
+    seconds: float  # until everything was durable
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as in the command line's contract."""
@@ -68,7 +66,8 @@ def precopy(
     """Store the memory of the tree below `root`, in rounds; everything is durable when this
     returns.
 
-    A tree that ends meanwhile is left to whoever dumps it then.  Raises what the store raises.
+    A tree that ends meanwhile is no error here: the dump that follows reports it.  Raises what the
+    store raises.
     """
     rules = rules or Rules()
     deadline = time.monotonic() + rules.seconds
@@ -108,7 +107,7 @@ def precopy(
 
 
 def enough(rounds: Sequence[Round], rules: Rules) -> bool:
-    """Whether another round would not make the freeze noticeably shorter."""
+    """Return whether another round would not make the freeze noticeably shorter."""
     if not rounds:
         return rules.rounds <= 0
     last = rounds[-1]

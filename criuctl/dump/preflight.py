@@ -1,10 +1,10 @@
-"""Can this tree be dumped?  Every obstacle with its process, descriptor and remedy, before anything
-is touched.
+"""The preflight: find every obstacle to a dump, with process, descriptor and remedy, before
+anything is touched.
 
-`check_tree` looks at the running tree and at this host; it stops nothing, changes nothing, and does
-not raise for what it finds: a tree that is gone or that we may not look at is a finding too.  What
-is found while the tree runs may pass until the freeze, or arise: CRIU's own refusal remains the
-last word, and `diagnosis` makes the same kind of sentence from it.
+`check_tree` examines the running tree and this host.  It stops nothing, changes nothing, and does
+not raise for what it finds: a tree that is gone or that criuctl may not look at is a finding too.
+What is found while the tree runs may pass until the freeze, or arise before it: CRIU's own refusal
+is the last word, and `diagnosis` turns it into the same kind of sentence.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ _ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
 def examine(job: DumpJob, found: Target) -> Scene:
-    """Return what the preflight of a dump has seen; raises for errors, reports the rest.
+    """Return what the preflight of a dump has seen; raise for errors, report the other findings.
 
-    It looks again while only obstacles that pass by themselves stand in the way.
+    It looks again while the only obstacles are such that pass by themselves.
     """
     findings, scene = _settled(job, found)
     errors = [f for f in findings if f.level == "error"]
@@ -93,7 +93,7 @@ def examine(job: DumpJob, found: Target) -> Scene:
         text = "; ".join(map(str, summarised(errors)))
         raise PreflightRefused(text, hint=errors[0].hint, findings=[f.to_dict() for f in errors])
     assert scene is not None  # else there is an error
-    # those the freeze reports
+    # those of UNTAKEN are reported at the freeze
     for finding in summarised(f for f in findings if f.code not in UNTAKEN):
         job.reporter.finding(finding)
     return scene
@@ -112,8 +112,9 @@ def _settled(job: DumpJob, found: Target) -> tuple[list[Finding], Scene | None]:
 
 
 def warn_hung_up(job: DumpJob, survey: Survey) -> None:
-    """Warn of connections that the default hangs up; not at a snapshot: its peers will have gone by
-    its restore.
+    """Warn of connections that the default hangs up.
+
+    Not at a snapshot: its peers will be gone when it is restored.
     """
     if not job.wishes.leave_running:
         for finding in hung_up_unasked(survey.unasked):
@@ -121,16 +122,16 @@ def warn_hung_up(job: DumpJob, survey: Survey) -> None:
 
 
 def check_tree(target: Target, config: Config, *, leave_running: bool = False) -> list[Finding]:
-    """All findings about the tree, errors first; an empty list or one without errors lets a dump be
-    tried.
-    """
+    """Return all findings about the tree, errors first; without errors a dump can be tried."""
     return look_at(target, config, leave_running=leave_running)[0]
 
 
 def look_at(
     target: Target, config: Config, *, leave_running: bool = False, with_files: Sequence[str] = ()
 ) -> tuple[list[Finding], Scene | None]:
-    """`check_tree`, and what was looked at; None if that was not possible, which is an error."""
+    """Return the findings of `check_tree`, and the scene; None if it could not be read, which is an
+    error.
+    """
     try:
         scene = collect(target.root.pid, config, leave_running=leave_running, with_files=with_files)
     except CriuctlError as error:
@@ -140,7 +141,7 @@ def look_at(
         try:
             found += check(scene)
         except (CriuctlError, OSError) as error:
-            # What could not be looked at is no obstacle: CRIU looks again, with the tree frozen.
+            # What could not be examined is no obstacle: CRIU looks again, with the tree frozen.
             hint = error.hint if isinstance(error, CriuctlError) else ""
             found.append(
                 Finding(

@@ -1,10 +1,10 @@
-"""Which memory the tasks of a frozen tree share with nobody, where a fork may have left them
-sharing it.
+"""The memory that the tasks of a frozen tree do not share with another task, although a fork may
+have left it shared.
 
-A private mapping that a task has where its parent has one may hold pages of both, until one of them
-writes there.  A restore must know: what is shared has to be made before the fork, as CRIU does it,
-and all else can be put in place afterwards, by several threads (see `criuctl.criu.direct`).  The
-kernel tells of each page whether this process alone maps it.
+A private mapping that a task has at the same place as its parent may hold pages of both, until one
+of them writes there.  A restore must know the difference: what is shared has to be made before the
+fork, as CRIU does it, and all else can be put in place afterwards, by several threads (see
+`criuctl.criu.direct`).  The kernel reports for each page whether only this process maps it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..proc.tree import Process
 
 
 def own_memory(tree: Sequence[Process]) -> dict[int, list[Range]]:
-    """Of each task, by its own PID, the large parts of such mappings in which no page is another's
-    as well, ascending.
+    """Return the large parts of such mappings that no other task maps, ascending, for each task by
+    its PID in its namespace.
     """
     areas = {process.pid: _areas(process.pid) for process in tree if not process.zombie}
     family: dict[int, set[Range]] = {pid: set() for pid in areas}
@@ -40,7 +40,7 @@ def own_memory(tree: Sequence[Process]) -> dict[int, list[Range]]:
 
 
 def _areas(pid: int) -> set[Range]:
-    """The large mappings that may be private, anonymous and writable."""
+    """Return the large mappings that may be private, anonymous and writable."""
     return {
         (m.start, m.end)
         for m in each_mapping(pid)

@@ -1,4 +1,4 @@
-"""The signals that end criuctl: ignored from the point of no return, put back at the end of the
+"""The signals that end criuctl: ignored from the point of no return, restored at the end of the
 dump.
 """
 
@@ -13,7 +13,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def handlers_restored() -> Iterator[None]:
-    """Put the handlers back at the end, whether or not `ignore_signals` was called."""
+    """Restore the handlers at the end, whether or not `ignore_signals` was called."""
     before = [signal.getsignal(number) for number in _ENDING]
     try:
         yield
@@ -23,6 +23,6 @@ def handlers_restored() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """From here on no signal stops the dump."""
+    """Ignore the signals from here on: none of them stops the dump."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)

@@ -5,10 +5,10 @@ Every failure before that, of whatever part, is a veto: CRIU lets the tree go on
 already written stay unreferenced.  ``kill -9`` of criuctl closes CRIU's socket, which is a veto
 too, and so is a freeze that takes too long (`criuctl.dump.freeze_limit`).
 
-What a CRIU that is killed itself has done to connections can be undone
-(`criuctl.connections.repair_mode`), but not what it was just doing inside a process, so it ignores
-the signals that may be ignored.  A dump that leaves the tree running thaws it as soon as everything
-is in criuctl's memory, and uploads afterwards.
+If CRIU itself is killed, its changes to connections can be undone
+(`criuctl.connections.repair_mode`), but not what it was doing inside a process, so it ignores the
+signals that can be ignored.  A dump that leaves the tree running thaws it as soon as everything is
+in criuctl's memory, and uploads afterwards.
 
 With a `Delivery` the checkpoint goes to another host, and the tree is ended only after that host
 has it restored.
@@ -31,7 +31,7 @@ from ..criu import binary, driver
 from ..errors import CriuctlError, DumpFailed
 from ..files import predicates, recording
 from ..host import hook_facts
-from ..host.failures.command_failures import told_as
+from ..host.failures.command_failures import reraised_as
 from ..host.journal import events
 from ..host.lost_homes import stopping
 from ..host.registry import Registry, check_outside
@@ -76,7 +76,7 @@ def dump(
     """Dump the tree that `target` names (a PID, a session or a configured tree) into the configured
     store.
 
-    Raises a `CriuctlError` that says what has become of the tree; after the commit, failures are
+    Raises a `CriuctlError` that says whether the tree runs on; after the commit, failures are
     warnings.
     """
     began = time.monotonic()
@@ -92,7 +92,7 @@ def dump(
     found = resolve_target(target, registry.lookup, registry.session_of)
     with AfterCommit(reporter) as after, ExitStack() as stack:
         stack.enter_context(
-            told_as(DumpFailed, lambda: "the tree runs on" if found.root.alive() else "")
+            reraised_as(DumpFailed, lambda: "the tree runs on" if found.root.alive() else "")
         )
         stack.enter_context(stopping(config, reporter))
         # No other criuctl dumps this tree, or changes its session, meanwhile.
@@ -130,8 +130,8 @@ def dump(
             else []
         )
 
-        # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is told
-        # to go on.
+        # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is
+        # allowed to go on.
         entry = plan_entry(dumped.root.pid)
         folder, dumper = _prepare_criu(job, entry, stack)
         parts = gather(job, dumped, scene, survey, entry, stack)

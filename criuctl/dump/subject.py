@@ -1,4 +1,6 @@
-"""Whose tree a dump is of: the session, its name, and what the host remembers of it afterwards."""
+"""The tree that a dump is of: its session, the session's name, and the record that the host keeps
+of it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from ..session.sessions import state_of
 
 
 class Subject(Struct, frozen=True):
-    """The tree that is dumped, and the session that it is."""
+    """The tree that is dumped, and its session."""
 
     root: ProcessIdentity
     session: SessionRecord
@@ -50,8 +52,9 @@ def claim(
 
 
 def session_for(registry: Registry, target: Target, name: str | None) -> SessionRecord:
-    """Return the session of this tree: named by the user, known by its root or its name, or named
-    after its command.
+    """Return the session of this tree.
+
+    It is named by the user, or known by its root or its name, or named after its command.
     """
     known = registry.find(target.root)
     # a configured tree has its name before it is a session
@@ -94,8 +97,9 @@ def _named(
 
 
 def end_former_holder(config: Config, name: str, root: ProcessIdentity) -> None:
-    """End a holder that only keeps how an earlier session of this name has ended; `Conflict` if it
-    has another tree.
+    """End a holder that only keeps how an earlier session of this name has ended.
+
+    Raises `Conflict` if it has another tree.
     """
     state = state_of(config, name)
     if state is None or not state["holder_alive"]:
@@ -114,9 +118,9 @@ def end_former_holder(config: Config, name: str, root: ProcessIdentity) -> None:
 def warn_superseded(config: Config, reporter: Reporter, former: SessionRecord) -> None:
     """Warn that this dump takes the name of a session that is stored and runs nowhere.
 
-    It is no error, as it is where a holder waits for that session: a service that is dumped each
-    night, and started again by something else than a restore, would have no checkpoints any more
-    from then on.
+    This is no error, unlike the case in which a holder waits for that session: otherwise a service
+    that is dumped each night, and then started again by something other than a restore, could not
+    be dumped again.
     """
     where = f"is checkpointed as {former.checkpoint[:12]}"
     if former.moved_to:
@@ -124,7 +128,10 @@ def warn_superseded(config: Config, reporter: Reporter, former: SessionRecord) -
     hint = "Choose another --name."
     if not former.moved_to and former.checkpoint:
         command = restore_command(config, former.checkpoint[:12], former.store, copy=True)
-        hint = f"{command} brings the former back, `criuctl pin` keeps it from `prune`."
+        hint = (
+            f"{command} restores the former session, `criuctl pin` keeps its checkpoint from "
+            "`prune`."
+        )
     reporter.warning(
         (
             f"session {former.name!r} {where}, and this is another tree; from now on the name "
@@ -144,8 +151,7 @@ def remember(
     leave_running: bool,
     lock: str | None,
 ) -> None:
-    """Write down where the session is now; whether the tree has ended is seen by looking at its
-    root.
+    """Record where the session is now; whether the tree has ended is seen from its root.
 
     `lock` is the firewall table that holds the connections until a restore here, None if they are
     not kept.

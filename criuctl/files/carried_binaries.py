@@ -2,35 +2,35 @@
 alone.
 
 A carried file that is missing here, or is another one here, must be at its old path for the
-restored tree and for nobody else.  The restore writes those files into a detached tmpfs (`laid`)
-and hands it to PID 1 of the tree's namespaces (`criuctl.proc.nsinit`), which shows each at its
-path:
+restored tree and for no other process.  The restore writes those files into a detached tmpfs
+(`laid`) and hands it to PID 1 of the tree's namespaces (`criuctl.proc.nsinit`), which shows each at
+its path:
 
-- the folder that it is in, or the nearest on the way there that exists, is covered with a read-only
-  overlay of the carried files and the folder itself.  Its sub-folders are bound back in, so that
-  only what lies directly in it is read-only;
+- the folder that it is in, or the nearest existing one on the way there, is covered with a
+  read-only overlay of the carried files and the folder itself.  Its sub-folders are bound back in,
+  so that only what lies directly in it is read-only;
 - where a folder cannot be covered, or is on an overlay itself, the carried file is bind-mounted
   over the one that is there.
 
-Covering comes first, because the kernel takes a mount away from a file that somebody replaces, as
-an upgrade of a package does, but not from the folder.  Read-only, because what were written there
-would vanish with the tree.  So a folder that the tree, or everybody, writes to is not covered
-(`obstacle`, `written_folders`); what helps where a file is missing is told.  A file that is mapped
-through one overlay from another cannot be dumped (the kernel tells a path that leads nowhere): so
-what came along is in the upper layer even where it is the same, and folders on overlays are covered
-only for what is missing in them.  Nothing on this host's disk is touched, and all of it ends with
-the namespace.
+Covering comes first, because the kernel removes a mount from a file that is replaced, as an upgrade
+of a package does, but not from the folder.  The overlay is read-only because what is written there
+would vanish with the tree.  So a folder that the tree, or every user, writes to is not covered
+(`obstacle`, `written_folders`); for a file that is missing there a hint says what helps.  A file
+that is mapped through one overlay from another cannot be dumped (the kernel reports a path that
+leads nowhere): so what came along is in the upper layer even where it is the same, and folders on
+overlays are covered only for what is missing in them.  Nothing on this host's disk is touched, and
+all of it ends with the namespace.
 
 The mounts are known by their source (`SOURCE`): what a later dump finds mapped from them travels
 again, asked or not.
 
-Where it lies is decided by whoever controls the way there, which may be the user whose tree it is.
-So the way is walked without links that a user could have made (`criuctl.proc.trustedpath`), the
-list names the real folder and its inode, and PID 1 covers that inode or nothing.  A folder that
-root alone controls takes only what was root's own, unless all of the tree is root's (`objection`):
+The user who controls the path decides where it lies, and that may be the tree's own user.  So the
+path is walked without links that a user could have made (`criuctl.proc.trustedpath`), the list
+names the real folder and its inode, and PID 1 covers that inode or nothing.  A folder that root
+alone controls takes only files that were root's, unless all of the tree is root's (`objection`):
 else a set-uid program would run what the user put there.  In a tree that is not root's alone
-nothing is set-uid, on any mount: an old library with a hole, kept mapped until root had replaced
-it, is else as good as one's own.
+nothing is set-uid, on any mount: otherwise an old library with a hole, kept mapped until root had
+replaced it, would be as useful to an attacker as one of their own.
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ if TYPE_CHECKING:
     from .judgement import Judgement
 
 SOURCE = "criuctl-carried"
-# of a manifest: mapped files with contents, which are not to be put on the disk
+# role of a manifest's record: mapped files with contents, which are not put on the disk
 FEATURE = "carried-binaries"
 # bytes; larger files that are mapped as data only do not count as part of a program
 _DATA_LIMIT = 64 << 20
 _NEVER = ("/dev", "/proc", "/sys")
-ROOTS = frozenset({0})  # the users of a tree that is root's alone
+ROOTS = frozenset({0})  # the user IDs of a tree that is root's alone
 Identity = tuple[int, int]  # st_dev, st_ino
 
 
 class Binaries:
-    """Which of a tree's mapped files travel; `any`: some may."""
+    """Decides which of a tree's mapped files travel; `any`: some may."""
 
     def __init__(self, root_pid: int, *, wanted: bool) -> None:
         """`wanted`: all of them, else only those that came along themselves."""
         self._wanted = wanted
         self._mounts = [(mount.point, mount.source == SOURCE) for mount in read_mounts(root_pid)]
-        self.any = wanted or any(ours for _, ours in self._mounts)
+        self.any = wanted or any(carried for _, carried in self._mounts)
 
     def travels(self, path: str, size: int, *, executable: bool) -> bool:
-        """Whether this one does; `executable`: somebody maps it as code."""
+        """Return whether this file travels; `executable`: it is mapped as code."""
         if not self.any or path.startswith("/dev/"):
             return False
         if self._wanted and (executable or size <= _DATA_LIMIT):
             return True
         holds = [
-            (len(point), number, ours)
-            for number, (point, ours) in enumerate(self._mounts)
+            (len(point), number, carried)
+            for number, (point, carried) in enumerate(self._mounts)
             if _below(path, point)
         ]
         return max(holds, default=(0, 0, False))[2]
@@ -92,17 +92,17 @@ def _below(path: str, point: str) -> bool:
 
 
 class Ground(NamedTuple):
-    """The nearest folder on the way to a file that exists here, and the file if it is in there."""
+    """The nearest existing folder on the way to a file, and the file if it is in there."""
 
     named: str  # as in the file's path
     folder: str  # without links
     status: os.stat_result
-    fault: Fault | None  # why somebody else than root has a say in it
+    fault: Fault | None  # why another user than root controls it
     file: os.stat_result | None = None  # the regular file, over which another one can be shown
 
     @property
     def identity(self) -> Identity:
-        """Which inode it is."""
+        """Return the folder's device and inode."""
         return (self.status.st_dev, self.status.st_ino)
 
 
@@ -129,7 +129,7 @@ def ground_of(path: str) -> Ground:
 
 
 def objection(record: FileRecord, uids: Collection[int]) -> tuple[str, str] | None:
-    """Why a file that came along may not be shown to a tree of these users at its path, and what
+    """Return why a carried file may not be shown to a tree of these users at its path, and what
     helps.
     """
     try:
@@ -137,7 +137,7 @@ def objection(record: FileRecord, uids: Collection[int]) -> tuple[str, str] | No
     except UntrustedPath as error:
         return (
             f"the way there is not safe: {error.message}",
-            f"See what the link is for. {_along(record.path)}",
+            f"Find out what the link is for. {_along(record.path)}",
         )
     if ROOTS.issuperset(uids):
         return None
@@ -145,7 +145,7 @@ def objection(record: FileRecord, uids: Collection[int]) -> tuple[str, str] | No
         others = stat.S_IWGRP | stat.S_IWOTH
         if record.uid == 0 and not record.mode & others:
             return None
-        who = (
+        reason = (
             f"belongs to user {record.uid}"
             if record.uid
             else "could be written by others than root"
@@ -155,10 +155,10 @@ def objection(record: FileRecord, uids: Collection[int]) -> tuple[str, str] | No
         )
         make = f"Make the folder as that user's: `install -d -o {record.uid:d} {quoted(missing)}`. "
         hint = _along(record.path) if ground.file is not None else make + _along(record.path)
-        return f"it {who}, and would lie in {ground.folder}, which is root's", hint
+        return f"it {reason}, and would lie in {ground.folder}, which is root's", hint
     users = set(uids) - ROOTS
     if ground.status.st_uid in users or (ground.file is not None and ground.file.st_uid in users):
-        return None  # who may write there anyway
+        return None  # who can write there anyway
     return f"it would lie in {ground.folder}, and {ground.fault.reason}", _along(record.path)
 
 
@@ -167,7 +167,7 @@ def _along(path: str) -> str:
 
 
 def obstacle(path: str) -> tuple[str, str] | None:
-    """Why the folder in which `path` is missing cannot be covered, and what helps."""
+    """Return why the folder in which `path` is missing cannot be covered, and what helps."""
     try:
         ground = ground_of(path)
     except UntrustedPath as error:
@@ -184,14 +184,14 @@ def obstacle(path: str) -> tuple[str, str] | None:
     if any(_below(real, never) for never in _NEVER):
         return f"nothing can be laid over {real}", along
     if ground.status.st_mode & stat.S_IWOTH:
-        return f"everybody writes to {folder}, so it cannot be covered", make if len(
+        return f"every user can write to {folder}, so it cannot be covered", make if len(
             below
         ) > 1 else along
     return None
 
 
 def written_folders(records: Iterable[FileRecord]) -> dict[str, str]:
-    """The folders in which files of the tree lie that are written to, each with one of those."""
+    """Return the folders with files that the tree writes to, each with one of those."""
     found: dict[str, str] = {}
     for record in records:
         if record.kind in ("written", "carried") and stat.S_ISREG(record.mode):
@@ -200,7 +200,7 @@ def written_folders(records: Iterable[FileRecord]) -> dict[str, str]:
 
 
 def is_file(path: str) -> bool:
-    """Whether there is a regular file, over which another one can be shown."""
+    """Return whether it is a regular file, over which another one can be shown."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -211,8 +211,8 @@ def is_file(path: str) -> bool:
 def laid(
     judgements: Sequence[Judgement], reader: CheckpointReader, uids: Collection[int] = ROOTS
 ) -> Iterator[int | None]:
-    """The carried files that are wanted here, in a tmpfs, with a list of what goes where; None when
-    there are none.
+    """Yield the carried files that are needed here, in a tmpfs, with a list of their places; None
+    if there are none.
 
     `uids`: the users of the tree.
     """
@@ -249,7 +249,7 @@ def _fill(
     grounds: dict[str, Ground] = {}  # as they are now; PID 1 compares the inodes
     covers: dict[str, tuple[str, Ground]] = {}  # folder -> name in the tmpfs, and the folder
     for record in wanted:
-        # judged before, but somebody may have moved a folder since
+        # judged before, but a folder may have been moved since
         if (problem := objection(record, uids)) is not None:
             raise RestoreFailed(
                 f"{record.path} cannot be shown to the tree: {problem[0]}", hint=problem[1]
@@ -281,7 +281,8 @@ def _fill(
             binds.append((name, os.path.join(ground.folder, os.path.basename(record.path)), here))
         places[name] = record
     _write(scratch.path, places, reader)
-    for name, ground in covers.values():  # the overlay's root is like its uppermost layer
+    # the overlay's root gets the attributes of its uppermost layer
+    for name, ground in covers.values():
         os.chown(f"{scratch.path}/{name}", ground.status.st_uid, ground.status.st_gid)
         os.chmod(f"{scratch.path}/{name}", stat.S_IMODE(ground.status.st_mode))
     deepest_first = sorted(
@@ -299,12 +300,12 @@ def _fill(
 
 
 def _overlay_devices() -> set[int]:
-    """``st_dev`` of every overlay that is mounted here."""
+    """Return ``st_dev`` of every overlay that is mounted here."""
     return {mount.device for mount in read_mounts() if mount.kind == "overlay"}
 
 
 def _write(folder: str, places: dict[str, FileRecord], reader: CheckpointReader) -> None:
-    from .put_back import dress  # which judges by this module
+    from .put_back import dress  # this module is its base
 
     placements: list[tuple[StreamRef, int, int]] = []
     try:

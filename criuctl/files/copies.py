@@ -1,23 +1,25 @@
-"""Files to which somebody else here writes: of a copy the original, which must not notice.
+"""Files that another process writes to while a copy is restored: often the original, which must not
+notice.
 
-To put a file back sets the present one aside, and whoever has that open would go on in it under a
-name that nobody looks for.  So the present file stays, and the copy gets one of its own, as it was
-at the freeze, under a name beside it: ``beside``.  CRIU opens that one then.  What the copy has not
-open it will open by its path, some day: such a file is refused.  All names of one file are settled
-alike: what the copy gets beside them are names of one file, too.
+Putting a file back sets the present one aside, and a process that has that open would go on in it
+under another name.  So the present file stays, and the copy gets one of its own, as it was at the
+freeze, under a name next to it: verdict ``beside``.  CRIU then opens that one.  A file that the
+copy does not have open it may open by its path later: such a file is refused.  All names of one
+file are settled alike: the copy's names are names of one file, too.
 
-A lock has one holder.  Where somebody else has a lock that the copy is to have, the copy locks a
-file of its own beside, as it was at the freeze (`separated`).  A lock stands for more than its
-file, though: it keeps two instances of a program from the same data.  So every open file that both
-would write to becomes the copy's own then, but for what it prints to; if one cannot, none does, and
-the lock is refused.
+A lock has one holder.  If another process has a lock that the copy is to have, the copy locks a
+file of its own, as it was at the freeze (`separated`).  A lock stands for more than its file,
+though: it keeps two instances of a program from the same data.  So every open file that both would
+write to becomes the copy's own then, except its output; if one cannot, none does, and the lock is
+refused.
 
-What a copy has mapped shared in memory (`sharedmaps`) it gets as its own even if it is still as it
-was, and whoever uses it now: the original, brought back later, must find it as it was.
+What a copy has mapped shared in memory (`shared_mappings`) it gets as its own even if it is
+unchanged, and even if no process uses it now: the original, brought back later, must find it as it
+was.
 
-What nobody has open just now is put back, though the original may use it by its path: that is told.
-A file that is still as it was is the copy's as well, as after a fork: that both write to it from
-now on is told.
+A file that no process has open now is put back, though the original may use it by its path: that is
+reported.  An unchanged file is the copy's as well, as after a fork: that both write to it from now
+on is reported.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ _SHARED_HINT = (
 )
 
 _OWN_MEMORY = (
-    "is memory of the original's; the copy gets its own beside it, as it was, and does not find "
+    "is memory of the original's; the copy gets its own next to it, as it was, and does not find "
     "that by the old name"
 )
 
@@ -63,10 +65,10 @@ _Inode = tuple[int, int]  # st_dev, st_ino
 def spared(
     judged: Iterable[Judgement], images: ImageSet, original: int | None
 ) -> tuple[tuple[Judgement, ...], list[Finding]]:
-    """The judgements of a copy's files, with those changed that somebody writes to; what both will
-    use.
+    """Return the judgements of a copy's files, changed for those that another process writes to,
+    and findings about files that both will use.
 
-    `original` is the PID of the living one, if it lives here.
+    `original` is the PID of the living original, if it runs here.
     """
     # the original may use it
     judged = _own_memory(tuple(j for j in judged if j.verdict != "set-aside"), images)
@@ -75,13 +77,13 @@ def spared(
         if _disputed(judgement) and (inode := _present(judgement)) is not None:
             sought.setdefault(inode, []).append(judgement)
     writers = writers_to({inode: [j.record.path for j in names] for inode, names in sought.items()})
-    told: list[Finding] = []
+    findings: list[Finding] = []
     both: list[Judgement] = []
     if original is not None:
         left = (names[0] for inode, names in sought.items() if inode not in writers)
-        told = [_taken(j, original) for j in left if j.verdict == "put-back"]
+        findings = [_taken(j, original) for j in left if j.verdict == "put-back"]
     if not writers:
-        return judged, told
+        return judged, findings
     remapped = images.remapped()
     opened = {
         path_of(e.reg): e.reg.name
@@ -99,23 +101,25 @@ def spared(
             if j.verdict == "put-back"
         }
         both += [j for j in sought[inode] if j.verdict in ("same", "moved-on")][:1]
-    told += [_shared(j, writers[inode]) for j in both[:_NAMED] if (inode := _present(j)) in writers]
+    findings += [
+        _shared(j, writers[inode]) for j in both[:_NAMED] if (inode := _present(j)) in writers
+    ]
     if len(both) > _NAMED:
         text = (
             f"{len(both) - _NAMED} more files are written to by both, the copy and others, at "
             "offsets of their own"
         )
-        told.append(Finding("warning", "file-shared", text, _SHARED_HINT))
-    return tuple(settled.get(j.record.path, j) for j in judged), told
+        findings.append(Finding("warning", "file-shared", text, _SHARED_HINT))
+    return tuple(settled.get(j.record.path, j) for j in judged), findings
 
 
 def separated(
     judged: Iterable[Judgement], images: ImageSet, held: Mapping[str, str]
 ) -> tuple[Judgement, ...]:
-    """The judgements of a copy that wants locks which others have: with files of its own in the
-    place of those, or unchanged.
+    """Return the judgements of a copy that needs locks which others hold: with files of its own
+    instead, or unchanged.
 
-    `held` has the paths of the locked files, and for each who has the lock.
+    `held`: the paths of the locked files, each with the holder of the lock.
     """
     judged = tuple(judged)
     sought: dict[_Inode, list[Judgement]] = {}
@@ -135,7 +139,7 @@ def separated(
     }
     if not held.keys() <= {j.record.path for inode in locked for j in sought[inode]}:
         return judged  # one is a folder, or was not recorded
-    theirs = {
+    used = {
         **{
             inode: f"PID {pid} ({_name(pid)}) writes to it"
             for inode, pid in writers_to(written).items()
@@ -146,23 +150,25 @@ def separated(
     regular = [e for e in images.files() if e.HasField("reg") and e.id not in remapped]
     movable = {path_of(e.reg) for e in regular if isinstance(e.reg.name, str)}  # as in `spared`
     own: dict[str, Judgement] = {}
-    for inode, who in theirs.items():
+    for inode, use in used.items():
         for judgement in sought[inode]:
             if judgement.record.path not in movable or not _is_known(judgement):
                 return judged
-            own[judgement.record.path] = _own(judgement, who)
+            own[judgement.record.path] = _own(judgement, use)
     return tuple(own.get(j.record.path, j) for j in judged)
 
 
 def _is_output(judgement: Judgement) -> bool:
-    """Whether it is what the tree prints to (a log, not its data): both may append to that."""
+    """Return whether it is what the tree prints to (a log, not its data): both may append to
+    that.
+    """
     record = judgement.record
     return record.append and all(fd in (1, 2) for _pid, fd in record.holders)
 
 
 def _is_known(judgement: Judgement) -> bool:
-    """Whether the contents at the freeze can be had: carried, the beginning of the present file, or
-    none.
+    """Return whether the contents at the freeze are available: carried, the beginning of the
+    present file, or none.
     """
     if judgement.verdict not in ("same", "grown", "put-back"):
         return False
@@ -172,22 +178,22 @@ def _is_known(judgement: Judgement) -> bool:
     )
 
 
-def _own(judgement: Judgement, who: str) -> Judgement:
+def _own(judgement: Judgement, use: str) -> Judgement:
     record = judgement.record
     what = f"{judgement.why.partition(';')[0]}, and " if judgement.verdict == "put-back" else ""
-    why = f"{what}{who}; the copy gets its own beside it, as it was"
-    # Unless it came along: `judge` has seen that the present file begins with what was there at the
-    # freeze.
+    why = f"{what}{use}; the copy gets its own next to it, as it was"
+    # Unless it came along: `judge` has checked that the present file begins with the contents at
+    # the freeze.
     prefix = judgement.from_prefix or (record.data is None and judgement.verdict != "put-back")
     return replace(judgement, verdict="beside", why=why, hint=_OWN_HINT, from_prefix=prefix)
 
 
 def left_behind(judged: Iterable[Judgement], images: ImageSet) -> list[Finding]:
-    """Of a tree that is no copy: who has files open for writing that are set aside, and so goes on
-    in them elsewhere.
+    """Report, for a tree that is no copy, which processes have files open for writing that are set
+    aside.
 
-    And who shares memory with it, be it by intention, or because a copy was left the file when the
-    original was not here.
+    They go on in them under the new name.  Also report which processes share memory with the tree,
+    by intention, or because a copy was left the file when the original was not here.
     """
     judged, memory = tuple(judged), shared_paths(images)
     sought: dict[_Inode, list[Judgement]] = {}
@@ -195,16 +201,16 @@ def left_behind(judged: Iterable[Judgement], images: ImageSet) -> list[Finding]:
         if judgement.verdict == "put-back" and (inode := _present(judgement)) is not None:
             sought.setdefault(inode, []).append(judgement)
     writers = writers_to({inode: [j.record.path for j in names] for inode, names in sought.items()})
-    told = []
+    findings = []
     for inode, writer in writers.items():
         record = sought[inode][0].record
         pid, fd = record.holders[0] if record.holders else (None, None)
-        who = f"PID {writer} ({_name(writer)})"
+        writing = f"PID {writer} ({_name(writer)})"
         text = (
-            f"{record.path}: {who} has the newer copy open, and goes on writing to it where it is "
-            "kept aside"
+            f"{record.path}: {writing} has the newer copy open, and goes on writing to it where it "
+            "is kept aside"
         )
-        told.append(
+        findings.append(
             Finding(
                 "warning",
                 "file-left-behind",
@@ -220,8 +226,8 @@ def left_behind(judged: Iterable[Judgement], images: ImageSet) -> list[Finding]:
             if (inode := _present(judgement)) is not None:
                 kept.setdefault(inode, judgement)
     writers = writers_to({inode: [j.record.path] for inode, j in kept.items()})
-    told += [_shared(kept[inode], writer) for inode, writer in writers.items()]
-    return told
+    findings += [_shared(kept[inode], writer) for inode, writer in writers.items()]
+    return findings
 
 
 def _disputed(judgement: Judgement) -> bool:
@@ -233,7 +239,9 @@ def _disputed(judgement: Judgement) -> bool:
 
 
 def _own_memory(judged: tuple[Judgement, ...], images: ImageSet) -> tuple[Judgement, ...]:
-    """Those with contents changed that are memory of the tree, under all names, and are here."""
+    """Return those with changed contents that are memory of the tree, under all names, and exist
+    here.
+    """
     shared = shared_paths(images)
     memory = {
         (j.record.device, j.record.inode)
@@ -266,35 +274,35 @@ def _taken(judgement: Judgement, original: int) -> Finding:
         "warning",
         "file-of-original",
         text,
-        "What it was before is kept beside it. --files keep leaves it as it is.",
+        "The present contents are kept next to it. --files keep leaves it as it is.",
     )
 
 
 def shared(name: str, writer: int, pid: int | None, fd: int | None) -> Finding:
-    """That a copy and somebody else write to the same file."""
+    """Return the finding that a copy and another process write to the same file."""
     text = f"{name}: PID {writer} ({_name(writer)}) writes to it as well, at offsets of its own"
     return Finding("warning", "file-shared", text, _SHARED_HINT, pid, fd)
 
 
 def _settled(judgement: Judgement, writer: int, *, movable: bool) -> Judgement:
     what = judgement.why.partition(";")[0]
-    who = f"PID {writer} ({_name(writer)}) writes to it"
+    use = f"PID {writer} ({_name(writer)}) writes to it"
     if movable:
         return replace(
             judgement,
             verdict="beside",
-            why=f"{what}, and {who}; the copy gets its own beside it, as it was",
+            why=f"{what}, and {use}; the copy gets its own next to it, as it was",
         )
     return replace(
         judgement,
         verdict="refuse",
-        why=f"{what}, and {who}: it is not set aside for a copy",
+        why=f"{what}, and {use}: it is not set aside for a copy",
         hint=_REFUSED_HINT,
     )
 
 
 def _present(judgement: Judgement) -> _Inode | None:
-    """The regular file that is there now."""
+    """Return the status of the regular file that is there now."""
     with suppress(OSError):
         now = os.lstat(judgement.record.path)
         if stat.S_ISREG(now.st_mode):
@@ -305,10 +313,10 @@ def _present(judgement: Judgement) -> _Inode | None:
 def writers_to(
     sought: Mapping[_Inode, Sequence[str]], but: Container[int] = ()
 ) -> dict[_Inode, int]:
-    """A process for each of these files, told with their paths, that has it open, or mapped, for
-    writing; where there is one.
+    """Return, by path, a process that has the file open, or mapped, for writing, for each file that
+    has one.
 
-    None of the processes `but`.
+    Processes in `but` are left out.
     """
     found: dict[_Inode, int] = {}
     if not sought:
@@ -326,7 +334,7 @@ def writers_to(
                 inode = _opened(pid, fd)
                 if inode in sought and inode not in found and _writes(pid, fd):
                     found[inode] = pid
-            # On overlays and btrfs maps tells another device than stat does.
+            # On overlays and btrfs maps shows another device than stat does.
             shared = [(m.inode, m.path) for m in mappings(pid) if m.shared and "w" in m.perms]
             found |= dict.fromkeys((paths[place] for place in shared if place in paths), pid)
         if len(found) == len(sought):

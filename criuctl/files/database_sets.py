@@ -1,14 +1,14 @@
 """Files of one database, judged together: all come back as they were, or none does.
 
-A database of which nothing has changed goes on.  Where files changed, all that did are put back,
-also logs that have only grown, for what was appended is not in the server's memory.  Where the
-contents of one of them are not in the checkpoint, the restore is refused, once for the whole
-database, with what would have helped.
+A database of which nothing has changed goes on.  If files changed, all of those are put back, also
+logs that have only grown, because what was appended is not in the server's memory.  If the contents
+of one of them are not in the checkpoint, the restore is refused, once for the whole database, with
+what would have helped.
 
-Of a folder that came along as a whole (``--with-files``), what was made in it since the dump is set
-aside, too (``set-aside``): PostgreSQL would take a newer map of free space, say, for its own.
-RULE: that is done only in what is a data folder on this host already, for a manifest may name any
-folder.
+In a folder that came along as a whole (``--with-files``), what was made in it since the dump is set
+aside, too (``set-aside``): PostgreSQL, for example, would take a newer map of free space for its
+own. RULE: that is done only in what is a data folder on this host already, because a manifest can
+name any folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from ..checkpoint.manifest import FileRecord
 from ..errors import CriuctlError
 from . import databases
-from .recording import walk
+from .carried_files import walk
 
 if TYPE_CHECKING:
     from .judgement import Judgement, Policy
@@ -33,7 +33,7 @@ _NAMED = 3  # files
 
 
 def as_sets(judged: Iterable[Judgement], policy: Policy) -> list[Judgement]:
-    """The judgements, with those of files of one database made to agree."""
+    """Return the judgements, with those of files of one database made to agree."""
     judged = list(judged)
     sets: dict[str, list[Judgement]] = {}
     for judgement in judged:
@@ -42,7 +42,7 @@ def as_sets(judged: Iterable[Judgement], policy: Policy) -> list[Judgement]:
     settled: dict[int, Judgement] = {}
     for database, members in sets.items():
         changed = [j for j in members if j.changed]
-        # SQLite looks again before each transaction
+        # SQLite checks its files before each transaction
         lone = not databases.is_folder(database, [j.record.path for j in members])
         if changed and not (policy == "keep" and lone):
             settled |= {
@@ -50,13 +50,15 @@ def as_sets(judged: Iterable[Judgement], policy: Policy) -> list[Judgement]:
                 for old, new in zip(members, _settled(database, members, policy), strict=True)
             }
     there = {j.record.path for j in judged}
-    anew = {
+    restored = {
         d
         for d, members in sets.items()
         if any(settled.get(id(j), j).verdict == "put-back" for j in members)
     }
     whole = {
-        j.record.path: j for j in judged if j.record.path in anew and stat.S_ISDIR(j.record.mode)
+        j.record.path: j
+        for j in judged
+        if j.record.path in restored and stat.S_ISDIR(j.record.mode)
     }
     made = [
         one
@@ -68,8 +70,8 @@ def as_sets(judged: Iterable[Judgement], policy: Policy) -> list[Judgement]:
 
 
 def _made_since(folder: Judgement, there: set[str]) -> Iterator[Judgement]:
-    """What is below a folder that came along and was not at the dump; of a new folder that
-    itself.
+    """Yield what is below a folder that came along and did not exist at the dump; of a new folder
+    only the folder itself.
     """
     top = folder.record.path
     with suppress(CriuctlError, OSError):
@@ -88,7 +90,7 @@ def _made_since(folder: Judgement, there: set[str]) -> Iterator[Judgement]:
 
 
 def _settled(database: str, members: list[Judgement], policy: Policy) -> list[Judgement]:
-    """All changed ones are put back, or one is refused for all."""
+    """Put all changed ones back, or refuse one for all."""
     whole = [_whole(j) if j.changed else j for j in members]
     lost = [j for j in whole if j.changed and j.verdict != "put-back"]
     if not lost and policy == "restore":
@@ -106,7 +108,7 @@ def _settled(database: str, members: list[Judgement], policy: Policy) -> list[Ju
 
 
 def _whole(judgement: Judgement) -> Judgement:
-    """A file that has grown is not left: what was appended is not in the server's memory."""
+    """Treat a file that has grown as changed: what was appended is not in the server's memory."""
     if judgement.verdict != "grown":
         return judgement
     why = (
@@ -123,7 +125,7 @@ def _refusal(database: str, members: list[Judgement], first: Judgement, lost: bo
     names = ", ".join(os.path.basename(j.record.path) for j in changed[:_NAMED])
     names += ", ..." if changed[_NAMED:] else ""
     what = f"{len(changed)} of {len(members)} files" if members[1:] else "its file"
-    why = f"is a database of which {what} changed since the dump ({names})"
+    why = f"is a database with {what} changed since the dump ({names})"
     back = "Put all of it back as it was at the dump"
     if not lost:
         return replace(

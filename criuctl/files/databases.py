@@ -1,8 +1,8 @@
 """Databases: files that belong together, so that putting back single ones would damage them.
 
 A server keeps in memory what is in its files: the place in its log, pages, numbers of transactions.
-When one of the files is another one at the restore, all must be as they were at the dump, also
-those that the server had closed.  A database is found at the dump, by what lies in its folder:
+When one of the files has changed at the restore, all must be as they were at the dump, also those
+that the server had closed.  A database is recognised at the dump by what lies in its folder:
 
 - PostgreSQL: ``PG_VERSION``, in the topmost such folder;
 - MariaDB and MySQL: ``ibdata1``;
@@ -24,25 +24,25 @@ from ..quoting import quoted
 
 _NEIGHBOURS = ("-wal", "-journal", "-shm")  # of SQLite's main file
 _MARKS = ("PG_VERSION", "ibdata1")
-# written at every start, stop and checkpoint of its server, and closed
+# written at every start, stop and checkpoint of the server, and then closed
 _CONTROL = ("global/pg_control",)
 
 
 def named(root_pid: int, records: Iterable[FileRecord]) -> list[FileRecord]:
-    """The records, those of files that belong to a database with that."""
+    """Return the records, with the database named in those that belong to one."""
     records = list(records)
     opened = [
         r
         for r in records
         if r.holders and r.kind in ("written", "carried") and stat.S_ISREG(r.mode)
     ]
-    # but for its output
+    # except its output
     written = {
         r.path for r in opened if not (r.append and all(fd in (1, 2) for _pid, fd in r.holders))
     }
     found = databases(root_pid, written)
     folders = {database for database in found.values() if is_folder(database, found)}
-    for record in records:  # what came along with a folder belongs to it, open or not
+    for record in records:  # a file that came along with a folder belongs to it, open or not
         if record.kind == "carried" and stat.S_ISREG(record.mode) and record.path not in found:
             if folder := next((f for f in folders if record.path.startswith(f"{f}/")), ""):
                 found[record.path] = folder
@@ -50,8 +50,9 @@ def named(root_pid: int, records: Iterable[FileRecord]) -> list[FileRecord]:
 
 
 def databases(root_pid: int, written: Iterable[str]) -> dict[str, str]:
-    """Path -> database, of those of these files that belong to one: `written` are open for writing
-    in the tree.
+    """Return path -> database, for those of these files that belong to one.
+
+    `written`: files that are open for writing in the tree.
     """
     written = set(written)
     folders: dict[str, str] = {}
@@ -73,26 +74,28 @@ def databases(root_pid: int, written: Iterable[str]) -> dict[str, str]:
 
 
 def is_folder(database: str, paths: Container[str]) -> bool:
-    """Whether it is a server's data folder; `paths` are its files."""
+    """Return whether it is a server's data folder; `paths` are its files."""
     return database not in paths
 
 
 def control_files(database: str) -> list[str]:
-    """Files of a database that show whether it was changed, though its server does not keep them
-    open.
+    """Return files of a database that show whether it was changed, though its server does not keep
+    them open.
     """
     return [os.path.join(database, name) for name in _CONTROL]
 
 
 def has_closed_files(root_pid: int, database: str) -> bool:
-    """Whether its server is known to write to files that it does not keep open, so that the folder
-    must travel.
+    """Return whether its server writes to files that it does not keep open, so that the folder must
+    travel.
     """
     return any(os.path.lexists(f"/proc/{root_pid}/root{path}") for path in control_files(database))
 
 
 def is_marked(folder: str) -> bool:
-    """Whether a folder of this host is a server's data folder, whatever a checkpoint says."""
+    """Return whether a folder of this host is a server's data folder, independently of any
+    checkpoint.
+    """
     return any(os.path.lexists(os.path.join(folder, mark)) for mark in _MARKS)
 
 
@@ -105,7 +108,9 @@ def _sqlite(path: str, written: set[str]) -> str:
 
 
 def _folder_of(root: str, folder: str, known: dict[str, str]) -> str:
-    """The topmost folder on the way to this one that is a server's data folder; "" for none."""
+    """Return the topmost folder on the way to this one that is a server's data folder; "" for
+    none.
+    """
     if folder not in known:
         above = os.path.dirname(folder)
         known[folder] = _folder_of(root, above, known) if above != folder else ""
@@ -115,7 +120,7 @@ def _folder_of(root: str, folder: str, known: dict[str, str]) -> str:
 
 
 def option(database: str, paths: Iterable[str]) -> str:
-    """The option of `dump` that takes all of it along."""
+    """Return the option of `dump` that takes all of it along."""
     paths = sorted(paths)
     wanted = [database] if is_folder(database, paths) else paths
     return " ".join(f"--with-files {quoted(path)}" for path in wanted)

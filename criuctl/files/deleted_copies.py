@@ -1,11 +1,11 @@
 """Old contents of files that a tree only reads, given to it as deleted files.
 
-A script that was replaced, or mapped data that was written anew, stays as it is on the host: the
-tree has not changed it.  What the tree has open is made from the contents in the checkpoint, and is
-a deleted file, just as if the file had been replaced while the tree ran.  CRIU knows deleted files
-by *ghosts* in its images (`criuctl.criu.ghostimages`).  So `make` writes such ghosts before
-anything is judged by the images: nobody looks for the present file any more.  CRIU itself does not
-make these: `unlinked` makes a file that never has a name, and hands it over.
+A script that was replaced, or mapped data that was rewritten, stays as it is on the host: the tree
+has not changed it.  The tree's open file is made from the contents in the checkpoint, and is a
+deleted file, as if the file had been replaced while the tree ran.  In CRIU's images a deleted file
+is a *ghost* (`criuctl.criu.ghostimages`).  So `make` writes such ghosts before anything is judged
+by the images: the present file is not looked up any more.  CRIU itself does not make these:
+`deleted_files` makes a file that never has a name, and hands it over.
 
 The new file belongs to the owner of the old one, and never runs with the rights of that owner.
 """
@@ -58,8 +58,8 @@ def make(images: ImageSet, judged: Iterable[Judgement], reader: CheckpointReader
 def _write(
     images: ImageSet, number: int, record: FileRecord, reader: CheckpointReader, *, own_users: bool
 ) -> None:
-    # Images number users as the tree does; whose a deleted file is matters little to what has it
-    # open.
+    # Images number users as the tree does; the owner of a deleted file matters little to a process
+    # that has it open.
     if record.size > HASH_TOTAL:
         raise Damaged(f"{record.path}: no file of {record.size} bytes that is only read travels")
     uid, gid = (0, 0) if own_users else (record.uid, record.gid)

@@ -1,15 +1,17 @@
-"""Deleted files in folders that others than root control: made here, by descriptor, not by CRIU.
+"""Deleted files in folders that users other than root control: made here, by descriptor, not by
+CRIU.
 
-CRIU makes a deleted file anew under a name beside its old one, links it to the old name, opens
-that, and removes both; all of it by paths, as root.  Who controls the folder can swap it meanwhile
-for a link, and has files of their own appear where only root may write.  So where root alone does
-not control the folder, the file is made in the folder that was judged (`granting`), opened, and its
-name removed again, all relative to one descriptor; CRIU gets the descriptor (`handover`).
+CRIU makes a deleted file again under a name next to its old one, links it to the old name, opens
+that, and removes both; all of it by paths, as root.  A user who controls the folder can replace it
+meanwhile by a link, and have files of their own appear where only root may write.  So if root alone
+does not control the folder, the file is made in the folder that was judged (`permission`), opened,
+and its name removed again, all relative to one descriptor; CRIU gets the descriptor
+(`inherited_files`).
 
-It is the same file for the program: its name, deleted, is the old one, or one beside it where that
-is another file's by now.
+It is the same file for the program: its name, deleted, is the old one, or one next to it if another
+file has that name now.
 
-Old contents of a file that is another one now (`deletedcopies`) never have a name, not for a
+Old contents of a file that has been replaced (`deleted_copies`) never have a name, not even for a
 moment: they are made with O_TMPFILE, so it does not matter who controls the folder, nor whether the
 process could make a file there.
 """
@@ -31,9 +33,9 @@ from ..proc.path_control import Found, Looks
 from .link_remaps import Provided
 from .permission import HINT, Judge, Objection
 
-_ELSEWHERE = ("/var/tmp", "/tmp")  # for contents whose own file system takes none
+_ELSEWHERE = ("/var/tmp", "/tmp")  # for contents whose own file system has no O_TMPFILE
 _OPENED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_SUFFIX = ".cr_link"  # as CRIU names one whose old name is another file's
+_SUFFIX = ".cr_link"  # CRIU's suffix for one whose old name is another file's
 
 
 def folder_objections(
@@ -42,7 +44,7 @@ def folder_objections(
     judge: Judge,
     looks: Looks,
 ) -> list[Objection]:
-    """What stands against making the deleted files again in the folders that they were in."""
+    """Report what stands against making the deleted files again in their folders."""
     by_id = {held.id: held for held in files}
     found = []
     named = (
@@ -65,9 +67,10 @@ def made(
     links: Provided,
     stack: ExitStack,
 ) -> dict[int, int]:
-    """Make the deleted files whose folders others control: id in files.img -> descriptor (O_PATH).
+    """Make the deleted files whose folders others control; return id in files.img -> descriptor
+    (O_PATH).
 
-    `links`: the helper links that are there, which `linked` has judged.  `RestoreFailed`.
+    `links`: the helper links that exist, which `linked` has judged.  `RestoreFailed`.
     """
     by_id = {held.id: held for held in files}
     ghosts: dict[int, int] = {}
@@ -112,7 +115,9 @@ def linked(
     looks: Looks,
     links: Provided,
 ) -> dict[int, tuple[int, int]]:
-    """Judge what the helper links are of: id in files.img -> device and inode.  `RestoreFailed`."""
+    """Judge the targets of the helper links; return id in files.img -> device and inode.
+    `RestoreFailed`.
+    """
     by_id = {held.id: held for held in files}
     found = {}
     for remap in remaps(images):
@@ -127,7 +132,7 @@ def linked(
             try:
                 with looks.straight(helper.path) as fd:
                     if not os.path.samestat(os.fstat(fd), wanted):
-                        raise OSError(errno.ESTALE, "something else is in its place by now")
+                        raise OSError(errno.ESTALE, "another file is in its place now")
                     origin = links.origins.get(helper.path, helper.path)
                     objection = judge.link_objection(by_id[remap.id], origin, fd)
             except OSError as error:
@@ -140,7 +145,7 @@ def linked(
 
 
 def nearest_folder(looks: Looks, path: str, stack: ExitStack) -> tuple[str, Found]:
-    """The nearest folder on the way to `path` that is there."""
+    """Return the nearest existing folder on the way to `path`."""
     folder = os.path.dirname(path)
     while True:
         try:
@@ -166,7 +171,7 @@ def _made(
 
 
 def _linked(helper: str, name: str, folder: int, links: Mapping[str, os.stat_result | None]) -> int:
-    """The file of a helper link in this folder, under the old name, which is removed again."""
+    """Open the file of a helper link in this folder under the old name, which is removed again."""
     wanted = links.get(helper)
     base = os.path.basename(helper)
     for free in (name, name + _SUFFIX):
@@ -178,21 +183,21 @@ def _linked(helper: str, name: str, folder: int, links: Mapping[str, os.stat_res
         if wanted is None or not os.path.samestat(os.fstat(fd), wanted):
             os.close(fd)
             os.unlink(free, dir_fd=folder)
-            raise OSError(errno.ESTALE, "something else is in its place by now", helper)
+            raise OSError(errno.ESTALE, "another file is in its place now", helper)
         os.unlink(free, dir_fd=folder)
         return fd
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
 
 def _nameless(images: ImageSet, remap: Remap, folder: int) -> int:
-    """A file without a name, on the file system of this folder or, where that has none, of another;
-    O_PATH.
+    """Open a file without a name, on the file system of this folder or, if it has no O_TMPFILE, of
+    another; O_PATH.
     """
     places = (f"/proc/self/fd/{folder}", *_ELSEWHERE)
     for place in places:
         try:
             contents = os.open(place, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        except OSError:  # read-only, or of a kind that has no such files
+        except OSError:  # read-only, or a file system without such files
             if place == places[-1]:
                 raise
             continue
@@ -207,7 +212,7 @@ def _nameless(images: ImageSet, remap: Remap, folder: int) -> int:
 
 
 def _ghost(ghost: Ghost, name: str, folder: int) -> int:
-    """A deleted file, folder, FIFO or link as it was; a descriptor (O_PATH) of it."""
+    """Return a descriptor (O_PATH) of a deleted file, folder, FIFO or link as it was."""
     entry = ghost.entry
     kind = stat.S_IFMT(entry.mode)
     for free in (name, name + _SUFFIX):
@@ -220,9 +225,9 @@ def _ghost(ghost: Ghost, name: str, folder: int) -> int:
                 stack.callback(os.close, contents)
             fd = os.open(free, _OPENED, dir_fd=folder)
             failed.callback(os.close, fd)
-            _check_ours(fd, kind, contents, free)
+            _check_made(fd, kind, contents, free)
             (os.rmdir if kind == stat.S_IFDIR else os.unlink)(free, dir_fd=folder)
-            if contents is not None:  # only now: nobody can open it any more
+            if contents is not None:  # only now: no other process can open it any more
                 ghost.write_to(contents)
             if kind != stat.S_IFLNK:
                 _dress(fd, entry)
@@ -231,21 +236,23 @@ def _ghost(ghost: Ghost, name: str, folder: int) -> int:
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
 
-def _check_ours(fd: int, kind: int, contents: int | None, name: str) -> None:
-    """What was just made can be renamed by who owns the folder: `OSError` for anything else."""
+def _check_made(fd: int, kind: int, contents: int | None, name: str) -> None:
+    """Raise `OSError` unless it is what was just made: the folder's owner can rename files
+    there.
+    """
     status = os.fstat(fd)
     if contents is not None:
-        ours = os.path.samestat(status, os.fstat(contents))
+        made_here = os.path.samestat(status, os.fstat(contents))
     else:
-        ours = status.st_uid == os.geteuid() and stat.S_IFMT(status.st_mode) == kind
-        ours = ours and (kind == stat.S_IFDIR or status.st_nlink == 1)
-        ours = ours and (kind == stat.S_IFLNK or not status.st_mode & 0o077)
-    if not ours:
-        raise OSError(errno.ESTALE, "something else is in its place by now", name)
+        made_here = status.st_uid == os.geteuid() and stat.S_IFMT(status.st_mode) == kind
+        made_here = made_here and (kind == stat.S_IFDIR or status.st_nlink == 1)
+        made_here = made_here and (kind == stat.S_IFLNK or not status.st_mode & 0o077)
+    if not made_here:
+        raise OSError(errno.ESTALE, "another file is in its place now", name)
 
 
 def _make(entry: Any, kind: int, name: str, folder: int) -> int | None:
-    """Make it, open to nobody; of a regular file a descriptor to write its contents with."""
+    """Make it, accessible to no other user; return a regular file's descriptor for its contents."""
     if kind == stat.S_IFREG:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(name, flags, 0o600, dir_fd=folder)

@@ -1,18 +1,18 @@
-"""Files open under a deleted name that have others (see `remaps`), judged at a restore before
-anything is touched.
+"""Files open under a deleted name that have other names (see `link_remaps`), judged before a
+restore touches anything.
 
 At the dump the deleted name and the others were one file.  What is at the other name is that file
-if it is the same inode; if that name is another file's by now, or none was known, the file's handle
-leads to it, whatever its names are.  Since the host was started anew, or on another one, numbers
-mean nothing, and the contents decide, as for files with records.  `judge` decides what the tree has
-open under the deleted name now:
+if it is the same inode; if another file has that name now, or none was known, the file's handle
+leads to it, whatever its names are.  After a reboot, or on another host, these numbers mean
+nothing, and the contents decide, as for files with records.  `judge` decides what the tree has open
+under the deleted name now:
 
 - ``same``: what is at the other name: it is that file, with the contents that were recorded;
 - ``grown``: likewise, though something was appended: the tree only appends to it, or only reads it;
 - ``moved-on``: likewise, though it has changed, as ``--files keep`` asks; or only its mode is
   another one;
 - ``follows``: a name of it has a record of its own: what is there when files have been put back
-  (`putback`);
+  (`put_back`);
 - ``apart``: a file of its own with the contents that were recorded, because the other has changed
   or is not known;
 - ``refuse``: it has changed, and the policy is to refuse then.
@@ -35,9 +35,9 @@ from ..criu.images import ImageSet, path_of
 from ..host.registry import boot_id
 from ..proc import folder_walk
 from ..report import Finding
+from .contents import digest
 from .copies import shared, writers_to
 from .judgement import Judgement, Policy
-from .recording import digest
 from .shared_mappings import shared_files
 
 Verdict = Literal["same", "grown", "moved-on", "follows", "apart", "refuse"]
@@ -45,25 +45,25 @@ _REFUSED_HINT = (
     "Put it back as it was, or restore with --files restore (what has it open gets a file of its "
     "own) or keep."
 )
-_TWO_FILES = "what has it open gets a file of its own, as it was"
+_TWO_FILES = "the process that has it open gets a file of its own, as it was"
 
 
 class DeletedName(Struct, frozen=True):
-    """One such file and what is to become of it."""
+    """One such file and the decision about it."""
 
     links: tuple[LinkRecord, ...]  # CRIU's helper links to it, one for each time that it was opened
     verdict: Verdict
     name: str  # the deleted one
-    # that of the file that it is one with; "" if it is a file of its own, or `there` and no name is
-    # known
+    # the name of the file that it is one with; "" if it is a file of its own, or `there` and no
+    # name is known
     other: str = ""
-    there: tuple[int, int] | None = None  # device and inode of that, where it must be this very one
+    there: tuple[int, int] | None = None  # device and inode of that, if it must be this very one
     why: str = ""
-    writes: bool = False  # the tree does, elsewhere than at its end
+    writes: bool = False  # the tree writes to it, elsewhere than at its end
     holder: tuple[int | None, int | None] = (None, None)  # PID, descriptor
 
     def finding(self) -> Finding | None:
-        """What a person is told, if anything."""
+        """Return the finding for the user, if any."""
         if not self.why:
             return None
         level: Literal["error", "warning", "info"] = "info"
@@ -86,8 +86,8 @@ def judge(
     policy: Policy,
     reader: CheckpointReader,
 ) -> tuple[DeletedName, ...]:
-    """What is to become of each file that a helper link leads to; `files` are those with records,
-    as they are judged.
+    """Decide for each file that a helper link leads to; `files`: those with records, as they are
+    judged.
     """
     groups: dict[tuple[int, int], list[LinkRecord]] = {}
     for link in manifest.links:
@@ -96,7 +96,7 @@ def judge(
         return ()
     opened, holders, mapped = images.linked(), images.holders(), shared_files(images)
     recorded: dict[tuple[int, int], Judgement] = {}
-    for j in files:  # with contents to compare; rather one that is made anew
+    for j in files:  # with contents to compare; preferably one that is made again
         key = (j.record.device, j.record.inode)
         if (
             j.record.digest
@@ -120,7 +120,7 @@ def judge(
         itself = DeletedName(tuple(group), "apart", name, writes=writes, holder=(pid, fd))
         if key in recorded:
             j = recorded[key]
-            # else others tell
+            # else other findings report it
             there = (
                 _place(j.record.path)
                 if j.verdict == "same" and j.record.kind == "carried"
@@ -135,8 +135,8 @@ def judge(
 
 
 def both_write(names: Iterable[DeletedName]) -> list[Finding]:
-    """Of a copy: to which of these files somebody else writes as well, each at offsets of its
-    own.
+    """Report, for a copy, which of these files another process writes to as well, each at its own
+    offset.
     """
     sought: dict[tuple[int, int], DeletedName] = {}
     for name in names:
@@ -168,7 +168,7 @@ def _judged(
         ) == stat.S_IFMT(link.mode):
             return _compared(itself, link.sibling, now, policy, reader)
     except OSError:
-        pass  # that name is deleted by now, too, or is another one
+        pass  # that name is deleted now, too, or another file's
     if same_boot:
         with folder_walk.by_handle(link.handle, os.path.dirname(link.path)) as fd:
             if fd is not None and os.fstat(fd).st_ino == link.inode:
@@ -188,9 +188,7 @@ def _judged(
 def _compared(
     itself: DeletedName, name: str, now: os.stat_result, policy: Policy, reader: CheckpointReader
 ) -> DeletedName:
-    """What is to become of it where its file, as it is `now`, was found by that name, or under one
-    that nobody knows.
-    """
+    """Decide about a file that was found, as it is `now`, by that name, or under an unknown one."""
     link = itself.links[0]
     one = replace(itself, verdict="same", other=name, there=(now.st_dev, now.st_ino))
     what, only_more = ("", False) if stat.S_ISFIFO(link.mode) else _change(link, name, now, reader)
@@ -220,8 +218,8 @@ def _compared(
 def _change(
     link: LinkRecord, name: str, now: os.stat_result, reader: CheckpointReader
 ) -> tuple[str, bool]:
-    """How the contents differ from those recorded, "" if not at all, and whether something was
-    appended and that is all.
+    """Return how the contents differ from those recorded, "" if not at all, and whether data was
+    only appended.
     """
     was = link.data.size
     beginning = False
@@ -231,10 +229,8 @@ def _change(
                 fd = folder_walk.regular(name)
             else:
                 folder = os.path.dirname(link.path)
-                fd = os.open(
-                    f"/proc/self/fd/{stack.enter_context(folder_walk.by_handle(link.handle, folder))}",
-                    os.O_RDONLY | os.O_CLOEXEC,
-                )
+                held = stack.enter_context(folder_walk.by_handle(link.handle, folder))
+                fd = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, fd)
             beginning = digest(fd, was) == (link.digest or _digest(link, reader))
     if beginning:
@@ -249,7 +245,7 @@ def _change(
 
 
 def _digest(link: LinkRecord, reader: CheckpointReader) -> str:
-    """That of the recorded contents, where the dump took none."""
+    """Return the digest of the recorded contents, if the dump took none."""
     from blake3 import blake3
 
     hasher = blake3()

@@ -1,25 +1,25 @@
-"""Named pipes (FIFOs) that live on while the tree is away, or in its living original: what was
-unread must not come twice.
+"""Named pipes (FIFOs) that live on while the tree is away, or in its living original: unread data
+must not come twice.
 
-CRIU saves what a named pipe holds that the tree could read from, and writes it into whatever is
-open under that path at the restore.  That is right for a pipe that was gone with the tree.  But
-where somebody else has kept it open, the kernel has kept its bytes: the tree finds them there, less
-what others have read meanwhile, and what was written since behind them.  So a dump records who else
-has such a pipe open, up to its very end, and directly before CRIU opens them, each is looked at
-that somebody has open by then:
+CRIU saves what a named pipe holds that the tree could read from, and writes it into what is open
+under that path at the restore.  That is right for a pipe that was gone with the tree.  But if
+another process has kept it open, the kernel has kept its bytes: the tree finds them there, less
+what others have read meanwhile, and followed by what was written since.  So a dump records which
+other processes have such a pipe open, up to its very end, and directly before CRIU opens them, each
+pipe that another process has open then is examined:
 
 - The pipe of the dump lives on: the same inode in the same boot, and it still begins with the bytes
-  that were saved, or one of those who had it open then (the tree's original, too) still has it.
-  Nothing is written into it.  Where it begins with something else, that is told.
-- It is another pipe, opened since: it gets the bytes that the tree had not read, behind what is in
-  it by now, which is told.  A restore that fails takes them back.
-- Somebody reads from it beside a copy, most likely the original, who must not notice: the copy gets
-  a named pipe of its own (`own_for_copy`) with the bytes that were saved.  Where it cannot have
-  one, nothing is written, and it is told.
+  that were saved, or one of the processes that had it open then (the tree's original, too) still
+  has it.  Nothing is written into it.  If it begins with something else, that is reported.
+- It is another pipe, opened since: it gets the bytes that the tree had not read, after what is in
+  it now, which is reported.  A restore that fails takes them back.
+- Another process reads from it at the same time as a copy, most likely the original, which must not
+  notice: the copy gets a named pipe of its own (`own_for_copy`) with the bytes that were saved.  If
+  it cannot have one, nothing is written, and it is reported.
 
-From that look until the tree runs we have the pipe open ourselves, so that it does not end in
-between.  One that nobody has open we leave alone: whoever waits for its other end, in open(2), is
-to meet the tree and not us.  A pipe that is read by somebody whom this process cannot see (another
+From that look until the tree runs criuctl has the pipe open, so that it does not end in between.
+One that no process has open is left alone: a process that waits for its other end, in open(2), is
+to meet the tree and not criuctl.  A pipe that is read by a process that criuctl cannot see (another
 PID namespace, another user) is not known to live on.
 """
 
@@ -48,8 +48,8 @@ from .judgement import Judgement
 
 _NOWHERE: Mapping[str, str] = MappingProxyType({})
 _OWN_HINT = (
-    "Whoever is to reach the copy must open that one. `criuctl verify --restore` tries a copy "
-    "with files of its own."
+    "A program that is to reach the copy must open that one. `criuctl verify --restore` tries a "
+    "copy with files of its own."
 )
 _SHARED_HINT = "What one of them reads the other one does not get: end that process, or the copy."
 
@@ -57,10 +57,10 @@ _SHARED_HINT = "What one of them reads the other one does not get: end that proc
 def with_unread(
     images: ImageSet, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]
 ) -> list[FifoRecord]:
-    """In post-dump: the named pipes with something that the frozen tree has not read, and who else
-    has them open.
+    """Return, in post-dump, the named pipes with data that the frozen tree has not read, and their
+    other users.
 
-    `DumpFailed` for one that CRIU takes another one for: whose it is, the images do not tell.
+    `DumpFailed` for one that CRIU takes another one for: the images do not show whose data it is.
     """
     queues = [queue for queue in saved_queues(images) if queue.data and queue.paths]
     if not queues:
@@ -101,7 +101,9 @@ def with_unread(
 
 
 def seen_again(records: Sequence[FifoRecord], tree: Sequence[Process]) -> tuple[FifoRecord, ...]:
-    """Just before the manifest is written: who has opened one meanwhile keeps it alive, too."""
+    """Look again just before the manifest is written: a process that has opened one meanwhile keeps
+    it alive, too.
+    """
     if not records:
         return ()
     found = fifos.openers({(r.device, r.inode) for r in records}, but={p.pid for p in tree})
@@ -116,8 +118,8 @@ def seen_again(records: Sequence[FifoRecord], tree: Sequence[Process]) -> tuple[
 
 
 def own_for_copy(images: ImageSet, manifest: Manifest) -> list[Judgement]:
-    """The named pipes that a copy would read from beside somebody else, each to be made for it
-    under a name of its own.
+    """Return the named pipes that another process reads from, too, each to be made for the copy
+    under its own name.
     """
     queues = _there(
         (q for q in saved_queues(images) if q.own_name and len(q.paths) == 1), manifest, ""
@@ -133,8 +135,9 @@ def own_for_copy(images: ImageSet, manifest: Manifest) -> list[Judgement]:
 
 
 def untried(images: ImageSet, manifest: Manifest) -> Iterator[Finding]:
-    """The named pipes of which a trial has not its own (see `proc.shadow`): it would read what is
-    for somebody out there.
+    """Report the named pipes that a trial does not have for itself (see `criuctl.proc.shadow`).
+
+    It would read what is meant for a process outside.
     """
     for queues in _there(saved_queues(images), manifest, "").values():
         for queue in queues:
@@ -166,7 +169,7 @@ def _own(queue: SavedQueue, reader: Opener) -> Judgement:
         holders=queue.holders,
     )
     unread = f", with the {_bytes(queue.data)} that were unread" if queue.data else ""
-    why = f"{reader} reads from this named pipe; the copy gets its own beside it{unread}"
+    why = f"{reader} reads from this named pipe; the copy gets its own next to it{unread}"
     return Judgement(record, "beside", why, _OWN_HINT)
 
 
@@ -180,11 +183,11 @@ def settled(
     copy: bool,
     places: Mapping[str, str] = _NOWHERE,
 ) -> Iterator[None]:
-    """Take out of the images what must not be written into named pipes, and keep these alive until
+    """Remove from the images what must not be written into named pipes, and keep these alive until
     the tree runs; see above.
 
-    `root` is put before paths, for a tree with a mount namespace of its own; `places`: what is to
-    be opened instead of a path.
+    `root` is put before paths, for a tree with a mount namespace of its own; `places`: path -> what
+    is to be opened instead.
     """
     queues = _there(saved_queues(images), manifest, root, places)
     with ExitStack() as stack:
@@ -193,7 +196,8 @@ def settled(
         opened = {
             inode: fd for inode in found if (fd := look.open(queues[inode][0], inode)) is not None
         }
-        # Who has one open before and after we have opened it has kept it alive until then.
+        # A process that has one open before and after criuctl has opened it has kept it alive until
+        # then.
         after = fifos.openers(opened) if opened else {}
         kept = {
             inode: [other for other in after.get(inode, ()) if other in found[inode]]
@@ -218,21 +222,21 @@ def settled(
 
 
 class _Look(Struct, frozen=True):
-    """The look at named pipes directly before CRIU opens them."""
+    """The examination of named pipes directly before CRIU opens them."""
 
     manifest: Manifest
     reporter: Reporter
     root: str
     places: Mapping[str, str]
     copy: bool
-    stack: ExitStack  # what we open is open for as long
+    stack: ExitStack  # what is opened here stays open as long as the stack
     sizes: dict[int, int] = field(default_factory=dict)  # of those
-    # by CRIU: with what was in it before
+    # that CRIU writes to: with what was in it before
     filled: list[tuple[SavedQueue, int, bytes]] = field(default_factory=list)
 
     def open(self, queue: SavedQueue, inode: Inode) -> int | None:
-        """A descriptor of this pipe, until the tree runs; None if it is gone meanwhile, or not
-        ours: CRIU will say so.
+        """Return a descriptor of this pipe, until the tree runs; None if it is gone meanwhile, or
+        not accessible: CRIU reports that.
         """
         with suppress(OSError):
             fd = fifos.open_both_ways(_way(queue.paths[0], self.root, self.places))
@@ -241,8 +245,8 @@ class _Look(Struct, frozen=True):
         return None
 
     def leave(self, queue: SavedQueue, inode: Inode, fd: int, others: list[Opener]) -> bool:
-        """Whether nothing is to be written into this pipe, which all these have open; what is amiss
-        is told.
+        """Return whether nothing is to be written into this pipe, which all these have open; report
+        losses.
         """
         present, unread = fifos.queued(fd), _bytes(queue.data)
         if self.copy and (reader := _reader(others)) is not None:
@@ -259,16 +263,16 @@ class _Look(Struct, frozen=True):
             )
             return True
         if not queue.data and fifos.room(fd) < queue.size:
-            return False  # to make it larger again harms nobody
+            return False  # enlarging it again does no harm
         begins = present.startswith(queue.data)
         if not self._lives_on(queue, inode, others, begins):
             if queue.data and present:
                 behind = (
-                    f"the {unread} of this named pipe that were unread at the dump come behind "
-                    f"the {_bytes(present)}"
+                    f"the {unread} of this named pipe that were unread at the dump come after the "
+                    f"{_bytes(present)}"
                 )
                 self._tell(
-                    queue, "fifo-behind", f"{behind} that are in it by now; {others[0]} has it open"
+                    queue, "fifo-behind", f"{behind} that are in it now; {others[0]} has it open"
                 )
             # CRIU would make it as large as it was, which may be too small for both, or for its
             # owner
@@ -293,15 +297,15 @@ class _Look(Struct, frozen=True):
         return True
 
     def take_back(self) -> None:
-        """The restore has failed: what CRIU has written into a pipe that others have open would
-        come twice the next time.
+        """Take back, after a failed restore, what CRIU has written into a pipe that others have
+        open: it would come twice later.
         """
         for queue, fd, before in self.filled:
             with suppress(OSError):
                 now = fifos.queued(fd)
-                ours = now[len(before) :] if now.startswith(before) else b""
+                written = now[len(before) :] if now.startswith(before) else b""
                 # all, or as much as had room
-                if ours and queue.data.startswith(ours) and os.read(fd, len(now)) == now:
+                if written and queue.data.startswith(written) and os.read(fd, len(now)) == now:
                     fifos.put(fd, before)
                 elif now != before:
                     self._tell(
@@ -313,13 +317,13 @@ class _Look(Struct, frozen=True):
     def _lives_on(
         self, queue: SavedQueue, inode: Inode, others: list[Opener], begins: bool
     ) -> bool:
-        """Whether this is the very pipe that it was at the dump, and not one that was opened since
-        under the same name.
+        """Return whether this is the very pipe of the dump, and not one that was opened since under
+        the same name.
         """
         record = next((r for r in self.manifest.fifos if queue.of(r.inode)), None)
         if self.manifest.host.boot_id != boot_id() or not queue.of(inode[1]):
             return False
-        if record is None:  # an older criuctl did not look
+        if record is None:  # written by an older criuctl, which did not look
             return True
         if record.device != inode[0]:
             return False
@@ -349,7 +353,7 @@ def _there(
     root: str,
     places: Mapping[str, str] = _NOWHERE,
 ) -> dict[Inode, list[SavedQueue]]:
-    """The named pipe of this host that each would be written into."""
+    """Return the named pipe of this host that each would be written into."""
     # file systems may be the tree's own
     made = manifest.namespaces.get("mnt", {}).get("mode", "host") == "dumped"
     found: dict[Inode, list[SavedQueue]] = {}

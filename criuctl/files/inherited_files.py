@@ -1,11 +1,11 @@
-"""Files right before CRIU opens them: looked at once more, held, and handed over.
+"""Files right before CRIU opens them: examined once more, held open, and handed over.
 
-CRIU opens names.  Where root alone controls a path, that is as good as a descriptor.  All others
-are opened here, judged (`granting`), and handed to CRIU as descriptors (`heldfiles.hand_over`): no
-name is looked up again, so nobody can lead CRIU elsewhere in between, nor have it open a device,
+CRIU opens names.  If root alone controls a path, that is as good as a descriptor.  All others are
+opened here, judged (`permission`), and handed to CRIU as descriptors (`heldfiles.hand_over`): no
+name is looked up again, so no user can lead CRIU elsewhere in between, nor have it open a device,
 or write the unread bytes of a FIFO into another one.
 
-What each path led to is remembered, and compared with what the processes hold when CRIU is done
+The inode of each path is remembered, and compared with what the processes hold when CRIU is done
 (`criuctl.restore.comparison`).
 """
 
@@ -40,7 +40,9 @@ class Expected(Struct):
     unlinked: set[int] = field(default_factory=set)  # deleted files that are made already
 
     def places(self) -> dict[str, str]:
-        """Path -> what leads to the judged file, where others than root control the path."""
+        """Return path -> what leads to the judged file, for paths that users other than root
+        control.
+        """
         handed = {one.path: self.descriptors.get(one.id) for one in self.files if not one.deleted}
         return {path: f"/proc/self/fd/{fd}" for path, fd in handed.items() if fd is not None}
 
@@ -52,11 +54,10 @@ def expect(
     links: Provided,
     stack: ExitStack,
 ) -> Expected:
-    """Look at what CRIU is about to open in the mount namespace with this root folder; `links`: the
-    helper links of deleted files.
+    """Examine what CRIU is about to open in the mount namespace with this root folder.
 
-    What is not there is left to CRIU, which says so, or makes it.  `RestoreFailed` for what a
-    process may not have.
+    `links`: the helper links of deleted files.  What is missing is left to CRIU, which reports it,
+    or makes it.  `RestoreFailed` for what a process may not have.
     """
     expected = Expected(files=held_files(images))
     held: dict[tuple[str, bool], Found | None] = {}
@@ -87,15 +88,17 @@ def expect(
 
 
 def hand_over(images: ImageSet, expected: Expected) -> dict[str, int]:
-    """Have CRIU open descriptors where others than root control the path: key -> descriptor."""
+    """Have CRIU use descriptors for paths that users other than root control; return key ->
+    descriptor.
+    """
     if expected.unlinked:
         drop_remaps(images, expected.unlinked)
     return heldfiles.hand_over(images, expected.descriptors)
 
 
 def _found(looks: Looks, path: str, stack: ExitStack, flags: int = 0) -> Found | None:
-    """What is at the path, held as long as `stack` unless root alone controls it; `flags` as for
-    `Looks`.
+    """Return what is at the path, held until `stack` ends unless root alone controls it; `flags` as
+    for `Looks`.
     """
     try:
         with ExitStack() as now:

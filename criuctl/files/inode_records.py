@@ -1,18 +1,17 @@
-"""Which file it was: the inodes of a tree, where a restore will want evidence.
+"""Records of inodes: evidence for a restore that what is at a path is the file of the dump.
 
-At the dump each path that others than root decide about, or that the process could not open itself,
-is recorded with its inode; for sockets and deleted files it is the folder that they are in.
-At a restore the record is the evidence that what is at the path is the
-very file of the dump.  It counts only on the host that made it (`criuctl.host.key`), because the
-numbers of another host say nothing here and because who writes to a store must not be able to name
-/etc/shadow with its inode.
+At the dump each path that users other than root control, or that the process could not open itself,
+is recorded with its inode; for sockets and deleted files it is their folder's.  At a restore the
+record is the evidence that what is at the path is the very file of the dump.  It counts only on the
+host that made it (`criuctl.host.key`), because the numbers of another host mean nothing here and
+because a writer of the store must not be able to name /etc/shadow with its inode.
 
-An inode number alone is no evidence, as it is given again.  What is compared:
+An inode number alone is no evidence, because it is reused.  What is compared:
 
-- the time of birth, where both are known: together with the inode number it holds for as long as
-  the file lives, also where the device has another number after the host was started again;
-- else device and file handle, which has the generation of the inode in it;
-- else, where the file system has neither, device and inode, within the same boot.
+- the time of birth, if both are known: together with the inode number it identifies the file as
+  long as it lives, also if the device has another number after a reboot;
+- else device and file handle, which contains the generation of the inode;
+- else, if the file system has neither, device and inode, within the same boot.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def record(
     tree: Sequence[Process],
     opened: Mapping[int, Sequence[Descriptor]],
 ) -> list[InodeRecord]:
-    """The inodes at the paths of a frozen tree, but for paths that root alone decides about."""
+    """Return the inodes at the paths of a frozen tree, except those that root alone controls."""
     found: dict[str, InodeRecord] = {}
     seen: set[tuple[str, int]] = set()
     with Looks() as looks:
@@ -64,8 +63,9 @@ def record(
 
 @contextmanager
 def _opened(looks: Looks, path: str, source: str) -> Iterator[int]:
-    """A descriptor of what `source` in /proc leads to; without one of what is at the path, to which
-    no link leads: a user cannot have a folder of somebody else's there.
+    """Open what `source` in /proc leads to; without `source` what is at the path.
+
+    The latter is not a link's target: a user cannot have another user's folder there.
     """
     if source:
         fd = os.open(source, os.O_PATH | os.O_CLOEXEC)
@@ -79,7 +79,7 @@ def _opened(looks: Looks, path: str, source: str) -> Iterator[int]:
 
 
 def of_links(links: Iterable[LinkRecord]) -> list[InodeRecord]:
-    """The inodes of CRIU's helper links, which are files under deleted names."""
+    """Return the inodes of CRIU's helper links, which are files under deleted names."""
     return [
         InodeRecord(
             path=link.path,
@@ -93,7 +93,9 @@ def of_links(links: Iterable[LinkRecord]) -> list[InodeRecord]:
 
 
 def _is_anybodys(looks: Looks, path: str, status: os.stat_result, wanted: int) -> bool:
-    """Whether root alone decides what is there, that is this, and everybody may open it so."""
+    """Return whether root alone controls the path, it is this file, and every user may open it
+    so.
+    """
     try:
         with looks.at(path) as there:
             if there.fault is not None or not os.path.samestat(there.status, status):
@@ -120,12 +122,12 @@ def _of(path: str, fd: int) -> InodeRecord:
 class _Held(NamedTuple):
     path: str
     wanted: int  # what others than its owner and group must be allowed to do with it; 0 for root
-    source: str = ""  # what leads to the very file; "": the path itself
-    number: int | None = None  # the inode, where `source` may lead elsewhere
+    source: str = ""  # a path to the very file; "": the path itself
+    number: int | None = None  # the inode, if `source` may lead elsewhere
 
 
 def _held(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> Iterator[_Held]:
-    """Each path of each process, with what leads to the file."""
+    """Yield each path of each process, with a path to the very file."""
     for process in tree:
         yield from _of_process(process, opened.get(process.pid, ()))
 
@@ -167,7 +169,7 @@ def _mapped(pid: int, m: MappedRange) -> tuple[str, int | None]:
     source = f"/proc/{pid}/map_files/{m.start:x}-{m.end:x}"
     if os.access(source, os.F_OK):
         return source, None
-    # To follow that takes a capability in the first user namespace.
+    # Following it needs a capability in the first user namespace.
     return f"/proc/{pid}/root{m.path}", m.inode
 
 
@@ -179,12 +181,12 @@ def _text(session: str, records: Iterable[InodeRecord]) -> str:
 
 
 def mac(config: Config, session: str, records: Sequence[InodeRecord]) -> str:
-    """By what this host will know these records again; "" for none."""
+    """Return the MAC by which this host will recognise these records; "" for none."""
     return key.seal(config, _text(session, records)) if records else ""
 
 
 def known(config: Config, manifest: Manifest) -> dict[str, InodeRecord]:
-    """Path -> what the tree had there, as far as this very host says so."""
+    """Return path -> the tree's inode there, if this very host has recorded it."""
     text = _text(manifest.session.id, manifest.inodes)
     if not manifest.inodes or not key.is_sealed(config, text, manifest.inodes_mac):
         return {}
@@ -192,7 +194,7 @@ def known(config: Config, manifest: Manifest) -> dict[str, InodeRecord]:
 
 
 def is_same(record: InodeRecord, fd: int, manifest: Manifest) -> bool:
-    """Whether an open file is the very one of the record."""
+    """Return whether an open file is the very one of the record."""
     status = os.fstat(fd)
     if status.st_ino != record.inode:
         return False

@@ -10,16 +10,16 @@ both:
   it is, with a warning if the tree may see other contents than it has read;
 - ``deleted-copy``: a script or mapped data that the tree only reads, and that is another one here
   or missing: the tree gets the contents of the dump in a deleted file, as if it had been replaced
-  while the tree ran (`deletedcopies`);
-- ``put-back``: what was recorded is made anew (from the carried contents, or from the unchanged
-  beginning of the present file); a newer file is set aside beside it, never overwritten;
+  while the tree ran (`deleted_copies`);
+- ``put-back``: what was recorded is made again (from the carried contents, or from the unchanged
+  beginning of the present file); a newer file is set aside next to it, never overwritten;
 - ``overlaid``: a mapped file that came along (``--carry-binaries``) and is missing or another one
   here: the tree gets its own, in a mount namespace of its own (`criuctl.files.carried_binaries`),
   and what is here stays as it is;
-- ``beside``: a copy's, to which somebody else writes by now (`criuctl.files.copies`): made anew
+- ``beside``: a copy's file that another process writes to now (`criuctl.files.copies`): made again
   under another name;
-- ``set-aside``: it was not there at the dump, in the folder of a database that is put back
-  (`databasesets`);
+- ``set-aside``: it did not exist at the dump, in the folder of a database that is put back
+  (`database_sets`);
 - ``refuse``: it differs and there is nothing to put back, or the policy forbids touching it.
 
 `criuctl.files.put_back` does it.
@@ -43,7 +43,7 @@ from ..proc import folder_walk
 from ..quoting import quoted
 from ..report import Finding
 from . import carried_binaries, database_sets, mount_points
-from .recording import digest
+from .contents import digest
 
 Verdict = Literal[
     "same",
@@ -63,7 +63,7 @@ _OTHER_VERSION = (
 
 
 class Judgement(Struct, frozen=True):
-    """One recorded file and what is to become of it."""
+    """One recorded file and the decision about it."""
 
     record: FileRecord
     verdict: Verdict
@@ -72,11 +72,11 @@ class Judgement(Struct, frozen=True):
     from_prefix: bool = False  # the recorded contents are the beginning of the present file
     exists: bool = True
     changed: bool = False  # its contents are not those of the dump
-    warns: bool = False  # of one that is left as it is
-    whole: str = ""  # the database for all of which it is refused
+    warns: bool = False  # of a file that is left as it is
+    whole: str = ""  # the database that is refused as a whole
 
     def finding(self) -> Finding | None:
-        """What a person is told, if anything."""
+        """Return the finding for the user, if any."""
         pid, fd = self.record.holders[0] if self.record.holders else (None, None)
         if self.whole:
             return Finding(
@@ -95,7 +95,7 @@ class Judgement(Struct, frozen=True):
 
 
 def check_path(path: str) -> str:
-    """A path from a manifest: absolute, plain, and without a way up."""
+    """Check a path from a manifest: absolute, plain, and without a way up."""
     if not path.startswith("/") or "\0" in path or os.path.normpath(path) != path:
         raise Damaged(
             f"{path!r} is not a plain absolute path",
@@ -114,7 +114,7 @@ def judge(record: FileRecord, policy: Policy) -> Judgement:
             record,
             "refuse",
             f"cannot be looked at: {error.strerror}",
-            "See what is there, and on the way there.",
+            "Check what is there, and each directory of that path.",
         )
 
 
@@ -144,8 +144,9 @@ def _compared(record: FileRecord, policy: Policy) -> Judgement:
 
 
 def unchanged(record: FileRecord, policy: Policy, mode: int) -> Judgement:
-    """Its contents are the same.  Another mode stops nobody who has it open; CRIU's check of it is
-    taken off.
+    """Return the judgement of a file with unchanged contents.
+
+    Another mode does not affect processes that have it open; CRIU's check of the mode is removed.
     """
     if mode == record.mode:
         return Judgement(record, "same")
@@ -163,7 +164,7 @@ def unchanged(record: FileRecord, policy: Policy, mode: int) -> Judgement:
 
 
 def _came_along(record: FileRecord) -> Judgement:
-    """A program or library with its contents."""
+    """Judge a program or library that came along with its contents."""
     try:
         now: os.stat_result | None = os.lstat(record.path)
     except (FileNotFoundError, NotADirectoryError):
@@ -194,7 +195,7 @@ def _has_contents(record: FileRecord) -> bool:
 
 
 def _only_read(record: FileRecord, policy: Policy, now: os.stat_result) -> Judgement:
-    """A file that the tree reads or has mapped, and does not write to."""
+    """Judge a file that the tree reads or has mapped, and does not write to."""
     size = now.st_size
     begins = _begins_so(record, size)
     if begins is None:  # not compared
@@ -228,21 +229,21 @@ def _only_read(record: FileRecord, policy: Policy, now: os.stat_result) -> Judge
 
 
 def _begins_so(record: FileRecord, size: int) -> bool | None:
-    """Whether the present file, of `size` bytes, begins with the contents of the dump; None if that
-    is not known.
+    """Return whether the present file, of `size` bytes, begins with the contents of the dump; None
+    if that is not known.
     """
     if not record.digest:
         return None
     if size < record.size:
         return False
-    # another user leads the way there elsewhere, or it cannot be read: not what it was
+    # another user redirects the path, or it cannot be read: not what it was
     with suppress(OSError):
         return _has_contents(record)
     return False
 
 
 def _replaced(record: FileRecord, policy: Policy, why: str) -> Judgement:
-    """A file that is only read, and in which the tree would find something else than it has begun
+    """Judge a file that is only read, and in which the tree would find other data than it has begun
     to read.
     """
     script = record.role == "script"
@@ -335,7 +336,7 @@ def _missing(record: FileRecord) -> Judgement:
             exists=False,
             changed=True,
         )
-    # a lock file, say
+    # a lock file, for example
     if record.kind == "written" and not record.size and os.path.isdir(os.path.dirname(record.path)):
         return Judgement(
             record, "put-back", "is missing; put back, empty as it was", exists=False, changed=True
@@ -372,8 +373,8 @@ def judge_all(
     if at_home:
         judged = mount_points.judged(judged)
     judged = [_if_allowed(judgement, uids) for judgement in judged]
-    anew = {j.record.path for j in judged if j.verdict == "put-back"}
-    judged = [_if_reached(j, anew) if j.verdict == "put-back" else j for j in judged]
+    restored = {j.record.path for j in judged if j.verdict == "put-back"}
+    judged = [_if_reached(j, restored) if j.verdict == "put-back" else j for j in judged]
     if not any(j.verdict == "overlaid" for j in judged):
         return judged
     written = carried_binaries.written_folders(j.record for j in judged)
@@ -381,7 +382,7 @@ def judge_all(
 
 
 def _if_allowed(judgement: Judgement, uids: Collection[int]) -> Judgement:
-    """Refused if it came along and another place than it was meant for would be covered, or one
+    """Refuse a file that came along if showing it would cover another place than intended, or one
     that is not the tree's.
     """
     if judgement.verdict != "overlaid":
@@ -391,7 +392,7 @@ def _if_allowed(judgement: Judgement, uids: Collection[int]) -> Judgement:
     except OSError as error:
         problem = (
             f"it cannot be looked at: {error.strerror}",
-            "See what is there, and on the way there.",
+            "Check what is there, and each directory of that path.",
         )
     if problem is None:
         return judgement
@@ -403,12 +404,12 @@ def _if_allowed(judgement: Judgement, uids: Collection[int]) -> Judgement:
     )
 
 
-def _if_reached(judgement: Judgement, anew: Container[str]) -> Judgement:
-    """Refused if another user leads the way there elsewhere; not by what is to be set aside
+def _if_reached(judgement: Judgement, restored: Container[str]) -> Judgement:
+    """Refuse a file to whose path another user's link leads; not because of what is to be set aside
     itself.
     """
     record = judgement.record
-    if any(str(above) in anew for above in PurePath(record.path).parents):
+    if any(str(above) in restored for above in PurePath(record.path).parents):
         return judgement
     try:
         with (
@@ -417,22 +418,22 @@ def _if_reached(judgement: Judgement, anew: Container[str]) -> Judgement:
         ):
             pass
     except folder_walk.ForeignLink as error:
-        hint = f"See what the link is for. Once it is gone, {record.path} can be put back."
+        hint = f"Find out what the link is for. Once it is gone, {record.path} can be put back."
         return replace(
-            judgement, verdict="refuse", why=f"is not put back, for {error.strerror}", hint=hint
+            judgement, verdict="refuse", why=f"cannot be put back: {error.strerror}", hint=hint
         )
     except OSError as error:
         return replace(
             judgement,
             verdict="refuse",
             why=f"cannot be put back: {error.strerror}",
-            hint="See what is on the way there.",
+            hint="Check each directory of that path: one is missing or not accessible.",
         )
     return judgement
 
 
 def _beside_written(judgement: Judgement, written: Mapping[str, str]) -> Judgement:
-    """A folder that the tree writes to is not covered."""
+    """Refuse to cover a folder that the tree writes to."""
     record = judgement.record
     if judgement.verdict != "overlaid" or carried_binaries.is_file(record.path):
         return judgement

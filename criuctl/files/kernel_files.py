@@ -1,9 +1,9 @@
 """Files of file systems that the kernel fills (sysfs, control groups, tracefs, bpf, ...), open in a
 tree.
 
-They come and go with devices, drivers, control groups and settings of the kernel.  What is not here
-cannot be put back, and CRIU would fail half-way: a restore says so before anything is touched.
-Files of /proc about processes are another matter (`criuctl.criu.procfiles`).
+They come and go with devices, drivers, control groups and settings of the kernel.  What is missing
+here cannot be put back, and CRIU would fail half-way: a restore reports it before anything is
+touched.  Files of /proc about processes are handled elsewhere (`criuctl.criu.procfiles`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _GROUPS = "/sys/fs/cgroup/"
 
 
 def missing(images: ImageSet, manifest: Manifest, *, copy: bool) -> Iterator[Finding]:
-    """Those that the tree has open and that are not here."""
+    """Report those that the tree has open and that do not exist here."""
     if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
-        return  # what the tree will see is not known before it is there
-    told: set[str] = set()
+        return  # what the tree will see is not known beforehand
+    reported: set[str] = set()
     holders = images.holders()
     at_home = manifest.host.boot_id == boot_id() and not copy
     own = {group for p in manifest.processes for group in p.cgroups.values() if group != "/"}
     for entry in images.files():
         path = path_of(entry.reg) if entry.HasField("reg") else ""
-        if not path.startswith(_PLACES) or path in told or about(path) or os.path.lexists(path):
+        if not path.startswith(_PLACES) or path in reported or about(path) or os.path.lexists(path):
             continue
-        told.add(path)
+        reported.add(path)
         if at_home and path.startswith(_GROUPS) and any(f"{group}/" in f"{path}/" for group in own):
             continue  # made again before CRIU opens anything
         pid, fd = next(iter(holders.get(entry.id, ())), (None, None))
@@ -49,15 +49,15 @@ def missing(images: ImageSet, manifest: Manifest, *, copy: bool) -> Iterator[Fin
 
 
 def _hint(path: str) -> str:
-    """How it can be here again."""
+    """Return how it can be made to exist again."""
     if path.startswith(_GROUPS):
         folder = path if os.path.basename(path).find(".") < 0 else os.path.dirname(path)
         return f"Make the control group again: `mkdir -p {shlex.quote(folder)}`."
     if path.startswith("/sys/kernel/"):
         return (
-            "Mount that file system, or make what it is about (a trace instance, say), as it was "
-            "at the dump."
+            "Mount that file system, or make the object that it belongs to (a trace instance, for "
+            "example), as it was at the dump."
         )
     return (
-        "Load the driver, or bring the device or interface that it is about, under the same name."
+        "Load the driver, or add the device or interface that it belongs to, under the same name."
     )

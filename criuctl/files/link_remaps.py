@@ -1,15 +1,15 @@
 """Deleted names of files that have other names: CRIU's link remaps, made restorable more than once.
 
 For an open file whose name was deleted while other hard links live on, CRIU makes a helper link
-(``link_remap.N``, beside the old name) at the dump and opens that at the restore.  Left alone, the
-link litters the folder until a restore uses it up, a dump that leaves the tree running has it
-removed again (so that its checkpoint cannot be restored), and a second restore finds nothing.
+(``link_remap.N``, next to the old name) at the dump and opens that at the restore.  Left alone, the
+link stays in the folder until a restore uses it up, a dump that leaves the tree running removes it
+again (so that its checkpoint cannot be restored), and a second restore finds nothing.
 
 So each helper link is recorded with another name of the same file, and its contents are kept; the
-link is removed when the dump is over, and made anew before each restore, as
-`criuctl.files.deleted_names` says: a hard link to the other name where that is still the same file,
+link is removed when the dump is over, and made again before each restore, as
+`criuctl.files.deleted_names` decides: a hard link to the other name if that is still the same file,
 else a file with the recorded contents.  CRIU makes one for each time that a file was opened: they
-are names of one file again.
+become names of one file again.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ if TYPE_CHECKING:
     from .deleted_names import DeletedName
 
 _PREFIX = "link_remap."
-_FAKE = ".cr_link"  # what CRIU appends to the deleted name where there is another file of it by now
-_MARKED = re.compile(r"link_remap\.\d+\.([0-9a-f]{8})-(\d{1,10})-(\d{1,20})")  # ours at a restore
-_SCAN_LIMIT = 100_000  # names of one folder that are looked through for another link
+_FAKE = ".cr_link"  # CRIU's suffix of the deleted name if another file has that name now
+# criuctl's links at a restore
+_MARKED = re.compile(r"link_remap\.\d+\.([0-9a-f]{8})-(\d{1,10})-(\d{1,20})")
+_SCAN_LIMIT = 100_000  # entries of one folder that are searched for another link
 
 
 def _names(folder: int) -> dict[int, str]:
-    """A name for each inode in a folder; not of helper links, which go, too."""
+    """Return a name for each inode in a folder, without helper links, which are removed, too."""
     found: dict[int, str] = {}
     with os.scandir(f"/proc/self/fd/{folder}") as entries:
         for entry in islice(entries, _SCAN_LIMIT):
@@ -59,7 +60,7 @@ def _names(folder: int) -> dict[int, str]:
 
 
 def _store(writer: CheckpointWriter, path: str, fd: int) -> tuple[str, StreamRef]:
-    """Put the contents of a link into the checkpoint: (hash, stream)."""
+    """Store the contents of a link in the checkpoint; return (hash, stream)."""
     with open(f"/proc/self/fd/{fd}", "rb", buffering=0) as file:
         taken = writer.add_file(("link", path), file.fileno(), os.fstat(fd).st_size)
     return taken.digest, writer.stream(("link", path))
@@ -68,21 +69,21 @@ def _store(writer: CheckpointWriter, path: str, fd: int) -> tuple[str, StreamRef
 class DumpedLinks:
     """The helper links that CRIU makes for one dump.
 
-    Their folders are held: those of a mount namespace that ends with the tree cannot be found any
-    more by then.
+    Their folders are held open: those of a mount namespace that ends with the tree cannot be found
+    any more afterwards.
     """
 
     def __init__(self, root: int, entry: NamespacePlan, stack: ExitStack) -> None:
         self._root, self._stack = root, stack
         self._inside = "mnt" in entry.entered | entry.dumped
-        self._folders: dict[tuple[int, str], int] = {}  # by the process that sees it so
+        self._folders: dict[tuple[int, str], int] = {}  # by a process that sees it under this path
         # path -> its folder, and what it is
         self._links: dict[str, tuple[int, os.stat_result]] = {}
         self._views: dict[int, int] = {}  # mount -> a process that sees it
 
     def collect(self, images: ImageSet, writer: CheckpointWriter) -> list[LinkRecord]:
-        """Record those that it has just made, with their contents; not those in what it saves
-        itself.
+        """Record those that CRIU has just made, with their contents; not those on file systems that
+        it saves itself.
         """
         records = []
         saved = saved_devices(self._root)
@@ -91,10 +92,9 @@ class DumpedLinks:
             name = os.path.basename(path)
             try:
                 folder = self._folder(path, mount)
-                # To open a FIFO would wait for somebody who writes; it may be one, or somebody puts
-                # one there.
+                # Opening a FIFO would wait for a writer; it may be one, or be replaced by one.
                 fd = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
-            # somebody has put a link on the way meanwhile, or moved the folder
+            # a link was put on the way meanwhile, or the folder was moved
             except OSError as error:
                 raise DumpFailed(
                     f"{path}: the deleted file behind it cannot be recorded: {error.strerror}"
@@ -132,7 +132,7 @@ class DumpedLinks:
         return records
 
     def clean(self, reporter: Reporter) -> None:
-        """Remove them: the dump is over.  What somebody has put in the place of one is not ours."""
+        """Remove them: the dump is over.  A file that has replaced one is left alone."""
         for path, (folder, made) in self._links.items():
             name = os.path.basename(path)
             try:
@@ -150,7 +150,7 @@ class DumpedLinks:
                 )
 
     def _folder(self, path: str, mount: int) -> int:
-        """A descriptor of the folder of `path`, in the mount namespace of the tree that has the
+        """Return a descriptor of the folder of `path`, in the tree's mount namespace that has the
         mount with this id.
         """
         folder, pid = os.path.dirname(path), self._viewer(mount) if self._inside else 0
@@ -170,7 +170,9 @@ class DumpedLinks:
         return self._folders[pid, folder]
 
     def _viewer(self, mount: int) -> int:
-        """A process in the mount namespace with this mount; the root for one that is in none."""
+        """Return a process in the mount namespace with this mount; the root for one that is in
+        none.
+        """
         if not self._views:
             for pid in mount_tops(self._root).values():
                 self._views |= {m.id: pid for m in read_mounts(pid)}
@@ -194,23 +196,21 @@ def provided(
     moved: Mapping[str, str],
     reporter: Reporter,
 ) -> Iterator[Provided]:
-    """The helper links are there for CRIU, as `names` are judged; whichever it has not used up are
-    gone afterwards.
+    """Make the helper links for CRIU, as `names` are judged; remove those that it has not used,
+    afterwards.
 
-    They have names of their own, which the images are told: the old ones may be those of another
-    tree's, of which there are checkpoints with the same numbers.  `moved`: path -> where the tree's
-    own is instead (`criuctl.files.put_back`).  After a failure, names that CRIU made from them are
-    gone as well.
+    They have new names, which are written to the images: the old ones may be those of another
+    tree's, whose checkpoints have the same numbers.  `moved`: path -> the tree's own path instead
+    (`criuctl.files.put_back`).  After a failure, names that CRIU made from them are removed as
+    well.
     """
     links = _Links(images.linked(), reader, reporter)
     try:
         for name in names:
             links.provide(name, moved.get(name.other, name.other))
         if links.names:
-            images.edit_files(links.tell)
-        yield Provided(
-            links.made, {mine: path for path, mine in links.names.items()}, links.created
-        )
+            images.edit_files(links.rename_in_images)
+        yield Provided(links.made, {own: path for path, own in links.names.items()}, links.created)
     except BaseException:
         links.undo()
         raise
@@ -261,7 +261,8 @@ class _Links:
                                 "names here"
                             )
                             self._reporter.warning(
-                                f"{text}; what has it open gets a file of its own, as it was"
+                                f"{text}; the process that has it open gets a file of its own, as "
+                                "it was"
                             )
                     self.made[path] = os.stat(base, dir_fd=folder, follow_symlinks=False)
             except OSError as error:
@@ -277,12 +278,12 @@ class _Links:
         """Make the helper link `base` one of the file of the other names, if there is one."""
         if other or there is None:
             return bool(other) and _linked(other, there, base, folder)
-        # nobody knows its names
+        # its names are not known
         with folder_walk.by_handle(name.links[0].handle, os.path.dirname(name.links[0].path)) as fd:
             return fd is not None and _linked(f"/proc/self/fd/{fd}", there, base, folder)
 
-    def tell(self, entry: Any) -> None:
-        """Have CRIU use them, as they are: edits an entry of files.img."""
+    def rename_in_images(self, entry: Any) -> None:
+        """Put them into an entry of files.img, so that CRIU uses them."""
         if not entry.HasField("reg"):
             return
         if (path := self.names.get(self._helpers.get(entry.id, ""))) is not None:
@@ -295,7 +296,7 @@ class _Links:
                 entry.reg.ClearField("mode")
 
     def undo(self) -> None:
-        """Take away the names that CRIU had made when it failed."""
+        """Remove the names that CRIU had made when it failed."""
         for name, path in self._absent.items():
             made = self.made.get(path)
             with suppress(OSError):
@@ -313,27 +314,29 @@ class _Links:
                     _remove(path)
 
     def _path(self, path: str) -> str:
-        """Where the helper link is now that was at `path`; notes what CRIU will make of it."""
+        """Return where the helper link is now that was at `path`; record the name that CRIU will
+        make of it.
+        """
         if not os.path.basename(path).startswith(_PREFIX):
             raise RestoreFailed(f"{path} is not the name of a helper link")
-        mine = f"{path}.{self._mark}"
+        own = f"{path}.{self._mark}"
         if not _is_text(path):  # no other name can be put into an image
             if os.path.lexists(path):
                 raise RestoreFailed(
                     f"{path} is in the way",
                     hint="It is left over from a restore that was killed: remove it.",
                 )
-            mine = path
+            own = path
         for _, entry in self._opened.get(path, ()):
             name = path_of(entry.reg)
-            self._absent |= {n: mine for n in (name, name + _FAKE) if not os.path.lexists(n)}
+            self._absent |= {n: own for n in (name, name + _FAKE) if not os.path.lexists(n)}
             above = os.path.dirname(name)
             while not os.path.lexists(above):
                 self._folders.append(above)
                 above = os.path.dirname(above)
-        self.names[path] = mine
-        self.made[mine] = None
-        return mine
+        self.names[path] = own
+        self.made[own] = None
+        return own
 
 
 def _is_text(path: str) -> bool:
@@ -345,14 +348,16 @@ def _is_text(path: str) -> bool:
 
 
 def _space() -> str:
-    """What this process's number is one of."""
+    """Return the PID namespace that this process's number belongs to."""
     return hashlib.blake2s(
         f"{boot_id()} {os.stat('/proc/self/ns/pid').st_ino}".encode(), digest_size=4
     ).hexdigest()
 
 
 def _mark() -> str:
-    """What the helper links of this process are known by, should it be killed."""
+    """Return the mark in the names of this process's helper links, by which they are found if it is
+    killed.
+    """
     itself = ProcessIdentity.of(os.getpid())
     return f"{_space()}-{itself.pid}-{itself.start_time}"
 
@@ -374,8 +379,9 @@ def _sweep(folder: int) -> None:
 
 
 def _linked(other: str, there: tuple[int, int] | None, name: str, folder: int) -> bool:
-    """Make `name` one of the file at `other`; False if that is gone, is not the one it must be, or
-    is on another file system.
+    """Make `name` one of the file at `other`.
+
+    Return False if that is gone, is not the expected file, or is on another file system.
     """
     try:
         with _opened(other) as fd:
@@ -395,7 +401,7 @@ def _linked(other: str, there: tuple[int, int] | None, name: str, folder: int) -
 
 @contextmanager
 def _opened(path: str) -> Iterator[int]:
-    """A descriptor (``O_PATH``) of what is at a path, or of what a link of /proc leads to."""
+    """Open (``O_PATH``) what is at a path, or what a link of /proc leads to."""
     if path.startswith("/proc/self/fd/"):
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     else:
@@ -413,7 +419,7 @@ def _remove(path: str) -> None:
 
 
 def _make(link: LinkRecord, name: str, folder: int, reader: CheckpointReader) -> tuple[int, int]:
-    """A new file with what was recorded: its device and inode."""
+    """Make a new file with what was recorded; return its device and inode."""
     fifo = stat.S_ISFIFO(link.mode)
     if fifo:
         os.mkfifo(name, 0o600, dir_fd=folder)
@@ -421,7 +427,7 @@ def _make(link: LinkRecord, name: str, folder: int, reader: CheckpointReader) ->
     fd = os.open(name, flags | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         if fifo and not stat.S_ISFIFO(os.fstat(fd).st_mode):
-            raise OSError(errno.ESTALE, "something else is in its place by now", link.path)
+            raise OSError(errno.ESTALE, "another file is in its place now", link.path)
         if not fifo:
             reader.write_to([(link.data, fd, 0)])
             os.ftruncate(fd, link.data.size)

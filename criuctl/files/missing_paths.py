@@ -1,7 +1,7 @@
-"""Folders and FIFOs that the tree has open and that are not here: CRIU opens them by their paths,
-and would fail half-way.
+"""Folders and FIFOs that the tree has open and that do not exist here: CRIU would fail at them
+half-way.
 
-Regular files are judged by what the manifest says of them (`judgement`), working folders in the
+Regular files are judged by their records in the manifest (`judgement`), working folders in the
 plan.
 """
 
@@ -17,19 +17,19 @@ from ..quoting import quoted
 from ..report import Finding
 from .judgement import Judgement
 
-_KERNELS_OWN = ("/proc/", "/sys/")  # whose folders come with processes and control groups
+_KERNELS_OWN = ("/proc/", "/sys/")  # folders there come with processes and control groups
 
 
 def absent(
-    images: ImageSet, manifest: Manifest, files: Iterable[Judgement], told: Iterable[str]
+    images: ImageSet, manifest: Manifest, files: Iterable[Judgement], reported: Iterable[str]
 ) -> Iterator[Finding]:
-    """What is missing, or is something else here, and is not put back; `told` are folders of which
-    that is known.
+    """Report what is missing, or is something else here, and is not put back; `reported`: folders
+    to leave out.
     """
     if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
-        return  # what the tree will see is not known before it is there
+        return  # what the tree will see is not known beforehand
     made = {j.record.path for j in files if j.verdict == "put-back"}
-    known = {*told, *(parent for path in made for parent in _above(path)), *made}
+    known = {*reported, *(parent for path in made for parent in _above(path)), *made}
     remapped = images.remapped()  # deleted: made again
     entries = list(images.files())
     holders = {file: held[0] for file, held in images.holders().items()}

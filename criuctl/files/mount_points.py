@@ -1,11 +1,11 @@
 """The disks on which files were, so that none is put back below the mount point of a disk that is
-not there.
+not mounted.
 
-A missing folder is made when a file in it is put back.  Where the disk is not mounted that folder
-would come to the file system below, hidden as soon as the disk is mounted again.  So a record names
-the mount point of its file, and on the host of the dump such a file is refused while nothing is
-mounted there (`judged`).  File systems in memory are left out: what was in them is gone when a host
-starts again, and is to be made again.
+A missing folder is made when a file in it is put back.  If the disk is not mounted, that folder
+would be made on the file system below, and be hidden as soon as the disk is mounted again.  So a
+record names the mount point of its file, and on the host of the dump such a file is refused while
+nothing is mounted there (`judged`).  File systems in memory are left out: they are empty after a
+reboot, and their files are to be made again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
 def named(root_pid: int, records: Iterable[FileRecord]) -> list[FileRecord]:
-    """The records, with the mount points of those that may be put back."""
+    """Return the records, with the mount points of those that may be put back."""
     points: dict[str, str] = {}
     with suppress(NoSuchProcess, PreflightRefused, OSError):
-        # the last at a place is what is seen
+        # the last mount at a place is the visible one
         points = {mount.point: mount.kind for mount in read_mounts(root_pid)}
     return [
         record.with_use(mount=point)
@@ -44,7 +44,9 @@ def named(root_pid: int, records: Iterable[FileRecord]) -> list[FileRecord]:
 
 
 def _point(path: str, points: dict[str, str]) -> str:
-    """The mount point of the disk that a path is on; "" for the root's and for one in memory."""
+    """Return the mount point of the disk that a path is on; "" for the root's and for one in
+    memory.
+    """
     folder = path
     while (folder := os.path.dirname(folder)) != "/":
         if folder in points:
@@ -53,15 +55,15 @@ def _point(path: str, points: dict[str, str]) -> str:
 
 
 def judged(judgements: Iterable[Judgement]) -> list[Judgement]:
-    """The judgements on the host of the dump, with those refused that would be put back below a
-    missing mount.
+    """Return the judgements on the host of the dump, with those refused that would be put back
+    below a missing mount.
     """
     judgements = list(judgements)
     if not any(j.verdict == "put-back" and j.record.mount for j in judgements):
         return judgements
     here = {mount.point for mount in read_mounts()}
     away = [j for j in judgements if j.verdict == "put-back" and _is_away(j.record, here)]
-    first = {j.record.mount: j for j in reversed(away)}  # one finding says it of all
+    first = {j.record.mount: j for j in reversed(away)}  # one finding reports all of it
     counts = Counter(j.record.mount for j in away)
     settled = {id(j): _refused(j, counts[j.record.mount] - 1) for j in first.values()}
     settled |= {id(j): replace(j, verdict="moved-on", why="") for j in away if id(j) not in settled}
@@ -69,7 +71,7 @@ def judged(judgements: Iterable[Judgement]) -> list[Judgement]:
 
 
 def _is_away(record: FileRecord, here: Collection[str]) -> bool:
-    """Whether the disk is not mounted and nothing has taken its place."""
+    """Return whether the disk is not mounted and nothing has taken its place."""
     if not record.mount or record.mount in here:
         return False
     if not os.path.isdir(os.path.dirname(record.path)):

@@ -1,21 +1,22 @@
-"""What a restored process may get back by a path.
+"""Decide which files a restored process may get by a path.
 
-A name says nothing about which file it leads to by the time of the restore: whoever controls a
-folder or link on the way decides.  RULE: a restore gives nobody a file that they could not have.
-A process gets what is at a recorded path if
+A name does not prove which file it leads to at the time of the restore: a user who controls a
+folder or link on the way decides that.  RULE: a restore gives no process a file that it could not
+have.  A process gets what is at a recorded path if
 
-1. root alone controls every component: nobody else can have put another file there.  If the
-   process could not open it itself, that it had it at the dump must be certain: the checkpoint
-   tells so with this host's seal, came from an encrypted store, or straight from another host; or
-2. it is the very inode of the dump (`heldinodes`), or was made by this restore; or
-3. the process could open it itself, in that mode, with its own credentials, over no link but of
-   root's and its own user's making.  Where others could have put it there (a folder like /tmp, a
-   group's folder, a root process in a user's folder), it must besides belong to the owner that it
-   had at the dump, or to the process's user, and have no second name: so it is not something that
-   a stranger has put in its place.
+1. root alone controls every component: no other user can have put another file there.  If the
+   process could not open it itself, it must be certain that it had the file at the dump: the
+   checkpoint proves it by this host's seal, came from an encrypted store, or straight from another
+   host; or
+2. it is the very inode of the dump (`inode_records`), or was made by this restore; or
+3. the process could open it itself, in that mode, with its own credentials, over links made only by
+   root and its own user.  Where others could have put it there (a folder like /tmp, a group's
+   folder, a root process in a user's folder), it must in addition belong to the owner that it had
+   at the dump, or to the process's user, and have no second name: then it is not something that
+   another user has put in its place.
 
-`Judge` does so for one file, wherever it is looked at: in the plan (`untrusted`), right before CRIU
-opens it (`handover`), and on what the restored process really holds
+`Judge` does so for one file, at each stage: in the plan (`trust_findings`), right before CRIU opens
+it (`inherited_files`), and on what the restored process really holds
 (`criuctl.restore.comparison`).
 """
 
@@ -47,15 +48,15 @@ class Objection(Struct, frozen=True):
     """Why a process does not get a file."""
 
     path: str
-    use: Use | None  # None: it is on its way over a socket
+    use: Use | None  # None: it is in a message on a socket
     fault: Fault
 
     def __str__(self) -> str:
-        who = f"PID {self.use.pid} ({self.use})" if self.use is not None else "the tree"
-        return f"{self.path} is not given back to {who}: {self.fault.reason}"
+        holder = f"PID {self.use.pid} ({self.use})" if self.use is not None else "the tree"
+        return f"{self.path} is not given back to {holder}: {self.fault.reason}"
 
     def finding(self) -> Finding:
-        """For the plan."""
+        """Return the finding for the plan."""
         fd = self.use.number if self.use is not None and self.use.role == "descriptor" else None
         pid = self.use.pid if self.use is not None else None
         hint = f"{HINT} At fault: {self.fault.component}."
@@ -68,8 +69,9 @@ class Judge(Struct, frozen=True):
     manifest: Manifest
     known: Mapping[str, InodeRecord]
     owners: Mapping[str, int]  # path -> owner at the dump
-    holders: Mapping[int, Credentials]  # the tree's own PIDs
-    certain: bool  # nobody else can have written the checkpoint, or all its processes are root's
+    holders: Mapping[int, Credentials]  # PIDs in the tree
+    # no other program can have written the checkpoint, or all its processes are root's
+    certain: bool
     made: Collection[tuple[int, int]] = ()  # device and inode of what this restore has made
 
     @classmethod
@@ -82,7 +84,10 @@ class Judge(Struct, frozen=True):
         authentic: bool,
         made: Collection[tuple[int, int]] = (),
     ) -> Judge:
-        """The judge of a checkpoint's restore; `authentic`: nobody else can have written it."""
+        """Return the judge of a checkpoint's restore.
+
+        `authentic`: no other program than criuctl can have written it.
+        """
         certain = authentic or not any(user.uid for user in holders.values())
         known = inode_records.known(config, manifest)
         owners = {record.path: record.uid for record in manifest.files}
@@ -90,8 +95,8 @@ class Judge(Struct, frozen=True):
         return cls(manifest, known, owners, holders, certain, made)
 
     def objection(self, held: HeldFile, found: Found, root: int | None) -> Objection | None:
-        """Why a process that holds `held` may not have what was found at its path; `root` as for
-        `Looks`.
+        """Return why a process that holds `held` may not have what was found at its path; `root` as
+        for `Looks`.
         """
         if found.fault is None and self.certain:
             return None
@@ -106,7 +111,9 @@ class Judge(Struct, frozen=True):
         uses: Iterable[Use],
         root: int | None,
     ) -> Objection | None:
-        """Why nothing may be made in the folder `found` at `path` for the processes of `uses`."""
+        """Return why nothing may be made in the folder `found` at `path` for the processes of
+        `uses`.
+        """
         wanted = [(use.pid, os.W_OK | os.X_OK, use) for use in uses]
         return self._unproven(path, found, wanted) or self._objection(path, found, wanted, root)
 
@@ -117,7 +124,9 @@ class Judge(Struct, frozen=True):
         uses: Iterable[Use],
         root: int | None,
     ) -> Objection | None:
-        """Why the sockets of `uses` may not be connected to the one that was found at `path`."""
+        """Return why the sockets of `uses` may not be connected to the one that was found at
+        `path`.
+        """
         return self._objection(path, found, [(use.pid, os.W_OK, use) for use in uses], root)
 
     def _unproven(
@@ -126,7 +135,9 @@ class Judge(Struct, frozen=True):
         found: Found,
         wanted: Iterable[tuple[int, int, Use | None]],
     ) -> Objection | None:
-        """Why a process may not have what is at a path of root's; None for any other path."""
+        """Return why a process may not have what is at a path of root's; None for any other
+        path.
+        """
         if found.fault is not None or self.certain or path in self.known:
             return None
         for pid, access, use in wanted:
@@ -142,10 +153,11 @@ class Judge(Struct, frozen=True):
         return None
 
     def link_objection(self, held: HeldFile, origin: str, fd: int) -> Objection | None:
-        """Why a process that has `held` open under a deleted name may not have the file `fd`.
+        """Return why a process that has `held` open under a deleted name may not have the file
+        `fd`.
 
-        No path of it was recorded, so it is the very inode that CRIU's helper link `origin` was of
-        at the dump, or one that the process could open if it came across it.
+        No path of it was recorded, so it must be the very inode that CRIU's helper link `origin`
+        had at the dump, or one that the process could open if it found it.
         """
         found = Found(fd, os.fstat(fd), None)
         if self.is_same(origin, found):
@@ -182,7 +194,7 @@ class Judge(Struct, frozen=True):
         return None
 
     def is_same(self, path: str, found: Found) -> bool:
-        """Whether it is the very inode of the dump, or one that this restore has made."""
+        """Return whether it is the very inode of the dump, or one that this restore has made."""
         if (found.status.st_dev, found.status.st_ino) in self.made:
             return True
         record = self.known.get(path)
@@ -210,7 +222,7 @@ class Judge(Struct, frozen=True):
             return Fault(path, f"{error.strerror}", "")
 
     def _strange(self, path: str, way: Fault, user: Credentials, place: Place) -> Fault | None:
-        """Others could have put it there: whether somebody else's is there now."""
+        """Return why a file may be another user's, at a path where others can put files."""
         status = place.status
         owners = {user.uid, self.owners.get(path, user.uid)}
         if status.st_uid not in owners:
@@ -230,7 +242,9 @@ def _not_allowed(path: str, user: Credentials, found: Found, place: Place) -> Fa
 
 
 def _wanted(held: HeldFile, holders: Iterable[int]) -> Iterable[tuple[int, int, Use | None]]:
-    """Process, access and use of each that holds it; of what is on its way over a socket, all."""
+    """Yield process, access and use of each that holds it; for a file in a message on a socket, of
+    all processes.
+    """
     if not held.uses:
         return [(pid, trustedpath.access_of(held.flags), None) for pid in holders]
     return [(use.pid, _access(use), use) for use in held.uses]
@@ -243,7 +257,7 @@ def _access(use: Use) -> int:
 
 
 def check_external(files: Iterable[HeldFile], manifest: Manifest) -> None:
-    """`Damaged` if CRIU would open by its name what is said to be inherited."""
+    """Raise `Damaged` if CRIU would open by its name what is marked as inherited."""
     known = {one.key for one in manifest.external}
     for held in files:
         if held.external and held.path.lstrip("/") not in known:
@@ -254,7 +268,7 @@ def check_external(files: Iterable[HeldFile], manifest: Manifest) -> None:
 
 
 def check_flags(files: Iterable[HeldFile]) -> None:
-    """`Damaged` if CRIU would make or empty files as it opens them."""
+    """Raise `Damaged` if CRIU would make or empty files as it opens them."""
     for held in files:
         if is_bad_flag(held.flags) or any(is_bad_flag(use.flags) for use in held.uses):
             raise Damaged(

@@ -1,23 +1,24 @@
-"""What a checkpoint requires of the world for it to be worth restoring: its predicates.
+"""Predicates: conditions outside the tree that a checkpoint requires to be worth restoring.
 
-A tree comes back with what it knew at its dump; where that is not so any more (a schema was
-changed, a file edited, a token has run out), it goes on from what is wrong.  A predicate says so
-beforehand.  It is noted at the dump, before the freeze, and checked by a restore before anything
-starts:
+A tree comes back with what it knew at its dump.  If that has changed (a schema, an edited file, a
+token that has run out), it goes on from wrong assumptions.  A predicate reports that beforehand.
+It is noted at the dump, before the freeze, and checked by a restore before anything starts:
 
     file:PATH       the file has the contents that it had (this host's file of that name, symlinks
-    followed) command:CMD     ``sh -c CMD`` ends with 0
-    output:CMD      ``sh -c CMD`` ends with 0 and prints what it printed: a query for a schema, say
+                    followed)
+    command:CMD     ``sh -c CMD`` ends with 0
+    output:CMD      ``sh -c CMD`` ends with 0 and prints what it printed, for example a query for a
+                    schema
     age:SPAN        the checkpoint is not older than that
 
-What is not so at the dump is refused there.  What changes between the note and the freeze makes the
-checkpoint stale, never wrongly good.
+A predicate that does not hold at the dump is refused there.  A change between the note and the
+freeze makes the checkpoint stale, never wrongly good.
 
-RULE: no command runs here because a checkpoint says so.  A command of a checkpoint is run only if
-this very host noted it (its record bears a MAC under a key that never leaves the state folder) or
-if this host's configuration has the same command under ``predicates``.  Neither the key of a store
-nor the name of a host in a manifest will do: whoever may write checkpoints, or gets one imported,
-could forge it.  A command that is not run counts as stale.
+RULE: no command runs here because a checkpoint contains it.  A command of a checkpoint is run only
+if this very host noted it (its record bears a MAC under a key that never leaves the state folder)
+or if this host's configuration has the same command under ``predicates``.  Neither the key of a
+store nor the name of a host in a manifest suffices: a user who may write checkpoints, or get one
+imported, could forge it.  A command that is not run counts as stale.
 
 A reader that knows no predicates must not restore: a manifest with some requires the feature
 `FEATURE`.
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 FEATURE = "predicates"
 KINDS = ("file", "command", "output", "age")
-RUN = ("command", "output")  # those that are a command
+RUN = ("command", "output")  # the kinds that are a command
 State = Literal["holds", "stale", "unchecked"]
 _MOST = 64  # of one checkpoint
 _LONGEST = 4096  # characters
@@ -56,7 +57,7 @@ _OUTPUT = 16 << 20  # bytes that a command may print
 
 
 class Verdict(Struct, frozen=True):
-    """One predicate of a checkpoint, here and now."""
+    """One predicate of a checkpoint, and whether it holds here and now."""
 
     record: PredicateRecord
     state: State
@@ -64,7 +65,7 @@ class Verdict(Struct, frozen=True):
     hint: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of it."""
+        """Return its JSON object."""
         return {
             "kind": self.record.kind,
             "argument": self.record.argument,
@@ -74,7 +75,7 @@ class Verdict(Struct, frozen=True):
 
 
 def parse(spec: str) -> tuple[PredicateKind, str]:
-    """Kind and argument of ``KIND:ARGUMENT``; `UsageError`."""
+    """Return kind and argument of ``KIND:ARGUMENT``; `UsageError`."""
     kind, colon, argument = spec.partition(":")
     if not colon or kind not in KINDS or not argument.strip():
         raise UsageError(
@@ -93,7 +94,7 @@ def parse(spec: str) -> tuple[PredicateKind, str]:
 
 
 def configured(config: Config) -> list[tuple[str, list[tuple[PredicateKind, str]]]]:
-    """The configuration's patterns with what each requires; `ConfigError`."""
+    """Return the configuration's patterns with what each requires; `ConfigError`."""
     made = []
     for pattern, specs in config.predicates.items():
         try:
@@ -108,8 +109,8 @@ def configured(config: Config) -> list[tuple[str, list[tuple[PredicateKind, str]
 def wanted(
     config: Config, session: str, specs: Sequence[str] = ()
 ) -> list[tuple[PredicateKind, str]]:
-    """What a checkpoint of `session` is to require: the first pattern that fits, and `specs`; each
-    once.
+    """Return what a checkpoint of `session` is to require: the first matching pattern, and `specs`;
+    each once.
     """
     found = next(
         (rules for pattern, rules in configured(config) if fnmatch.fnmatchcase(session, pattern)),
@@ -124,7 +125,7 @@ def wanted(
 def note(
     config: Config, wishes: Sequence[tuple[PredicateKind, str]]
 ) -> tuple[PredicateRecord, ...]:
-    """Look how it is now; `PreflightRefused` for what is not so now."""
+    """Record the present state; `PreflightRefused` for a predicate that does not hold now."""
     return tuple(_noted(config, kind, argument) for kind, argument in wishes)
 
 
@@ -147,14 +148,14 @@ def _noted(config: Config, kind: PredicateKind, argument: str) -> PredicateRecor
 
 
 def with_required(manifest: Manifest, records: tuple[PredicateRecord, ...]) -> Manifest:
-    """The manifest with what it requires; an older reader will refuse it."""
+    """Return the manifest with its requirements; an older reader will refuse it."""
     if not records:
         return manifest
     return manifest.with_use(predicates=records, features=(*manifest.features, FEATURE))
 
 
 def examine(config: Config, manifest: Manifest, *, force: bool = False) -> list[Finding]:
-    """What stands against restoring it now; with `force` it is only told."""
+    """Report what stands against a restore now; with `force` as warnings."""
     level: Literal["error", "warning"] = "warning" if force else "error"
     return [
         Finding(
@@ -169,7 +170,7 @@ def examine(config: Config, manifest: Manifest, *, force: bool = False) -> list[
 
 
 def verdicts(config: Config, manifest: Manifest, *, run: bool = True) -> Iterator[Verdict]:
-    """What has become of each predicate; without `run` no command is run."""
+    """Return the verdict on each predicate; without `run` no command is run."""
     if not manifest.predicates:
         return
     allowed = {
@@ -201,11 +202,11 @@ def verdicts(config: Config, manifest: Manifest, *, run: bool = True) -> Iterato
 
 
 class _NotSo(Exception):
-    """Why something is not as it is required."""
+    """The reason why a predicate does not hold."""
 
 
 def _stale(config: Config, manifest: Manifest, record: PredicateRecord) -> str:
-    """Why it does not hold any more; "" if it does."""
+    """Return why it does not hold any more; "" if it does."""
     try:
         if record.kind == "age":
             return _age(manifest, record.argument)
@@ -235,14 +236,13 @@ def _age(manifest: Manifest, span: str) -> str:
 
 
 def _file(path: str, only: int | None = None) -> tuple[int, str]:
-    """Size and BLAKE3 of a regular file; of one that has not `only` so many bytes the contents are
-    not read.
+    """Return size and BLAKE3 of a regular file; if its size is not `only`, the contents are not
+    read.
     """
-    from .recording import digest
+    from .contents import digest
 
     try:
-        # Nothing is opened that has an effect of its own, and no link leads to what its maker may
-        # not read.
+        # Nothing is opened that has side effects, and no link leads to what its maker may not read.
         top = os.open("/", os.O_PATH | os.O_CLOEXEC)
         try:
             last = list(folder_walk.trail(path, top))[-1:]
@@ -260,7 +260,7 @@ def _file(path: str, only: int | None = None) -> tuple[int, str]:
         if only is not None and status.st_size != only:
             return status.st_size, ""
         if status.st_size == 0 and os.read(fd, 1):
-            raise _NotSo("the kernel tells no size of it; require output:CMD of what prints it")
+            raise _NotSo("the kernel reports no size for it; require output:CMD of what prints it")
         return status.st_size, digest(fd, status.st_size)
     except OSError as error:
         raise _NotSo(f"it cannot be read: {error.strerror}") from error
@@ -269,7 +269,7 @@ def _file(path: str, only: int | None = None) -> tuple[int, str]:
 
 
 def _run(config: Config, text: str) -> str:
-    """BLAKE3 of what the command prints."""
+    """Return the BLAKE3 of what the command prints."""
     from blake3 import blake3
 
     from ..proc import command

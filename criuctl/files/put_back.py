@@ -1,8 +1,8 @@
-"""Files put back at a restore, as `criuctl.files.judgement` says, and all of it undone if the
+"""Files put back at a restore, as `criuctl.files.judgement` decides, and all of it undone if the
 restore fails.
 
-Setting aside is a rename, so undoing is one too.  Folders are another user's now and then: nobody
-leads what is put back elsewhere (`criuctl.proc.folder_walk`).
+Setting aside is a rename, so undoing is one too.  Some folders are another user's: that user must
+not be able to redirect what is put back (`criuctl.proc.folder_walk`).
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ class Applied:
         # a file that stays: device and inode of its folder, name
         self._beside: dict[tuple[int, int, str], str] = {}
         self.aside: list[tuple[str, str]] = []  # (path, where its newer copy is)
-        self.own: dict[str, str] = {}  # path -> where the tree's own is instead
+        self.own: dict[str, str] = {}  # path -> the tree's own path instead
         self.created: set[tuple[int, int]] = set()  # device and inode of each
         self.apart: list[tuple[str, str]] = []  # two paths that were one file and cannot be here
 
     def apply(self, judgements: Sequence[Judgement]) -> None:
         """Put back every file that is to be; `RestoreFailed` names the one that cannot."""
         wanted = [j for j in judgements if j.verdict in ("put-back", "beside")]
-        # A name that is gone, or another file's by now, comes back as one of the file that still is
-        # as it was.
+        # A name that is gone, or another file's now, comes back as one of the file that is
+        # unchanged.
         as_it_was = [
             j.record
             for j in judgements
             if j.verdict == "same" and j.record.digest and stat.S_ISREG(j.record.mode)
         ]
         self._made |= {(record.device, record.inode): record.path for record in as_it_was}
-        anew = list(wanted)
+        restored = list(wanted)
         wanted += [j for j in judgements if j.verdict == "set-aside"]
         for judgement in wanted:
             try:
@@ -69,7 +69,7 @@ class Applied:
                     f"{judgement.record.path} cannot be put back: {error.strerror}"
                 ) from error
         # folders last: their times change with what is put into them
-        for judgement in reversed(anew):
+        for judgement in reversed(restored):
             path, mtime = judgement.record.path, judgement.record.mtime_ns
             if stat.S_ISDIR(judgement.record.mode):
                 with suppress(OSError), folder_walk.folder(os.path.dirname(path)) as folder:
@@ -81,9 +81,7 @@ class Applied:
                     )
 
     def undo(self) -> None:
-        """Take everything back; what cannot be is left, for there is nobody left to tell but the
-        log.
-        """
+        """Take everything back; what cannot be is left, and only logged."""
         while self._undo:
             with suppress(OSError):
                 self._undo.pop()()
@@ -110,13 +108,13 @@ class Applied:
                 self._make(record, path, newer if judgement.from_prefix else "", folder)
 
     def _move_away(self, path: str) -> None:
-        """What was made since the dump where it must not be."""
+        """Move away a file made since the dump where it must not be."""
         with suppress(FileNotFoundError), folder_walk.folder(os.path.dirname(path)) as folder:
             if _is_there(os.path.basename(path), folder):
                 self._set_aside(path, folder)
 
     def _make_beside(self, judgement: Judgement) -> None:
-        """What is there stays; the tree's own gets another name."""
+        """Make the tree's own file under another name; the present file stays."""
         record = judgement.record
         above, name = os.path.split(record.path)
         with folder_walk.folder(above) as folder:
@@ -132,8 +130,8 @@ class Applied:
         self.own[record.path] = self._beside[place]
 
     def _make(self, record: FileRecord, path: str, prefix_of: str, folder: int) -> None:
-        """A regular file at `path`: another name of what was made already, if that was one file
-        with it at the dump.
+        """Make a regular file at `path`, or another name of one made already, if they were one file
+        at the dump.
         """
         file = (record.device, record.inode)
         if file in self._made:
@@ -148,7 +146,7 @@ class Applied:
         self._made.setdefault(file, path)
 
     def _is_made(self, file: tuple[int, int], name: str, folder: int) -> bool:
-        """Whether what is there is what was made of this file of the dump."""
+        """Return whether what is there was made of this file of the dump."""
         if file not in self._made:
             return False
         try:
@@ -164,7 +162,7 @@ class Applied:
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[int]:
-        """The folder that `path` is in, and what is missing of it is made."""
+        """Open the folder that `path` is in, and make what is missing of it."""
         above = os.path.dirname(path)
         with suppress(FileNotFoundError), folder_walk.folder(above):
             above = ""
@@ -182,8 +180,8 @@ class Applied:
     def _do(
         self, path: str, folder: int, act: Callable[[], T], back: Callable[[str, int], None]
     ) -> T:
-        """Do one thing in the folder that `path` is in, and note first what takes it back there: a
-        signal may follow at once.
+        """Do one step in the folder of `path`, and record how to undo it first: a signal may follow
+        at once.
         """
         there = os.fstat(folder)
 
@@ -200,10 +198,10 @@ class Applied:
             raise
 
     def _link(self, made: str, path: str, folder: int) -> None:
-        with folder_walk.folder(os.path.dirname(made)) as beside:
+        with folder_walk.folder(os.path.dirname(made)) as source:
             names = os.path.basename(made), os.path.basename(path)
             link = partial(
-                os.link, *names, src_dir_fd=beside, dst_dir_fd=folder, follow_symlinks=False
+                os.link, *names, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False
             )
             self._do(path, folder, link, _unlink)
 
@@ -238,7 +236,7 @@ class Applied:
         self.created.add((status.st_dev, status.st_ino))
 
     def _set_aside(self, path: str, folder: int) -> str:
-        """Rename what is there; its new name."""
+        """Rename what is there; return its new name."""
         name = os.path.basename(path)
         newer = self._free_name(name, "newer", folder)
 
@@ -278,16 +276,17 @@ def _rmdir(name: str, folder: int) -> None:
 
 
 def dress(path: str, record: FileRecord, folder: int | None = None) -> os.stat_result:
-    """Give a file that was made anew the owner, mode, attributes and time that it had; what it is.
+    """Give a new file the owner, mode, attributes and time that it had; return its device and
+    inode.
 
-    Its folder may be another user's, who can put a link to a file of somebody else in its place:
-    nothing is followed.
+    Its folder may be another user's, who can put a link to any file in its place: nothing is
+    followed.
     """
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         status = os.fstat(fd)
         if stat.S_IFMT(status.st_mode) != stat.S_IFMT(record.mode):
-            raise OSError(errno.ESTALE, "something else is in its place by now", path)
+            raise OSError(errno.ESTALE, "another file is in its place now", path)
         _dress(fd, record)
         return status
     finally:
@@ -295,7 +294,7 @@ def dress(path: str, record: FileRecord, folder: int | None = None) -> os.stat_r
 
 
 def _dress(fd: int, record: FileRecord) -> None:
-    """The same for an open file."""
+    """Do the same for an open file."""
     itself = f"/proc/self/fd/{fd}"
     os.chown(itself, record.uid, record.gid)
     os.chmod(itself, stat.S_IMODE(record.mode))

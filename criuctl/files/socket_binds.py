@@ -1,22 +1,23 @@
-"""Unix sockets with a path, where others than root control the folder: bound by their own process.
+"""Unix sockets with a path, where users other than root control the folder: bound by their own
+process.
 
 CRIU binds a socket as root, by its path: it removes a socket that is there, binds, and gives the
-file its owner and mode, all by name.  Who controls a folder on the way can swap it for a link
-meanwhile, and a socket appears, or a file vanishes or changes its owner, where only root may write.
-So:
+file its owner and mode, all by name.  A user who controls a folder on the way can replace it by a
+link meanwhile, and a socket appears, or a file vanishes or changes its owner, where only root may
+write.  So:
 
 - The folder of each is walked and judged (`criuctl.files.permission`) in the plan and again
   before CRIU begins: the process must be allowed to make files there, or it is the folder of the
   dump, or root alone controls it.
-- Where root alone does not control it, CRIU makes the socket without a name (`take_out`).  When all
-  is in place, and nothing has run, the process itself binds it (`bind`), with its own rights to
-  files (CRIU has not given it its credentials yet, and leaves it those of root until then): the
-  kernel lets it make a socket only where its user may.  What must be removed or get a mode is
-  reached by the descriptor of the folder that was judged.  Datagram sockets that were connected to
-  it, or to one outside of the tree, by such a name are connected again likewise, and so are streams
-  that it had not accepted.
-- In the end each is looked at by descriptor: the file that the socket is bound to must be the one
-  in the folder that was judged (`compare`).
+- If root alone does not control it, CRIU makes the socket without a name (`take_out`).  When all is
+  in place, and nothing has run, the process itself binds it (`bind`), with its own rights to files
+  (CRIU has not given it its credentials yet, and leaves it those of root until then): the kernel
+  lets it make a socket only where its user may.  What must be removed or get a mode is reached by
+  the descriptor of the folder that was judged.  Datagram sockets that were connected to it, or to
+  one outside the tree, by such a name are connected again likewise, and so are streams that it had
+  not accepted.
+- At the end each is checked by descriptor: the file that the socket is bound to must be the one in
+  the folder that was judged (`compare`).
 """
 
 from __future__ import annotations
@@ -43,23 +44,24 @@ from .permission import HINT, Judge, Objection
 from .socket_names import EXTERN, BoundName, bound
 
 _OPENED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_ASIDE = ".criuctl-aside"  # where another file is while a socket is bound to a deleted name
+_ASIDE = ".criuctl-aside"  # suffix for another file that is in place of a deleted name
 
 
 class _Bound(Struct):
     """A socket with a path."""
 
     name: BoundName
-    holder: tuple[int, int]  # the tree's own PID, descriptor
+    holder: tuple[int, int]  # PID in the tree, descriptor
     folder: int  # O_PATH
-    raw: bytes = b""  # the address, where the process is to bind it itself
+    raw: bytes = b""  # the address, if the process is to bind it itself
     backlog: int | None = None  # where it listens
     perms: tuple[int, int, int] | None = None  # uid, gid, mode of its file
-    clients: list[tuple[int, int]] = field(default_factory=list)  # that are connected to it by name
+    # sockets that are connected to it by name
+    clients: list[tuple[int, int]] = field(default_factory=list)
 
 
 def folder_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Objection]:
-    """What stands against binding sockets in the folders that their paths lead to now."""
+    """Report what stands against binding sockets in the folders that their paths lead to now."""
     names = [name for name in bound(images) if not name.abstract]
     holders = images.holders() if names else {}
     found = []
@@ -76,15 +78,15 @@ def folder_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Obje
 
 
 def peer_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Objection]:
-    """What stands against connecting datagram sockets to what is at the names of their peers, which
-    are outside of the tree.
+    """Report what stands against connecting datagram sockets to their peers outside the tree, by
+    their names.
     """
     found = []
     for peer in _peers(images):
         with (
             suppress(OSError),
             looks.at(peer.name.path) as there,
-        ):  # missing: told elsewhere
+        ):  # missing: reported elsewhere
             uses = [Use(pid, "descriptor", fd) for pid, fd in peer.clients]
             objection = judge.peer_objection(peer.name.path, there, uses, looks.root)
             if objection is not None:
@@ -93,14 +95,15 @@ def peer_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Object
 
 
 def _peers(images: ImageSet) -> list[_Bound]:
-    """The sockets outside that CRIU would connect sockets of the tree to, by their paths."""
+    """Return the sockets outside that CRIU would connect sockets of the tree to, by their paths."""
     entries = [e for e in images.files() if e.HasField("usk")]
     if not any(e.usk.uflags & EXTERN for e in entries):
         return []
     holders = images.holders()
     clients: dict[int, list[tuple[int, int]]] = {}
     for entry in entries:
-        if entry.usk.peer and entry.usk.type == socket.SOCK_DGRAM:  # streams are not CRIU's to make
+        # CRIU does not make streams again
+        if entry.usk.peer and entry.usk.type == socket.SOCK_DGRAM:
             clients.setdefault(entry.usk.peer, []).extend(holders.get(entry.id, ())[:1])
     return [
         _Bound(
@@ -129,7 +132,9 @@ class OwnBinds:
     """The sockets with paths of one restore."""
 
     def __init__(self, images: ImageSet, judge: Judge, root: int | None, stack: ExitStack) -> None:
-        """Walk to their folders, in the mount namespace with this root folder, and hold them."""
+        """Walk to their folders, in the mount namespace with this root folder, and hold them
+        open.
+        """
         self._sockets: list[_Bound] = []
         self._own: list[_Bound] = []
         self._peers: list[_Bound] = []  # outside, whose clients connect to them themselves
@@ -209,8 +214,8 @@ class OwnBinds:
         images.edit_files(edit)
 
     def bind(self, pids: Mapping[int, int]) -> None:
-        """Have the processes (`pids`: the tree's own PIDs -> ours) bind and connect what CRIU has
-        not.
+        """Have the processes bind and connect what CRIU has not; `pids`: PID in the tree -> PID on
+        this host.
         """
         for one in self._own:
             try:
@@ -273,7 +278,7 @@ class OwnBinds:
                 _run(pid, inject.LISTEN, (holder[1], one.backlog))
 
     def _dress(self, one: _Bound, pids: Mapping[int, int], base: str) -> None:
-        """Give the file its owner and mode: the one that the socket is bound to, not the name."""
+        """Give the file its owner and mode: the file that the socket is bound to, not the name."""
         if one.perms is None:
             return
         fd = os.open(base, _OPENED, dir_fd=one.folder)
@@ -288,7 +293,9 @@ class OwnBinds:
             os.close(fd)
 
     def compare(self, pids: Mapping[int, int]) -> None:
-        """`RestoreFailed` if one is not bound in the folder that was judged; it is removed."""
+        """Raise `RestoreFailed` if one is not bound in the folder that was judged; it is
+        removed.
+        """
         for one in self._sockets:
             pid = pids.get(one.holder[0])
             if pid is None or one.name.deleted or self._is_there(one, pids):
@@ -309,7 +316,7 @@ class OwnBinds:
 
 
 def _elsewhere(one: _Bound, found: tuple[str, os.stat_result] | None) -> RestoreFailed:
-    """The error for a socket that has come to another folder, where it is removed."""
+    """Return the error for a socket that was bound in another folder, where it is removed."""
     where = ""
     if found is not None:
         path, status = found
@@ -322,7 +329,7 @@ def _elsewhere(one: _Bound, found: tuple[str, os.stat_result] | None) -> Restore
         f"PID {one.holder[0]} (descriptor {one.holder[1]}): its unix socket is not in the folder of"
         f" {one.name.path} that was judged{where}: something on the way there was changed while the"
         " tree was restored",
-        hint="Nothing has run. See who changes it, then restore again.",
+        hint="Nothing has run. Find what changes that path, then restore again.",
         pid=one.holder[0],
         fd=one.holder[1],
     )
@@ -334,9 +341,9 @@ def _address(one: _Bound) -> bytes:
 
 @contextmanager
 def _as_itself(pid: int, ids: OwnIds) -> Iterator[None]:
-    """A stopped process, which is root's yet, has its own rights to files meanwhile."""
+    """Give a stopped process, which is still root's, its own rights to files meanwhile."""
     groups = struct.pack(f"={len(ids.groups)}I", *ids.groups)
-    with suppress(PermissionError):  # a user namespace in which nobody may set groups
+    with suppress(PermissionError):  # a user namespace in which groups cannot be set
         _run(pid, inject.SETGROUPS, (len(ids.groups),), groups or b"\0")
     gid = _run(pid, inject.SETFSGID, (ids.gid,))
     try:
@@ -356,7 +363,7 @@ def _as_itself(pid: int, ids: OwnIds) -> Iterator[None]:
 
 @contextmanager
 def _in_folder(pid: int, folder: str) -> Iterator[None]:
-    """A stopped process is in the folder that a relative name begins in; "" for none."""
+    """Put a stopped process into the folder that a relative name begins in; "" for none."""
     if not folder:
         yield
         return
@@ -376,7 +383,7 @@ def _run(
     data: bytes = b"",
     behind: Sequence[int] = (),
 ) -> int:
-    """A system call with `data` at the address between these arguments."""
+    """Run a system call with `data` at the address between these arguments."""
     with ExitStack() as stack:
         address = (stack.enter_context(inject.placed(pid, data)),) if data else ()
         result = inject.call(pid, number, *before, *address, *behind)

@@ -1,19 +1,21 @@
-"""The names of the tree's unix sockets, and who has them by the time of the restore.
+"""The names of the tree's unix sockets, and the processes that have them at the time of the
+restore.
 
-CRIU removes the file of a socket at every name that a socket of the images has, whoever's that is,
-and binds there: somebody who lives is not found any more, though he goes on listening.  So who has
-a name is asked first, and before CRIU starts again:
+CRIU removes the file of a socket at every name that a socket of the images has, whoever owns it,
+and binds there: clients would no longer find a living server.  So the owner of each name is looked
+up first, and before CRIU starts again:
 
-- a path that leads to a living socket: refused.  A copy's socket gets a name of its own beside it,
+- a path that leads to a living socket: refused.  A copy's socket gets a name of its own next to it,
   and in the mount namespace of the copy, and nowhere else, that is shown at the path: its programs
   find it there, and cannot remove what is below, as many do when they end.  A copy that comes back
   later keeps that name, and is shown at the path again;
-- the same for a socket whose file is deleted, which only bears the name: it bears another one;
-- a path to anything else, a symlink too: refused, for CRIU cannot bind there;
+- the same for a socket whose file is deleted, which only has the name: it gets another one;
+- a path to anything else, a symlink too: refused, because CRIU cannot bind there;
 - an abstract name that is taken: refused, and a copy gets a network of its own, as with ports.
 
-An accepted connection bears its listener's name, which CRIU would remove, too, and then not bind:
-it comes without (`disown`).  What a failed restore has left at the paths is taken back.
+An accepted connection has its listener's name, which CRIU would remove, too, and then not bind: it
+is restored without (`disown`).  Files that a failed restore has left at the paths are removed
+again.
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ from ..quoting import quoted
 from ..report import Finding
 from .put_back import dress
 
-EXTERN = 1  # of a socket's uflags: the name is its peer's, outside of the tree
+EXTERN = 1  # bit of a socket's uflags: the name is its peer's, outside the tree
 _LONGEST = 107  # bytes of a path that bind(2) takes, without the NUL
 _OWN = re.compile(r"(.+)\.copy-[0-9a-f]{8}x*", re.DOTALL)
-_PATIENCE, _PAUSE = 1.0, 0.05  # seconds in which who is just ending lets go of a name
+_PATIENCE, _PAUSE = 1.0, 0.05  # seconds in which a process that is ending releases a name
 _END_IT = "End that process first"
 
 
@@ -55,18 +57,18 @@ class BoundName(Struct, frozen=True):
 
     id: int  # in files.img
     name: bytes  # as it is bound, without the NUL behind a path
-    folder: str  # that a relative name is in
+    folder: str  # the folder of a relative name
     type: int
-    deleted: bool  # nobody finds it by its name
+    deleted: bool  # no process finds it by its name
 
     @property
     def abstract(self) -> bool:
-        """Whether it is no path, but a name in a net namespace."""
+        """Return whether it is a name in a net namespace, not a path."""
         return self.name.startswith(b"\0")
 
     @property
     def path(self) -> str:
-        """Where it is bound, for people if that is no path."""
+        """Return where it is bound, in readable form if that is no path."""
         if self.abstract:
             return "@" + os.fsdecode(self.name[1:]).replace("\0", "@")
         return os.path.join(self.folder or "/", os.fsdecode(self.name))
@@ -78,9 +80,9 @@ class TakenName(Struct, frozen=True):
     path: str
     # copys: the tree's socket has its own name already
     what: Literal["socket", "deleted", "copys", "other", "abstract"]
-    by: str  # who has it, or what it is; "" if nobody has it
-    own: str = ""  # what the tree's socket can be called instead; "" for nothing
-    pid: int | None = None  # of the tree
+    by: str  # its owner, or what it is; "" if it has no owner
+    own: str = ""  # the name that the tree's socket can have instead; "" for none
+    pid: int | None = None  # the tree's process and descriptor
     fd: int | None = None
     exists: bool = True  # there is something at the path
 
@@ -89,7 +91,9 @@ class TakenName(Struct, frozen=True):
 
 
 def bound(images: ImageSet) -> list[BoundName]:
-    """Every socket that CRIU binds to a name, but for paths of mounts that are the tree's own."""
+    """Return every socket that CRIU binds to a name, except paths on mounts that are the tree's
+    own.
+    """
     found, own_mounts = [], _own_mounts(images)
     for entry in images.files():
         usk = entry.usk
@@ -104,13 +108,13 @@ def bound(images: ImageSet) -> list[BoundName]:
 
 
 def _is_connected(usk: Any) -> bool:
-    """A stream that only bears a name: it is not bound again."""
+    """Return whether it is a stream that only has a name: it is not bound again."""
     return bool(usk.type != socket.SOCK_DGRAM and usk.state == TCP_ESTABLISHED)
 
 
 def _own_mounts(images: ImageSet) -> set[int]:
-    """The mounts of a saved mount namespace that are made anew; all others are this host's, by the
-    same paths.
+    """Return the mounts of a saved mount namespace that are made again; all others are this host's,
+    by the same paths.
     """
     names = [name for name in images.names() if name.startswith("mountpoints-")]
     mounts = [mount for name in names for mount in read(images.folder, name, "MNTS")]
@@ -118,8 +122,8 @@ def _own_mounts(images: ImageSet) -> set[int]:
 
 
 def taken(images: ImageSet, manifest: Manifest, net: Place, *, copy: bool) -> tuple[TakenName, ...]:
-    """The names of the images that somebody has here; `net` is how, and from where, the tree's net
-    namespace can be had.
+    """Return the names of the images that are taken here; `net`: how, and from where, the tree's
+    net namespace can be had.
     """
     with opened(net) as namespace:
         names = bound(images)
@@ -171,14 +175,16 @@ def _look(
 
 
 def _copy_of(n: BoundName) -> str:
-    """The path that the programs know of a socket that has a copy's own name; "" for any other."""
+    """Return the path that the programs know of a socket that has a copy's own name; "" for any
+    other.
+    """
     own = None if n.abstract or n.deleted else _OWN.fullmatch(n.path)
     return own[1] if own is not None else ""
 
 
 def copys_files(root: int) -> set[str]:
-    """The files of unix sockets of this tree that have a copy's own names, as far as it may be
-    looked at.
+    """Return the files of this tree's unix sockets that have a copy's own names, as far as they may
+    be examined.
     """
     found: set[str] = set()
     with suppress(CriuctlError):
@@ -191,15 +197,15 @@ def copys_files(root: int) -> set[str]:
 
 
 def is_shown(root: str, point: str) -> bool:
-    """Whether a mount is of a copy's own name, shown at the path that its socket is known by: so it
-    will be again.
+    """Return whether a mount shows a copy's own name at the path that its socket is known by: it
+    will be shown again.
     """
     own = _OWN.fullmatch(os.path.basename(root))
     return own is not None and own[1] == os.path.basename(point)
 
 
 def _own_name(n: BoundName, mark: str) -> str:
-    """Another path in the same folder, which nobody has; "" if it would be too long to be bound."""
+    """Return a free path in the same folder; "" if it would be too long to be bound."""
     folder, base = os.path.split(os.fsdecode(n.name))
     suffix = f".copy-{mark}"
     while True:
@@ -207,7 +213,7 @@ def _own_name(n: BoundName, mark: str) -> str:
         if len(os.fsencode(own)) > _LONGEST:
             return ""
         path = os.path.join(n.folder or "/", own)
-        if socketfiles.at(path) in ("none", "dead"):  # one that has ended may have left it
+        if socketfiles.at(path) in ("none", "dead"):  # a process that has ended may have left it
             return path
         suffix += "x"
 
@@ -248,11 +254,11 @@ def _process(owner: tuple[int, int] | None) -> str:
 def settle(
     names: Iterable[TakenName], findings: list[Finding], *, copy: bool, init: bool, pids: str
 ) -> tuple[TakenName, ...]:
-    """The sockets that come under names of their own; for all others of `names` there is an error
-    in `findings`.
+    """Return the sockets that get names of their own; for all others of `names` an error is added
+    to `findings`.
 
-    `init`: the root was PID 1, so CRIU makes its mount namespace; `pids` as wished.  Abstract names
-    are not judged here.
+    `init`: the root was PID 1, so CRIU makes its mount namespace; `pids`: as requested.  Abstract
+    names are not judged here.
     """
     settled: list[TakenName] = []
     private = not init and pids != "same"
@@ -277,12 +283,10 @@ def settle(
             level = "warning" if n.by or not shown else "info"
             its = f"the {'copy' if copy else 'tree'}'s unix socket is {n.own}"
             text = (
-                f"{n.path} leads to {n.by}; {its}"
-                if n.by
-                else f"{its}, for {n.path} was somebody else's"
+                f"{n.path} leads to {n.by}; {its}" if n.by else f"{its}, because {n.path} was taken"
             )
             text += (
-                ", which its own processes alone find there"
+                ", and only its own processes find it there"
                 if shown
                 else ", and its own processes do not find it there"
             )
@@ -290,7 +294,7 @@ def settle(
         else:
             text = f"{n.path} is the name of a unix socket of the tree, and {n.by} has it"
             if n.what == "deleted" or (copy and not n.own):
-                text += "; the path is too long for another name beside it"
+                text += "; the path is too long for another name next to it"
             if copy:
                 how = "`criuctl verify --restore` tries a copy with files of its own."
                 hint = (
@@ -319,7 +323,7 @@ def settle(
 
 
 def covering(names: Iterable[TakenName]) -> list[TakenName]:
-    """Those that are shown to the tree at the paths that they had, which takes a mount namespace of
+    """Return those that are shown to the tree at their old paths, which needs a mount namespace of
     its own.
     """
     return [n for n in names if n.what in ("socket", "copys") and n.exists]
@@ -329,14 +333,14 @@ def covering(names: Iterable[TakenName]) -> list[TakenName]:
 
 
 class Bindings:
-    """The names of one restore: put into the images, watched, shown, and taken back."""
+    """The names of one restore: put into the images, watched, shown, and undone."""
 
     def __init__(self, images: ImageSet, names: Sequence[TakenName]) -> None:
         self._images = images
         self._names = names
         self._paths: list[str] = []  # of all sockets of the tree
         self._before: dict[str, os.stat_result | None] = {}
-        # path -> where the tree's own is instead
+        # path -> the tree's own path instead
         self.own = {n.path: n.own for n in names if n.what == "socket"}
 
     def put(self) -> None:
@@ -350,7 +354,7 @@ class Bindings:
                 name = entry.usk.name
                 folder = os.path.dirname(name)
                 base = os.fsencode(os.path.basename(new[entry.id]))
-                nul = name[len(name.rstrip(b"\0")) :]  # which the kernel counts, as a rule
+                nul = name[len(name.rstrip(b"\0")) :]  # which the kernel usually counts
                 entry.usk.name = os.path.join(folder, base) + nul
 
         if new:
@@ -358,9 +362,7 @@ class Bindings:
         self._paths = list(dict.fromkeys(b.path for b in bound(self._images) if not b.abstract))
 
     def begin(self) -> None:
-        """CRIU is about to start: what is at the paths now, which are still nobody's;
-        `RestoreFailed`.
-        """
+        """Record what is at the paths before CRIU starts; `RestoreFailed` if one is taken now."""
         for path in self._paths:
             if socketfiles.at(path) == "alive":
                 raise RestoreFailed(
@@ -374,7 +376,9 @@ class Bindings:
                 self._before[path] = None
 
     def show(self, pid: int) -> None:
-        """Show the tree's own at the paths that it knows, in the mount namespace of `pid` alone."""
+        """Show the tree's own sockets at the paths that it knows, in the mount namespace of `pid`
+        alone.
+        """
         names = covering(self._names)
 
         def mount() -> None:
@@ -390,9 +394,7 @@ class Bindings:
             ) from error
 
     def undo(self) -> None:
-        """Nothing was restored: at the paths be again what was there, the files of sockets that are
-        gone, or nothing.
-        """
+        """Undo a failed restore: put back what was at each path before."""
         for path, before in self._before.items():
             with suppress(OSError), folder_walk.folder(os.path.dirname(path)) as folder:
                 _put_back(os.path.basename(path), path, before, folder)
@@ -405,7 +407,7 @@ def _put_back(name: str, path: str, before: os.stat_result | None, folder: int) 
         now = None
     if now is not None:
         if socketfiles.at(path) != "dead":
-            return  # somebody else's by now
+            return  # another process's now
         if before is None:
             os.unlink(name, dir_fd=folder)
             return

@@ -1,7 +1,7 @@
-"""What stands against giving a tree what its paths lead to now: before anything is touched.
+"""Report what stands against giving a tree what its paths lead to now, before anything is touched.
 
 Left out is what will be put back, and what a tree with mounts of its own will see: that is judged
-when it is there.
+when it exists.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ def objections(
     authentic: bool,
     hang_up: bool = False,
 ) -> list[Finding]:
-    """One finding for each file or folder that may not be had; `Damaged` for hostile images.
+    """Return one finding for each file or folder that may not be had; `Damaged` for hostile images.
 
-    `authentic`: nobody else can have written the checkpoint.  `hang_up`: connections are not made
-    again.
+    `authentic`: no other program than criuctl can have written the checkpoint.  `hang_up`:
+    connections are not made again.
     """
     held = held_files(images)
     check_flags(held)
     check_external(held, manifest)
     if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
         return []
-    anew = {j.record.path for j in files if j.verdict in ("put-back", "beside", "overlaid")}
+    restored = {j.record.path for j in files if j.verdict in ("put-back", "beside", "overlaid")}
     judge = Judge.of(config, manifest, credentials(images), authentic=authentic)
-    there = [one for one in held if not one.deleted and not one.external and one.path not in anew]
+    there = [
+        one for one in held if not one.deleted and not one.external and one.path not in restored
+    ]
     with Looks() as looks:
         found = [
             *_files(there, judge, looks),
@@ -56,7 +58,7 @@ def _files(files: Iterable[HeldFile], judge: Judge, looks: Looks) -> Iterator[Ob
         try:
             with looks.at(one.path, one.flags) as there:
                 objection = judge.objection(one, there, None)
-        except OSError:  # what is missing is told elsewhere
+        except OSError:  # what is missing is reported elsewhere
             continue
         if objection is not None:
             yield objection

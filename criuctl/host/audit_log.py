@@ -29,7 +29,7 @@ def entries(path: Path, since: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def killed_by_operator(config: Config, record: SessionRecord) -> bool:
-    """Whether an operator has asked the holder to end this life of the session."""
+    """Return whether an operator has asked the holder to end this life of the session."""
     state = state_of(config, record.name)
     folder = (
         Path(state["log"]).parent

@@ -1,15 +1,15 @@
-"""Configured trees: process trees that the configuration gives a name, however they are found.
+"""Configured trees: process trees that have a name in the configuration.
 
     trees:
       web: {unit: nginx}                                        # as unit:nginx
       jobs: {cgroup: /system.slice/jobs, labels: {tier: batch}}
       db: {pid_file: /run/postgresql/main.pid, command: postgres, order: 10}
       old: {command: '^/usr/bin/java .*Legacy'}                 # must match exactly one tree's
-      command line
+                                                                # command line
 
 Such a name is a TARGET like a session's: after its first dump the tree is a session of that name.
-While a session of that name runs, the name means it.  A PID file may be old and its number another
-process' by now: with `command` beside it, that must match.
+While a session of that name runs, the name means it.  A PID file may be old and its number that of
+another process now: if the entry has a `command`, too, that must match.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ..proc.tree import ProcessIdentity
 from ..session.names import check_name
 from .target import resolve_target
 
-ORDER = 50  # of what says nothing
+ORDER = 50  # of a tree that configures none
 _WAYS = ("unit", "cgroup", "pid_file", "command")
 _KEYS = (*_WAYS, "labels", "order")
 
 
 class Tree(Struct, frozen=True):
-    """One of them as it is configured."""
+    """One tree as it is configured."""
 
     name: str
     unit: str = ""
@@ -48,12 +48,12 @@ class Tree(Struct, frozen=True):
 
 
 def trees(config: Config) -> dict[str, Tree]:
-    """All of them, by name; `ConfigError`."""
+    """Return all of them, by name; `ConfigError`."""
     return {name: parse(name, body) for name, body in config.trees.items()}
 
 
 def parse(name: str, body: Mapping[str, Any]) -> Tree:
-    """One entry of `trees` in the configuration; `ConfigError`."""
+    """Return one entry of `trees` in the configuration; `ConfigError`."""
     where = f"trees: {name}"
     try:
         check_name(name)
@@ -68,7 +68,7 @@ def parse(name: str, body: Mapping[str, Any]) -> Tree:
     if len(given) != 1 and given != ["pid_file", "command"]:
         raise ConfigError(
             f"{where} needs one of {', '.join(_WAYS)}",
-            hint="Only pid_file may have a command beside it.",
+            hint="Only pid_file may have a command next to it.",
         )
     for way in given:
         if not isinstance(body[way], str):
@@ -90,7 +90,7 @@ def parse(name: str, body: Mapping[str, Any]) -> Tree:
 
 
 def find(config: Config, name: str) -> ProcessIdentity | None:
-    """The root of the configured tree called `name`, None if none is; errors as of
+    """Return the root of the configured tree called `name`, None if none is; errors as of
     `resolve_target`.
     """
     if name not in config.trees:
@@ -99,8 +99,9 @@ def find(config: Config, name: str) -> ProcessIdentity | None:
 
 
 def root_of(tree: Tree) -> ProcessIdentity:
-    """The tree's root now; `NotFound` or `NoSuchProcess` if it does not run, `UsageError` if that
-    cannot be told.
+    """Return the tree's root now.
+
+    Raises `NotFound` or `NoSuchProcess` if it does not run, `UsageError` if it is ambiguous.
     """
     if tree.unit or tree.cgroup:
         text = f"unit:{tree.unit}" if tree.unit else f"cgroup:{tree.cgroup}"
@@ -152,18 +153,18 @@ def _of_command(tree: Tree) -> int:
 def matching(
     pattern: str, lines: Mapping[int, str], parents: Mapping[int, int], myself: int
 ) -> list[int]:
-    """The PIDs whose line matches and none of whose ancestors' does.
+    """Return the PIDs whose command line matches and none of whose ancestors' does.
 
-    Left out are `myself`, its ancestors (a shell that was given our own command line), and others
-    with `myself`'s line.
+    Left out are `myself`, its ancestors (a shell that was given criuctl's command line), and others
+    with `myself`'s command line.
     """
-    ours, pid = {myself}, myself
-    while (pid := parents.get(pid, 0)) and pid not in ours:
-        ours.add(pid)
+    above, pid = {myself}, myself
+    while (pid := parents.get(pid, 0)) and pid not in above:
+        above.add(pid)
     found = {
         pid
         for pid, line in lines.items()
-        if pid not in ours and line != lines.get(myself) and re.search(pattern, line)
+        if pid not in above and line != lines.get(myself) and re.search(pattern, line)
     }
 
     def inside(pid: int) -> bool:
@@ -178,8 +179,8 @@ def matching(
 
 
 def command_line(pid: int) -> str:
-    """The words of a process' command line with a space between each; empty for a kernel thread and
-    who is gone.
+    """Return the words of a process's command line with a space between each; empty for a kernel
+    thread and an ended process.
     """
     try:
         return os.fsdecode(read_bytes(pid, "cmdline").rstrip(b"\0").replace(b"\0", b" "))

@@ -1,11 +1,11 @@
-"""How a dump holds the connections of its tree, noted for the next dump or restore, should criuctl
-and CRIU be killed together.
+"""Notes of connections that a dump holds, for the next command, in case criuctl and CRIU are killed
+together.
 
-CRIU locks them in the firewall and puts them into repair mode, and undoes that when criuctl is
-killed; criuctl does when CRIU is.  When both are (what is killed is a control group, or a unit that
-does not stop), the tree runs on and nobody can reach it.  So for as long as CRIU has the
-connections a file tells of them, locked by this criuctl (`criuctl.proc.locks`).  Who finds one that
-nobody holds any more does what is left to do.
+CRIU locks the connections in the firewall and puts them into repair mode.  If criuctl is killed,
+CRIU undoes that; if CRIU is killed, criuctl does.  If both are (a control group is killed, or a
+unit that does not stop), the tree runs on and cannot be reached.  So while CRIU has the connections
+a file records them, locked by this criuctl (`criuctl.proc.locks`).  A command that finds such a
+file without a lock undoes the rest.
 
 From when CRIU may end the tree, the session's record has the firewall table instead.
 """
@@ -29,7 +29,7 @@ from .registry import SHIELDS, boot_id, run_folder
 
 
 class _Shield(Struct):
-    """What such a file says."""
+    """The contents of such a file."""
 
     boot: str
     pid: int  # of the tree's root
@@ -42,7 +42,9 @@ class _Shield(Struct):
 def noted(
     config: Config, root: ProcessIdentity, table: str, sockets: Sequence[Mendable]
 ) -> Iterator[None]:
-    """While inside, CRIU has these; without a place for the note it goes without."""
+    """Note, while inside, that CRIU has these; without a place for the note it goes on without
+    one.
+    """
     path = run_folder(config, SHIELDS) / f"{root.pid}-{root.start_time}"
     with ExitStack() as stack:
         with suppress(OSError):
@@ -60,7 +62,7 @@ def sweep(config: Config) -> None:
     for path in locks.left(run_folder(config, SHIELDS)):
         try:
             shield = msgspec.json.decode(path.read_bytes(), type=_Shield)
-        except ValueError:  # it was killed before all was written, and CRIU could begin
+        except ValueError:  # it was killed before all was written, and before CRIU could begin
             shield = None
         if shield is not None and shield.boot == boot_id():
             try:

@@ -1,33 +1,33 @@
-"""Whether this host is still the home of a session that runs on it: the rule of one home, from the
-home's side.
+"""Check that this host is still the home of a session that runs on it: the rule of one home.
 
-The lease is in the store (`criuctl.checkpoint.leases`); a home remembers, in its
-`SessionRecord.leases`, by which epoch it claimed it, for this life of the session only: for the
-very processes that the record names.
+The lease is in the store (`criuctl.checkpoint.leases`).  A home remembers, in its
+`SessionRecord.leases`, by which epoch it claimed the lease, for this life of the session only: for
+the very processes that the record names.
 
-    a restore          claims the lease, of a session that nobody holds; --take-over from whoever
-    holds it a dump that leaves the tree running
+    a restore          claims the lease of a session that no host holds; --take-over also from
+                       another holder
+    a dump that leaves the tree running
                        claims it too, if this home has not: from its first snapshot on a running
-                       session has a home that others see, and elsewhere a plain restore of it is a
-                       conflict (exit 9).  A copy (--as) is another session and stays free
+                       session has a home that other hosts see, and a plain restore of it on another
+                       host is a conflict (exit 9).  A copy (--as) is another session and stays free
     a dump that ends the tree
-                       gives it back: the session lives nowhere and whoever comes first may restore
-                       it; so does a kill, which says that nobody waits for it: its newest
-                       checkpoint may be pruned, too
+                       gives it back: the session lives nowhere and the first host may restore it;
+                       a kill does so, too, because nothing waits for the session: its newest
+                       checkpoint may be pruned as well
 
 RULE: a home that finds a higher epoch than its own is *fenced*: another host has taken the session
-over.  It writes nothing more for the session, and its copy is stopped (`standdown`).  Looked at: by
-every dump and snapshot before anything is touched and again just before the manifest is published,
-and by ``criuctl fence``.  Nothing else fences: not a store that does not answer, not a lease that
-is not there or cannot be read, not the lease of another session of that name, and not a session
-that has never been claimed.  What a dump does then is refuse, not stop.
+over.  It writes nothing more for the session, and its copy is stopped (`lost_homes`).  The lease is
+checked by every dump and snapshot before anything is touched and again just before the manifest is
+published, and by ``criuctl fence``.  Nothing else fences: not a store that does not answer, not a
+lease that is missing or cannot be read, not the lease of another session of that name, and not a
+session that has never been claimed.  In those cases a dump refuses, and stops nothing.
 
-Between asking for the lease and having written the epoch down, criuctl may be killed.  So the
-record first says that it is asked for (epoch 0): then any other host's claim of this session
-fences, and one of this host does not.
+criuctl may be killed between asking for the lease and recording the epoch.  So the record first
+says that the lease is asked for (epoch 0): then any other host's claim of this session fences, and
+one of this host does not.
 
-A store without conditional writes gives no leases: nothing is claimed there, nobody is fenced, and
-that is told.
+A store without conditional writes gives no leases: nothing is claimed there, no host is fenced, and
+that is reported.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from ..store import open_store
 from .identity import host_id
 from .registry import Registry, SessionRecord, boot_id
 
-_PATIENCE = 5.0  # seconds for a store that is told of an end
-_ASKED = 0  # the epoch of a claim whose outcome is not written down yet
+_PATIENCE = 5.0  # seconds for a store that is informed of an end
+_ASKED = 0  # the epoch of a claim whose outcome is not recorded yet
 
 
 class Fenced(Struct, frozen=True):
-    """A home that is none any more: what it had, and who has the session."""
+    """A home that has lost its session: what it had, and who has it now."""
 
     session: str
     store: str
@@ -65,13 +65,13 @@ class Fenced(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Who took it, when, in a sentence."""
-        who = self.head.host_name or self.head.host
+        """Return which host took it, and when, in a sentence."""
+        taker = self.head.host_name or self.head.host
         has = "which holds it since" if self.head.state == "held" else "which had it until"
-        return f"session {self.session!r} was taken over by host {who}, {has} {self.head.time}"
+        return f"session {self.session!r} was taken over by host {taker}, {has} {self.head.time}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: this home's epoch, and the lease as it is now."""
+        """Return the JSON object: this home's epoch, and the present lease."""
         return {
             "session": self.session,
             "store": self.store,
@@ -80,7 +80,7 @@ class Fenced(Struct, frozen=True):
         }
 
     def error(self) -> HomeLost:
-        """As the reason why nothing is written."""
+        """Return the error that explains why nothing is written."""
         hint = (
             "Its copy here is stale. `criuctl fence` stops such copies; to bring the session "
             "here, end it there first."
@@ -89,7 +89,7 @@ class Fenced(Struct, frozen=True):
 
 
 def lease_dict(head: Head | None) -> dict[str, Any] | None:
-    """A lease for JSON."""
+    """Return the JSON object of a lease."""
     if head is None:
         return None
     return {
@@ -103,17 +103,17 @@ def lease_dict(head: Head | None) -> dict[str, Any] | None:
 
 
 def with_lease(record: SessionRecord, repository: Repository, epoch: int) -> SessionRecord:
-    """The record of a home that has claimed the session in this store by `epoch`."""
-    told: dict[str, Any] = {"url": repository.store.url, "epoch": epoch}
+    """Return the record of a home that has claimed the session in this store by `epoch`."""
+    claim: dict[str, Any] = {"url": repository.store.url, "epoch": epoch}
     if repository.encrypted:
-        # no other one is to take its place unseen: see `criuctl.dump.destination`
-        told["encrypted"] = True
-    return replace(record, leases=record.leases | {repository.id: told})
+        # no other store is to take its place unseen: see `criuctl.dump.destination`
+        claim["encrypted"] = True
+    return replace(record, leases=record.leases | {repository.id: claim})
 
 
 def epoch_of(record: SessionRecord, repository: Repository) -> int | None:
-    """By which epoch this home has claimed the session in this store (0: it has asked), None if it
-    has not.
+    """Return by which epoch this home has claimed the session in this store (0: it has asked), None
+    if it has not.
     """
     try:
         return int(record.leases[repository.id]["epoch"])
@@ -122,8 +122,8 @@ def epoch_of(record: SessionRecord, repository: Repository) -> int | None:
 
 
 def check(config: Config, repository: Repository, record: SessionRecord) -> Fenced | None:
-    """Whether another host has taken over what this home holds in this store; store errors are
-    raised, never judged.
+    """Return whether another host has taken over what this home holds in this store; store errors
+    are raised, never judged.
     """
     if not repository.capabilities.conditional_create or epoch_of(record, repository) is None:
         return None
@@ -133,27 +133,28 @@ def check(config: Config, repository: Repository, record: SessionRecord) -> Fenc
 def judge(
     config: Config, repository: Repository, record: SessionRecord, head: Head | None
 ) -> Fenced | None:
-    """The rule: see the module's text."""
-    mine = epoch_of(record, repository)
-    if mine is None or head is None or head.session.id != record.id:
+    """Apply the rule of the module's docstring."""
+    claimed_epoch = epoch_of(record, repository)
+    if claimed_epoch is None or head is None or head.session.id != record.id:
         return None
-    higher = head.epoch > mine if mine != _ASKED else head.host != host_id(config)
-    return Fenced(record.name, repository.store.url, mine, head) if higher else None
+    higher = head.epoch > claimed_epoch if claimed_epoch != _ASKED else head.host != host_id(config)
+    return Fenced(record.name, repository.store.url, claimed_epoch, head) if higher else None
 
 
 def give_back(config: Config, record: SessionRecord) -> list[str]:
-    """The session has ended here for good: whoever wants may restore it.  Returns the stores that
-    could not be told.
+    """Give the lease back: the session has ended here, and any host may restore it.
+
+    Return the stores that could not be informed.
     """
     left = []
     ref, host = SessionRef(record.name, record.id), host_id(config)
-    told = dict(record.leases)
+    claims = dict(record.leases)
     # a dump that ends a tree claims nothing
-    if not told and record.state == "checkpointed" and not record.moved_to:
-        told[""] = {"url": record.store}
-    # Nobody waits long for this: without it, the next home takes the session over by force.
+    if not claims and record.state == "checkpointed" and not record.moved_to:
+        claims[""] = {"url": record.store}
+    # This is not waited for long: without it, the next home takes the session over by force.
     config = config.with_options(s3_retries=1, s3_timeout=min(config.s3_timeout, _PATIENCE))
-    for store_id, claimed in told.items():
+    for store_id, claimed in claims.items():
         url = str(claimed.get("url", ""))
         try:
             with open_store(url, config) as store, Repository.open(store, config) as repository:
@@ -171,8 +172,8 @@ def give_back(config: Config, record: SessionRecord) -> list[str]:
 
 
 class Home:
-    """The lease of a session as its dump needs it: looked at, claimed if the session lives on here,
-    looked at again.
+    """The lease of a session during its dump: checked, claimed if the session lives on here,
+    checked again.
 
     A context: what was claimed for a tree that criuctl did not know is given back unless the dump
     succeeded (`keep`).
@@ -189,8 +190,8 @@ class Home:
         *,
         lives_on: bool,
     ) -> None:
-        """`session` is what `root` is dumped as; a record of that name may be of processes that are
-        long gone.
+        """`session`: what `root` is dumped as; a record of that name may be of processes that ended
+        long ago.
         """
         same = session.identity == root and session.boot_id == boot_id()
         self.session = session if same else replace(session, leases={}, reason="")
@@ -207,7 +208,7 @@ class Home:
         self.seen: Head | None = None  # the lease at the last `look`
 
     def __enter__(self) -> Self:
-        """Make it the home where the tree lives on; `look` was called before.  `Conflict` when
+        """Make this host the home if the tree lives on; `look` was called before.  `Conflict` when
         another host is faster.
         """
         if not self._repository.capabilities.conditional_create:
@@ -215,14 +216,14 @@ class Home:
                 self._reporter.step("unleased", why=leases.UNLEASED)
             return self
         head = self.seen
-        mine = epoch_of(self.session, self._repository)
-        ours = head is not None and (head.state, head.host, head.epoch) == (
+        claimed_epoch = epoch_of(self.session, self._repository)
+        is_held = head is not None and (head.state, head.host, head.epoch) == (
             "held",
             self._host,
-            mine,
+            claimed_epoch,
         )
-        if self._lives_on and not ours:
-            self._take(mine or 0)
+        if self._lives_on and not is_held:
+            self._take(claimed_epoch or 0)
         return self
 
     def __exit__(
@@ -235,13 +236,13 @@ class Home:
             self._claim.release_unless_kept()
 
     def keep(self) -> None:
-        """The dump has succeeded: its session is known from now on."""
+        """Note that the dump has succeeded: its session is known from now on."""
         if self._claim is not None:
             self._claim.keep()
             self._claim.clear()
 
     def look(self) -> None:
-        """At first, and just before something is written for the session.
+        """Check the lease at first, and again just before something is written for the session.
 
         `HomeLost` when this home is fenced, `Conflict` when the name's lease is held elsewhere.
         """
@@ -252,14 +253,14 @@ class Home:
         if fenced is not None:
             raise fenced.error()
         if head is not None and head.state == "held" and head.host != self._host:
-            who = head.host_name or head.host
+            holder = head.host_name or head.host
             raise Conflict(
-                f"session {self.session.name!r} is held by host {who} since {head.time}",
+                f"session {self.session.name!r} is held by host {holder} since {head.time}",
                 hint=(
                     "A session lives on one host. If this is another session, choose another name "
                     "with --name."
                 ),
-                host=who,
+                host=holder,
             )
 
     def _take(self, above: int) -> None:

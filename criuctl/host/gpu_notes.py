@@ -1,9 +1,8 @@
-"""Notes of GPUs that a dump has taken from processes, for the next command, should criuctl and its
-helper be killed.
+"""Notes of GPUs that a dump has taken from processes, for the next command, in case criuctl and its
+helper are killed.
 
-While a dump has the devices of a tree, a file tells which processes that are, locked by this
-criuctl (`criuctl.proc.locks`).  A note that no process has locked any more is of a killed dump:
-`sweep` gives the devices back.
+While a dump has the devices of a tree, a file lists the processes, locked by this criuctl
+(`criuctl.proc.locks`).  A note without a lock is of a killed dump: `sweep` gives the devices back.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MOVE_SECONDS = 900.0  # for the driver to move all device memory
 
 
 class _Note(Struct):
-    """What a note says: whose devices this criuctl has taken."""
+    """The contents of a note: the processes whose devices this criuctl has taken."""
 
     boot: str
     processes: list[tuple[int, int]]  # PID, start time
@@ -34,8 +33,8 @@ class _Note(Struct):
 
 @contextmanager
 def noted(config: Config, processes: Iterable[ProcessIdentity]) -> Iterator[None]:
-    """While inside, these processes may be without their devices; without a place for the note it
-    goes without.
+    """Note, while inside, that these processes may be without their devices; without a place for
+    the note it goes on without one.
     """
     listed = [(identity.pid, identity.start_time) for identity in processes]
     path = run_folder(config, GPUS) / f"{listed[0][0]}-{listed[0][1]}-{len(listed)}"
@@ -47,9 +46,7 @@ def noted(config: Config, processes: Iterable[ProcessIdentity]) -> Iterator[None
 
 
 def sweep(config: Config, driver: Callable[[], DriverProcess] = DriverProcess) -> None:
-    """Give back the devices that a killed dump, whose helper was killed as well, has left with
-    nobody.
-    """
+    """Give back the devices of a killed dump whose helper was killed as well."""
     for path in locks.left(run_folder(config, GPUS)):
         try:
             note = msgspec.json.decode(path.read_bytes(), type=_Note)

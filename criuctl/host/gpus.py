@@ -1,8 +1,7 @@
-"""Whether this host has what a checkpoint's GPU processes need, and which devices take which
-places.
+"""Check that this host has what a checkpoint's GPU processes need, and choose the devices.
 
 `judge` is pure.  The library of NVIDIA's driver that a process has loaded comes back as it was, and
-works with no other version of the kernel's part: so the versions must be equal.
+works with no other version of the kernel module: so the versions must be equal.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ class HostGpus(Struct, frozen=True):
 
 
 def judge(record: GpuRecord, host: HostGpus) -> tuple[list[Finding], dict[str, str]]:
-    """What forbids the restore, and UUIDs of the checkpoint's devices -> those of this host's that
-    take their places.
+    """Return what forbids the restore, and UUIDs of the checkpoint's devices -> those of this
+    host's that replace them.
     """
     if not record.processes:
         return [], {}  # devices that were open without use: opened again, or not
     if host.error:
         text = (
-            f"the tree used {_names(record)} with driver {record.driver}; here is none: "
+            f"the tree used {_names(record)} with driver {record.driver}; this host has none: "
             f"{host.error}"
         )
         return [_error("gpu-driver", text, _OTHER_HOST)], {}
@@ -66,8 +65,8 @@ def judge(record: GpuRecord, host: HostGpus) -> tuple[list[Finding], dict[str, s
         found.append(_error("gpu-device", text, "Driver 580 or newer can."))
     if (needed := sum(p.memory for p in record.processes)) > host.free:
         text = (
-            f"the tree needs {needed / _GIB:.1f} GiB on its devices, of which "
-            f"{host.free / _GIB:.1f} GiB are free"
+            f"the tree needs {needed / _GIB:.1f} GiB on its devices, and {host.free / _GIB:.1f} "
+            "GiB are free"
         )
         found.append(
             _error("gpu-memory", text, "`nvidia-smi` shows what uses them; end that first.")
@@ -79,7 +78,7 @@ _PHASES = ("lock_ms", "checkpoint_ms", "restore_ms", "unlock_ms")
 
 
 def gpu_facts(record: GpuRecord, timings: Mapping[str, float]) -> dict[str, Any]:
-    """GPUs in the answers of dump, snapshot and restore; milliseconds of each phase."""
+    """Return the GPUs for the results of dump, snapshot and restore; milliseconds of each phase."""
     return {
         "driver": record.driver,
         "processes": len(record.processes),

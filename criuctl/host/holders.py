@@ -1,15 +1,15 @@
 """A session's holder in a dump and in a restore: it stands by, passes on what it knows, and gets
 the tree back.
 
-At a dump the holder is told when the tree is frozen; it reads the terminal empty and holds input
-back until the tree goes on here or somewhere.  Its scrollback is read ahead while the tree runs, so
-that only the end of it is read in the freeze.  A connection that breaks is the holder's sign that
-the dump came to nothing.
+At a dump the holder is notified when the tree is frozen; it reads the terminal empty and holds
+input back until the tree goes on, here or on another host.  Its scrollback is read ahead while the
+tree runs, so that only the end of it is read in the freeze.  A connection that breaks shows the
+holder that the dump has failed.
 
 At a restore the terminal needs a holder: the one that still waits here with the session's
-operators, or a new one, which is told what the last one knew.  The holder starts what becomes the
-parent of the restored tree, so that it gets the exit status: CRIU itself, or PID 1 of the tree's
-namespaces.  A holder made for a restore that fails is ended.
+operators, or a new one, which gets what the last one knew.  The holder starts the process that
+becomes the parent of the restored tree, so that it gets the exit status: CRIU itself, or PID 1 of
+the tree's namespaces.  A holder made for a restore that fails is ended.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ..session.terminal import Pty
 
 _STREAM = "scrollback"
-_GONE = 10.0  # seconds for a holder that was told to end
-_GIVE_UP = 5.0  # seconds for one that finds out by itself what it is told
+_GONE = 10.0  # seconds for a holder that was asked to end
+_GIVE_UP = 5.0  # seconds for one that also finds out by itself
 
 
 class DumpedHolder:
@@ -52,9 +52,9 @@ class DumpedHolder:
     ) -> None:
         self._session: Session | None = None
         self._begun = False
-        # the control group that stands still until CRIU has seized the tree
+        # the control group that is frozen until CRIU has seized the tree
         self._held: str | None = None
-        self.held_since = 0.0  # from when it did, monotonic; 0 if there is none
+        self.held_since = 0.0  # when it was frozen, monotonic; 0 if there is none
         state = sessions.state_of(config, session.name)
         if (
             state is None
@@ -80,8 +80,7 @@ class DumpedHolder:
         assert self._session is not None
         found = self._session.read("start" if self._end < 0 else self._end, end)
         if self._base < 0 or found.offset > self._end:
-            # what was read before is not kept there any more, nor what came after it: it begins
-            # anew
+            # the earlier part is not kept there any more, nor what came after it: start again
             self._base = found.offset
         if found.data:
             writer.add_bytes((_STREAM, self._base), found.data)
@@ -89,21 +88,21 @@ class DumpedHolder:
 
     @contextmanager
     def prepared(self, patience: float = 0.0) -> Iterator[int | None]:
-        """The tree is about to be frozen: nobody else may, from now on.  Descriptor of the control
-        group that already has.
+        """Announce the freeze: no other program may freeze the tree from now on.
 
-        The holder, which may have stopped the tree when it answers, is waited for `patience`
-        seconds at most, if given.
+        Return a descriptor of the control group that is frozen already.  The holder, which may have
+        stopped the tree when it answers, is waited for `patience` seconds at most, if given.
         """
         freezer: str | None = None
         if self._session is not None and "standstill" in self._session.hello["features"]:
             asked = time.monotonic()
-            told = self._session.request(
+            answer = self._session.request(
                 "checkpoint-prepare",
                 hold=True,
                 timeout=min(ANSWER_TIMEOUT, patience or ANSWER_TIMEOUT),
             )
-            freezer, self._held = told["freezer"], told.get("held")  # an older one holds nobody
+            # an older holder freezes nothing
+            freezer, self._held = answer["freezer"], answer.get("held")
             self.held_since = asked if self._held is not None else 0.0
         if freezer is None:
             try:
@@ -118,14 +117,15 @@ class DumpedHolder:
             os.close(fd)
 
     def seized(self) -> None:
-        """CRIU has all of the tree in its hands, or nothing comes of it: what stood still for that
-        goes on with CRIU.
+        """Note that CRIU has seized the tree, or that the dump has failed: the control group is
+        thawed.
         """
         held, self._held = self._held, None
         if held is not None and self._session is not None:
             try:
                 self._session.request("checkpoint-seized")
-            except BaseException as error:  # it does not do it, and nobody else is left who would
+            # the holder does not do it, and no other process is left that would
+            except BaseException as error:
                 group = cgroup.existing(held)
                 if group is not None:
                     group.thaw()
@@ -133,19 +133,19 @@ class DumpedHolder:
                     raise
 
     def unprepare(self) -> None:
-        """The dump begins anew."""
+        """Note that the dump begins again."""
         if self._session is not None and "standstill" in self._session.hello["features"]:
             self._session.request("checkpoint-abort")
 
     def begin(self, writer: CheckpointWriter) -> HolderRecord | None:
-        """The tree is frozen; what it printed before is in the record, and no input reaches it
-        until the end of the dump.
+        """Note that the tree is frozen: its earlier output is in the record, and no input reaches
+        it until the end of the dump.
         """
         if self._session is None:
             return None
-        told = self._session.request("checkpoint-begin")
+        state = self._session.request("checkpoint-begin")
         self._begun = True
-        self._read(writer, told["offset"])
+        self._read(writer, state["offset"])
         status = self._session.status()
         return HolderRecord(
             private=bool(status.get("facts", {}).get("private")),
@@ -153,42 +153,46 @@ class DumpedHolder:
             command=tuple(status["command"]),
             labels=dict(status["labels"]),
             workspace=str(status.get("facts", {}).get("workspace", "")),
-            rows=told["rows"],
-            columns=told["cols"],
+            rows=state["rows"],
+            columns=state["cols"],
             base=self._base,
-            input_offset=told.get("input_offset", 0),
+            input_offset=state.get("input_offset", 0),
             scrollback=writer.stream((_STREAM, self._base)) if self._end > self._base else None,
-            modes=told["modes"],
-            roles=tuple(map(tuple, told["roles"])),
-            events=told["events"],
-            audit=told["audit"],
-            paused=_inner(told.get("paused")),
+            modes=state["modes"],
+            roles=tuple(map(tuple, state["roles"])),
+            events=state["events"],
+            audit=state["audit"],
+            paused=_inner(state.get("paused")),
         )
 
     def commit(self, checkpoint: str) -> None:
-        """The checkpoint exists and the tree is about to be ended: that will not be the session's
-        end.
+        """Note that the checkpoint exists and the tree is about to be ended: that will not be the
+        session's end.
         """
         if self._session is not None:
             self._session.request("checkpoint-commit", checkpoint=checkpoint)
 
     def failed(self) -> None:
-        """The tree goes on, and nothing comes of the dump, even if its checkpoint exists."""
+        """Note that the tree goes on and the dump has failed, even if its checkpoint exists."""
         if self._session is not None and self._begun:
             with suppress(CriuctlError):  # it finds that out by itself
                 self._session.request("checkpoint-abort", timeout=_GIVE_UP)
 
     def thawed(self) -> None:
-        """The tree goes on, though its checkpoint is not stored yet: input reaches it again."""
+        """Note that the tree goes on, though its checkpoint is not stored yet: input reaches it
+        again.
+        """
         if self._session is not None and self._begun:
-            # it was killed: its tree may end of that, and has the more need of this checkpoint
+            # it was killed: its tree may end because of that, and needs this checkpoint all the
+            # more
             with suppress(SessionGone):
                 self._session.request("checkpoint-thawed")
 
     def done(self, checkpoint: str, number: int, *, ended: bool) -> None:
-        """The dump is complete."""
+        """Note that the dump is complete."""
         if self._session is not None and self._begun:
-            with suppress(SessionGone):  # it has ended after its tree, say; the checkpoint is there
+            # it has ended after its tree, for example; the checkpoint exists
+            with suppress(SessionGone):
                 self._session.request(
                     "checkpoint-done", checkpoint=checkpoint, number=number, ended=ended
                 )
@@ -208,19 +212,19 @@ class RestoredHolder:
 
     @property
     def session(self) -> str:
-        """The session's name."""
+        """Return the session's name."""
         return self._record.name
 
     @property
     def needed(self) -> bool:
-        """Whether the tree comes back under a holder."""
+        """Return whether the tree comes back under a holder."""
         m = self._manifest
         return m.holder is not None or any(t.master == "outside" and t.holders for t in m.terminals)
 
     @property
     def ends_with_root(self) -> bool:
-        """Whether private namespaces end with the root: so they do for a session, which is over
-        then.
+        """Return whether private namespaces end with the root: so they do for a session, which is
+        over then.
         """
         return self._manifest.holder is not None
 
@@ -244,7 +248,7 @@ class RestoredHolder:
             ):
                 raise Conflict(
                     f"there is another session {name!r} here ({state['state']})",
-                    hint="End it first, or restore a copy beside it with --as NEW-NAME.",
+                    hint="End it first, or restore a copy with --as NEW-NAME.",
                 )
         elif self.needed:
             self._start(reader)
@@ -263,8 +267,8 @@ class RestoredHolder:
         )
 
     def _dismiss(self, name: str, holder: ProcessIdentity) -> None:
-        """A holder that only keeps the exit status of a tree that is about to come back; the name
-        is free when it is gone.
+        """End a holder that only keeps the exit status of a tree that is about to come back; the
+        name is free when it is gone.
         """
         with suppress(CriuctlError), self._connect(name) as old:
             old.request("shutdown")
@@ -307,7 +311,7 @@ class RestoredHolder:
             os.close(memory)
 
     def _inside(self, private: bool) -> tuple[str, str] | None:
-        """Write the folder that the session looks into; what its namespaces must show where."""
+        """Write the folder that the session reads; return what its namespaces must show where."""
         if self._manifest.holder is None:
             return None
         from ..session.launch.spawn import Inside
@@ -323,7 +327,7 @@ class RestoredHolder:
 
     @property
     def starter(self) -> command.Starter | None:
-        """What starts programs as the holder's children."""
+        """Return what starts programs as the holder's children."""
         return self._start_program if self._session is not None else None
 
     def _start_program(self, argv: Sequence[str], fds: Sequence[int]) -> int:
@@ -338,10 +342,10 @@ class RestoredHolder:
         pids: Mapping[int, int],
         images: ImageSet,
     ) -> None:
-        """The tree is in place and about to run: it is the holder's, with the master of its
-        terminal.
+        """Give the tree to the holder, with the master of its terminal: it is in place and about to
+        run.
 
-        `pids`: the tree's own PIDs -> ours.
+        `pids`: PID in the tree -> PID on this host.
         """
         if self._session is None:
             return
@@ -367,11 +371,13 @@ class RestoredHolder:
 
     @property
     def stands_still(self) -> bool:
-        """Whether the session was paused or halted when it was dumped."""
+        """Return whether the session was paused or halted when it was dumped."""
         return self._manifest.holder is not None and self._manifest.holder.paused is not None
 
     def _paused(self, pids: Mapping[int, int], stopped: Collection[int]) -> dict[str, Any]:
-        """The pause as the holder is told it; `stopped`: who is restored as stopped."""
+        """Return the pause for the holder; `stopped`: the processes that are restored as
+        stopped.
+        """
         assert self._manifest.holder is not None and self._manifest.holder.paused is not None
         paused = self._manifest.holder.paused
         by_pause = set(paused.get("stopped") or ())
@@ -383,8 +389,8 @@ class RestoredHolder:
         }
 
     def settle(self) -> None:
-        """CRIU is about to let go of the tree: there is no way back, and the holder keeps it
-        standing still, if it did before.
+        """Note that CRIU is about to release the tree, without a way back; the holder keeps it
+        stopped, if it did before.
         """
         if self._session is not None and (self.stands_still or self._settles):
             self._session.request("settle")
@@ -392,14 +398,14 @@ class RestoredHolder:
 
     @property
     def _settles(self) -> bool:
-        """Whether the holder waits for `settle`; it may be another program by then, but goes by
-        what it was told at adopt.
+        """Return whether the holder waits for `settle`; it may be another program by then, but
+        keeps what it got at adopt.
         """
         return self._session is not None and "settle" in self._session.hello["features"]
 
     def _keep(self, pty: Pty) -> None:
-        """A terminal beside the main one: somebody has to read it, or the program would stand
-        still.
+        """Keep a terminal in addition to the main one: it must be read, or the program would
+        block.
         """
         assert self._session is not None
         program = [sys.executable, "-I", "-S", "-E", terminalkeeper.__file__, str(pty.master)]
@@ -423,7 +429,7 @@ class RestoredHolder:
 
 
 def _inner(paused: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A pause as the holder tells it, with the PIDs as the tree itself sees them."""
+    """Return the holder's record of a pause, with the PIDs in the tree."""
     if paused is None:
         return None
     stopped = []
@@ -434,16 +440,16 @@ def _inner(paused: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def main_terminal(records: Sequence[TerminalRecord]) -> TerminalRecord | None:
-    """The terminal that the holder gets: one that controls a session of the tree, if there is
-    any.
+    """Return the terminal that the holder gets: one that controls a session of the tree, if there
+    is any.
     """
     outside = [r for r in records if r.master == "outside" and r.holders]
     return next((r for r in outside if r.leader or r.led_outside), outside[0] if outside else None)
 
 
 def end_holder(config: Config, name: str, state: Mapping[str, Any]) -> None:
-    """End the holder of a session that has ended, which waits for somebody to ask how, and wait
-    until it is gone.
+    """End the holder of a session that has ended, which only keeps its exit status, and wait until
+    it is gone.
     """
     import select
 

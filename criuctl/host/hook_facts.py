@@ -1,4 +1,4 @@
-"""What the hooks of a dump, a restore and a snapshot are told; which phases there are is in
+"""The facts that the hooks of a dump, a restore and a snapshot get; the phases are in
 `criuctl.hooks.contract`.
 """
 
@@ -26,7 +26,7 @@ def of_dump(
     labels: Mapping[str, str],
     leave_running: bool,
 ) -> Hooks:
-    """The hooks of a dump of the tree under `pid`."""
+    """Return the hooks of a dump of the tree under `pid`."""
     facts = {
         "session": session.name,
         "incarnation": session.incarnation,
@@ -41,8 +41,9 @@ def of_dump(
 
 
 def of_restore(config: Config, reporter: Reporter, manifest: Manifest, name: str) -> Hooks:
-    """The hooks of a restore of `manifest` as session `name`; they are told what hooks of their
-    name told the dump.
+    """Return the hooks of a restore of `manifest` as session `name`.
+
+    They get what hooks of their name recorded at the dump.
     """
     facts = {
         "session": name,
@@ -59,12 +60,12 @@ def of_restore(config: Config, reporter: Reporter, manifest: Manifest, name: str
 
 
 def about_connections(manifest: Manifest) -> list[dict[str, Any]]:
-    """The connections of a checkpoint as hooks are told them."""
+    """Return the connections of a checkpoint in the form for hooks."""
     return [c.to_dict() for c in manifest.connections if not c.waits]
 
 
 def snapshot_failed(config: Config, reporter: Reporter, target: str, error: CriuctlError) -> None:
-    """One target of a snapshot could not be dumped."""
+    """Run the hooks for one target of a snapshot that could not be dumped."""
     from ..hooks.runner import error_body
 
     known = None if is_pid(target) else target

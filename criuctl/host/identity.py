@@ -1,4 +1,4 @@
-"""What this host is, as a checkpoint records it and a restore compares it."""
+"""The identity of this host, as a checkpoint records it and a restore compares it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .registry import boot_id
 
 
 def machine_id() -> str:
-    """The host's stable id, "" where there is none."""
+    """Return the host's stable id, "" if it has none."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             return Path(path).read_text().strip()
@@ -22,14 +22,14 @@ def machine_id() -> str:
 
 
 def host_id(config: Config | None = None) -> str:
-    """What this host is called in leases: what the configuration (by default, as it is found) says,
-    else its machine id.
+    """Return this host's name in leases: the configured one (by default, as it is found), else its
+    machine id.
     """
     return (config or load()).host_id or machine_id() or platform.node()
 
 
 def cpu() -> tuple[str, tuple[str, ...]]:
-    """(model name, feature flags) of the first processor."""
+    """Return (model name, feature flags) of the first processor."""
     model, flags = "", ""
     with open("/proc/cpuinfo") as file:
         for line in file:
@@ -45,7 +45,7 @@ def cpu() -> tuple[str, tuple[str, ...]]:
 
 
 def host_info() -> HostInfo:
-    """This host, now."""
+    """Return the record of this host, now."""
     model, flags = cpu()
     return HostInfo(
         name=platform.node(),
@@ -61,7 +61,7 @@ def host_info() -> HostInfo:
 
 
 def os_name() -> str:
-    """The distribution's own name of itself."""
+    """Return the distribution's name."""
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "")
     except OSError:

@@ -1,8 +1,8 @@
 """What a restored tree may know of itself: one file per living tree, which `criuctl.inside` finds.
 
-It is there before the tree runs, and goes when the tree is found to be gone.  Everybody may read
-it, so nothing goes into it that not everybody may know: the connections' outcomes, without the
-details of their protocols.
+It exists before the tree runs, and is removed when the tree is found to be gone.  Every user can
+read it, so it contains nothing private: the connections' outcomes, without the details of their
+protocols.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def publish(
     connections: Sequence[Mapping[str, Any]],
     reporter: Reporter,
 ) -> None:
-    """Leave the report for the tree of `root` (our PID of it), which can live without it."""
+    """Write the report for the tree of `root` (its PID on this host); the tree works without it."""
     try:
         _publish(config, root, identity, connections)
     except OSError as error:
@@ -55,7 +55,7 @@ def _publish(
             each.mkdir(parents=True)
         except FileExistsError:  # another restore may be making it at this moment
             continue
-        each.chmod(0o755)  # whatever the umask is
+        each.chmod(0o755)  # independent of the umask
     check_own(folder)
     process = ProcessIdentity.of(root)
     body = {
@@ -90,8 +90,8 @@ def sweep(config: Config) -> None:
     check_own(_folder(config))
     for path in _folder(config).glob("*.json"):
         try:
-            told = json.loads(path.read_text())
-            gone = not ProcessIdentity(int(told["host_pid"]), int(told["start_time"])).alive()
+            report = json.loads(path.read_text())
+            gone = not ProcessIdentity(int(report["host_pid"]), int(report["start_time"])).alive()
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, TypeError):

@@ -1,6 +1,6 @@
-"""The key of this host: by it criuctl knows again what this very host noted in a checkpoint.
+"""The key of this host: with it criuctl recognises what this very host noted in a checkpoint.
 
-It never leaves the state folder, so neither who may write to a store nor who has its key can forge
+It never leaves the state folder, so neither a writer of a store nor an owner of its key can forge
 what is sealed with it.
 """
 
@@ -20,12 +20,12 @@ _LENGTH = 32  # bytes
 
 
 def seal(config: Config, text: str) -> str:
-    """A MAC of `text`, hex; the key is made where there is none."""
+    """Return a MAC of `text`, hex; the key is made if there is none."""
     return _mac(_key(config, make=True), text)
 
 
 def is_sealed(config: Config, text: str, mac: str) -> bool:
-    """Whether this host has sealed `text` so."""
+    """Return whether this host has sealed `text` with this MAC."""
     import hmac  # loads OpenSSL
 
     key = _key(config, make=False)
@@ -39,9 +39,9 @@ def _mac(key: bytes, text: str) -> str:
 
 
 def _key(config: Config, *, make: bool) -> bytes:
-    """The key; empty if there is none, and none is to be made."""
+    """Return the key; empty if there is none, and none is to be made."""
     path = Path(config.state_dir) / _KEY
-    check_own(path.parent)  # whoever could write the key could have us run commands
+    check_own(path.parent)  # a user who could write the key could have criuctl run commands
     with suppress(FileNotFoundError):
         key = path.read_bytes()
         if len(key) == _LENGTH:
@@ -57,7 +57,7 @@ def _key(config: Config, *, make: bool) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):
-            os.link(temporary, path)  # whoever was first
+            os.link(temporary, path)  # the first process that made it
     finally:
         temporary.unlink(missing_ok=True)
     key = path.read_bytes()

@@ -1,9 +1,9 @@
-"""The last checkpoint that this host knows of each session, so that nobody is taken back in time
-without a word.
+"""The last checkpoint that this host knows of each session, so that no restore goes back in time
+unnoticed.
 
-Whoever can write to a store can remove its newest checkpoint; and a session that was dumped into
+A user who can write to a store can remove its newest checkpoint; and a session that was dumped into
 one store may have an older checkpoint in another.  In both cases ``restore NAME`` would find an
-older state and could not tell.  So a host notes what it stored or restored last: one small file per
+older state without noticing.  So a host notes what it stored or restored last: one small file per
 name in ``state_dir/latest``.  It outlives the session (`kill`), and goes with the session's last
 checkpoint (`rm`, `prune`) or with `criuctl forget`.
 
@@ -11,7 +11,7 @@ checkpoint (`rm`, `prune`) or with `criuctl forget`.
   restore notes what it restored, older or not: that was decided.  Copies (``--as``), trials and
   migrations note nothing: what they carry is in no store, or is no session's newest.
 - What this host itself removes is no loss: the newest of the rest is noted in its place.
-- Of two checkpoints the one with the higher incarnation is newer, for each restore adds one.
+- Of two checkpoints the one with the higher incarnation is newer, because each restore adds one.
   Within one incarnation the session was on one host, so its clock decides, and within one store the
   number.
 - A host that never saw the session, a standby that takes over, or one that lost its state folder
@@ -49,12 +49,12 @@ class Latest(Struct, frozen=True):
 
     @property
     def ref(self) -> str:
-        """By which a user names it."""
+        """Return the name that a user gives it."""
         return f"{self.name}@{self.number}"
 
     @classmethod
     def of(cls, found: Manifest | CheckpointSummary, store: str) -> Latest:
-        """What a manifest, or its summary, says."""
+        """Return it from a manifest, or a manifest's summary."""
         name, session = (
             (found.session.name, found.session.id)
             if isinstance(found, Manifest)
@@ -63,14 +63,14 @@ class Latest(Struct, frozen=True):
         return cls(name, session, found.id, found.number, found.incarnation, found.created, store)
 
     @property
-    def told(self) -> str:
-        """For a message."""
+    def label(self) -> str:
+        """Return its description for a message."""
         return (
             f"{self.name}@{self.number} ({self.checkpoint[:12]}, of {self.created}) in {self.store}"
         )
 
     def newer_than(self, other: Latest) -> bool:
-        """Whether this checkpoint of the same session was made later."""
+        """Return whether this checkpoint of the same session was made later."""
         if self.checkpoint == other.checkpoint:
             return False
         if self.incarnation != other.incarnation:
@@ -81,7 +81,7 @@ class Latest(Struct, frozen=True):
 
 
 def moment(text: str) -> float | None:
-    """An RFC 3339 time as UNIX seconds, None if it is none."""
+    """Return an RFC 3339 time as UNIX seconds, None if it is none."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -89,7 +89,7 @@ def moment(text: str) -> float | None:
 
 
 def known(config: Config, name: str) -> Latest | None:
-    """What this host knows of this name; None for nothing, or nothing that it can read."""
+    """Return what this host knows of this name; None for nothing, or nothing that it can read."""
     try:
         with open(_folder(config) / f"{check_name(name)}.json", "rb") as file:
             found = convert(json.loads(file.read(1 << 16)), Latest)
@@ -99,28 +99,26 @@ def known(config: Config, name: str) -> Latest | None:
 
 
 def note(config: Config, latest: Latest, reporter: Reporter) -> None:
-    """Note it; that this is not possible is a warning, for whatever it is about was done."""
+    """Note it; a failure is a warning, because the operation itself is done."""
     try:
         write_record(_folder(config), check_name(latest.name), asdict(latest))
     except OSError as error:
         reporter.warning(
             f"that {latest.name}@{latest.number} is the newest checkpoint could not be noted: "
             f"{error.filename}: {error.strerror}",
-            "A later restore on this host cannot tell whether it finds an older one.",
+            "A later restore on this host cannot detect that it finds an older one.",
         )
 
 
 def forget(config: Config, name: str) -> None:
-    """Know nothing of this name any more; absent is fine."""
+    """Remove what is noted of this name; a missing file is no error."""
     (_folder(config) / f"{check_name(name)}.json").unlink(missing_ok=True)
 
 
 def removed(
     config: Config, repository: Repository, gone: Sequence[CheckpointSummary], reporter: Reporter
 ) -> None:
-    """This host has removed these: of what was noted among them, the newest that is left takes the
-    place.
-    """
+    """Note, if this host has removed the noted checkpoint, the newest one that is left."""
     ids = {summary.id for summary in gone}
     for name in sorted({summary.session for summary in gone if summary.session}):
         was = known(config, name)
@@ -138,8 +136,8 @@ def removed(
 def described(
     config: Config, name: str, session: str, checkpoint: str | None, now: float
 ) -> dict[str, Any] | None:
-    """The session's last checkpoint in a store, else `checkpoint`, as ``status --json`` has it;
-    what is not known is null.
+    """Return the session's last checkpoint in a store, else `checkpoint`, as ``status --json`` has
+    it; unknown values are null.
     """
     found = known(config, name)
     if found is not None and found.session == session:

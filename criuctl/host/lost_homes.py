@@ -1,14 +1,13 @@
-"""Stopping the copy of a session that another host has taken over, and finding such copies without
-being asked.
+"""Stop the copy of a session that another host has taken over, and find such copies.
 
-A copy is stopped in four steps, each of which may be the last one that is done before criuctl is
-killed, and be done again: every process is frozen, so that it does nothing any more; those who are
-attached are told (event ``fenced``), and the reason is written down; every process is killed; the
-session is ``lost`` here.  Frozen, not asked: a stale copy that cleans up after itself would write
-into files and to peers that are the other home's by now.
+A copy is stopped in four steps; criuctl may be killed after any of them, and each can be repeated.
+Every process is frozen, so that it does nothing any more; attached operators are notified (event
+``fenced``), and the reason is recorded; every process is killed; the session is ``lost`` here.  The
+copy is frozen, not asked to end: a stale copy that cleans up after itself would write into files
+and to peers that belong to the other home by then.
 
-`stand_down` looks at every session that runs here and whose lease this home has claimed.  A store
-that cannot be asked, or that has no lease to show, stops nothing.
+`stand_down` checks every session that runs here and whose lease this home has claimed.  A store
+that does not answer, or that has no lease to show, stops nothing.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from .fencing import Fenced, judge, lease_dict
 from .journal import events
 from .registry import Registry, SessionRecord, check_outside, exclusive_session
 
-_PATIENCE = 20.0  # seconds that processes may take to end of SIGKILL
+_PATIENCE = 20.0  # seconds that processes may take to end after SIGKILL
 _MAX_WALKS = 50  # a tree that forks faster than this is stopped by its end
 
 Verdict = Literal["home", "fenced", "unclaimed", "unknown"]
 
 
 class StandDown(Struct, frozen=True):
-    """What was found of one session, and what was done."""
+    """The result for one session."""
 
     session: str
     verdict: Verdict
@@ -85,10 +84,10 @@ def stop(
     end: bool,
     reporter: Reporter,
 ) -> int:
-    """Freeze what runs here as this session, tell why, and end it unless `end` is False; how many
-    processes there were.
+    """Freeze what runs here as this session, report why, and end it unless `end` is False; return
+    the number of processes.
 
-    `Conflict` when another criuctl works on the session, or when we run inside of it.
+    `Conflict` when another criuctl works on the session, or when criuctl runs inside it.
     """
     with exclusive_session(config, record.name):
         if not record.alive():
@@ -103,8 +102,8 @@ def stop(
             i.pid for i in _members(record, strays)
         }:
             raise Conflict(
-                f"criuctl runs inside of session {record.name!r}",
-                hint="Run it from outside of the session.",
+                f"criuctl runs inside session {record.name!r}",
+                hint="Run it from outside the session.",
             )
         count = _freeze(config, record, strays, reason, facts, reporter)
         Registry(config).put(replace(record, reason=reason))
@@ -117,7 +116,7 @@ def stop(
 
 
 def _holder(config: Config, record: SessionRecord) -> Any:
-    """A connection to the holder of this very tree, None when it has none."""
+    """Yield a connection to the holder of this very tree, None when it has none."""
     from ..session.client.session import Session
 
     state = state_of(config, record.name)
@@ -157,7 +156,7 @@ def _freeze(
 
 
 def _end(config: Config, record: SessionRecord, strays: Sequence[ProcessIdentity]) -> int:
-    """SIGKILL to all until nobody is left; how many there were."""
+    """Send SIGKILL until no process is left; return how many there were."""
     session = _holder(config, record)
     if session is not None:
         with session:
@@ -177,7 +176,7 @@ def _end(config: Config, record: SessionRecord, strays: Sequence[ProcessIdentity
 
 
 def _members(record: SessionRecord, strays: Sequence[ProcessIdentity]) -> list[ProcessIdentity]:
-    """Everybody who lives, parents before children."""
+    """Return all living processes, parents before children."""
     found: list[ProcessIdentity] = []
     with suppress(NoSuchProcess):
         if record.identity.exists():
@@ -198,8 +197,8 @@ def _signal(number: int, to: Sequence[ProcessIdentity]) -> None:
 
 @contextmanager
 def stopping(config: Config, reporter: Reporter) -> Iterator[None]:
-    """An operation that finds its home fenced stops the copy, when it has let go of it, and says
-    so.
+    """Stop the copy if an operation finds its home fenced, after it has released the copy, and say
+    so in the error.
     """
     try:
         yield
@@ -217,16 +216,16 @@ def stopping(config: Config, reporter: Reporter) -> Iterator[None]:
                 f"{quoted(record.name)}`."
             )
             raise HomeLost(error.message, hint=hint, **error.details) from error
-        told = (
+        text = (
             f"{error.message}; its copy here was ended ({count} "
             f"{'process' if count == 1 else 'processes'})"
         )
         hint = f"`criuctl attach` it there; `criuctl status {quoted(record.name)}`."
-        raise HomeLost(told, hint=hint, **error.details) from error
+        raise HomeLost(text, hint=hint, **error.details) from error
 
 
 def _facts(found: dict[str, Any]) -> dict[str, Any]:
-    """What those who are attached are told beside the reason."""
+    """Return the facts for attached operators, in addition to the reason."""
     lease = found["lease"]
     return {"epoch": lease["epoch"], "host": lease["host"]}
 
@@ -243,11 +242,11 @@ def stand_down(
     freeze_only: bool = False,
     reporter: Reporter,
 ) -> Iterator[StandDown]:
-    """Look at the leases of these sessions (of all that run here, with `every`), and stop what runs
-    elsewhere by now.
+    """Check the leases of these sessions (of all that run here, with `every`), and stop those that
+    run elsewhere now.
 
-    Yields each outcome as soon as it is known; a trouble with one is in its outcome, and the next
-    is looked at.
+    Yields each outcome as soon as it is known; a failure with one is in its outcome, and the next
+    is checked.
     """
     check_outside(config)
     registry = Registry(config)
@@ -281,14 +280,16 @@ def stand_down(
 
 
 class _Stores:
-    """The stores that leases are in, each opened once, and asked no more once it did not answer."""
+    """The stores that leases are in, each opened once, and not asked again once it did not
+    answer.
+    """
 
     def __init__(self, config: Config, stack: ExitStack) -> None:
         self._config, self._stack = config, stack
         self._opened: dict[str, Repository | CriuctlError] = {}
 
     def open(self, url: str) -> Repository:
-        """The store at `url`; whatever it fails with, it fails with again."""
+        """Return the store at `url`; a failure is raised again at each call."""
         if url not in self._opened:
             self._opened[url] = self._try(url)
         found = self._opened[url]
@@ -297,7 +298,7 @@ class _Stores:
         return found
 
     def failed(self, url: str, error: CriuctlError) -> None:
-        """It does not answer any more."""
+        """Note that it does not answer any more."""
         self._opened[url] = error
 
     def _try(self, url: str) -> Repository | CriuctlError:
@@ -315,8 +316,8 @@ class _Stores:
 def _look(
     config: Config, stores: _Stores, record: SessionRecord
 ) -> tuple[StandDown, Fenced | None]:
-    """What the stores say of one session: the first that says fenced counts, then the first that
-    cannot say.
+    """Return what the stores say of one session: the first "fenced" counts, then the first without
+    an answer.
     """
     best = StandDown(record.name, "unclaimed")
     for store_id, claimed in record.leases.items():

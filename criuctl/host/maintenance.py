@@ -2,7 +2,7 @@
 to come back.
 
 It is written durably before and after each thing that it describes (`criuctl.ops.maintenance`).
-While it says so, no session may begin here (`check_open`).
+While it is active, no session may begin here (`check_open`).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Item(Struct):
     state: str = "waiting"
     store: str = ""
     checkpoint: str = ""
-    ended: bool = False  # by the dump; else it lived on
+    ended: bool = False  # by the dump; else it ran on
     before: str = ""  # the newest checkpoint when it was noted
     root: tuple[int, int] = (0, 0)  # PID and start time, in the record's boot
-    tries: int = 0  # to bring it back
+    tries: int = 0  # the command that brings it back
     pid: int | None = None  # once it is back
     error: dict[str, Any] | None = None  # of the last try, to store it or to bring it back
     degraded: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of ``maintenance``: with `findings` that tell what did not go as it should."""
+        """Return the JSON object of ``maintenance``, with `findings` for what went wrong."""
         kept = ("session", "tree", "order", "state", "checkpoint", "store", "tries", "pid")
         body = {key: getattr(self, key) for key in kept}
         found = (
@@ -61,7 +61,7 @@ def _only(error: dict[str, Any]) -> dict[str, Any]:
 
 
 class Record(Struct):
-    """What is written down."""
+    """The contents of the file."""
 
     how: How = "dump"
     reason: str = ""
@@ -72,15 +72,15 @@ class Record(Struct):
 
     @property
     def shut(self) -> bool:
-        """Whether new sessions are refused."""
+        """Return whether new sessions are refused."""
         return self.phase != "over"
 
     def of(self, session: str) -> Item | None:
-        """The item of this session."""
+        """Return the item of this session."""
         return next((item for item in self.items if item.session == session), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of ``maintenance status``."""
+        """Return the JSON object of ``maintenance status``."""
         body = {
             "maintenance": self.shut,
             "phase": self.phase,
@@ -94,7 +94,7 @@ class Record(Struct):
 
 
 def read(config: Config) -> Record | None:
-    """The record, None if there is none; `Damaged`."""
+    """Return the record, None if there is none; `Damaged`."""
     path = Path(config.state_dir) / f"{_FILE}.json"
     try:
         loaded = json.loads(path.read_text())
@@ -123,12 +123,12 @@ def write(config: Config, record: Record) -> None:
 
 
 def forget(config: Config) -> None:
-    """Remove it; absent is fine."""
+    """Remove it; a missing file is no error."""
     (Path(config.state_dir) / f"{_FILE}.json").unlink(missing_ok=True)
 
 
 def check_open(config: Config) -> None:
-    """`Conflict` while new sessions are refused: for `run`, `restore` and `receive`."""
+    """Raise `Conflict` while new sessions are refused: for `run`, `restore` and `receive`."""
     if not os.path.exists(Path(config.state_dir) / f"{_FILE}.json"):
         return
     record = read(config)

@@ -1,19 +1,19 @@
-"""Sessions on their way from host to host, as either end has written it down.
+"""Records of sessions on their way from host to host, as each end has written them.
 
-A move is decided in one place only, the home that it leaves: the tree may run on the other host
-when it is known to be gone here, never before.  So what is written here is all that is needed to
-tell, after any interruption, what to do:
+A move is decided in one place only, the home that the session leaves: the tree may run on the other
+host when it is known to be gone here, never before.  So these records are all that is needed to
+decide, after any interruption, what to do:
 
-out  ``sending``     the tree is here, and goes on here whatever became of the other end
-     ``handed-over`` the other end holds it and this end lets CRIU end it: whether it did, the
-     processes tell
-     ``ended``       the tree is gone here: the other end may run, and must be told
+out  ``sending``     the tree is here, and goes on here, independently of the other end
+     ``handed-over`` the other end holds it and this end lets CRIU end it: the processes show
+                     whether CRIU did
+     ``ended``       the tree is gone here: the other end may run it, and must be informed
 in   ``receiving``   the checkpoint arrives, or is being restored
-     ``held``        restored, not running; waits for the word
+     ``held``        restored, not running; waits for the permission to run
      ``running``     it runs here
      ``given-up``    nothing of it runs here; its checkpoint is in the inbox
 
-A record is written before what it tells of is done, durably.
+A record is written durably before the action that it describes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Timed(Struct, frozen=True, kw_only=True):
 
 
 class Move(_Timed, frozen=True):
-    """A session on its way."""
+    """A session on its way between hosts."""
 
     id: str
     session: str
@@ -55,7 +55,7 @@ class Outgoing(Move, frozen=True):
     """A session that leaves this host."""
 
     to: str  # the other host, as the user named it
-    host: str = ""  # its own name
+    host: str = ""  # the name that it calls itself
     url: str = ""  # ssh:// of the session there
     checkpoint: str = ""
     state: str = "sending"
@@ -65,17 +65,17 @@ class Outgoing(Move, frozen=True):
     options: dict[str, Any] = field(default_factory=dict)  # of the restore there
 
     def alive(self) -> bool:
-        """Whether any process of the tree still runs here."""
+        """Return whether any process of the tree still runs here."""
         return self.boot_id == boot_id() and any(
             ProcessIdentity(pid, start).alive() for pid, start in self.tree
         )
 
     def doomed(self) -> bool:
-        """Whether what still runs of it has been killed, and only takes its time to end."""
+        """Return whether what still runs of it has been killed, and only takes time to end."""
         return all(ProcessIdentity(pid, start).doomed() for pid, start in self.tree)
 
     def traced(self) -> bool:
-        """Whether CRIU has its hands on any of them."""
+        """Return whether CRIU traces any of them."""
         for pid, start in self.tree:
             with suppress(NoSuchProcess):
                 if ProcessIdentity(pid, start).alive() and read_process(pid).tracer_pid:
@@ -94,7 +94,7 @@ class Incoming(Move, frozen=True):
     result: dict[str, Any] = field(default_factory=dict)  # of the restore
 
     def attended(self) -> bool:
-        """Whether the criuctl that receives it is there."""
+        """Return whether the criuctl that receives it is running."""
         return self.boot_id == boot_id() and ProcessIdentity(*self.receiver).alive()
 
 
@@ -115,24 +115,24 @@ class Moves(Generic[M]):
         return move
 
     def get(self, identity: str) -> M | None:
-        """The record of the move `identity`."""
+        """Return the record of the move `identity`."""
         try:
             return self._read(self.folder / f"{check_id(identity)}.json")
         except FileNotFoundError:
             return None
 
     def forget(self, identity: str) -> None:
-        """Remove a record; absent is fine."""
+        """Remove a record; a missing file is no error."""
         (self.folder / f"{check_id(identity)}.json").unlink(missing_ok=True)
 
     def of(self, session: str) -> M | None:
-        """The newest move of the session called `session`."""
+        """Return the newest move of the session called `session`."""
         return max(
             (m for m in self.all() if m.session == session), key=lambda m: m.updated, default=None
         )
 
     def all(self) -> Iterator[M]:
-        """Every record that can be understood."""
+        """Return every record that can be read."""
         for path in sorted(self.folder.glob("*.json")):
             try:
                 yield self._read(path)
@@ -161,10 +161,9 @@ def _frozen(value: Any) -> Any:
 
 
 def check_at_home(config: Config, session: str, *, take_over: bool) -> None:
-    """A session that has left, and whose other end was not told yet, is not restored here:
-    `Conflict`.
+    """Raise `Conflict` for a session that has left, as long as the other end has not been informed.
 
-    With `take_over`, a person's decision that the other end is lost, it will not be told any more.
+    With `take_over`, a person's decision that the other end is lost, it will never be informed.
     """
     moves = Moves(config, Outgoing)
     move = moves.of(session)
@@ -172,9 +171,9 @@ def check_at_home(config: Config, session: str, *, take_over: bool) -> None:
         return
     if not take_over:
         raise Conflict(
-            f"session {session!r} has left for {move.host or move.to}, which could not be told "
-            "to let it run yet",
-            hint=f"`criuctl migrate --resolve {quoted(session)}` tells it;"
+            f"session {session!r} has left for {move.host or move.to}, which has not been "
+            "informed yet that it may run it",
+            hint=f"`criuctl migrate --resolve {quoted(session)}` informs it;"
             " --take-over if that host is lost for good; or --as NEW-NAME.",
             host=move.host or move.to,
         )
@@ -182,12 +181,14 @@ def check_at_home(config: Config, session: str, *, take_over: bool) -> None:
 
 
 def new_id() -> str:
-    """A name for a move."""
+    """Return a name for a move."""
     return os.urandom(16).hex()
 
 
 def check_id(identity: Any) -> str:
-    """`identity` itself, if it is one: it comes from another host and becomes a file's name."""
+    """Return `identity`, if it is a valid id: it comes from another host and becomes a file's
+    name.
+    """
     if not isinstance(identity, str) or not _ID.fullmatch(identity):
         raise Damaged(f"{str(identity)[:40]!r} is no id of a move")
     return identity

@@ -1,8 +1,8 @@
-"""Modules that a dump or a restore will need are loaded while it waits for something else anyway.
+"""Load modules that a dump or a restore will need, while it waits for something else.
 
 Modules are loaded at their first use (`criuctl.startup`), which would be while the tree is frozen,
-or while somebody waits for it to run again.  Two waits come before that: for the process that loads
-an S3 client, and for CRIU, which gets ready.  It is only about time: a name that is missing here is
+or while the user waits for it to run again.  Two waits come before that: for the process that loads
+an S3 client, and for CRIU, which starts.  This saves only time: a module that is missing here is
 loaded when it is needed.
 """
 
@@ -28,7 +28,9 @@ DUMP = (
     "criuctl.files.fifos",
     "criuctl.host.inside_report",
 )
-"""Of a dump, in the order of their use; ``pb:KIND`` is the message class of images of that kind."""
+"""The modules of a dump, in the order of their use; ``pb:KIND`` is the message class of images of
+that kind.
+"""
 
 RESTORE = (
     *_READING,
@@ -52,15 +54,15 @@ RESTORE = (
     "subprocess",
     "criuctl.criu.hang_detection",
 )
-"""Of a restore."""
+"""The modules of a restore."""
 
 
 def preload(names: Sequence[str], enough: Callable[[], bool] = lambda: False) -> None:
-    """Load what `names` names, one after the other, until it is `enough`."""
+    """Load what `names` lists, one after the other, until it is `enough`."""
     for name in names:
         if enough():
             return
         if name.startswith("pb:"):
             schema.message(name[3:])
         else:
-            _ = importlib.import_module(name).__doc__  # a look at it loads it
+            _ = importlib.import_module(name).__doc__  # reading the attribute loads it

@@ -1,9 +1,9 @@
 """What this host knows of its sessions: one small JSON file per name under ``state_dir/sessions``.
 
-A session's name and id outlive its processes; the file says where it is now: running here as which
-process (PID, start time and boot, never a PID alone), or checkpointed, and as which checkpoint.
-The file is a memory, not the truth: `SessionRecord.alive` asks the kernel.  Writes are atomic
-renames.
+A session's name and id outlive its processes; the file records where it is now: running here as
+which process (PID, start time and boot, never a PID alone), or checkpointed, and as which
+checkpoint.  The file is a memory, not the truth: `SessionRecord.alive` asks the kernel.  Writes are
+atomic renames.
 
 `exclusive` is the lock against two operations on one tree or one name at a time, a file in
 ``run_dir/locks`` (`criuctl.proc.locks`).
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot; PIDs and start times mean nothing beyond it."""
+    """Return the kernel's id of this boot; PIDs and start times mean nothing beyond it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -71,29 +71,29 @@ class SessionRecord(Struct, frozen=True):
     boot_id: str = ""
     store: str = ""  # URL of the store with its newest checkpoint
     checkpoint: str = ""  # id of that checkpoint
-    # CRIU's firewall table, from before the tree is ended until it is taken down
+    # CRIU's firewall table, from before the tree is ended until it is removed
     lock_table: str = ""
     lock_kept: bool = False  # it stays until the restore, because connections are to be kept
     moved_to: str = ""  # ssh:// of the session on the host that it has moved to
-    home: str = ""  # what that host calls itself
-    # this life's claims: see `fencing`
+    home: str = ""  # that host's name for itself
+    # claims of this life: see `fencing`
     leases: dict[str, dict[str, Any]] = field(default_factory=dict)
     reason: str = ""  # why it is lost, or about to be
     updated: float = 0.0  # unix seconds
-    # its processes cannot be seen, as we are inside of a session; never written
+    # its processes cannot be seen from inside a session; never written
     hidden: bool = False
 
     @property
     def identity(self) -> ProcessIdentity:
-        """The root process."""
+        """Return the root process."""
         return ProcessIdentity(self.pid, self.start_time)
 
     def alive(self) -> bool:
-        """Whether the session runs on this host now.
+        """Return whether the session runs on this host now.
 
-        One that is said to be checkpointed does if its dump was killed when that was written down,
-        and CRIU let it go on; one that is only about to end, which much memory can delay, does not.
-        One that cannot be seen is as it was written down.
+        One that is recorded as checkpointed runs if its dump was killed after that was recorded,
+        and CRIU let it go on; not if it is only about to end, which much memory can delay.  One
+        that cannot be seen is as it was recorded.
         """
         if self.hidden:
             return True
@@ -102,8 +102,8 @@ class SessionRecord(Struct, frozen=True):
 
 
 def restore_command(config: Config, ref: str, store: str, *, copy: bool = False) -> str:
-    """The command that restores `ref`, in backquotes; with the store that holds it, where another
-    one is configured.
+    """Return the command that restores `ref`, in backquotes, with the store that holds it if
+    another one is configured.
     """
     words = f"`criuctl restore {quoted(ref)}"
     if copy:
@@ -121,7 +121,7 @@ class Registry:
     """The sessions of this host."""
 
     def __init__(self, config: Config) -> None:
-        # what is there says which process is killed, and which commands are our own
+        # its files decide which process is killed, and which commands are criuctl's own
         check_own(config.state_dir)
         self._config = config
         self.folder = Path(config.state_dir) / "sessions"
@@ -129,7 +129,7 @@ class Registry:
         self._looked = False
 
     def get(self, name: str) -> SessionRecord | None:
-        """The record of `name`, None when there is none or it cannot be understood.
+        """Return the record of `name`, None when there is none or it cannot be read.
 
         A holder knows its session better: what it runs is the session, whether or not it was ever
         dumped.
@@ -179,7 +179,7 @@ class Registry:
             return None
 
     def _names(self) -> list[str]:
-        """Of those that have a record."""
+        """Return the names that have a record."""
         try:
             return sorted(
                 file[:-5]
@@ -190,7 +190,7 @@ class Registry:
             return []
 
     def all(self) -> list[SessionRecord]:
-        """Every record, by name."""
+        """Return every record, by name."""
         states = {str(state["session"]): state for state in sessions.all_states(self._config)}
         records = {name: self._recorded(name) for name in self._names()}
         for name, state in states.items():
@@ -200,8 +200,9 @@ class Registry:
         return [record for _, record in sorted(records.items()) if record is not None]
 
     def of_pid(self, pid: int) -> list[SessionRecord]:
-        """Those whose root has, or had, this PID; a host may have thousands of records, and few of
-        them are read for this.
+        """Return those whose root has, or had, this PID.
+
+        A host may have thousands of records, and few of them are read for this.
         """
         names = {
             name for name in self._names() if self._recorded(name, b'"pid": %d,' % pid) is not None
@@ -218,12 +219,12 @@ class Registry:
         ]
 
     def locked(self) -> list[SessionRecord]:
-        """Those with a firewall table."""
+        """Return those with a firewall table."""
         return [r for name in self._names() if (r := self._recorded(name, _LOCKED)) is not None]
 
     def find(self, identity: ProcessIdentity) -> SessionRecord | None:
-        """The running session whose root is this process; of several names the last one that it was
-        given.
+        """Return the running session whose root is this process; if it has several names, the last
+        one that it was given.
         """
         here = boot_id()
         known = (
@@ -238,7 +239,7 @@ class Registry:
         )
 
     def held(self, identity: ProcessIdentity) -> str | None:
-        """The name of the session with a holder, and so with a terminal, whose root is this
+        """Return the name of the session with a holder, and so with a terminal, whose root is this
         process.
         """
         states = [state for state in sessions.all_states(self._config) if state["holder_alive"]]
@@ -248,8 +249,8 @@ class Registry:
         )
 
     def lookup(self, name: str) -> ProcessIdentity | None:
-        """The root process of session `name`, if it runs here, else of the configured tree of that
-        name.
+        """Return the root process of session `name`, if it runs here, else of the configured tree
+        of that name.
         """
         record = self.get(name)
         if record is not None and record.alive():
@@ -263,7 +264,7 @@ class Registry:
         return configured_trees.find(self._config, name)
 
     def session_of(self, identity: ProcessIdentity) -> str | None:
-        """The name of the session whose root is this process."""
+        """Return the name of the session whose root is this process."""
         record = self.find(identity)
         return record.name if record is not None else None
 
@@ -278,10 +279,10 @@ class Registry:
         return record
 
     def check_writable(self) -> None:
-        """Find out before anything is touched that records cannot be written: `OSError`, with the
-        folder.
+        """Raise `OSError`, with the folder, if records cannot be written; called before anything is
+        touched.
         """
-        # the state folder itself: what is made on the way is open to all
+        # the state folder itself: folders made on the way are open to all users
         make_private(self.folder.parent)
         make_private(self.folder)
         probe = self.folder / f".probe.{os.getpid()}"
@@ -295,15 +296,13 @@ class Registry:
             probe.unlink(missing_ok=True)
 
     def forget(self, name: str) -> None:
-        """Remove the record; absent is fine."""
+        """Remove the record; a missing file is no error."""
         (self.folder / f"{check_name(name)}.json").unlink(missing_ok=True)
 
 
 def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
-    """Write ``NAME.json``, whole or not at all; it is there after a power cut, too, once this
-    returns.
-    """
-    if not folder.parent.exists():  # the state folder, as a rule
+    """Write ``NAME.json``, whole or not at all; it survives a power cut once this returns."""
+    if not folder.parent.exists():  # usually the state folder
         make_private(folder.parent)
     make_private(folder)
     temporary = folder / f".{name}.{os.getpid()}"
@@ -327,10 +326,10 @@ def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
 
 
 def run_folder(config: Config, name: str) -> Path:
-    """A folder of files that live as long as who has locked them, and no longer than the host runs
-    (`criuctl.proc.locks`).
+    """Return a folder of files that live as long as the process that has locked them, and no longer
+    than the host runs (`criuctl.proc.locks`).
 
-    `UntrustedPath` if somebody else has made it, or could put something else there.
+    `UntrustedPath` if another user has made it, or could put something else there.
     """
     folder = Path(config.run_dir or DEFAULT_RUN_DIR)
     if (
@@ -338,13 +337,13 @@ def run_folder(config: Config, name: str) -> Path:
         and os.geteuid() == 0
         and not os.access(folder if folder.exists() else folder.parent, os.W_OK)
     ):
-        folder = _INSTEAD  # in a container whose root is read-only, say
-    check_own(folder / name)  # in /dev/shm anybody could have made it
+        folder = _INSTEAD  # for example, in a container whose root is read-only
+    check_own(folder / name)  # in /dev/shm any user could have made it
     return folder / name
 
 
 def _lock_name(what: str) -> str:
-    """The name of a lock's file; what is too long for one is told apart by its hash."""
+    """Return the name of a lock's file; a name that is too long is replaced by its hash."""
     name = what.replace("%", "%25").replace("/", "%2F")
     if len(os.fsencode(name)) <= _LONGEST:
         return name
@@ -357,8 +356,8 @@ def _lock_name(what: str) -> str:
 
 @contextlib.contextmanager
 def exclusive(config: Config, what: str, busy: str) -> Iterator[None]:
-    """Hold the lock `what` on this host; `Conflict` with the sentence `busy` when somebody has
-    it.
+    """Hold the lock `what` on this host; `Conflict` with the sentence `busy` when another process
+    has it.
     """
     path = run_folder(config, LOCKS) / _lock_name(what)
     with contextlib.ExitStack() as stack:
@@ -383,8 +382,8 @@ def exclusive(config: Config, what: str, busy: str) -> Iterator[None]:
 
 
 def check_outside(config: Config, *, begins: bool = False) -> None:
-    """`Conflict` inside of a session that has PIDs of its own: there every other one would be taken
-    for gone.
+    """Raise `Conflict` inside a session that has PIDs of its own: every other session would look
+    gone from there.
 
     What `begins` a tree is refused in every session: the tree would be a part of it, and end with
     it.
@@ -392,12 +391,12 @@ def check_outside(config: Config, *, begins: bool = False) -> None:
     around = sessions.secluded(config)
     if around is None and begins and (around := sessions.inside(config)) is not None:
         raise Conflict(
-            f"this runs inside of session {around!r}, and what is restored would be a part of it",
+            f"this runs inside session {around!r}, and what is restored would be a part of it",
             hint="Run it from outside of any session.",
         )
     if around is not None:
         raise Conflict(
-            f"this runs inside of session {around!r}, from where the processes of other sessions "
+            f"this runs inside session {around!r}, from where the processes of other sessions "
             "cannot be seen",
             hint="Run it from outside of any session.",
         )

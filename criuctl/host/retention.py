@@ -1,18 +1,19 @@
-"""Which checkpoints to keep: rules, and what they decide; a pure function of a list.
+"""Decide which checkpoints to keep, by rules; a pure function of a list.
 
-`decide` looks at each session by itself.  Rules do not know of each other: a checkpoint is kept if
-any rule keeps it.
+`decide` looks at each session separately.  Rules are independent: a checkpoint is kept if any rule
+keeps it.
 
     last N                     the N newest
     hourly, daily, ... N       the newest one of each of the N last hours, days, ISO weeks, months
-    in which there is one within SPAN                those younger than that
-    label K=V                  those that bear the label
+                               in which there is one
+    within SPAN                those younger than that
+    label K=V                  those with the label
 
-Which of two is newer their numbers tell, as for whoever restores: hosts' clocks differ, and what
-was imported is the newest however old it is.  Only periods and spans go by the time at which a
-checkpoint was made.  Hours and days are those of UTC, so all hosts decide alike.  Whatever the
-rules say, what is pinned is kept, and so is what the caller names as `protected`.  So pruning twice
-changes nothing, and another rule, or a larger number, never removes what was kept before.
+The numbers show which of two is newer, as in a restore: hosts' clocks differ, and an imported
+checkpoint is the newest however old it is.  Only periods and spans use the time at which a
+checkpoint was made.  Hours and days are those of UTC, so all hosts decide alike.  Pinned
+checkpoints are always kept, and so are those that the caller names as `protected`.  So pruning
+twice changes nothing, and another rule, or a larger number, never removes what was kept before.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _BUCKETS: dict[str, Callable[[datetime], tuple[int, ...]]] = {
 
 
 def seconds(text: str) -> float:
-    """The span of time that ``7d``, ``36h``, ``1d12h`` or ``0`` is; `UsageError`."""
+    """Return the span of time in seconds of ``7d``, ``36h``, ``1d12h`` or ``0``; `UsageError`."""
     if text == "0":
         return 0.0
     pieces = _SPAN.findall(text)
@@ -57,7 +58,7 @@ def seconds(text: str) -> float:
 
 
 def patience(text: str | None) -> float:
-    """The span of something that is waited for, 0 without a text; `UsageError` also for one beyond
+    """Return the span of a wait in seconds, 0 without a text; `UsageError` also for one beyond
     `LONGEST`.
     """
     found = seconds(text) if text is not None else 0.0
@@ -82,8 +83,8 @@ class Rules(Struct, frozen=True):
 
     @classmethod
     def make(cls, values: Mapping[str, Any], where: str) -> Rules:
-        """Rules from ``{keep_last: 3, keep_within: 7d, keep_label: [k=v], ...}``; `ConfigError`
-        names `where`.
+        """Return the rules of ``{keep_last: 3, keep_within: 7d, keep_label: [k=v], ...}``;
+        `ConfigError` names `where`.
         """
         made: dict[str, Any] = {}
         for key, value in values.items():
@@ -114,7 +115,7 @@ class Rules(Struct, frozen=True):
 
 
 def label(text: str) -> tuple[str, str]:
-    """``K=V`` in two; `UsageError`."""
+    """Split ``K=V``; `UsageError`."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise UsageError(f"{text!r} is no label", hint="Write KEY=VALUE.")
@@ -122,18 +123,18 @@ def label(text: str) -> tuple[str, str]:
 
 
 class Decision(Struct, frozen=True):
-    """What becomes of one checkpoint, and which rules say so; without any, it is removed."""
+    """The decision on one checkpoint, and the rules for it; without any, it is removed."""
 
     checkpoint: CheckpointSummary
     reasons: tuple[str, ...]
 
     @property
     def keep(self) -> bool:
-        """Whether it stays."""
+        """Return whether it stays."""
         return bool(self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
-        """The checkpoint as ``list`` shows it, ``keep`` and ``rules``."""
+        """Return the checkpoint as ``list`` shows it, ``keep`` and ``rules``."""
         return {**self.checkpoint.to_dict(), "keep": self.keep, "rules": list(self.reasons)}
 
 
@@ -144,8 +145,8 @@ def decide(
     *,
     protected: Mapping[str, str] | None = None,
 ) -> list[Decision]:
-    """What becomes of each of one session's checkpoints, newest first; `protected` maps ids to why
-    they stay.
+    """Decide on each of one session's checkpoints, newest first; `protected` maps ids to the reason
+    why they stay.
     """
     ordered = sorted(checkpoints, key=lambda c: (c.number, moment(c), c.id), reverse=True)
     reasons: dict[str, list[str]] = {c.id: [] for c in ordered}
@@ -172,7 +173,7 @@ def decide(
 
 
 def moment(checkpoint: CheckpointSummary) -> datetime:
-    """When the checkpoint was made, in UTC; one without a time that can be read counts as made at
+    """Return when the checkpoint was made, in UTC; one without a readable time counts as made at
     the beginning of time.
     """
     try:
@@ -183,14 +184,14 @@ def moment(checkpoint: CheckpointSummary) -> datetime:
 
 
 def policy(session: str, policies: Sequence[tuple[str, Rules]]) -> Rules | None:
-    """The rules of the first policy whose pattern fits the session's name."""
+    """Return the rules of the first policy whose pattern matches the session's name."""
     return next(
         (rules for pattern, rules in policies if fnmatch.fnmatchcase(session, pattern)), None
     )
 
 
 def policies(configured: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Rules]]:
-    """The configuration's policies, in its order; `ConfigError`."""
+    """Return the configuration's policies, in its order; `ConfigError`."""
     return [
         (pattern, Rules.make(values, f"retention of {pattern!r}"))
         for pattern, values in configured.items()

@@ -1,4 +1,4 @@
-"""What killed dumps have left behind on this host, undone by the next command."""
+"""Remove what killed dumps have left on this host; done by the next command."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .registry import GPUS, LOCKS, SHIELDS, Registry, boot_id, exclusive_session
 
 
 def forget_stale_locks(config: Config) -> None:
-    """Take down the firewall tables of dumps whose criuctl was killed before it could, and remove
-    the files of its locks.
+    """Remove the firewall tables of killed dumps, and the files of criuctl's locks that are not
+    held.
     """
     locks.sweep(run_folder(config, LOCKS))
     if any(True for _ in locks.left(run_folder(config, SHIELDS))):
@@ -27,11 +27,11 @@ def forget_stale_locks(config: Config) -> None:
     for name in [record.name for record in registry.locked() if not record.lock_kept]:
         try:
             with exclusive_session(config, name):
-                record = registry.get(name)  # as whoever had it until now has left it
+                record = registry.get(name)  # as the previous holder of the lock has left it
                 if record is None or not record.lock_table or record.lock_kept:
                     continue
                 if record.boot_id == boot_id():
                     netfilter.delete_table(record.lock_table)
                 registry.put(replace(record, lock_table=""))
         except Conflict:
-            continue  # that dump is still at it
+            continue  # that dump still runs

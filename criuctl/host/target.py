@@ -1,12 +1,12 @@
-"""What a TARGET on the command line means: the one process whose tree is meant.
+"""The TARGET of the command line: the one process whose tree is meant.
 
 ``4711`` is a PID, ``NAME`` a session, ``unit:NAME`` a systemd unit and ``cgroup:PATH`` a control
-group, as a path under ``/sys/fs/cgroup`` or as ``/proc/PID/cgroup`` tells it (version 1 and 2).  A
+group, as a path under ``/sys/fs/cgroup`` or as ``/proc/PID/cgroup`` shows it (version 1 and 2).  A
 unit or group means the process in it that none of the others descends from; if there are several
 such, criuctl does not guess.
 
-Refused here, because no option could make it work: PID 1, kernel threads, criuctl itself and
-whatever criuctl descends from.  Nothing is looked at but the process table.
+Refused here, because no option could make it work: PID 1, kernel threads, criuctl itself and its
+ancestors.  Only the process table is read.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..proc.procfs import read_raw, read_text
 from ..proc.tree import Process, ProcessIdentity, read_process
 
 Lookup = Callable[[str], ProcessIdentity | None]
-"""The root process of the session of this name that runs on this host."""
+"""Returns the root process of the session of this name that runs on this host."""
 
 SessionOf = Callable[[ProcessIdentity], str | None]
-"""The name of the session whose root is this process."""
+"""Returns the name of the session whose root is this process."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PID = re.compile(r"[0-9]{1,64}")
@@ -41,12 +41,12 @@ class Target(Struct, frozen=True):
 
 
 def is_pid(text: str) -> bool:
-    """Whether a target is the number of a process, there or not."""
+    """Return whether a target is the number of a process, existing or not."""
     return _PID.fullmatch(text) is not None
 
 
 def resolve_target(text: str, lookup: Lookup, session_of: SessionOf) -> Target:
-    """The tree that `text` names.
+    """Return the tree that `text` names.
 
     Raises `NoSuchProcess` or `NotFound` (exit code 3), `UsageError` for what cannot be a target and
     for a group with several roots, `PreflightRefused` for a process that can never be dumped.
@@ -82,14 +82,14 @@ def resolve_target(text: str, lookup: Lookup, session_of: SessionOf) -> Target:
             raise NoSuchProcess(
                 f"session {text!r} is not running: its root, PID {identity.pid}, has ended"
             )
-        # its subreaper keeps who tries to leave
+        # its subreaper keeps processes that try to leave
         _refuse_own(identity.pid, f"session {text!r}", "`criuctl schedule`")
         return Target(identity, text)
     return Target(root.identity, session_of(root.identity))
 
 
 def _root(pid: int) -> Process:
-    """The process, if the tree below it may be dumped at all."""
+    """Return the process, if the tree below it may be dumped at all."""
     if not 0 < pid < 1 << 31:
         raise NoSuchProcess(f"there is no process with PID {pid}")
     process = read_process(pid)
@@ -118,7 +118,7 @@ def _root(pid: int) -> Process:
 
 
 def _refuse_own(root: int, tree: str, way: str) -> None:
-    """`PreflightRefused` for the tree that we are in; `way` is a way out of it."""
+    """Raise `PreflightRefused` for the tree that criuctl is in; `way` is a way out of it."""
     if root in ancestors(os.getpid()):
         raise PreflightRefused(
             f"criuctl runs inside {tree}: it cannot freeze what it is a part of",
@@ -134,8 +134,9 @@ def _thread_group(pid: int) -> int:
 
 
 def ancestors(pid: int) -> set[int]:
-    """PIDs above a process, from the status alone: not every host lets us see what its PID 1
-    executes.  `NoSuchProcess`.
+    """Return the PIDs above a process, from the status alone; `NoSuchProcess`.
+
+    Some hosts do not show what their PID 1 executes.
     """
     found: set[int] = set()
     while pid > 0:
@@ -162,24 +163,24 @@ class _Hierarchy(Struct, frozen=True):
 
     @property
     def is_systemd(self) -> bool:
-        """Whether systemd keeps its units in it."""
+        """Return whether systemd keeps its units in it."""
         return self.unified or "name=systemd" in self.options
 
 
 def _hierarchies() -> list[_Hierarchy]:
-    """Every hierarchy that is mounted here, those that systemd uses first."""
+    """Return every hierarchy that is mounted here, those that systemd uses first."""
     groups = [mount for mount in read_mounts() if mount.kind in ("cgroup", "cgroup2")]
     found = [_Hierarchy(mount.point, mount.settings, mount.kind == "cgroup2") for mount in groups]
     return sorted(found, key=lambda h: (not h.is_systemd, not h.unified, h.mount))
 
 
 def _members(folder: str) -> set[int]:
-    """The processes of a group and of all groups below it, kernel threads left out."""
+    """Return the processes of a group and of all groups below it, without kernel threads."""
     pids: set[int] = set()
     for path, _folders, files in os.walk(folder):
         if "cgroup.procs" in files:
             try:
-                # 0 stands for a process outside of our PID namespace.
+                # 0 stands for a process outside criuctl's PID namespace.
                 pids.update(
                     int(word) for word in read_raw(f"{path}/cgroup.procs").split() if word != b"0"
                 )
@@ -201,7 +202,7 @@ def _pids_of_cgroup(path: str) -> set[int]:
     if not there:
         raise NotFound(
             f"there is no control group {path}",
-            hint="`cat /proc/PID/cgroup` tells the groups of a process.",
+            hint="`cat /proc/PID/cgroup` shows the groups of a process.",
         )
     for folder in there:
         pids = _members(folder)
@@ -228,7 +229,7 @@ def _pids_of_unit(name: str) -> set[int]:
     if not groups:
         raise NotFound(
             f"no unit {full} with processes is known to this host",
-            hint="`systemctl status` shows the units that run.",
+            hint="`systemctl status` shows the running units.",
         )
     if len(set(map(frozenset, groups.values()))) > 1:
         raise UsageError(
@@ -239,7 +240,7 @@ def _pids_of_unit(name: str) -> set[int]:
 
 
 def _only_root(pids: set[int], text: str) -> int:
-    """The one process of `pids` that has no ancestor among them."""
+    """Return the one process of `pids` that has no ancestor among them."""
     roots = []
     for pid in sorted(pids):
         try:

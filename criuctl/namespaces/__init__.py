@@ -1,3 +1,3 @@
-"""What CRIU leaves to its caller, a kind of the kernel's per module: taken at the dump, and given
-back at the restore.
+"""Namespaces: what CRIU leaves to its caller, taken at the dump and given back at the restore; one
+module per subject.
 """

@@ -1,8 +1,8 @@
-"""The network interfaces that sockets of the tree are bound to: by name (SO_BINDTODEVICE), or as a
-link-local address wants it.
+"""The network interfaces that sockets of the tree are bound to: by name (SO_BINDTODEVICE), or by a
+link-local address.
 
-CRIU binds to the interface of the same name, and fails half-way where there is none; so it is asked
-before anything starts.  A connection that is given up needs none: it comes without
+CRIU binds to the interface of the same name, and fails half-way if there is none; so it is checked
+before anything starts.  A connection that is given up needs none: it is restored without
 (`ImageSet.give_up`).
 """
 
@@ -20,20 +20,20 @@ from ..criu.images import ImageSet
 from ..proc.sockdiag import socket_inside
 from .network_choice import NetMode, Place, is_new, opened
 
-_LOOPBACK = "lo"  # the only one of a network that is made anew
+_LOOPBACK = "lo"  # the only one of a new network
 
 
 class BoundSocket(Struct, frozen=True):
     """A socket of the images that is bound to an interface."""
 
     interface: str
-    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor), as the tree sees itself
-    # there is such an interface where the tree would come to, if no new network is made for it
+    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor), as in the tree
+    # there is such an interface in the tree's future network, if no new one is made for it
     here: bool = True
 
 
 def bound(images: ImageSet, net: Place) -> tuple[BoundSocket, ...]:
-    """Every such socket; `net` is how, and from where, the tree's net namespace can be had."""
+    """Return every such socket; `net`: how, and from where, the tree's net namespace can be had."""
     found = {
         entry.id: name
         for entry in images.files()
@@ -49,20 +49,20 @@ def bound(images: ImageSet, net: Place) -> tuple[BoundSocket, ...]:
 
 
 def _interface(isk: Any) -> str:
-    """CRIU's images have it up to the NUL, or with it."""
+    """Return the name; CRIU's images have it up to the NUL, or with it."""
     name: str = isk.opts.so_bound_dev or isk.ifname
     return name.rstrip("\0")
 
 
 def missing(sockets: Iterable[BoundSocket], net: NetMode) -> list[BoundSocket]:
-    """Those whose interface is not in the network that the tree comes to."""
+    """Return those whose interface is not in the network that the tree gets."""
     if net == "dumped":
         return []  # CRIU makes them
     return [s for s in sockets if (s.interface != _LOOPBACK if net == "private" else not s.here)]
 
 
 def names(sockets: Iterable[BoundSocket]) -> frozenset[str]:
-    """The interfaces of these."""
+    """Return the interfaces of these."""
     return frozenset(s.interface for s in sockets)
 
 

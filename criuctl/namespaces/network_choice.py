@@ -1,9 +1,10 @@
-"""Which net namespace a tree comes back into: that of the dump, wherever it is still there.
+"""Choose the net namespace that a tree comes back into: that of the dump, if it still exists.
 
-A name is what an operator means by it, also of a namespace that was made anew.  Without one it is
-looked for by its inode, and that alone says nothing: the kernel gives it to the next namespace at
-once, a stranger's perhaps, in which sockets would be bound and connections ended.  So its cookie
-must be that of the dump as well, which no two namespaces of a boot have.
+A name means what the operator assigned to it, also a namespace that was made again under it.
+Without a name the namespace is looked for by its inode, which alone proves nothing: the kernel
+gives the number to the next namespace at once, perhaps an unrelated one, in which sockets would be
+bound and connections ended.  So its cookie must be that of the dump as well, which no two
+namespaces of a boot share.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _FOLDERS = ("/run/netns", "/var/run/netns")
 
 
 def is_new(mode: NetMode) -> bool:
-    """Whether it is made for the tree: with a loopback interface alone, or by CRIU with all that
-    was in that of the dump.
+    """Return whether it is made for the tree: with a loopback interface alone, or by CRIU with all
+    that was in that of the dump.
     """
     return mode in ("private", "dumped")
 
 
 def new(manifest: Manifest) -> NetMode:
-    """What a tree of `manifest` gets where it is to have a new net namespace."""
+    """Return what a tree of `manifest` gets if it is to have a new net namespace."""
     return "dumped" if manifest.namespaces.get("net", {}).get("mode") == "dumped" else "private"
 
 
@@ -42,12 +43,12 @@ class Place(NamedTuple):
 
     mode: NetMode
     path: str = ""
-    # private, as one that is here might be that of the dump, and nothing tells
+    # private, because one that exists here might be that of the dump, and that cannot be verified
     unsure: bool = False
 
 
 def find(manifest: Manifest, *, copy: bool) -> Place:
-    """Where the tree of `manifest` belongs; a `copy` never where its original is."""
+    """Return where the tree of `manifest` belongs; a `copy` never where its original is."""
     net = manifest.namespaces.get("net", {})
     if net.get("mode") not in ("entered", "dumped"):
         return Place("host")
@@ -59,7 +60,7 @@ def find(manifest: Manifest, *, copy: bool) -> Place:
     saved = net.get("networks")
     several = isinstance(saved, list) and len(saved) > 1  # CRIU makes all of them, or none
     if copy or several or manifest.host.boot_id != boot_id():
-        # what another kernel's namespaces are known by means nothing here
+        # identifiers of another kernel's namespaces mean nothing here
         return Place(new(manifest))
     unsure = False
     for path in _with_inode(net.get("inode")):
@@ -72,8 +73,8 @@ def find(manifest: Manifest, *, copy: bool) -> Place:
 
 
 def addresses(manifest: Manifest) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """Of a host's own addresses those that the tree waits for clients at, or is connected to itself
-    through.
+    """Return those of a host's own addresses at which the tree waits for clients, or is connected
+    to itself.
     """
     found = set()
     for record in manifest.connections:
@@ -96,7 +97,7 @@ def lend_addresses(manifest: Manifest, pid: int) -> None:
     """Give the new net namespace of `pid` the addresses that the tree's sockets are bound to, on
     its loopback interface.
 
-    CRIU binds them again, and in there nobody else has them.
+    CRIU binds them again, and no other process has them in there.
     """
     wanted = addresses(manifest)
     if not wanted:
@@ -115,15 +116,16 @@ def lend_addresses(manifest: Manifest, pid: int) -> None:
                 address = rtnetlink.Address(
                     family, ip.max_prefixlen, rtnetlink.F_NODAD, 0, loopback, attributes
                 )
-                with suppress(OSError):  # no IPv6 here, say: CRIU tells which socket misses it
+                # no IPv6 here, for example: CRIU reports which socket lacks it
+                with suppress(OSError):
                     net.add_address(address)
     finally:
         os.close(namespace)
 
 
 def _with_inode(inode: Any) -> Iterator[str]:
-    """Where a net namespace of this inode can be had: of processes, and of names that were given
-    since the dump.
+    """Yield where a net namespace of this inode can be had: of processes, and of names that were
+    given since the dump.
     """
     held = [f"/proc/{pid}/ns/net" for pid in os.listdir("/proc") if pid.isdigit()]
     named = [
@@ -142,7 +144,7 @@ def _with_inode(inode: Any) -> Iterator[str]:
 
 
 def _is_of(path: str, net: dict[str, Any]) -> bool | None:
-    """Whether it is the net namespace of the dump; None if that cannot be told."""
+    """Return whether it is the net namespace of the dump; None if that cannot be determined."""
     namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _known(namespace, net)
@@ -153,20 +155,20 @@ def _is_of(path: str, net: dict[str, Any]) -> bool | None:
 def _known(namespace: int, net: dict[str, Any]) -> bool | None:
     if os.fstat(namespace).st_ino != net.get("inode"):
         return False
-    then = net.get("cookie")  # not there: of a criuctl or a kernel that knew of none
+    then = net.get("cookie")  # missing: written by a criuctl or a kernel that knew of none
     here = net_cookie(namespace) if then else 0
     return here == then if here else None
 
 
 def enter(manifest: Manifest, mode: NetMode, path: str) -> tuple[int, str]:
-    """A descriptor of the namespace that was found there, and a path of it for as long as that is
-    open; `RestoreFailed`.
+    """Return a descriptor of the namespace that was found there, and a path of it, valid while that
+    is open; `RestoreFailed`.
     """
     namespace = _open(mode, path)
     if mode == "named":
         return namespace, path
-    # A process that has ended since may have left its PID, and the namespace its inode, to somebody
-    # else.
+    # A process that has ended since may have left its PID, and the namespace its inode, to another
+    # one.
     if not _known(namespace, manifest.namespaces.get("net", {})):
         os.close(namespace)
         raise _ended(mode, path)
@@ -175,7 +177,9 @@ def enter(manifest: Manifest, mode: NetMode, path: str) -> tuple[int, str]:
 
 @contextmanager
 def opened(place: Place) -> Iterator[int | None]:
-    """A descriptor of the namespace, None where it is ours or not made yet; `RestoreFailed`."""
+    """Return a descriptor of the namespace, None if it is criuctl's or not made yet;
+    `RestoreFailed`.
+    """
     if place.mode == "host" or is_new(place.mode):
         yield None
         return
@@ -197,6 +201,6 @@ def _ended(mode: NetMode, what: str) -> RestoreFailed:
     again = (
         "Restore again: it gets a network of its own then."
         if mode == "existing"
-        else "`ip netns` tells which there are."
+        else "`ip netns` lists those that exist."
     )
     return RestoreFailed(f"the net namespace of the tree has just ended: {what}", hint=again)

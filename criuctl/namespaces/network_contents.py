@@ -1,11 +1,11 @@
 """What a net namespace of a tree holds that a new one does not: what would be lost with it.
 
-A net namespace without a name ends with its last process.  Where it is the tree's alone, and CRIU
-can make again all that is in it (`own_network`), CRIU stays outside of it and saves it: links,
-addresses, the routes of the main table, rules, firewall tables.  What CRIU leaves out (most
-settings under /proc/sys/net, routes of other tables) criuctl notes itself, and puts back into the
-new one before the program runs.  Everywhere else CRIU enters the namespace and saves nothing of it;
-then the differences from a new one are what `check` and `dump` warn of.
+A net namespace without a name ends with its last process.  If only the tree uses it, and CRIU can
+make again all that is in it (`own_network`), CRIU stays outside it and saves it: links, addresses,
+the routes of the main table, rules, firewall tables.  What CRIU leaves out (most settings under
+/proc/sys/net, routes of other tables) criuctl notes itself, and puts back into the new one before
+the program runs.  In all other cases CRIU enters the namespace and saves nothing of it; then
+`check` and `dump` warn of the differences from a new one.
 
 `Network` is compared with one of a namespace that was just made, so what every namespace has (the
 devices of tunnels that the kernel makes itself, its rules) is no difference, whatever the kernel.
@@ -33,11 +33,11 @@ from ..proc.sockdiag import socket_inside
 from ..report import Reporter
 
 _SYSCTLS = "/proc/sys/net"
-_SECRETS = ("key", "secret")  # ends of the names of settings that differ in every namespace
+_SECRETS = ("key", "secret")  # name suffixes of settings that differ in every namespace
 _OF_LOOPBACK = frozenset({"127.0.0.1/8 on lo", "::1/128 on lo"})
 _WITH_DEVICES = ("conf", "neigh")
 _ALWAYS = ("all", "default", "lo")
-# by CRIU, with all that makes them what they are
+# kinds of links that CRIU restores with all their settings
 _SAVED_KINDS = frozenset({"veth", "bridge", "tun"})
 _FIRST = ("ip_forward", "forwarding")
 _PID_1 = "/nsinit.py"
@@ -47,7 +47,7 @@ _LISTED, _COUNTED = ("links", "addresses", "tables", "queueing"), ("routes", "ru
 
 
 class Network(Struct, frozen=True):
-    """What is in a net namespace, each thing in words."""
+    """The contents of a net namespace, in readable form."""
 
     links: frozenset[str]  # "v0 (veth)"
     addresses: frozenset[str]  # "10.9.9.1/24 on lo"
@@ -59,7 +59,7 @@ class Network(Struct, frozen=True):
     lost: frozenset[str] = frozenset()  # those of the links that CRIU cannot make again
 
     def beyond(self, other: Network) -> Network:
-        """What this one has and the other has not."""
+        """Return what this one has and the other has not."""
         return Network(
             self.links - other.links,
             self.addresses - other.addresses,
@@ -76,8 +76,8 @@ class Network(Struct, frozen=True):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As a manifest has it: what a restore puts back itself, and what it looks for in the new
-        namespace.
+        """Return what a manifest keeps: what a restore puts back itself, and what it expects in the
+        new namespace.
         """
         listed = {name: sorted(getattr(self, name)) for name in _LISTED}
         return {
@@ -87,18 +87,20 @@ class Network(Struct, frozen=True):
         }
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Network:
-        """From what a manifest has; what is not of its form is left out."""
-        parts: dict[str, Any] = {name: frozenset(_texts(told.get(name))) for name in _LISTED}
-        parts |= {name: frozenset(map(_bytes, _texts(told.get(name)))) - {b""} for name in _COUNTED}
-        settings = told.get("settings")
+    def from_dict(cls, value: Mapping[str, Any]) -> Network:
+        """Return it from a manifest; fields of another form are left out."""
+        parts: dict[str, Any] = {name: frozenset(_texts(value.get(name))) for name in _LISTED}
+        parts |= {
+            name: frozenset(map(_bytes, _texts(value.get(name)))) - {b""} for name in _COUNTED
+        }
+        settings = value.get("settings")
         known = settings.items() if isinstance(settings, Mapping) else ()
         return cls(
             **parts, settings={n: v for n, v in known if isinstance(n, str) and isinstance(v, str)}
         )
 
     def words(self) -> list[str]:
-        """What there is, for a sentence; [] for nothing."""
+        """Return the contents as parts of a sentence; [] for nothing."""
         return [
             *_some("interface", "interfaces", sorted(self.links)),
             *_some("address", "addresses", sorted(self.addresses)),
@@ -114,8 +116,8 @@ class Network(Struct, frozen=True):
         ]
 
 
-def _texts(told: Any) -> list[str]:
-    return [item for item in told if isinstance(item, str)] if isinstance(told, list) else []
+def _texts(value: Any) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def _bytes(text: str) -> bytes:
@@ -140,7 +142,7 @@ def _dotted(name: str) -> str:
 
 
 def look(namespace: int, others: Iterable[int] = ()) -> Network:
-    """What is in the net namespace of that descriptor; `OSError`, `PlatformError`.
+    """Return what is in the net namespace of that descriptor; `OSError`, `PlatformError`.
 
     `others` are those that CRIU saves as well: an interface may have its other end there.
     """
@@ -181,7 +183,7 @@ def _all_routes(net: rtnetlink.Rtnetlink) -> Iterator[bytes]:
 
 
 def _by_itself(ip: str) -> bool:
-    """Whether a device has such an address as soon as it is up."""
+    """Return whether a device has such an address as soon as it is up."""
     return ip.startswith("fe80:") and "ff:fe" in ip
 
 
@@ -190,8 +192,8 @@ def _name(link: rtnetlink.Link) -> str:
 
 
 def _settings() -> dict[str, str]:
-    """What /proc/sys/net says in the caller's net namespace, without what devices of their own
-    have.
+    """Return the settings under /proc/sys/net of the caller's net namespace, without those of
+    devices.
     """
     found = {}
     for folder, folders, files in os.walk(_SYSCTLS):
@@ -199,7 +201,7 @@ def _settings() -> dict[str, str]:
             folders[:] = [name for name in folders if name in _ALWAYS]
         for name in files:
             path = os.path.join(folder, name)
-            with suppress(OSError, UnicodeDecodeError):  # one that can only be written, say
+            with suppress(OSError, UnicodeDecodeError):  # a write-only setting, for example
                 if os.stat(path).st_mode & 0o200 and not name.endswith(_SECRETS):
                     found[path[len(_SYSCTLS) + 1 :]] = Path(path).read_text().strip()
     return found
@@ -208,23 +210,24 @@ def _settings() -> dict[str, str]:
 class OwnNetwork(Struct, frozen=True):
     """The net namespace of a tree's root, which ends with the tree."""
 
-    # what it, and others in which processes of the tree live, have beyond a new one, by a PID in it
+    # what it, and other namespaces of the tree's processes, have beyond a new one, by a PID in it
     networks: dict[int, Network]
     why_not: str = ""  # why CRIU cannot save it; "" if it can
 
     @property
     def network(self) -> Network:
-        """The root's own."""
+        """Return the contents of the root's own."""
         return next(iter(self.networks.values()))
 
     @property
     def saved(self) -> bool:
-        """Whether CRIU stays outside of it and saves it."""
+        """Return whether CRIU stays outside it and saves it."""
         return not self.why_not
 
 
 def own_network(root: int, tree: Collection[int], *, tools_in: str = "/") -> OwnNetwork | None:
-    """That of `root`, if it is another than ours; None if something else than the `tree` keeps it.
+    """Return that of `root`, if it is not criuctl's; None if something other than the `tree` keeps
+    it.
 
     `tools_in` is the root folder in which CRIU looks for the programs it runs.  `NoSuchProcess`,
     `OSError`, `PlatformError`.
@@ -238,8 +241,8 @@ def own_network(root: int, tree: Collection[int], *, tools_in: str = "/") -> Own
                     namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
                     stack.callback(os.close, namespace)
                     opened[inode] = pid, namespace
-        ours = os.stat("/proc/self/ns/net").st_ino
-        kept = [pid for inode, (pid, _) in opened.items() if inode == ours or _is_kept(inode, tree)]
+        own = os.stat("/proc/self/ns/net").st_ino
+        kept = [pid for inode, (pid, _) in opened.items() if inode == own or _is_kept(inode, tree)]
         if root in kept:
             return None
         descriptors = [namespace for _, namespace in opened.values()]
@@ -259,7 +262,7 @@ def own_network(root: int, tree: Collection[int], *, tools_in: str = "/") -> Own
 
 
 def beyond_new(namespace: int, others: Iterable[int] = ()) -> Network:
-    """What the net namespace of that descriptor has beyond a new one; see `look`."""
+    """Return what the net namespace of that descriptor has beyond a new one; see `look`."""
     fresh = new_net_namespace()
     try:
         return look(namespace, others).beyond(look(fresh))
@@ -268,7 +271,7 @@ def beyond_new(namespace: int, others: Iterable[int] = ()) -> Network:
 
 
 def _is_kept(inode: int, tree: Collection[int]) -> bool:
-    """Whether a net namespace has a name, or a process that does not end with the tree."""
+    """Return whether a net namespace has a name, or a process that does not end with the tree."""
     if named_netns(inode):
         return True
     inside = (pid for pid in all_pids() if pid not in tree and _lives_in(pid, inode))
@@ -283,7 +286,7 @@ def _lives_in(pid: int, inode: int) -> bool:
 
 
 def _below(pid: int, tree: Collection[int]) -> bool:
-    """Whether a process of the tree has started it, since the look at the tree."""
+    """Return whether a process of the tree has started it, since the tree was read."""
     try:
         return not ancestors(pid).isdisjoint(tree)
     except NoSuchProcess:
@@ -291,8 +294,8 @@ def _below(pid: int, tree: Collection[int]) -> bool:
 
 
 def _ends_with_child(pid: int) -> bool:
-    """Whether it has made namespaces for a tree and waits: ``unshare --fork``, or the PID 1 of a
-    restored tree.
+    """Return whether it has made namespaces for a tree and waits: ``unshare --fork``, or the PID 1
+    of a restored tree.
     """
     try:
         words = read_text(pid, "cmdline").split("\0")
@@ -302,7 +305,7 @@ def _ends_with_child(pid: int) -> bool:
     except NoSuchProcess:
         return True  # it has ended
     except CriuctlError:
-        return False  # it may not be looked at
+        return False  # it cannot be read
 
 
 def _tools_missing(folder: str) -> bool:
@@ -313,14 +316,14 @@ def _tools_missing(folder: str) -> bool:
 
 
 def complete(net: Mapping[str, Any], pids: Mapping[int, int], reporter: Reporter) -> None:
-    """Put what CRIU has left out into the net namespaces that it has just made; warn of what is not
-    there.
+    """Put what CRIU has left out into the net namespaces that it has just made; warn of what is
+    missing.
 
-    `net` is what a manifest says of them; `pids` has the PID here of each PID there.
+    `net`: their records in a manifest; `pids`: PID in the manifest -> PID here.
     """
     networks = net.get("networks")
-    for told in networks if isinstance(networks, list) else ():
-        there = told.get("pid") if isinstance(told, Mapping) else None
+    for record in networks if isinstance(networks, list) else ():
+        there = record.get("pid") if isinstance(record, Mapping) else None
         pid = pids.get(there) if isinstance(there, int) else None
         if pid is None:
             continue
@@ -328,14 +331,14 @@ def complete(net: Mapping[str, Any], pids: Mapping[int, int], reporter: Reporter
             with reading(pid):
                 namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                # Images and manifest are two things: together they must not change a network that
-                # is not the tree's own.
+                # Images and manifest are separate: together they must not change a network that is
+                # not the tree's own.
                 if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
                     reporter.warning(
                         f"PID {pid} has no net namespace of its own: nothing is set in this one"
                     )
                     continue
-                missing = _complete(namespace, Network.from_dict(told)).words()
+                missing = _complete(namespace, Network.from_dict(record)).words()
             finally:
                 os.close(namespace)
         except (CriuctlError, OSError) as error:
@@ -348,7 +351,7 @@ def complete(net: Mapping[str, Any], pids: Mapping[int, int], reporter: Reporter
 
 
 def _complete(namespace: int, wanted: Network) -> Network:
-    """Set what is missing, but for settings that the namespace does not have; what is missing
+    """Set what is missing, except settings that the namespace does not have; return what is missing
     then.
     """
     in_net_namespace(namespace, partial(_set, wanted.settings))
@@ -360,7 +363,7 @@ def _complete(namespace: int, wanted: Network) -> Network:
 
 
 def _set(wanted: Mapping[str, str]) -> None:
-    """Make settings of the caller's net namespace what they were.
+    """Set settings of the caller's net namespace to their recorded values.
 
     Those that turn forwarding on come first: the kernel changes others with them.
     """

@@ -1,16 +1,16 @@
-"""Which namespaces CRIU is started in for a dump, and what a restore must make of them.
+"""The namespaces that CRIU is started in for a dump, and those that a restore must make.
 
 CRIU does not save a namespace that it is in itself.  For PID and mount namespaces that is the
 better way: a mount namespace can rarely be rebuilt from images.  So CRIU enters those of the tree;
-a restore puts CRIU into fresh ones (or into the same, if they still exist) first.  So it does with
-a net namespace that others live in, that has a name, or that has links which CRIU cannot make again
-(`networks`).  One that is the tree's alone, and the others (UTS, IPC, time), CRIU saves and
-restores as part of the tree.
+a restore first puts CRIU into fresh ones (or into the same, if they still exist).  The same is done
+with a net namespace that other processes use, that has a name, or that has links which CRIU cannot
+make again (`network_contents`).  One that only the tree uses, and the others (UTS, IPC, time), CRIU
+saves and restores as part of the tree.
 
-A root that is PID 1 of its PID namespace is different: from inside, CRIU cannot stop it, and nobody
-could take its place at a restore.  CRIU then stays outside and saves the PID and mount namespaces
-itself, with all mounts marked as coming from outside; a restore gives it a bind mount of the root
-folder to build them on.
+A root that is PID 1 of its PID namespace is different: from inside, CRIU cannot stop it, and no
+process could take its place at a restore.  CRIU then stays outside and saves the PID and mount
+namespaces itself, with all mounts marked as coming from outside; a restore gives it a bind mount of
+the root folder to build them on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DUMPED = ("ipc", "uts", "time", "cgroup", "user")
 
 
 class NamespacePlan(Struct, frozen=True):
-    """How CRIU gets at a tree: the argv prefix that enters, and the root's PID as seen from
+    """How CRIU reaches a tree: the argv prefix that enters, and the root's PID as seen from
     there.
     """
 
@@ -51,14 +51,15 @@ class NamespacePlan(Struct, frozen=True):
     is_init: bool  # the root is PID 1 of its PID namespace
     netns_name: str | None
     netns_inode: int
-    last_pid: int  # that was given in the root's PID namespace; 0: not known
-    netns_cookie: int = 0  # of another than ours, by which a restore knows it again; 0: not known
-    # what is in the net namespaces that CRIU saves, by the PID inside of one in it
+    last_pid: int  # the last PID given in the root's PID namespace; 0: not known
+    # of a namespace that is not criuctl's, by which a restore recognises it; 0: not known
+    netns_cookie: int = 0
+    # contents of the net namespaces that CRIU saves, by the PID in the tree of a process in it
     networks: Mapping[int, Network] = {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Per kind: ``mode`` host (ours), entered, or dumped (in CRIU's images); for net also what
-        it is known by.
+        """Return per kind ``mode``: host (criuctl's), entered, or dumped (in CRIU's images); for
+        net also its identifiers.
         """
         modes: dict[str, Any] = {}
         for kind in (*ENTERED, *DUMPED):
@@ -78,7 +79,7 @@ class NamespacePlan(Struct, frozen=True):
 
 
 def entered_kinds(root: int) -> frozenset[str]:
-    """The kinds of namespaces that CRIU has to enter for the tree of `root`, but for a net
+    """Return the kinds of namespaces that CRIU has to enter for the tree of `root`, except a net
     namespace that it can save.
     """
     strange = foreign(root)
@@ -87,7 +88,7 @@ def entered_kinds(root: int) -> frozenset[str]:
 
 
 def network_of(root: int, tree: Collection[int]) -> OwnNetwork | None:
-    """The net namespace of the tree of `root`, if it is another than ours and ends with it.
+    """Return the net namespace of the tree of `root`, if it is not criuctl's and ends with it.
 
     CRIU runs its helper programs in the mount namespace that it is in.
     """
@@ -97,7 +98,7 @@ def network_of(root: int, tree: Collection[int]) -> OwnNetwork | None:
 
 
 def plan_entry(root: int) -> NamespacePlan:
-    """How to dump the tree of `root`."""
+    """Return how to dump the tree of `root`."""
     strange = foreign(root)
     init = "pid" in strange and is_namespace_init(root)
     own = network_of(root, {p.pid for p in read_tree(root)}) if "net" in strange else None
@@ -128,9 +129,9 @@ def _cookie(root: int) -> int:
 
 
 def _last_pid(inside: int) -> int:
-    """The PID that was given last in that process's PID namespace (0: ours).
+    """Return the PID that was given last in that process's PID namespace (0: criuctl's).
 
-    A restore goes on behind it, or programs would soon meet PIDs of children they had.
+    A restore continues after it; otherwise programs would soon meet PIDs of children they had.
     """
     try:
         if not inside:
@@ -145,17 +146,17 @@ def _last_pid(inside: int) -> int:
 
 
 def last_pid(modes: Mapping[str, Mapping[str, Any]]) -> int:
-    """The PID behind which a tree that was dumped so goes on; 1: not known."""
+    """Return the PID after which a tree that was dumped so continues; 1: not known."""
     last = modes.get("pid", {}).get("last")
     return last if isinstance(last, int) and last > 1 else 1
 
 
 def saved_devices(root: int) -> frozenset[int]:
-    """The file systems, by device, that CRIU saves with all that is in them, or that the kernel
-    fills again.
+    """Return the file systems, by device, that CRIU saves with all that is in them, or that the
+    kernel fills again.
 
-    Only of a root that is PID 1, in whichever mount namespace of its tree: a tmpfs that this host
-    has not mounted, and /proc, wherever it is mounted.
+    Only for a root that is PID 1, in any mount namespace of its tree: a tmpfs that this host has
+    not mounted, and /proc, wherever it is mounted.
     """
     strange = foreign(root)
     if "mnt" not in strange or "pid" not in strange or not is_namespace_init(root):
@@ -166,10 +167,10 @@ def saved_devices(root: int) -> frozenset[int]:
 
 
 def mount_tops(root: int) -> dict[int, int]:
-    """Mount namespace -> a process of the tree of `root` that sees all of it; one in a chroot where
-    there is no other.
+    """Return mount namespace -> a process of the tree of `root` that sees all of it; if there is
+    none, one in a chroot.
 
-    That of the root's own is the root.
+    For the root's own namespace it is the root.
     """
     found = {os.stat(f"/proc/{root}/ns/mnt").st_ino: root}
     chrooted: dict[int, int] = {}

@@ -1,12 +1,12 @@
-"""Ports that connections of the tree's own past keep from it.
+"""Ports that are blocked by closed connections of the tree itself.
 
-When a server closes a connection first, the kernel remembers it for a minute (FIN_WAIT2 until its
-client closes it, too, then TIME_WAIT), and where the server had not set SO_REUSEADDR, nobody can
-bind to the port meanwhile, whatever he sets himself: the tree's listener would not come back.
-Nobody has such a socket open any more, so the memory is given up.
+When a server closes a connection first, the kernel keeps it for a minute (FIN_WAIT2 until its
+client closes it, too, then TIME_WAIT), and if the server had not set SO_REUSEADDR, no process can
+bind to the port meanwhile, whatever options it sets: the tree's listener would not come back.  No
+process has such a socket open any more, so it is destroyed.
 
-What a peer has not acknowledged yet (FIN_WAIT1, LAST_ACK) is not: it would be lost to him.  That is
-waited for a little.
+One whose data a peer has not acknowledged yet (FIN_WAIT1, LAST_ACK) is not: that data would be
+lost.  The acknowledgement is waited for briefly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def free_ports(
     records: Iterable[ConnectionRecord], images: ImageSet, namespace: int | None
 ) -> None:
     """Free the ports of the TCP listeners among `records`, in the net namespace of that descriptor
-    (None: ours).
+    (None: criuctl's).
     """
     listeners = [r for r in records if r.protocol == "tcp" and r.waits]
     only6 = _only6(images) if any(r.family == "inet6" for r in listeners) else set()
@@ -39,7 +39,8 @@ def free_ports(
     for local, v6only in {(r.local, r.inode in only6) for r in listeners}:
         while is_taken(local, socket.SOCK_STREAM, namespace, v6only=v6only):
             coming = False
-            with suppress(OSError):  # an older kernel: CRIU will be refused, and the reason is told
+            # an older kernel: CRIU will be refused, and the reason is reported
+            with suppress(OSError):
                 coming = sockdiag.end_waits(*endpoint(local), namespace, v6only=v6only)
             if not coming or time.monotonic() > deadline:
                 break
@@ -47,15 +48,15 @@ def free_ports(
 
 
 def _only6(images: ImageSet) -> set[int]:
-    """The inodes of the sockets that leave IPv4 to others."""
+    """Return the inodes of the sockets that leave IPv4 to others."""
     return {entry.isk.ino for entry in images.files() if entry.HasField("isk") and entry.isk.v6only}
 
 
 def is_taken(
     local: str, kind: socket.SocketKind, namespace: int | None = None, *, v6only: bool
 ) -> bool:
-    """Whether a socket, one for IPv6 alone if `v6only`, cannot be bound as CRIU binds it: the port
-    is not shared.
+    """Return whether a socket (IPv6 only if `v6only`) cannot be bound as CRIU binds it: the port is
+    not shared.
     """
     host, port = endpoint(local)
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)

@@ -1,10 +1,10 @@
 """The firewall lock of a restore: no packet of the tree's kept connections may pass before all of
 it is restored.
 
-The first packet of a restored socket would otherwise meet a peer that is not restored yet, and the
+The first packet of a restored socket would otherwise reach a peer that is not restored yet, and the
 connection would be reset.  The table has the name that CRIU gave it at the dump, so CRIU itself
-takes it down when the tree is complete; `unlock` is for every path on which it does not come to
-that.  Sockets that come back unconnected are not in it: their packets pass when `handback` connects
+removes it when the tree is complete; `unlock` is for every path on which CRIU does not get that
+far.  Sockets that come back unconnected are not in it: their packets pass when `hand_back` connects
 them.
 """
 
@@ -24,19 +24,19 @@ _NEXT = "The next `criuctl dump` or `restore` takes it down."
 
 
 def table_of(images: ImageSet) -> str:
-    """The name of the table that a restore from `images` will lock connections with; "" for none to
-    lock.
+    """Return the name of the table that a restore from `images` will lock connections with; "" if
+    it locks none.
     """
     run_id = images.run_id()
     return netfilter.criu_table(run_id) if run_id is not None and images.connections() else ""
 
 
 class ConnectionLock(Struct):
-    """The lock on the connections in `images`, in the net namespace that the tree comes to."""
+    """The lock on the connections in `images`, in the net namespace that the tree gets."""
 
     images: ImageSet
     reporter: Reporter
-    net: int | None = None  # descriptor of that namespace; None for ours
+    net: int | None = None  # descriptor of that namespace; None for criuctl's
     # a namespace made for the tree, which `net` does not lead to and which ends with it
     fresh: bool = False
     stood: bool = False  # the dump's own lock was still there
@@ -48,9 +48,9 @@ class ConnectionLock(Struct):
         if run_id is None:
             return
         table = netfilter.criu_table(run_id)
-        # The dump's own lock still stands while a connection is to be kept.  It is on all
-        # connections of the dump, and one that is connected anew might get its old port again: the
-        # lock becomes one on the kept ones, at no moment none.
+        # The dump's own lock still stands while a connection is to be kept. It is on all
+        # connections of the dump, and a reconnected one might get its old port again: the lock
+        # becomes one on the kept ones, without a moment in between.
         self.stood = not self.fresh and table in netfilter.tables(self._socket)
         if pairs:
             netfilter.lock_connections(table, pairs, enter=enter, replace=self.stood)
@@ -58,10 +58,10 @@ class ConnectionLock(Struct):
             netfilter.delete_table(table, self._socket)
 
     def remove(self, *, failed: bool) -> bool:
-        """Take the lock down, which CRIU does only when all goes well; after a failure the dump's
-        own stays for the next try.
+        """Remove the lock, which CRIU does only on success; after a failure the dump's own stays
+        for the next try.
 
-        Whether it could be taken down, where it was to be.
+        Return whether it could be removed, if that was to be done.
         """
         run_id = self.images.run_id()
         if run_id is None or self.fresh or (failed and self.stood):

@@ -42,7 +42,7 @@ from ..errors import (
     TimedOut,
     Vetoed,
 )
-from ..host.failures.command_failures import told_as
+from ..host.failures.command_failures import reraised_as
 from ..proc import command, shadow
 from ..proc.namespaces import entry_prefix, foreign
 from ..proc.procfs import available_memory
@@ -121,7 +121,7 @@ def trial(
         except CriuctlError as error:
             return {"error": encode_error(error)}
 
-    with told_as(RestoreFailed, lambda: "nothing is left of it"):
+    with reraised_as(RestoreFailed, lambda: "nothing is left of it"):
         told = shadow.run(work, timeout=timeout)
     if "error" in told:
         raise decode_error(told["error"], "a shadow of this host")

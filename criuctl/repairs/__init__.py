@@ -1,3 +1,3 @@
-"""What CRIU loses or mishandles, and criuctl puts right: one file for each; `base` has the
-contract, `registry` the order.
+"""Repairs of what CRIU loses or mishandles: one file for each; `base` has the contract, `registry`
+the order.
 """

@@ -61,8 +61,8 @@ class RestoredTree(Struct):
 
     images: ImageSet
     manifest: Manifest
-    root: int  # our PID of the root
-    pids: Mapping[int, int]  # PID as the tree sees it -> ours
+    root: int  # PID of the root on this host
+    pids: Mapping[int, int]  # PID in the tree -> PID on this host
     reporter: Reporter
     owners: Mapping[tuple[int, int], Any] = field(default_factory=dict)
     """(PID, descriptor) -> CRIU's fown_entry, of descriptors that criuctl made itself and CRIU only

@@ -1,35 +1,35 @@
-"""What only a look just before the freeze tells of the system calls that it interrupts: time that
-has passed, and their numbers.
+"""Time limits of the system calls that a freeze interrupts, and the calls' numbers, as seen just
+before the freeze.
 
-poll and epoll_wait get their limit as a number of milliseconds, from when they are entered.
-Entered again with the same number (`interrupted`), a limit that is longer than the time from one
+poll and epoll_wait get their limit as a number of milliseconds, from when they are entered. Entered
+again with the same number (`interrupted_calls`), a limit that is longer than the time from one
 snapshot to the next would never run out: in an event loop that waits for nothing else, a timer
-would never come.
+would never fire.
 
-A sleep is told how long by a struct in memory, and what is left goes to another, if the program
-gave one; CRIU has it end with EINTR.  Where none was given (``usleep``), what is left is waited for
-in poll, which watches nothing: it ends as the sleep would.  epoll_pwait2, whose limit is such a
-struct, goes on as epoll_pwait.  That puts a number where the program has a pointer, or nothing at
-all, so only the C library's own calls are changed, which do not look at the arguments afterwards;
-and none of a process with a seccomp filter, which may know the one call and not the other.  A long
-sleep elsewhere keeps its EINTR.
+A sleep reads its duration from a struct in memory, and what is left goes to another, if the program
+gave one; CRIU has it end with EINTR.  If none was given (``usleep``), what is left is waited for in
+poll without descriptors: it ends as the sleep would.  epoll_pwait2, whose limit is such a struct,
+goes on as epoll_pwait.  That puts a number where the program has a pointer, or nothing at all, so
+only the C library's own calls are changed, which do not read the arguments afterwards; and no call
+of a process with a seccomp filter, which may allow one call and not the other.  A long sleep
+elsewhere keeps its EINTR.
 
-No look at a stopped thread tells when it has entered its call, for it has run since, into the stop.
-So each is looked at just before the freeze: since when it sleeps (the scheduler's ``exec_start``),
+A stopped thread does not show when it entered its call, because it has run since, into the stop.
+So each is examined just before the freeze: since when it sleeps (the scheduler's ``exec_start``),
 in which call, and how often it has gone to sleep.  When it is frozen, it must have gone to sleep
-once more only, for that: then it is still in that call.  The time is rather a little too short: a
-limit may end late, and hardly ever early (see below).  Where the kernel does not tell all of that
-(no /proc/PID/sched) limits begin anew, as the others do that a call reads from memory.  The
-register stays changed after the call, which the kernel never does to one: code that keeps the limit
-there for its next call waits shorter then.
+once more only, for the freeze: then it is still in that call.  The time is rather a little too
+short: a limit may end late, and hardly ever early (see below).  If the kernel does not report all
+of that (no /proc/PID/sched), limits begin again, as do those of the other calls, which are read
+from memory.  The register stays changed after the call, which the kernel never does: code that
+keeps the limit there for its next call waits shorter then.
 
-A call that was interrupted before, by SIGSTOP or an earlier freeze, is restart_syscall since, to
-the kernel and to CRIU: only where in the kernel it waits tells which one it was, which has to be
-known to enter it again.
+A call that was interrupted before, by SIGSTOP or an earlier freeze, is restart_syscall to the
+kernel and to CRIU from then on.  Which call it was, which must be known to enter it again, is
+visible only from where in the kernel it waits.
 
-The scheduler's clock may be another one on each processor, so it is read on the one that the thread
-was on.  (Newer kernels may move one that has only just fallen asleep: then what has passed is wrong
-by how much the two clocks differ.)
+The scheduler's clock may differ between processors, so it is read on the one that the thread was
+on.  (Newer kernels may move a thread that has only just fallen asleep: then the elapsed time is
+wrong by the difference of the two clocks.)
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ from ..proc.tree import walk
 _MINUS_EINTR = (1 << 64) - errno.EINTR
 _NATIVE = 1  # not a 32-bit process, whose calls have other numbers
 _POLL, _NANOSLEEP, _CLOCK_NANOSLEEP, _FUTEX, _EPOLL_PWAIT, _EPOLL_PWAIT2 = 7, 35, 230, 202, 281, 441
-_LIMITED = {_POLL: 2, 232: 3, _EPOLL_PWAIT: 3}  # which argument the limit is; 232: epoll_wait
-# which one is the address of the limit
+# number of the call -> which argument the limit is; 232: epoll_wait
+_LIMITED = {_POLL: 2, 232: 3, _EPOLL_PWAIT: 3}
+# which argument is the address of the limit
 _SPANS = {_NANOSLEEP: 0, _CLOCK_NANOSLEEP: 2, _EPOLL_PWAIT2: 3}
-_LEFT = {_NANOSLEEP: 1, _CLOCK_NANOSLEEP: 3}  # and of where the kernel is to tell what is left
+_LEFT = {_NANOSLEEP: 1, _CLOCK_NANOSLEEP: 3}  # which argument is the address for what is left
 _RESTART = 219  # restart_syscall
 _LOOKED_AT = frozenset((*_LIMITED, *_SPANS, _RESTART))
 _NO_CALL = (1 << 64) - 1
@@ -70,9 +71,9 @@ _LONGEST = (1 << 31) - 1  # milliseconds
 _C_LIBRARY = re.compile(r"(libc|libpthread)[.-]|ld-musl-")
 _ARGUMENTS = ("di", "si", "dx", "r10", "r8", "r9")
 _PATIENCE = 1.0  # seconds for the clocks of processors
-# milliseconds of a limit that is looked at: what is shorter runs out between two snapshots
+# milliseconds; shorter limits run out between two snapshots and are left alone
 _LEAST = 100
-_RESTARTED = {  # where in the kernel -> what was called
+_RESTARTED = {  # where in the kernel -> the call
     "poll_schedule_timeout": _POLL,
     "do_sys_poll": _POLL,  # Linux 6.12
     "do_poll": _POLL,
@@ -80,14 +81,14 @@ _RESTARTED = {  # where in the kernel -> what was called
     "futex_do_wait": _FUTEX,
     "futex_wait_queue": _FUTEX,
     "futex_wait_queue_me": _FUTEX,
-    # all of a sleep's own functions are the scheduler's, which are not told
+    # all of a sleep's own functions are the scheduler's, which are not shown
     "do_syscall_64": _NANOSLEEP,
     "__x64_sys_restart_syscall": _NANOSLEEP,
     "hrtimer_nanosleep_restart": _NANOSLEEP,
     "alarm_timer_nsleep_restart": _CLOCK_NANOSLEEP,
     "alarmtimer_do_nsleep": _CLOCK_NANOSLEEP,
 }
-_CLOCKS = 16  # what is below is the number of a clock, not an address
+_CLOCKS = 16  # below this it is the number of a clock, not an address
 
 
 class Waiting(Struct, frozen=True):
@@ -101,22 +102,22 @@ class Waiting(Struct, frozen=True):
 
 
 class Waits:
-    """Those of one tree, for one dump: `look`, then `frozen`, then `amend`."""
+    """The limits of one tree, for one dump: `look`, then `frozen`, then `amend`."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[int, int], Waiting] = {}  # process, thread
-        self._still: dict[int, Waiting] = {}  # thread, by its own number
+        self._still: dict[int, Waiting] = {}  # thread, by its ID in its namespace
         # arguments and stack pointer -> number of the call
         self._restarted: dict[tuple[int, ...], int] = {}
 
     def look(self, root: int) -> None:
-        """The tree is about to be frozen."""
+        """Examine the threads just before the tree is frozen."""
         self._waiting, self._restarted = {}, {}
         library = cache(_c_library)
         # processor -> threads, and since when they sleep
         slept: dict[int, list[tuple[tuple[int, int], Waiting, float]]] = {}
         for pid, tid in _threads(root):
-            # it has ended, or the kernel does not tell
+            # it has ended, or the kernel does not report it
             with suppress(OSError, CriuctlError, ValueError, KeyError):
                 if (words := _call(pid, tid)) is None:
                     continue
@@ -130,7 +131,7 @@ class Waits:
                 waiting = Waiting(words, limit, then, 0, _switches(pid, tid))
                 since = _exec_start(pid, tid)
                 processor = int(read_text(pid, f"task/{tid}/stat").rpartition(")")[2].split()[36])
-                # 0: it was forgotten, by a kernel that was asked by SysRq to
+                # 0: sched statistics were reset, by SysRq
                 if since > 0 and words == _call(pid, tid):
                     slept.setdefault(processor, []).append(((pid, tid), waiting, since))
         for processor, now in _clocks(slept).items() if slept else ():
@@ -140,8 +141,8 @@ class Waits:
             }
 
     def frozen(self, stops: int) -> None:
-        """It is, and nothing else has been done to it; `stops`: how often a thread has gone to
-        sleep for that.
+        """Compare the frozen threads; `stops`: how often a thread has gone to sleep for the
+        freeze.
         """
         self._still = {}
         for (pid, tid), one in self._waiting.items():
@@ -152,8 +153,8 @@ class Waits:
                     ] = one
 
     def amend(self, images: ImageSet) -> None:
-        """In post-dump: who enters such a call again waits for what is left, and calls of unknown
-        number get it.
+        """Edit the images in post-dump: a repeated call waits for what is left, and restarted calls
+        get their number.
         """
         for number, one in self._still.items():
             for registers in _registers(images, f"core-{number}.img"):
@@ -173,7 +174,9 @@ class Waits:
 
 
 def _registers(images: ImageSet, name: str) -> Iterator[Any]:
-    """Those of the thread of an image, if it was interrupted; they are written back."""
+    """Yield the registers of the thread of an image, if it was interrupted; they are written
+    back.
+    """
     messages = read(images.folder, name, "CORE") if images.size(name) else []
     if messages and messages[0].HasField("thread_info"):
         registers = messages[0].thread_info.gpregs
@@ -193,7 +196,7 @@ def _words(registers: Any) -> tuple[int, ...]:
 
 
 def _threads(root: int) -> list[tuple[int, int]]:
-    """(process, thread) of a tree; it may end meanwhile."""
+    """Return (process, thread) of a tree; it may end meanwhile."""
     found: list[tuple[int, int]] = []
     with suppress(CriuctlError):
         for pid in walk(root):
@@ -203,30 +206,28 @@ def _threads(root: int) -> list[tuple[int, int]]:
 
 
 def _call(pid: int, tid: int) -> tuple[int, ...] | None:
-    """The call in which a thread sleeps, if more has to be known of it: number, six arguments,
+    """Return the call in which a thread sleeps, if more must be known of it: number, six arguments,
     stack pointer.
     """
-    told = read_text(pid, f"task/{tid}/syscall").split()
-    if len(told) < 9 or int(told[0]) not in _LOOKED_AT:
+    fields = read_text(pid, f"task/{tid}/syscall").split()
+    if len(fields) < 9 or int(fields[0]) not in _LOOKED_AT:
         return None
-    return tuple(int(word, 0) for word in told[:8])
+    return tuple(int(word, 0) for word in fields[:8])
 
 
 def _restarted(pid: int, tid: int, words: tuple[int, ...]) -> int:
-    """The number of the call that a thread in `_RESTART` has made, which is this where it is not
-    known.
-    """
+    """Return the call that a thread in `_RESTART` has made, or `_RESTART` if it is not known."""
     number = _RESTARTED.get(read_text(pid, f"task/{tid}/wchan").partition(".")[0], _RESTART)
     return _CLOCK_NANOSLEEP if number == _NANOSLEEP and words[1] < _CLOCKS else number
 
 
 def _limit(pid: int, words: tuple[int, ...]) -> int:
-    """Milliseconds, rather too many than too few; negative: for ever, or the call tells itself what
-    is left.
+    """Return milliseconds, rounded up; negative: no limit, or the call itself reports what is
+    left.
     """
     call, arguments = words[0], words[1:7]
     if call in _LIMITED:
-        # the kernel looks at 32 bits
+        # the kernel uses 32 bits
         return ctypes.c_int32(arguments[_LIMITED[call]] & 0xFFFFFFFF).value
     if (call in _LEFT and arguments[_LEFT[call]]) or not arguments[_SPANS[call]]:
         return -1
@@ -243,7 +244,7 @@ def _limit(pid: int, words: tuple[int, ...]) -> int:
 def _successor(
     pid: int, tid: int, words: tuple[int, ...], limit: int, library: Callable[[int], list[range]]
 ) -> int:
-    """The call that waits for the rest of another one's limit; 0: it begins anew."""
+    """Return the call that waits for the rest of another one's limit; 0: it begins again."""
     if words[0] in _LIMITED:
         return words[0]
     if limit <= _LONGEST and not int(read_status(pid, f"task/{tid}/status").get("Seccomp", "0")):
@@ -254,7 +255,7 @@ def _successor(
 
 
 def _c_library(pid: int) -> list[range]:
-    """Where a process has it."""
+    """Return the address ranges of the C library in a process."""
     found = []
     for line in read_text(pid, "maps").splitlines():
         words = line.split(None, 5)
@@ -269,7 +270,7 @@ def _switches(pid: int, tid: int) -> int:
 
 
 def _exec_start(pid: int, tid: int) -> float:
-    """When it ran last, in milliseconds of its processor's clock."""
+    """Return when it ran last, in milliseconds of its processor's clock."""
     for line in read_text(pid, f"task/{tid}/sched").splitlines():
         if line.startswith("se.exec_start"):
             return float(line.split(":")[1])
@@ -277,8 +278,9 @@ def _exec_start(pid: int, tid: int) -> float:
 
 
 def _clocks(processors: Collection[int]) -> dict[int, float]:
-    """The clocks of those processors that let us run on them; read by a thread, which may wait for
-    ever on one that is busy.
+    """Return the clocks of those processors that criuctl can run on.
+
+    A thread reads them, because it may wait without end for a busy processor.
     """
     found: dict[int, float] = {}
 

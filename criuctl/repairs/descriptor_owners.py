@@ -1,4 +1,4 @@
-"""Owners of descriptors: the process or thread that a signal tells of input (``F_SETOWN``).
+"""Owners of descriptors: the process or thread that gets the signal for input (``F_SETOWN``).
 
 CRIU makes descriptors before threads, so an owner that is a thread (``F_SETOWN_EX``) fails the
 restore; so does a process outside the tree that has ended.  Such owners are taken out of the
@@ -63,7 +63,7 @@ def _take_out(images: ImageSet, age: float | None, reporter: Reporter) -> _Owner
     tree = read(images.folder, "pstree.img", "PSTREE")
     processes = {entry.pid for entry in tree}
     threads = {thread for entry in tree for thread in entry.threads}
-    # the root's may be outside
+    # only the root may have an owner outside
     groups = processes | {entry.pgid for entry in tree} - {tree[0].pgid}
 
     def exists(owner: Any) -> bool:

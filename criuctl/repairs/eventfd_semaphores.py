@@ -72,7 +72,7 @@ class EventfdSemaphores(Repair):
 
 
 def represents_semaphore(path: str) -> bool:
-    """Whether a regular file of the images is one of these; only root could make a file at its
-    path.
+    """Return whether a regular file of the images is one of these; only root could make a file at
+    its path.
     """
     return path.startswith("/" + _NAME.format(""))

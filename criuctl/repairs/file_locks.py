@@ -4,13 +4,13 @@ restore.
 CRIU leaves out the locks of a descriptor whose open file it has met in another process already,
 because they are noted with that one.  That is right for flock and OFD locks, but not for a POSIX
 lock, which belongs to the process: a child's, on a file that its parent has opened.  And at a
-restore the POSIX locks of a file that the process has also mapped are gone: the restorer closes a
+restore the POSIX locks of a file that the process has also mapped are lost: the restorer closes a
 descriptor of the file after it has set them.
 
-CRIU takes flock and POSIX locks with calls that block, and another holder may keep a lock for as
-long as it lives: the original beside which a copy is to run, or a second instance that was started
-meanwhile.  So each lock is tried here without waiting (`held`): a range is only asked about; a
-flock is taken and given back at once, since nothing can ask about that.
+CRIU takes flock and POSIX locks with calls that block, and another holder may keep a lock as long
+as it lives: the original next to which a copy is to run, or a second instance that was started
+meanwhile.  So each lock is tried here without waiting (`held`): a range is only queried; a flock is
+taken and given back at once, because there is no query for it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RANGE = struct.Struct("=hhxxxxqqixxxx")  # struct flock on 64-bit Linux
 _HELD = re.compile(r"lock:\t\d+: POSIX +\S+ +(READ|WRITE) +\S+ \S+ (\d+) (\d+|EOF)")
 # of /proc/locks
 _LEASE = re.compile(r"\d+: LEASE +\S+ +(READ|WRITE) +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
-# seconds in which who holds a lock for a moment only, or is just ending, lets go of it
+# seconds in which a process that holds a lock briefly, or is just ending, releases it
 _PATIENCE = 1.0
 
 
@@ -104,13 +104,13 @@ class FileLocks(Repair):
 
 
 def _entries(images: ImageSet) -> list[Any]:
-    """CRIU's file_lock_entry of each lock."""
+    """Return CRIU's file_lock_entry of each lock."""
     return read(images.folder, _IMAGE, "FILE_LOCKS") if images.size(_IMAGE) else []
 
 
 def _posix_locks(d: Descriptor) -> Iterator[tuple[int, int, int]]:
-    """Type, start and length of the POSIX locks that fdinfo shows; a length of 0 reaches to the
-    end.
+    """Return type, start and length of the POSIX locks that fdinfo shows; a length of 0 reaches to
+    the end.
     """
     for kind, start, end in (found.groups() for found in map(_HELD.match, d.extra) if found):
         length = 0 if end == "EOF" else int(end) - int(start) + 1
@@ -139,14 +139,15 @@ class WantedLock(Struct, frozen=True):
 
 
 def wanted(images: ImageSet) -> list[WantedLock]:
-    """The locks of the images on files that have a path."""
+    """Return the locks of the images on files that have a path."""
     locks = [e for e in _entries(images) if e.flag & (_POSIX | _FLOCK | _OFD)]
     if not locks:
         return []
     number = {
         holder: file_id for file_id, holders in images.holders().items() for holder in holders
     }
-    remapped = images.remapped()  # deleted files: the tree's own, whatever has their name now
+    # deleted files: the tree's own, even if another file has their name now
+    remapped = images.remapped()
     paths = {
         e.id: path_of(e.reg) for e in images.files() if e.HasField("reg") and e.id not in remapped
     }
@@ -158,20 +159,19 @@ def wanted(images: ImageSet) -> list[WantedLock]:
 
 
 def locked_elsewhere(images: ImageSet, own: Container[str], *, copy: bool) -> Iterator[Finding]:
-    """The locks of the images that somebody else holds, and goes on holding, as errors; not on
-    files that become the tree's own.
+    """Report the locks of the images that another process holds, and keeps, as errors.
 
-    `copy`: the original may live.
+    Locks on files that become the tree's own are left out.  `copy`: the original may run.
     """
     return errors([lock for lock in wanted(images) if lock.path not in own], copy=copy)
 
 
 def leased_elsewhere(images: ImageSet) -> list[Finding]:
-    """Files of the images on which another process has a lease (F_SETLEASE) that the restore would
-    break, as errors.
+    """Report files of the images on which another process has a lease (F_SETLEASE) that the restore
+    would break, as errors.
 
-    To be asked before any of them is opened: the kernel then sends that process a signal, which
-    ends one that does not expect it, and lets the opening one wait.
+    Call it before any of them is opened: the kernel then sends that process a signal, which ends a
+    program that does not expect it, and blocks the open.
     """
     leased = _leases()
     if not leased:
@@ -206,7 +206,7 @@ def leased_elsewhere(images: ImageSet) -> list[Finding]:
 
 
 def _leases() -> dict[tuple[int, int], tuple[str, int]]:
-    """The files of this host with leases: device and inode -> the kind (READ, WRITE) and the
+    """Return the files of this host with leases: device and inode -> the kind (READ, WRITE) and the
     PID.
     """
     found = {}
@@ -219,7 +219,7 @@ def _leases() -> dict[tuple[int, int], tuple[str, int]]:
 
 
 def held(locks: list[WantedLock]) -> list[WantedLock]:
-    """Those of `locks` that somebody else has, and does not let go of in a second."""
+    """Return those of `locks` that another process has, and does not release within a second."""
     deadline = time.monotonic() + _PATIENCE
     while (refused := [lock for lock in locks if _is_held(lock)]) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -227,7 +227,7 @@ def held(locks: list[WantedLock]) -> list[WantedLock]:
 
 
 def errors(locks: list[WantedLock], *, copy: bool) -> Iterator[Finding]:
-    """Those of `locks` that cannot be had."""
+    """Report those of `locks` that are not available."""
     for lock in held(locks):
         hint = "End that process, then restore."
         if copy:
@@ -243,10 +243,10 @@ def errors(locks: list[WantedLock], *, copy: bool) -> Iterator[Finding]:
 
 def _is_held(lock: WantedLock) -> bool:
     try:
-        # Neither a lease nor a FIFO of that name by now makes this wait.
+        # Neither a lease nor a FIFO that has replaced the file makes this wait.
         fd = os.open(lock.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return False  # it is missing, or another kind of file: others see to that
+        return False  # it is missing, or another kind of file: other checks report that
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode) and not stat.S_ISDIR(os.fstat(fd).st_mode):
             return False
@@ -268,8 +268,9 @@ def _is_held(lock: WantedLock) -> bool:
 
 
 def holder(path: str) -> str:
-    """Who has a lock on this file: the process, not the one of /proc/locks, which may have ended
-    and left it to a child.
+    """Return the process that has a lock on this file.
+
+    It is not the one of /proc/locks, which may have ended and left the lock to a child.
     """
     try:
         status = os.stat(path)

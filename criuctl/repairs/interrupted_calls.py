@@ -1,22 +1,22 @@
-"""System calls that the freeze has interrupted: entered again, as if nothing had been.
+"""System calls that the freeze has interrupted: entered again, as if nothing had happened.
 
-A stopped thread has left the call that it waited in.  The kernel lets it go back where it can;
-where it would do so by a note of its own (poll, nanosleep, futex waits with a time limit) CRIU,
+A stopped thread has left the call that it waited in.  The kernel lets it go back where it can.  If
+that needs a restart note of the kernel (poll, nanosleep, futex waits with a time limit), CRIU,
 whose work in the thread overwrites that note, makes the call end with EINTR, and some calls
 (epoll_wait, semop, sigwait, reading from a socket that has a time limit) always end so.  No signal
-came, and programs that never expected one end: ``tail -F``, ``script``, varnishd's worker.
+came, and some programs do not expect EINTR without one: ``tail -F``, ``script``, varnishd's worker.
 
 So the thread is put back onto its ``syscall`` instruction, with what was left of a sleep, in the
-images (`InterruptedCalls`).  Not where a signal waits that is going to interrupt the call: its
-handler, if it has one, may have to.  Of time limits that are in registers, and of sleeps, what has
-passed is taken off at the dump (`waits`), the others begin anew.
+images (`InterruptedCalls`).  Not if a signal waits that is going to interrupt the call: its
+handler, if it has one, may have to.  For time limits in registers, and for sleeps, the elapsed time
+is subtracted at the dump (`call_time_limits`); the others begin again.
 
-That is not enough where a signal comes until the tree runs: its handler would run first, and the
-call (also read, wait4, futex, which CRIU itself puts back) would be entered after it, and might
-wait for ever.  So who holds the stopped threads gives them what the kernel had left there, its own
-note "enter again, unless a handler has run", and the kernel does what it would have done: at a
+That is not enough if a signal comes before the tree runs: its handler would run first, and the call
+(also read, wait4, futex, which CRIU itself puts back) would be entered after it, and might wait
+without end.  So the tracer of the stopped threads gives them what the kernel had left there, its
+own note "enter again, unless a handler has run", and the kernel does what it would have done: at a
 restore (`InterruptedCalls`), in a tree that runs on after its dump (`restart_living`), and in one
-that is let go of before CRIU has done anything but stop it (`restart_seized`).
+that is released before CRIU has done anything but stop it (`restart_seized`).
 
 Only x86-64 is known here, and no 32-bit process.
 """
@@ -45,7 +45,7 @@ _NATIVE = 1  # not a 32-bit process, whose calls have other numbers
 _SYSCALL_LENGTH = 2
 _NANOSLEEP, _CLOCK_NANOSLEEP, _TIMER_ABSTIME = 35, 230, 1
 _FUTEX, _FUTEX_COMMAND, _FUTEX_WAITS = 202, 0x7F, (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
-_ENTERED_AGAIN = frozenset(  # what has done nothing yet when it ends with EINTR
+_ENTERED_AGAIN = frozenset(  # calls that have done nothing yet when they end with EINTR
     (
         *(7, 232, 281, 441),  # poll, epoll_wait, epoll_pwait, epoll_pwait2
         *(65, 220),  # semop, semtimedop
@@ -53,7 +53,7 @@ _ENTERED_AGAIN = frozenset(  # what has done nothing yet when it ends with EINTR
         # Reading, writing, accepting: on a socket with SO_RCVTIMEO or SO_SNDTIMEO.
         *(0, 1, 19, 20, 43, 44, 45, 46, 47, 288, 299, 307),
         208,  # io_getevents
-        *(_NANOSLEEP, _CLOCK_NANOSLEEP),  # begin anew where they do not tell what is left
+        *(_NANOSLEEP, _CLOCK_NANOSLEEP),  # begin again if they do not report what is left
     )
 )
 _PAUSES = frozenset(  # every handler ends them
@@ -76,7 +76,7 @@ _GOING_ON = frozenset(  # a handler that is not SA_RESTART ends them
 _NUMBERS = frozenset(range(1, 65))
 _WITH_ACTIONS = sorted(_NUMBERS - {signal.SIGKILL, signal.SIGSTOP})  # as the images list them
 _NO_HANDLERS = (int(signal.SIG_DFL), int(signal.SIG_IGN))
-_WORDS = 9  # that the kernel tells of a call
+_WORDS = 9  # bytes that the kernel shows of a call
 _RESTARTSYS, _RESTARTNOHAND = 512, 514  # the kernel's notes, as errors that no program sees
 _SYSCALL = b"\x0f\x05"
 
@@ -91,7 +91,7 @@ class InterruptedCalls(Repair):
         self._calls: dict[int, Any] = {}
 
     def amend_restore(self, restore: RestoreImages) -> None:
-        """Put each thread back onto its ``syscall`` instruction, where no signal waits for it."""
+        """Put each thread back onto its ``syscall`` instruction, unless a signal waits for it."""
         self._calls = _restart_saved(restore.images)
 
     def release(self, tree: RestoredTree) -> None:
@@ -129,8 +129,8 @@ def _restart_saved(images: ImageSet) -> dict[int, Any]:
 
 
 def restart_living(images: ImageSet, tree: Sequence[Process], reporter: Reporter) -> None:
-    """The threads of the tree itself, in post-dump: CRIU has done its work in them, and still holds
-    them.
+    """Restart the calls of the tree itself, in post-dump: CRIU has done its work in the threads,
+    and still holds them.
     """
     try:
         found = ((number, messages[0].thread_info.gpregs) for number, messages in _cores(images))
@@ -143,13 +143,13 @@ def restart_living(images: ImageSet, tree: Sequence[Process], reporter: Reporter
 
 
 def restart_seized(tree: Sequence[Process], reporter: Reporter) -> None:
-    """The threads of a tree that CRIU has only stopped, and is about to let go: in calls that
-    always end with EINTR for that.
+    """Restart the calls of a tree that CRIU has only stopped, and is about to release: calls that
+    always end with EINTR then.
     """
     try:
         calls = {}
         for tid in (tid for process in tree if not process.zombie for tid in _threads(process.pid)):
-            with suppress(NoSuchProcess):  # somebody has killed it
+            with suppress(NoSuchProcess):  # it was killed
                 if (call := _Interrupted.of(tid)) is not None and _noted(call):
                     calls[int(read_status(tid)["NSpid"].split()[-1])] = call
         _put_back(calls, [process.pid for process in tree if not process.zombie])
@@ -176,14 +176,14 @@ class _Interrupted(Struct):
 
     @classmethod
     def of(cls, tid: int) -> _Interrupted | None:
-        """None: it is in none."""
+        """Return the thread's registers; None: it is in no such call."""
         words = read_text(tid, "syscall").split()
         return cls(*(int(word, 0) for word in words)) if len(words) == _WORDS else None
 
 
 def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = False) -> None:
-    """Only who traces a thread can set its registers, so CRIU, which waits for our word in a system
-    call, is made to.
+    """Have CRIU set the registers: only a thread's tracer can, and CRIU waits for criuctl in a
+    system call.
 
     `handled`: in processes that have handlers.
     """
@@ -194,11 +194,11 @@ def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = Fal
     for tid in (tid for pid in pids for tid in _threads(pid)):
         try:
             status = read_status(tid)
-        except NoSuchProcess:  # somebody has killed it
+        except NoSuchProcess:  # it was killed
             continue
         if handled and not int(status["SigCgt"], 16):
             continue
-        numbers = status["NSpid"].split()  # from our PID namespace to its own
+        numbers = status["NSpid"].split()  # from criuctl's PID namespace to its own
         if (call := calls.get(int(numbers[-1]))) is None or not (
             tracer := int(status["TracerPid"])
         ):
@@ -216,13 +216,13 @@ def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = Fal
 def _threads(pid: int) -> list[int]:
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except (FileNotFoundError, ProcessLookupError):  # somebody has killed it
+    except (FileNotFoundError, ProcessLookupError):  # it was killed
         return []
 
 
 def _is_call(tid: int, address: int) -> bool:
-    """Whether a ``syscall`` instruction is there: the number of a call may also be what another one
-    has returned.
+    """Return whether a ``syscall`` instruction is there: the number of a call may also be what
+    another one has returned.
     """
     try:
         with open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
@@ -231,12 +231,12 @@ def _is_call(tid: int, address: int) -> bool:
         return False
 
 
-# -- what the images tell
+# -- what the images show
 # ---------------------------------------------------------------------------------
 
 
 def _cores(images: ImageSet) -> Iterator[tuple[int, list[Any]]]:
-    """The images of the threads."""
+    """Yield the images of the threads."""
     for name in images.names():
         if name.startswith("core-"):
             messages = read(images.folder, name, "CORE")
@@ -245,11 +245,10 @@ def _cores(images: ImageSet) -> Iterator[tuple[int, list[Any]]]:
 
 
 def _processes(images: ImageSet) -> dict[int, tuple[set[int], Set[int]]]:
-    """Thread -> of its process the signals that wait for it as a whole, and those that have
-    handlers.
+    """Return thread -> its process's pending signals, and those that have handlers.
 
-    What nobody handles waits as well, if only for as long as CRIU has the process: the window's new
-    size, say.
+    A signal without handler is pending as well, if only while CRIU has the process: a new window
+    size, for example.
     """
     found: dict[int, tuple[set[int], Set[int]]] = {}
     names = set(images.names())

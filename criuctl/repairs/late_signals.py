@@ -1,13 +1,14 @@
-"""Signals that came to the frozen tree after CRIU had looked for them: added to its images.
+"""Signals that came to the frozen tree after CRIU had read them: added to its images.
 
 CRIU reads a process's pending signals first, then its memory, then its timers.  A timer that runs
-out in between is recorded as one that does not run, and its signal as one that never came: who
-waits for an alarm would wait for ever.  The same becomes of what others send in that time.
+out in between is recorded as one that does not run, and its signal as one that never came: a
+process that waits for an alarm would wait without end.  The same happens to what other processes
+send in that time.
 
-Which signals wait the kernel tells everybody, but not how many, nor what they say: timers that
-share a signal would be one, and what somebody has sent along with his would be lost.  That it tells
-the tracer alone, so CRIU, which waits for our word, is made to ask.  Where that cannot be done,
-what came is guessed from the timers.
+The kernel shows every process which signals are pending, but not how many, nor their siginfo:
+timers that share a signal would be one, and data sent with a signal would be lost.  Only the tracer
+can read that, so CRIU, which waits for criuctl, is made to read it.  If that is not possible, what
+came is guessed from the timers.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _REALTIME = 32  # from here on several of a number can wait
 
 
 class _Queue(Struct):
-    """What waits for a thread, or for its whole process."""
+    """The pending signals of a thread, or of its whole process."""
 
     name: str  # of the image of the thread
-    tid: int  # ours
+    tid: int  # PID in criuctl's namespace
     waiting: set[int]
     shared: bool
 
@@ -57,7 +58,7 @@ class LateSignals(Repair):
         self._tree = frozen.processes
 
     def amend_dump(self, images: ImageSet) -> None:
-        """Add what is pending by now; the tree is still frozen."""
+        """Add what is pending now; the tree is still frozen."""
         names = set(images.names())
         for process in self._tree:
             with suppress(OSError, NoSuchProcess):  # it was killed
@@ -85,7 +86,7 @@ def _add_to(images: ImageSet, names: set[str], process: Process) -> None:
 
 
 def _queues(process: Process, main: str) -> Iterator[_Queue]:
-    """Those that are not empty."""
+    """Return those that are not empty."""
     shared: set[int] = set()
     for tid in os.listdir(f"/proc/{process.pid}/task"):
         status = read_status(process.pid, f"task/{tid}/status")
@@ -97,14 +98,14 @@ def _queues(process: Process, main: str) -> Iterator[_Queue]:
 
 
 def _late(recorded: Any, queue: _Queue, timers: Any) -> Iterator[bytes]:
-    """What has come since it was recorded, as siginfo."""
+    """Return what has come since it was recorded, as siginfo."""
     before = Counter(int.from_bytes(one.siginfo[:4], "little") for one in recorded.signals)
     missing = queue.waiting - before.keys()
     if not missing and max(queue.waiting) < _REALTIME:
         return
     running = _running(timers)
     try:
-        now = _told(queue)
+        now = _pending(queue)
     except (OSError, CriuctlError):
         now = []
     for siginfo in now:
@@ -114,13 +115,13 @@ def _late(recorded: Any, queue: _Queue, timers: Any) -> Iterator[bytes]:
             before[number] -= 1
         elif number not in _NEVER and (number, timer if code == _SI_TIMER else code) not in running:
             yield siginfo
-    # nobody tells more than its number
+    # no more than its number is known
     for number in sorted(missing - {number for number, _ in running}):
         yield _info(number, timers)
 
 
-def _told(queue: _Queue) -> list[bytes]:
-    """What waits there, by the word of CRIU."""
+def _pending(queue: _Queue) -> list[bytes]:
+    """Return what is pending there, read by CRIU."""
     status = read_status(queue.tid)
     tracer = int(status["TracerPid"])
     # how many PID namespaces see it
@@ -131,8 +132,9 @@ def _told(queue: _Queue) -> list[bytes]:
 
 
 def _running(timers: Any) -> set[tuple[int, int]]:
-    """What timers send that CRIU will have run, also those that have run out since it looked: the
-    signal, and of which timer.
+    """Return the signals, and their timers, of timers that CRIU recorded as running.
+
+    They include timers that have run out since CRIU read them.
     """
     plain = {
         signal.SIGALRM: timers.real,

@@ -1,14 +1,14 @@
 """Sealed memory files (memfd_create): CRIU maps them with more rights than the program had.
 
-CRIU opens what a mapping is made of as the descriptor was opened that the program mapped, and puts
-the seals on when everything is mapped.  A shared mapping of a descriptor that is open for writing
-counts as one that can be written to, even if it is read-only: mprotect(2) could make it so.  While
-there is one the kernel refuses ``F_SEAL_WRITE`` (EBUSY); ``F_SEAL_FUTURE_WRITE`` it grants, and a
+CRIU opens the file of a mapping as the descriptor that the program mapped was opened, and adds the
+seals when everything is mapped.  A shared mapping of a descriptor that is open for writing counts
+as one that can be written to, even if it is read-only: mprotect(2) could make it so.  While there
+is one the kernel refuses ``F_SEAL_WRITE`` (EBUSY); it permits ``F_SEAL_FUTURE_WRITE``, and a
 process that had been given nothing but a read-only view could write to it after the restore.
 
 So such mappings are made of descriptors that are open for reading only; the kernel then keeps them
 as they were.  Under ``F_SEAL_WRITE`` there can be no others, which the images show at a restore.
-Under ``F_SEAL_FUTURE_WRITE`` there are both kinds, and only the kernel knows which is which (``mw``
+Under ``F_SEAL_FUTURE_WRITE`` there are both kinds, and only the kernel distinguishes them (``mw``
 among the VmFlags in smaps): the dump notes that in the images.
 """
 
@@ -45,8 +45,8 @@ class MemfdSeals(Repair):
         self._tree = frozen.processes
 
     def amend_dump(self, images: ImageSet) -> None:
-        """Mark the mappings of files sealed with F_SEAL_FUTURE_WRITE that are read-only for
-        good.
+        """Mark the mappings of files sealed with F_SEAL_FUTURE_WRITE that can never become
+        writable.
         """
         files = _sealed(images, _F_SEAL_FUTURE_WRITE)
         if not files:
@@ -57,7 +57,7 @@ class MemfdSeals(Repair):
         def never_writable(pid: int, area: Any) -> bool:
             if area.shmid not in files or area.prot & mmap.PROT_WRITE or pid not in outer:
                 return False
-            if pid not in flags:  # of those processes only: smaps takes long
+            if pid not in flags:  # of those processes only: reading smaps is slow
                 flags[pid] = {}
                 with suppress(NoSuchProcess):
                     flags[pid] = vm_flags(outer[pid])
@@ -74,7 +74,7 @@ class MemfdSeals(Repair):
 
 
 def _sealed(images: ImageSet, seals: int) -> set[int]:
-    """The ids in files.img of memory files with one of these seals."""
+    """Return the ids in files.img of memory files with one of these seals."""
     if not images.size(_IMAGE):
         return set()
     inodes = {e.inode_id for e in read(images.folder, _IMAGE, _KIND) if e.seals & seals}

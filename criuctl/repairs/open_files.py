@@ -1,4 +1,4 @@
-"""The entries of files.img that several repairs of descriptors look at."""
+"""The entries of files.img that several repairs of descriptors use."""
 
 from __future__ import annotations
 

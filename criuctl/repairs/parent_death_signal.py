@@ -1,7 +1,7 @@
-"""A root that wants a signal when its parent ends (``PR_SET_PDEATHSIG``, often SIGKILL).
+"""A root that gets a signal when its parent ends (``PR_SET_PDEATHSIG``, often SIGKILL).
 
-Its parent at the restore is CRIU, which ends: the root would get the signal at once.  The wish is
-cleared in each thread of the root, with a warning.  In a session the holder is the parent, and
+Its parent at the restore is CRIU, which ends: the root would get the signal at once.  The setting
+is cleared in each thread of the root, with a warning.  In a session the holder is the parent, and
 stays.
 """
 

@@ -1,8 +1,8 @@
-"""Which processors each thread may run on (`taskset`): CRIU does not save it, and what it restores
-would have criuctl's own.
+"""The processors that each thread may run on (`taskset`): CRIU does not save them, and its restored
+threads have criuctl's.
 
-Noted at the dump for every thread that may not run everywhere, that is, where init may; set again
-in post-restore.
+Noted at the dump for every thread that may run on fewer processors than init; set again in
+post-restore.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INIT = 1
 
 
 def everywhere() -> set[int]:
-    """The processors that a process without wishes may run on."""
+    """Return the processors that a process without such a setting may run on."""
     try:
         return os.sched_getaffinity(_INIT)
     except OSError:
@@ -29,8 +29,8 @@ def everywhere() -> set[int]:
 
 
 def bound(pid: int, threads: int, default: set[int]) -> dict[str, str]:
-    """The threads of this process that may not run everywhere: their own number -> processors, as
-    in ``2,5``.
+    """Return the threads of this process that may not run everywhere: ID in their namespace ->
+    processors, as in ``2,5``.
     """
     found: dict[str, str] = {}
     with suppress(OSError):  # it has ended
@@ -73,7 +73,7 @@ def _bind(records: Iterable[ProcessRecord], pids: Mapping[int, int], reporter: R
 
 
 def inner_thread(pid: int, tid: int) -> str:
-    """The thread's number in its own PID namespace."""
+    """Return the thread's ID in its own PID namespace."""
     with suppress(CriuctlError):
         for line in read_lines(pid, f"task/{tid}/status"):
             if line.startswith("NSpid:"):

@@ -75,7 +75,7 @@ class Repairs:
             repair.record(frozen)
 
     def amend_dump(self, images: ImageSet) -> None:
-        """All images are written; the tree is still frozen."""
+        """Call `amend_dump`: all images are written; the tree is still frozen."""
         for repair in self._all.values():
             repair.amend_dump(images)
 

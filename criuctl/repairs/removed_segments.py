@@ -1,7 +1,7 @@
 """System V shared memory that was removed while in use (``IPC_RMID``).
 
-Such a segment ends with its last user.  CRIU restores it without that mark, and it would stay for
-ever: it is removed once more, in the IPC namespace of the tree.
+Such a segment ends with its last user.  CRIU restores it without that mark, and it would stay: it
+is removed again, in the IPC namespace of the tree.
 """
 
 from __future__ import annotations

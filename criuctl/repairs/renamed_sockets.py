@@ -1,11 +1,10 @@
 """Unix sockets whose file was renamed after they were bound, or has another name instead.
 
-CRIU saves the name that bind(2) was given, and binds that again.  Who publishes a socket by a
-rename (haproxy binds
-``X.PID.tmp`` and calls it ``X``), or by a link, after which the first name goes (supervisord),
-would come back where no client looks, while the old file at ``X`` refuses them.  So the images get
-the name of now.  A restore then also removes the old file there, which CRIU does for every name
-that it binds.
+CRIU saves the name that bind(2) was given, and binds that again.  A program that publishes a socket
+by a rename (haproxy binds ``X.PID.tmp`` and calls it ``X``), or by a link, after which the first
+name is removed (supervisord), would come back where no client looks, while the old file at ``X``
+refuses connections.  So the images get the present name.  A restore then also removes the old file
+there, which CRIU does for every name that it binds.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LONGEST = 107  # bytes of a path that bind(2) takes, without the NUL
 
 
 class RenamedSockets(Repair):
-    """Unix sockets whose file has another name by now than bind(2) was given."""
+    """Unix sockets whose file now has another name than bind(2) was given."""
 
     loses = "CRIU 4.2 binds a renamed unix socket under its first name again."
 
@@ -37,13 +36,13 @@ class RenamedSockets(Repair):
         self._frozen = frozen
 
     def amend_dump(self, images: ImageSet) -> None:
-        """Put the names of now into the images; a name that is too long to bind is a warning."""
+        """Put the present names into the images; a name that is too long to bind is a warning."""
         assert self._frozen is not None
         follow_renamed(images, self._frozen.processes, self._frozen.reporter)
 
 
 def follow_renamed(images: ImageSet, tree: Sequence[Process], reporter: Reporter) -> None:
-    """Put the names that the files of the frozen tree's sockets have now into the images."""
+    """Put the present names of the frozen tree's socket files into the images."""
     candidates = {
         entry.id: _text(entry.usk.name)
         for entry in images.files()
@@ -73,7 +72,7 @@ def follow_renamed(images: ImageSet, tree: Sequence[Process], reporter: Reporter
     def edit(entry: Any) -> None:
         if entry.id in names and entry.HasField("usk"):
             old = entry.usk.name
-            # the kernel counts a NUL, as a rule
+            # the kernel usually counts a NUL
             entry.usk.name = names[entry.id] + old[len(old.rstrip(b"\0")) :]
             # that was its old name, and CRIU would remove what it has bound
             entry.usk.ClearField("deleted")
@@ -82,10 +81,10 @@ def follow_renamed(images: ImageSet, tree: Sequence[Process], reporter: Reporter
 
 
 def _is_bound(usk: Any) -> bool:
-    """Whether CRIU will bind it to a full path.
+    """Return whether CRIU will bind it to a full path.
 
-    An accepted connection only bears its listener's name; it must not bear the new one, which CRIU
-    would remove, though the listener may be somebody else's.
+    An accepted connection only has its listener's name; it must not get the new one, which CRIU
+    would remove, although the listener may be another process's.
     """
     return bool(
         usk.name.startswith(b"/")

@@ -1,9 +1,8 @@
 """Pairs of unix sockets whose ends several processes share.
 
-CRIU begins with the end that comes later in files.img, in the lowest PID that has it, and wants the
-other end made in the same process.  Where that process has the other end as well, but one of a
-lower PID has it first, the restore fails.  So each pair begins with the end that the lowest PID
-has.
+CRIU begins with the end that comes later in files.img, in the lowest PID that has it, and needs the
+other end made in the same process.  If that process has the other end as well, but one of a lower
+PID has it first, the restore fails.  So each pair begins with the end that the lowest PID has.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""How the kernel serves each thread, as far as CRIU does not save it: the priority of its input and
-output (`ionice`), the slack of its timers, its personality (`setarch`); and what a core dump of its
-process would hold.
+"""Attributes of threads that CRIU does not save: I/O priority (`ionice`), timer slack, personality
+(`setarch`); and of a process, the contents of its core dump.
 
-Noted at the dump where it is not the usual; set in post-restore, also back to the usual: what CRIU
-restores has criuctl's own.
-Sources: ioprio_set(2), proc_pid_timerslack_ns(5), personality(2), core(5).
+Noted at the dump if they are not the default; set in post-restore, also back to the default: what
+CRIU restores has criuctl's own.  Sources: ioprio_set(2), proc_pid_timerslack_ns(5), personality(2),
+core(5).
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from .base import Repair, RestoredTree
 from .processor_affinity import inner_thread
 
 USUAL = {"io_priority": 0, "timer_slack": 50_000, "personality": 0, "core_filter": 0x33}
-"""Unless it was asked for: none of its own; nanoseconds; Linux; anonymous memory, ELF headers,
-private huge pages.
+"""The defaults: no I/O priority; nanoseconds; Linux; anonymous memory, ELF headers, private huge
+pages.
 """
 
 _PERSONALITY = 135  # the system call, of x86-64
-_NO_CLASS = 1 << 13  # priorities of input and output below this have no class, that is, are none
+_NO_CLASS = 1 << 13  # I/O priorities below this have no class, which means none
 
 
 def unusual(pid: int, threads: int) -> dict[str, dict[str, int]]:
-    """What is not as usual in this process: a thread's own number -> name -> value, the names as in
-    `USUAL`.
+    """Return what is not the default in this process: a thread's ID in its namespace -> name ->
+    value, the names as in `USUAL`.
     """
     found: dict[str, dict[str, int]] = {}
     with suppress(OSError):  # it has ended
@@ -61,8 +60,8 @@ class ThreadAttributes(Repair):
 
 
 def _set_all(records: Iterable[ProcessRecord], pids: Mapping[int, int], reporter: Reporter) -> None:
-    ours = _of(os.getpid(), leads=True)
-    inherited = any(ours[name] != USUAL[name] for name in ours)
+    own = _of(os.getpid(), leads=True)
+    inherited = any(own[name] != USUAL[name] for name in own)
     for record in records:
         pid = pids.get(record.ns_pid)
         # a zombie has none
@@ -85,8 +84,8 @@ def _set_all(records: Iterable[ProcessRecord], pids: Mapping[int, int], reporter
 
 
 def _of(tid: int, *, leads: bool) -> dict[str, int]:
-    """Of one thread; what belongs to a process is told by who `leads` it.  What cannot be known is
-    left out.
+    """Return the attributes of one thread; those of a process if it `leads` it.  What cannot be
+    known is left out.
     """
     found: dict[str, int] = {}
     with suppress(OSError):

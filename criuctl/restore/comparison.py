@@ -1,14 +1,14 @@
-"""What the restored processes hold, compared with what was judged, before anything runs.
+"""Compare what the restored processes hold with what was judged, before anything runs.
 
 In CRIU's post-restore notification all descriptors, mappings and folders are in place, and nothing
-has executed.  Each file that CRIU opened by a path is looked at here through the process that holds
-it (/proc/PID/fd, map_files, cwd, root, exe), and its device and inode are compared with those of
-`handover`.  A difference is a veto: CRIU kills what it has restored.
+has executed.  Each file that CRIU opened by a path is read here through the process that holds it
+(/proc/PID/fd, map_files, cwd, root, exe), and its device and inode are compared with those of
+`criuctl.files.inherited_files`.  A difference is a veto: CRIU kills what it has restored.
 
-What could not be looked at beforehand (the mounts of the tree's own, what comes with its processes)
-is judged here by the same rule: what its path leads to in the tree's own view must be what the
-process holds, and what it may have.  A tree with several mount namespaces has a view for each
-(`mountviews`), and a path is looked up in that of its file's mount.
+What could not be judged beforehand (the tree's own mounts, what comes with its processes) is judged
+here by the same rule: what its path leads to in the tree's own view must be what the process holds,
+and what it may have.  A tree with several mount namespaces has a view for each (`mount_views`), and
+a path is looked up in that of its file's mount.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ..proc.procfs import read_text
 from ..repairs import eventfd_semaphores
 from .mount_views import Views
 
-_ENDED = (errno.ENOENT, errno.ESRCH)  # of a file of /proc whose process is gone
+_ENDED = (errno.ENOENT, errno.ESRCH)  # errors of a file of /proc whose process is gone
 _LINKS: Mapping[Role, str] = {"program": "exe", "working folder": "cwd", "root folder": "root"}
 
 
 def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], views: Views) -> None:
-    """Compare what the processes hold (`pids`: the tree's own PIDs -> ours) with what is expected.
+    """Compare what the processes hold with what is expected.
 
-    `RestoreFailed` names the first difference.
+    `pids`: PID in the tree -> PID on this host.  `RestoreFailed` names the first difference.
     """
     held = _Held(pids)
     unknown: list[tuple[HeldFile, Use, Inode]] = []
@@ -52,7 +52,7 @@ def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], views: Vi
                 continue
             try:
                 inode = held.by(use)
-            except (OSError, NoSuchProcess):  # it is being ended; CRIU says so
+            except (OSError, NoSuchProcess):  # it is being ended; CRIU reports that
                 continue
             if judged_now:
                 unknown.append((one, use, inode))
@@ -82,7 +82,7 @@ def _differs(one: HeldFile, use: Use) -> RestoreFailed:
     return RestoreFailed(
         f"PID {use.pid} ({use}) does not have the file that was at {one.path} when it was judged:"
         " something on the way there was changed while the tree was restored",
-        hint="Nothing has run. See who changes it, then restore again.",
+        hint="Nothing has run. Find what changes that path, then restore again.",
         pid=use.pid,
     )
 
@@ -98,7 +98,7 @@ def _judge_now(unknown: list[tuple[HeldFile, Use, Inode]], judge: Judge, views: 
                         raise _differs(one, use)
                     objection = judge.objection(replace(one, uses=(use,)), found, view)
             except OSError as error:
-                # its process has ended; its name leads out of /proc nowhere
+                # its process has ended; outside /proc its name leads nowhere
                 if error.errno in _ENDED and about(one.path):
                     continue
                 raise _differs(one, use) from error
@@ -107,15 +107,15 @@ def _judge_now(unknown: list[tuple[HeldFile, Use, Inode]], judge: Judge, views: 
 
 
 class _Held:
-    """Which inode a process holds as what."""
+    """The inodes that the processes hold, by their use."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self._pids = pids
         self._mapped: dict[int, tuple[list[int], list[tuple[str, str]]]] = {}
-        self._seen: dict[str, Inode] = {}  # by device, inode and path, as maps has them
+        self._seen: dict[str, Inode] = {}  # by device, inode and path, as in /proc/PID/maps
 
     def by(self, use: Use) -> Inode:
-        """The inode; `OSError`, `NoSuchProcess`."""
+        """Return the inode; `OSError`, `NoSuchProcess`."""
         pid = self._pids[use.pid]
         if use.role == "mapping":
             return self._mapping(pid, use.number)
@@ -129,7 +129,7 @@ class _Held:
             self._mapped[pid] = starts, [(line[0], line[3]) for line in lines]
         starts, areas = self._mapped[pid]
         span, what = areas[max(bisect_right(starts, address) - 1, 0)]
-        if what not in self._seen:  # what is mapped by many is looked at once
+        if what not in self._seen:  # what many processes have mapped is read once
             self._seen[what] = _mapped_inode(f"/proc/{pid}/map_files/{span}", what)
         return self._seen[what]
 
@@ -137,7 +137,7 @@ class _Held:
 def _mapped_inode(source: str, what: str) -> Inode:
     try:
         return _inode(source)
-    except PermissionError:  # that takes a capability in the first user namespace
+    except PermissionError:  # it needs a capability in the first user namespace
         device, number = what.split(None, 2)[:2]
         major, _, minor = device.partition(":")
         return os.makedev(int(major, 16), int(minor, 16)), int(number)

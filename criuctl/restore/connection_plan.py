@@ -1,17 +1,16 @@
-"""What becomes of each external connection of a checkpoint on this host: the restore's part of the
-decision.
+"""Decide what is done with each external connection of a checkpoint on this host.
 
-`criuctl.connections.rules` says what is wished (command line, rule, what the dump decided,
-default); here it meets the host.  A kept internet connection needs its local address, and nobody
-else may hold the same pair of addresses.  A kept datagram socket needs no more than that, so
-without its address it is connected anew from another one; a unix datagram socket is kept where its
-peer's path is.  Pure, as the rest of the plan: it knows what `HostFacts` says.
+`criuctl.connections.rules` has the requested policy (command line, rule, decision of the dump,
+default); this module adapts it to the host.  A kept internet connection needs its local address,
+and no other socket may have the same pair of addresses.  A kept datagram socket needs no more than
+that, so without its address it is reconnected from another one; a unix datagram socket is kept
+where its peer's path exists.  Pure, as the rest of the plan: it knows what `HostFacts` contains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,9 +22,7 @@ from ..connections.secret_scope import UNKNOWN, Owner
 from ..criu.images import ImageSet, read
 from ..namespaces.network_choice import NetMode, is_new
 from ..report import Finding
-
-if TYPE_CHECKING:
-    from .plan import HostFacts, Wishes
+from .host_facts import HostFacts, Wishes
 
 _HALF_CLOSED = {
     "close-wait": "the peer had closed it before the dump",
@@ -34,8 +31,8 @@ _HALF_CLOSED = {
     "last-ack": "both sides had closed it before the dump",
     "closing": "both sides had closed it before the dump",
 }
-_ENDED = "it ended with the tree at the dump, which was not told to keep it"
-_ALONE = "the tree comes into a new network namespace, from which nobody outside can be reached"
+_ENDED = "it ended with the tree at the dump, which was made without keeping it"
+_ALONE = "the tree gets a new network namespace, from which nothing outside can be reached"
 
 
 class ConnectionPlan(Struct, frozen=True):
@@ -50,7 +47,7 @@ class ConnectionPlan(Struct, frozen=True):
         return self.decision.policy
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``restore --dry-run`` tells it."""
+        """Return the object of ``restore --dry-run``."""
         return {
             **about(self.record),
             "policy": self.policy,
@@ -61,10 +58,10 @@ class ConnectionPlan(Struct, frozen=True):
 
 
 def owners_in(images: ImageSet) -> dict[int, Owner]:
-    """What each process of the tree will be for the kernel, as CRIU will make it: before that, it
-    is what CRIU is.
+    """Return the credentials that CRIU will give each process of the tree.
 
-    Of a tree with user namespaces of its own it is not known here which users those are.
+    They are needed before a process has them: until then it has those of CRIU.  For a tree with
+    user namespaces of its own the users are not known here.
     """
     if any(name.startswith("userns-") for name in images.names()):
         return dict.fromkeys(images.pids(), UNKNOWN)
@@ -78,7 +75,7 @@ def owners_in(images: ImageSet) -> dict[int, Owner]:
 
 
 def about(record: ConnectionRecord) -> dict[str, Any]:
-    """What every report begins with."""
+    """Return the fields that every report begins with."""
     names = {"pid": record.pid, "fd": record.fd, "local": record.local, "peer": record.peer}
     return {**names, "protocol": record.protocol or record.family}
 
@@ -91,9 +88,9 @@ def plan_connections(
     net: NetMode,
     findings: list[Finding],
 ) -> tuple[ConnectionPlan, ...]:
-    """The plan for each external connection; what cannot be done is told in `findings`.
+    """Return the plan for each external connection; what cannot be done is added to `findings`.
 
-    In a `net` namespace that is made for this tree there is nobody to talk to.
+    In a `net` namespace that is made for this tree there is no peer to connect to.
     """
     made = []
     ended: dict[str, list[ConnectionRecord]] = {}
@@ -113,7 +110,7 @@ def plan_connections(
         if decided.policy == "hangup" and decided.reason:
             ended.setdefault(decided.reason, []).append(record)
         else:
-            _tell(record, decided, facts, net, findings)
+            _report(record, decided, facts, net, findings)
     for reason, alike in ended.items():
         first = alike[0]
         name = f"{first.local} -> {first.peer}" if len(alike) == 1 else f"{len(alike)} connections"
@@ -131,8 +128,8 @@ def plan_connections(
 
 
 def in_use(record: ConnectionRecord, facts: HostFacts) -> bool:
-    """Whether a socket of this host is where this one is to be: one that waits, or one of both ends
-    of a connection inside.
+    """Return whether a socket of this host has this one's address: a listener's, or a pair's inside
+    the tree.
     """
     if record.waits:
         return f"{record.protocol} {record.local}" in facts.listening
@@ -162,7 +159,7 @@ def _here(
 
 
 def _hooked(decided: Decision, hooks: frozenset[str] | None) -> Decision:
-    """A rule may name a hook that is on another host."""
+    """Replace a policy whose rule names a hook that this host does not have."""
     name = decided.application
     if (
         decided.policy != "reconnect"
@@ -180,8 +177,10 @@ def _hooked(decided: Decision, hooks: frozenset[str] | None) -> Decision:
 def _datagram(
     record: ConnectionRecord, decided: Decision, facts: HostFacts, *, asked: bool
 ) -> Decision:
-    """Nothing of it lives at the peer, so a new connection from another address is as good, where
-    there is a name.
+    """Decide for a datagram socket.
+
+    The peer keeps no state of it, so a new connection from another address is as good, if the peer
+    has a name.
     """
     if decided.policy not in ("keep", "reconnect"):
         return decided
@@ -204,7 +203,7 @@ def _datagram(
 
 
 def _not_here(record: ConnectionRecord, facts: HostFacts) -> str:
-    """Why the connection cannot be kept here; "" if it can."""
+    """Return why the connection cannot be kept here; "" if it can."""
     if record.local not in facts.local_addresses:
         return f"{record.local} is not an address of this host"
     if (record.local, record.peer) in facts.open_pairs:
@@ -213,13 +212,13 @@ def _not_here(record: ConnectionRecord, facts: HostFacts) -> str:
 
 
 def _alone(decided: Decision, *, asked: bool) -> Decision:
-    """In a new network namespace, with only a loopback interface."""
+    """Decide for a new network namespace, with only a loopback interface."""
     if decided.policy == "reconnect" or (decided.policy == "keep" and not asked):
         return replace(decided, policy=decided.on_failure, reason=_ALONE)
     return decided
 
 
-def _tell(
+def _report(
     record: ConnectionRecord,
     decided: Decision,
     facts: HostFacts,

@@ -1,16 +1,16 @@
 """The GPUs of a tree that is restored: each process gets its device back before anything of the
 program runs.
 
-CRIU has restored the tree and stands before letting it go.  The driver's work is done by a thread
-of each process, its *restore thread*, so that one must run, and nothing else may: a program that
+CRIU has restored the tree and has not let it run yet.  The driver's work is done by a thread of
+each process, its *restore thread*, so that one must run, and nothing else may: a program that
 touched its device now would end (JAX does at once).  Hence the order in `bring_back`:
 
-1. every process is to stop with its first step, then CRIU ends (`criuctl.proc.heldthreads`);
+1. every process is set to stop at its first step, then CRIU ends (`criuctl.proc.heldthreads`);
 2. all threads but the restore threads are held;
-3. the driver restores all processes, side by side, and unlocks them;
-4. `release`, when all else is settled.
+3. the driver restores all processes, in parallel, and unlocks them;
+4. `release`, when everything else is settled.
 
-What fails ends the tree: nothing of it has run.
+A failure ends the tree: nothing of it has run.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _MOVE = 900.0  # seconds for the driver to move all device memory
 
 
 class RestoredDevices:
-    """The GPUs of one checkpoint on this host; a context manager, which lets the driver's helper
-    go.
+    """The GPUs of one checkpoint on this host; a context manager, which closes the driver's
+    helper.
     """
 
     def __init__(self, record: GpuRecord, reporter: Reporter) -> None:
@@ -56,7 +56,7 @@ class RestoredDevices:
         self._stack.close()
 
     def judge(self) -> list[Finding]:
-        """What this host lacks for it."""
+        """Report what this host lacks for them."""
         findings, self._pairs = judge(self._record, self._host())
         return findings
 
@@ -77,10 +77,10 @@ class RestoredDevices:
     def reopen(self, pids: Mapping[int, int], users: Mapping[int, Credentials]) -> None:
         """Open devices that were open without use; the tree is in place, and has not run.
 
-        `pids`: its own numbers -> ours; `users`: what each process will be, by its own number.  In
-        this moment CRIU has not given it its user yet, so what its user may open is judged here;
-        and only where root alone controls the path, so that it leads the process to what was
-        judged.
+        `pids`: PID in the tree -> PID on this host; `users`: the future credentials of each
+        process, by its PID in the tree.  CRIU has not given it its user yet, so what its user may
+        open is judged here, and only if root alone controls the path, so that the process opens
+        what was judged.
         """
         for one in self._record.opened:
             try:
@@ -97,16 +97,16 @@ class RestoredDevices:
 
     @property
     def needed(self) -> bool:
-        """Whether a process has device memory to get back."""
+        """Return whether a process has device memory to get back."""
         return bool(self._record.processes)
 
     def bring_back(
         self, pids: Mapping[int, int], stopped: Collection[int], end_criu: Callable[[], bool]
     ) -> None:
-        """The tree is in CRIU's hands, about to run: have it get its devices first;
+        """Give the processes their devices before they run; CRIU still holds the tree.
         `RestoreFailed`.
 
-        `stopped` are those that were stopped by job control, by their own numbers: they do not run
+        `stopped`: PIDs in the tree of processes that job control had stopped: they do not run
         anyway.
         """
         assert self._driver is not None  # `judge` has started it, or refused
@@ -131,7 +131,7 @@ class RestoredDevices:
             raise
 
     def facts(self) -> dict[str, Any]:
-        """For the answer of the restore."""
+        """Return the facts for the result of the restore."""
         return gpu_facts(self._record, self.timings)
 
     def release(self) -> None:
@@ -157,7 +157,7 @@ class RestoredDevices:
 
     @staticmethod
     def _thread(pid: int, inner: int) -> int:
-        """Our number of the thread that calls itself `inner`."""
+        """Return the thread's ID on this host; `inner` is its ID in the tree."""
         for tid in all_tids(pid):
             with suppress(NoSuchProcess):
                 if ns_pids(tid)[-1] == inner:

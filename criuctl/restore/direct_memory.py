@@ -1,9 +1,9 @@
-"""Memory on its way from the store straight into processes that CRIU has restored and that have not
-run yet.
+"""Write memory from the store straight into processes that CRIU has restored and that have not run
+yet.
 
-What goes this way is decided by `criuctl.criu.direct`.  The first chunks are fetched and opened
-while CRIU is started and at work; from `finish` on they are written, by several threads, and so is
-all that follows.
+`criuctl.criu.direct` decides which memory goes this way.  The first chunks are fetched and opened
+while CRIU starts and works; from `finish` on they are written, by several threads, and so are all
+that follow.
 
 Invariants: nothing is written to a process that has run; no byte is written that was not verified
 by its chunk's id; when `finish` returns all of it is in place, when it raises the tree must not
@@ -26,34 +26,33 @@ from ..store import Buffer
 
 
 class Filling:
-    """All memory of one restore that does not go by way of CRIU; made by
-    `materialise.write_pages`.
-    """
+    """The memory of one restore that CRIU does not restore; made by `materialise.write_pages`."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self._reader = reader
         self._targets = Targets()
-        # of each process its memory's descriptor, once it is in place
+        # the descriptor of each process's memory, once the process exists
         self._memories: Mapping[int, int] | None = None
         self._placed = threading.Event()  # or given up
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def add(self, pid: int, vaddr: int, parts: Iterable[Extent]) -> None:
-        """These parts of chunks, one behind the other, are the memory at `vaddr` of the process
-        that the images call `pid`.
+        """Add parts of chunks that are, one after the other, the memory at `vaddr`.
+
+        `pid`: of the process in the images.
         """
         self._targets.add(pid, vaddr, parts)
 
     def begin(self) -> None:
-        """Fetch and open what the threads can hold; it waits for the processes."""
+        """Fetch and open what the threads can hold; they wait for the processes."""
         if self._targets.of:
             thread = threading.Thread(target=self._run, name="criuctl-fill", daemon=True)
             thread.start()
             self._thread = thread
 
     def finish(self, pids: Mapping[int, int]) -> None:
-        """Fill the processes; `pids` are the tree's own PIDs -> ours.
+        """Fill the processes; `pids`: PID in the tree -> PID on this host.
 
         Raises what went wrong: `Damaged`, `ObjectMissing`, store errors, or `RestoreFailed` naming
         the process.
@@ -76,14 +75,12 @@ class Filling:
             try:
                 self._thread.join()
             finally:
-                self.stop()  # before the descriptors are closed, whose numbers others may get
+                self.stop()  # before the descriptors are closed: their numbers may be used again
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """Give up what is not in place; for a restore that failed, without effect after
-        `finish`.
-        """
+        """Give up what is not in place, after a failed restore; without effect after `finish`."""
         self._memories = None
         self._placed.set()
         if self._thread is not None:
@@ -97,7 +94,7 @@ class Filling:
 
     def _put(self, place: Place, content: Buffer) -> None:
         self._placed.wait()
-        zeros = only_zeros(place, content)  # as fresh memory is
+        zeros = only_zeros(place, content)  # fresh memory is zero already
         view = memoryview(content)
         for inner, vaddr, skip, length in self._targets.of[place.chunk]:
             memories = self._memories
@@ -111,7 +108,7 @@ class Filling:
                 raise RestoreFailed(
                     f"PID {inner}: its memory at {vaddr:#x} cannot be written: {error.strerror}",
                     hint=(
-                        "The kernel ends processes for which it has no memory: see what is free, "
-                        "and their group's limit."
+                        "The kernel ends processes for which it has no memory: check what is "
+                        "free, and their group's limit."
                     ),
                 ) from error

@@ -1,23 +1,22 @@
-"""What a restored process must be given while CRIU makes it: its terminal, which its children can
-only inherit; its exit code.
+"""What a restored process must get while CRIU creates it: its terminal, which its children can only
+inherit; its exit code.
 
-The kernel lets only a session's leader take a controlling terminal; everybody else inherits it at
-the fork.  CRIU makes the tree first and opens terminals afterwards, so a restored leader has its
-terminal back and the rest of its session has
-not: a shell inside a shell would find its job control gone, and nobody could open ``/dev/tty``.  So
-CRIU and all that it forks are followed with ptrace, from when it is about to make the tree, and
-each leader up to its ``setsid``: there it opens the terminal and takes it.  (Not earlier: CRIU
-first tries out ptrace on children of its own.)  What CRIU does later finds it done.
+The kernel lets only a session's leader take a controlling terminal; every other process inherits it
+at the fork.  CRIU creates the tree first and opens terminals afterwards, so a restored leader has
+its terminal back and the rest of its session does not: a shell inside a shell would have no job
+control, and no process could open ``/dev/tty``.  So CRIU and all that it forks are followed with
+ptrace, from when it is about to create the tree, and each leader up to its ``setsid``: there it
+opens the terminal and takes it.  (Not earlier: CRIU first tries out ptrace on children of its own.)
+What CRIU does later finds it done.
 
-The root's role as a subreaper is given at the same time, because a process has one tracer.  CRIU
-gives it too late: an orphan is adopted by the subreaper around the tree, and the restore of one
-that has ended, and was not reaped, waits for ever.  So are the exit codes of zombies: CRIU forks
-them to end once more, but with seven bits of their code, so that 255 would be 127 and 128 a
-success.  Every process is let go as soon as nothing is left to be given, before CRIU itself traces
-them.
+The root becomes a subreaper at the same time, because a process has one tracer.  CRIU sets that too
+late: an orphan would be adopted by the subreaper around the tree, and the restore of one that has
+ended, and was not reaped, would wait forever.  The exit codes of zombies are set here, too: CRIU
+forks them to end once more, but with seven bits of their code, so that 255 would be 127 and 128 a
+success.  Every process is detached as soon as nothing is left to set, before CRIU itself traces it.
 
-Only stops are waited for: who ends is left to be reaped by its parent, who may be another thread of
-ours.
+Only stops are waited for: a process that ends is left for its parent to reap, which may be another
+thread of criuctl.
 """
 
 from __future__ import annotations
@@ -37,33 +36,33 @@ from ..proc import inject
 from ..proc.namespaces import namespaces, ns_pids
 from ..proc.tree import children
 
-_PAUSE = 0.0001  # seconds between looks for who has stopped
+_PAUSE = 0.0001  # seconds between looks for stopped processes
 _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
-_NO_SUCH_CALL = -errno.ENOSYS  # what rax holds while a call is entered
+_NO_SUCH_CALL = -errno.ENOSYS  # the value of rax while a call is entered
 _JOIN = 10.0
 _STOPPING = 1.0  # seconds that an interrupted process may take to stop
 _STOPS = os.WSTOPPED | os.WNOHANG | inject.WALL | inject.WNOTHREAD
 
 
 class EarlyTasks(Struct):
-    """Follows the tree as it is made; a thread, because ptrace wants one."""
+    """Follows the tree as it is created; a thread, because ptrace is bound to one."""
 
-    root: int  # the tree's root, in its own numbers
+    root: int  # PID of the tree's root in the tree
     terminals: Mapping[int, str]  # session leader, by its PID in the tree -> path of its terminal
-    subreaper: bool = False  # the root is to adopt orphans
-    namespace: int | None = None  # the PID namespace that the tree comes to, if it is not ours
-    # zombie, by its PID in the tree -> exit code; without those that have it
+    subreaper: bool = False  # the root becomes a subreaper
+    namespace: int | None = None  # the PID namespace that the tree gets, if it is not criuctl's
+    # zombie, by its PID in the tree -> exit code; entries are removed when they are set
     codes: dict[int, int] = field(default_factory=dict)
     given: set[int] = field(default_factory=set)  # leaders that have their terminals
-    # PID as we see it -> in the tree; 0: not of the tree
+    # PID on this host -> PID in the tree; 0: not of the tree
     _tracees: dict[int, int] = field(default_factory=dict)
     _following: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def follow(self, criu: int) -> None:
-        """CRIU, which is this PID or a child of it, waits for us before it makes the tree; returns
-        when it is followed.
+        """Start to follow CRIU, which is `pid` or a child of it, and waits before it creates the
+        tree.
         """
         self._thread = threading.Thread(
             target=self._run, args=(criu,), name="criuctl-early", daemon=True
@@ -72,8 +71,9 @@ class EarlyTasks(Struct):
         self._following.wait(_JOIN)
 
     def stop(self) -> set[int]:
-        """Let everybody go: CRIU is about to trace them itself; the leaders who did not get their
-        terminals.  Idempotent.
+        """Detach from every process, because CRIU is about to trace them itself.
+
+        Return the leaders that did not get their terminals.  Idempotent.
         """
         self._stop.set()
         if self._thread is not None:
@@ -86,24 +86,24 @@ class EarlyTasks(Struct):
             self._following.set()
             self._loop()
         except (OSError, CriuctlError):
-            # it is not to be traced: CRIU's way is what is left, and the trace ends with this
-            # thread
+            # It cannot be traced: CRIU's own way is what is left, and the trace ends with this
+            # thread.
             return
         finally:
             self._following.set()
 
     def _join(self, pid: int) -> None:
-        """Trace a process from now on, and whom it has forked before that."""
+        """Trace a process from now on, and those that it has forked before that."""
         inject.seize(pid, forks=True)
         self._tracees[pid] = self._number(pid)
         inject.interrupt(pid)
         for child in children(pid):
             if child not in self._tracees:
-                with suppress(OSError):  # it was forked under our trace, which it is in then
+                with suppress(OSError):  # it was forked while traced, and is traced already
                     self._join(child)
 
     def _number(self, pid: int) -> int:
-        """The PID inside the tree's namespace, 0 outside of it."""
+        """Return the PID in the tree's namespace, 0 outside it."""
         if self.namespace is not None and namespaces(pid).get("pid") != self.namespace:
             return 0
         return ns_pids(pid)[-1]
@@ -141,7 +141,7 @@ class EarlyTasks(Struct):
             and inject.end_with(pid, self.codes[inner])
         ):
             del self.codes[inner], self._tracees[pid]
-            inject.let_go(pid)  # who ends under our trace waits for us to be told
+            inject.let_go(pid)  # a traced process that ends waits for its tracer to see that
             return
         if event == inject.EVENT_STOP or (
             number == inject.SYSCALL_STOP and inject.result(pid) != _NO_SUCH_CALL
@@ -155,7 +155,7 @@ class EarlyTasks(Struct):
         )
 
     def _act(self, pid: int, inner: int) -> None:
-        """The process has just left a system call, or waits in one."""
+        """Act on a process that has just left a system call, or waits in one."""
         try:
             if self.subreaper and inner == self.root:
                 inject.call(pid, inject.PRCTL, inject.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -164,7 +164,7 @@ class EarlyTasks(Struct):
                 self._take_terminal(pid, self.terminals[inner])
                 self.given.add(inner)
         except OSError as error:
-            # it was not in a system call: it soon is in another one
+            # it was not in a system call: it will soon be in another one
             if error.errno != errno.EAGAIN:
                 raise
 
@@ -198,8 +198,9 @@ class EarlyTasks(Struct):
 
 
 def needs_subreaper(images: ImageSet) -> bool:
-    """Whether the root adopts orphans, and CRIU has a helper fork some of its children: in a
-    session that is not the root's.
+    """Return whether the root adopts orphans, and some of its children need a helper of CRIU.
+
+    CRIU forks such children from a helper: those in a session that is not the root's.
     """
     tree = read(images.folder, "pstree.img", "PSTREE")
     core = read(images.folder, f"core-{tree[0].pid}.img", "CORE")[0]

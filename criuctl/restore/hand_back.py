@@ -1,14 +1,14 @@
-"""Giving external connections back, while the restored tree has not run one instruction yet.
+"""Give external connections back, while the restored tree has not run one instruction yet.
 
 A connection to outside the tree has its other half in another kernel.  With policy ``keep`` CRIU
 has restored it as it was.  With ``reconnect`` and ``hangup`` its socket was restored without a peer
 (`ImageSet.give_up`): the same descriptor numbers, duplicates, children's copies and epoll
-registrations.  Here that very socket is reached through pidfd_getfd, and connected again, or shut
+registrations.  Here that very socket is borrowed with pidfd_getfd, and connected again, or shut
 down so that the program sees the end at once: EOF on read, EPIPE on write, EPOLLHUP on poll, never
 a hang.
 
-The report is what was found out, not what was planned: a connection is called kept when its socket
-has its peer.
+The report contains what was found out, not what was planned: a connection is called kept when its
+socket has its peer.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _BIND_ADDRESS_NO_PORT = 24
 
 
 def _lost(record: ConnectionRecord) -> str:
-    """What is gone of its receive queue; CRIU saves those of TCP and of unix sockets, which only
-    some outcomes can use.
+    """Return what is lost of its receive queue.
+
+    CRIU saves those of TCP and of unix sockets, which only some outcomes can use.
     """
     if not record.rqueue:
         return ""
@@ -52,9 +53,7 @@ def _lost(record: ConnectionRecord) -> str:
 def set_options(
     records: Iterable[ConnectionRecord], pids: Mapping[int, int], reporter: Reporter
 ) -> None:
-    """Give sockets that CRIU has restored what it does not know of them; told where that cannot
-    be.
-    """
+    """Set options that CRIU does not restore on its sockets; report those that cannot be set."""
     for record in records:
         if not (record.options or record.state == UNCONNECTED) or record.pid not in pids:
             continue
@@ -75,8 +74,8 @@ def set_options(
 
 
 def _bound_again(sock: socket.socket, record: ConnectionRecord) -> list[str]:
-    """Give a socket that was bound to an address but no port (IP_BIND_ADDRESS_NO_PORT) its address:
-    CRIU binds ports only.
+    """Give a socket its address if it was bound to an address but no port
+    (IP_BIND_ADDRESS_NO_PORT): CRIU binds ports only.
     """
     host, port = endpoint(record.local)
     if (
@@ -97,12 +96,12 @@ def _bound_again(sock: socket.socket, record: ConnectionRecord) -> list[str]:
 
 
 def outer_pids(root: int) -> dict[int, int]:
-    """The tree's own PIDs -> ours, for the restored tree of `root`."""
+    """Return PID in the tree -> PID on this host, for the restored tree of `root`."""
     return {p.ns_pid: p.pid for p in read_tree(root)}
 
 
 def endings(plans: Sequence[ConnectionPlan]) -> dict[tuple[int, int], bool]:
-    """Which sockets CRIU shall restore without their peer, for `ImageSet.give_up`."""
+    """Return the sockets that CRIU is to restore without their peer, for `ImageSet.give_up`."""
     gone = [c for c in plans if c.policy in ("reconnect", "hangup")]
     return {(c.record.pid, c.record.fd): c.policy == "hangup" for c in gone}
 
@@ -112,21 +111,22 @@ class HandBack(Struct):
 
     config: Config
     plans: Sequence[ConnectionPlan]
-    pids: Mapping[int, int]  # the tree's PIDs -> ours
-    facts: Mapping[str, Any]  # about the restore, as hooks are told them
-    # what the processes will be, by the tree's PIDs
+    pids: Mapping[int, int]  # PID in the tree -> PID on this host
+    facts: Mapping[str, Any]  # facts about the restore, for hooks
+    # the future credentials of the processes, by their PIDs in the tree
     users: Mapping[int, Credentials] = field(default_factory=dict)
 
     def run(self) -> list[dict[str, Any]]:
-        """Carry out the plan; one report for each connection.  `RestoreFailed` when a rule says
-        that it must be back.
+        """Carry out the plan; return one report per connection.
+
+        Raises `RestoreFailed` when a rule requires a connection that is not back.
         """
         reports = {id(c): self._settle(c) for c in self.plans if c.policy != "reconnect"}
         reports |= self._reconnect([c for c in self.plans if c.policy == "reconnect"])
         return [reports[id(c)] for c in self.plans]
 
     def borrow(self, record: ConnectionRecord) -> socket.socket:
-        """The program's socket; the caller closes it."""
+        """Return a duplicate of the program's socket; the caller closes it."""
         pidfd = os.pidfd_open(self._pid(record))
         try:
             return borrow_socket(pidfd, record.fd)
@@ -142,7 +142,7 @@ class HandBack(Struct):
         return self.pids[record.pid]
 
     def _settle(self, plan: ConnectionPlan) -> dict[str, Any]:
-        """What needs no peer: kept, or hung up."""
+        """Settle what needs no peer: kept, or hung up."""
         began = time.monotonic()
         record, reason = plan.record, plan.decision.reason
         try:
@@ -189,7 +189,8 @@ class HandBack(Struct):
                     else None,
                     settings=decided.settings,
                     seconds=decided.deadline,
-                    borrow=lambda record=record: self.borrow(record),  # type: ignore[misc]  # bound now, not when called
+                    # the record is bound now, not when called
+                    borrow=lambda record=record: self.borrow(record),  # type: ignore[misc]
                     pid=self._pid(record),
                     user=self.users.get(record.pid),
                 )
@@ -220,8 +221,8 @@ class HandBack(Struct):
         return reports
 
     def _after(self, record: ConnectionRecord, details: dict[str, Any]) -> str:
-        """A connected socket's last touches: options that CRIU does not know; what was in its
-        queues is told.
+        """Set options that CRIU does not know on a connected socket, and report what was in its
+        queues.
         """
         try:
             with self.borrow(record) as sock:
@@ -234,7 +235,7 @@ class HandBack(Struct):
 
 
 def _not_kept(sock: socket.socket, record: ConnectionRecord) -> str:
-    """Why a connection that was to be kept is not; "" for one that is."""
+    """Return why a connection that was to be kept is not; "" for one that is."""
     try:
         sock.getpeername()
     except OSError as error:

@@ -1,6 +1,4 @@
-"""The session that a restore makes this host the home of: its incarnation, its lease, its
-record.
-"""
+"""Make this host the home of a session that is restored: its incarnation, its lease, its record."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ class NewHome(Struct):
     registry: Registry
     session: SessionRecord  # with its new incarnation
     claim: leases.Claim
-    before: SessionRecord | None  # what the host knew of the name
+    before: SessionRecord | None  # the host's previous record of the name
     record: SessionRecord
 
     def register(
@@ -41,8 +39,8 @@ class NewHome(Struct):
         connections: list[dict[str, Any]],
         reporter: Reporter,
     ) -> None:
-        """Record the tree before it runs: a criuctl that is killed from here on leaves a session,
-        not a stray tree.
+        """Record the tree before it runs: if criuctl is killed from here on, a session is left, not
+        a stray tree.
         """
         self.claim.check()
         start_time = ProcessIdentity.of(root).start_time
@@ -56,7 +54,7 @@ class NewHome(Struct):
         inside_report.publish(self.config, root, names, connections, reporter)
 
     def give_up(self) -> None:
-        """Nothing was restored: the host knows what it knew before."""
+        """Put back the previous record: nothing was restored."""
         with suppress(OSError):
             inside_report.sweep(self.config)
         if self.before is None:
@@ -65,9 +63,9 @@ class NewHome(Struct):
             self.registry.put(self.before)
 
     def unlocked(self) -> None:
-        """The firewall lock on the connections is down."""
+        """Note that the firewall lock on the connections is removed."""
         if self.record.lock_table:
-            with suppress(OSError):  # a full disk: the next command looks for the lock once more
+            with suppress(OSError):  # a full disk: the next command looks for the lock again
                 self.registry.put(replace(self.record, lock_table=""))
 
 
@@ -80,7 +78,7 @@ def claim_home(
     reporter: Reporter,
     stack: ExitStack,
 ) -> leases.Claim:
-    """Claim the session's lease; it is given back with `stack` unless it is kept."""
+    """Claim the session's lease; it is released with `stack` unless it is kept."""
     reporter.step("claim", session=source.name)
     claim = leases.claim(
         source.repository,

@@ -1,9 +1,9 @@
 """Files of /proc that the processes of a restored tree open themselves, because CRIU cannot.
 
-What is about a thread, or about a descriptor, is there only when CRIU has made all of them.  Then
-the process that had the file open opens it again, by the same path and under the same number; that
-is before it has run, so that it never sees what CRIU has put there meanwhile
-(`criuctl.criu.procfiles`).  Others that shared the open file get it from that process.
+A file about a thread, or about a descriptor, exists only when CRIU has made all of them.  Then the
+process that had the file open opens it again, by the same path and under the same number, before it
+has run, so that it never sees what CRIU has put there meanwhile (`criuctl.criu.procfiles`).  Other
+processes that shared the open file get it from that process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from ..criu.procfiles import LateFile
 from ..errors import CriuctlError, RestoreFailed
 from ..proc.reopen import reopen, take_over
 
-_ONLY_NEW = os.O_CREAT | os.O_EXCL | os.O_TRUNC  # the kernel tells none of them of an open file
+# flags that the kernel does not report for an open file
+_ONLY_NEW = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 
 
 def open_late(files: Iterable[LateFile], pids: Mapping[int, int]) -> None:
-    """Have each file opened; `pids`: the tree's own numbers -> ours.  `RestoreFailed`."""
+    """Have each file opened; `pids`: PID in the tree -> PID on this host.  `RestoreFailed`."""
     for file in files:
         first, fd, _ = file.holders[0]
         try:

@@ -1,8 +1,8 @@
-"""The pages of a checkpoint for a lazy restore: chunks fetched when asked for, a few kept.
+"""The pages of a checkpoint for a lazy restore: chunks are fetched when needed, and a few are kept.
 
-CRIU asks for runs of pages, small ones for page faults and up to 4 MiB in the background, mostly
-upwards; a run is answered from the chunks that it lies in, all of one request fetched and verified
-together.
+CRIU asks for runs of pages, small ones for page faults and up to 4 MiB in the background, mostly in
+ascending order.  A run is answered from the chunks that it lies in; those of one request are
+fetched and verified together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..store import Buffer
 
 LARGE = 256 << 20  # bytes of a tree's memory
 _SHARED = 8  # the part of it that may be in several processes
-_KEPT = 64  # chunks that are remembered, 16 MiB
+_KEPT = 64  # chunks that are cached, 16 MiB
 _AT_ONCE = 32  # chunks that are fetched together, or as many as one run needs
 
 
@@ -31,21 +31,21 @@ class StoredPages:
     def __init__(
         self, reader: CheckpointReader, data: StreamRef, gathered: Gathered | None = None
     ) -> None:
-        """What is in `gathered` is not read again."""
+        """`gathered`: chunks that are not read again."""
         self._reader, self._gathered = reader, gathered
         self._layout = reader.layout(data)
         self._recent: OrderedDict[bytes, Buffer] = OrderedDict()
 
     def read(self, first: int, count: int) -> list[Buffer]:
-        """Pages `first` to ``first + count`` in pieces."""
+        """Return pages `first` to ``first + count`` in pieces."""
         low, parts = self._parts(first, count)
         return self._cut(
             first, count, low, parts, self._hold({part.chunk: part.size for part in parts})
         )
 
     def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[Buffer]:
-        """Many runs of pages, (first, count), in pieces; what several of them need is fetched at
-        once.
+        """Return many runs of pages, (first, count), in pieces; what several of them need is
+        fetched once.
         """
         group: list[tuple[int, int, int, list[Extent]]] = []
         sizes: dict[bytes, int] = {}
@@ -66,7 +66,7 @@ class StoredPages:
             yield from self._cut(first, count, low, parts, held)
 
     def _parts(self, first: int, count: int) -> tuple[int, list[Extent]]:
-        """The parts that these pages lie in, and the number of the first."""
+        """Return the parts that these pages lie in, and the number of the first."""
         starts = self._layout.starts
         low = bisect.bisect_right(starts, first * PAGE) - 1
         return low, self._layout.parts(low, bisect.bisect_left(starts, (first + count) * PAGE))
@@ -108,10 +108,10 @@ class StoredPages:
 
 
 def worthwhile(memory: Sequence[MemoryImage], reader: CheckpointReader) -> bool:
-    """Whether the tree should run before its memory is there: it has much of it, shared by few, and
-    the kernel lets us.
+    """Return whether the tree should run before its memory is there.
 
-    Processes that share memory since a fork would not share it any more.
+    That is so if it has much memory, few processes share it, and the kernel allows it.  Processes
+    that share memory since a fork would not share it any more.
     """
     images = [image for image in memory if image.kind == "task"]
     if sum(image.data.size for image in images) < LARGE or not has_userfaultfd():

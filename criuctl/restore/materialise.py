@@ -1,7 +1,7 @@
-"""From a checkpoint to CRIU's images in a folder: metadata, page maps and pages.
+"""Write CRIU's images from a checkpoint into a folder: metadata, page maps and pages.
 
-Every chunk is verified before a byte of it is written, and what the manifest says is checked
-against what the streams hold, so CRIU never sees an image that was not written by a dump of ours.
+Every chunk is verified before a byte of it is written, and the manifest is checked against what the
+streams hold, so CRIU never sees an image that was not written by a dump of criuctl.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _SHARED_AT_ONCE = 256  # images of shared memory that are written together
 # bytes of CRIU's images, however well they are compressed: those of many thousand equal processes
 MAX_IMAGES = 256 << 20
 _SMALL = 1024  # pages of a run that is small
-_AT_ONCE = 4096  # pages of a task that are in such ones, at most
+_AT_ONCE = 4096  # pages of a task that are in such runs, at most
 
 
 def write_images(manifest: Manifest, reader: CheckpointReader, folder: int) -> None:
-    """CRIU's metadata images, out of the one stream that holds them."""
+    """Write CRIU's metadata images, out of the one stream that holds them."""
     data = reader.read(manifest.image_data, MAX_IMAGES)
     position = 0
     for image in manifest.images:
@@ -57,8 +57,8 @@ def write_images(manifest: Manifest, reader: CheckpointReader, folder: int) -> N
 def _page_maps(
     manifest: Manifest, reader: CheckpointReader
 ) -> Iterator[tuple[MemoryImage, list[PagemapEntry]]]:
-    """Each memory image with its page map, checked to fit its pages; those of all processes are
-    fetched together.
+    """Return each memory image with its page map, checked to fit its pages; those of all processes
+    are fetched together.
     """
     reader.check_size([image.entries for image in manifest.memory])
     extents = [reader.extents(image.entries) for image in manifest.memory]
@@ -85,11 +85,12 @@ def _pages_file(folder: int, number: int) -> int:
 
 
 def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Filling:
-    """The memory: for each image CRIU's pagemap, and its pages, decoded and verified in parallel.
+    """Write the memory: for each image CRIU's pagemap, and its pages, decoded and verified in
+    parallel.
 
-    What can be put straight into the processes is left out: the `Filling` does that.  CRIU's images
-    are in the folder already; those of processes that share no memory with their parents are fitted
-    to that.
+    What can be put straight into the processes is left out: the returned `Filling` does that.
+    CRIU's images are in the folder already; those of processes that share no memory with their
+    parents are adapted.
     """
     filling = Filling(reader)
     files: dict[int, unshared.TaskPages] = {}
@@ -136,7 +137,7 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
 
 
 def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> dict[int, LazyImage]:
-    """For a lazy restore: only what cannot wait is written; the rest is found by address later."""
+    """Write, for a lazy restore, only what cannot wait; return where the rest is, by address."""
     images: dict[int, LazyImage] = {}
     for number, (image, entries) in enumerate(_page_maps(manifest, reader), start=1):
         lazy = image.kind == "task"
@@ -156,8 +157,8 @@ def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> dic
 
 
 def _keep_small(entries: list[PagemapEntry]) -> None:
-    """Let small runs of pages not follow: a program's own variables, which it touches at once, one
-    by one.
+    """Write small runs of pages at once: they are a program's own variables, which it touches
+    early, one by one.
     """
     room = _AT_ONCE
     for entry in sorted((e for e in entries if e.flags & PE_LAZY), key=lambda e: e.pages):
@@ -170,7 +171,9 @@ def _keep_small(entries: list[PagemapEntry]) -> None:
 def lazy_images(
     manifest: Manifest, reader: CheckpointReader, gathered: Gathered
 ) -> dict[int, LazyImage]:
-    """What `lazy_pages` finds by address, for another process, which has some of it already."""
+    """Return what `lazy_pages` finds by address, for another process, which has some of it
+    already.
+    """
     tasks = (
         (image, entries) for image, entries in _page_maps(manifest, reader) if image.kind == "task"
     )

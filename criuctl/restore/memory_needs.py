@@ -1,8 +1,9 @@
-"""What the memory of a tree needs of a host beyond bytes: huge pages, and room for its mappings.
+"""Check what the memory of a tree needs of a host beyond bytes: huge pages, and room for its
+mappings.
 
 CRIU asks for it late, after much else is restored, and fails with no more than ENOMEM.  Private
 huge pages that processes have shared since a fork are no longer shared after a restore: CRIU maps
-them in each process by itself.
+them in each process separately.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _NORESERVE = 0x4000
 _MFD_HUGETLB = 4
 # CRIU: VMA_ANON_SHARED, VMA_AREA_MEMFD, VMA_AREA_SYSVIPC
 _SHARED, _MEMFD, _SYSV = 1 << 8, 1 << 14, 1 << 10
-_VSYSCALL = 0xFFFFFFFFFF600000  # no mapping, to the kernel
+_VSYSCALL = 0xFFFFFFFFFF600000  # the kernel does not count it as a mapping
 _DEFAULT = 2 << 20
 
 
 def lacking(images: ImageSet) -> Iterator[Finding]:
-    """What this host has too little of."""
+    """Report what this host has too little of."""
     limit = int(read_raw("/proc/sys/vm/max_map_count"))
     shared: dict[int, dict[int, int]] = {}  # size of a page -> the number of the memory -> bytes
     private: dict[int, int] = {}  # size of a page -> bytes
@@ -70,7 +71,7 @@ def lacking(images: ImageSet) -> Iterator[Finding]:
 
 
 def _size(flags: int) -> int:
-    """Of a huge page, as the flags of mmap(2) or memfd_create(2) tell it."""
+    """Return the size of a huge page from the flags of mmap(2) or memfd_create(2)."""
     shift = flags >> _SIZE_SHIFT & _SIZE_MASK
     return 1 << shift if shift else _default()
 

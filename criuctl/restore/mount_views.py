@@ -1,9 +1,9 @@
-"""The mount namespaces of a restored tree, each seen from its top.
+"""The mount namespaces of a restored tree, each seen from its root folder.
 
-A path of the images is one of a mount namespace's own root folder.  Where a tree has several
-(`MountSpaces`), the same path means another file in each.  The view of a namespace is the root
-folder of a process that lives in it and is in no chroot: `check` lets through no nested namespace
-without one (`criuctl.dump.checks.namespaces`).
+A path in the images belongs to one mount namespace.  If a tree has several (`MountSpaces`), the
+same path means another file in each.  The view of a namespace is the root folder of a process that
+is in it and in no chroot: `check` refuses nested namespaces without such a process
+(`criuctl.dump.checks.namespaces`).
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ from ..proc.path_control import Looks
 
 
 class Views:
-    """What finds the view in which a file's path is to be looked up."""
+    """Finds the view in which a file's path is to be looked up."""
 
     def __init__(self, spaces: MountSpaces, pids: Mapping[int, int], root: int) -> None:
-        """`pids`: the tree's own PIDs -> ours; `root`: our PID of its root."""
+        """`pids`: PID in the tree -> PID on this host; `root`: PID of its root on this host."""
         self._spaces, self._pids, self._root = spaces, pids, root
 
     @contextmanager
     def opened(self) -> Iterator[OpenedViews]:
-        """The views, open as long as they are in use."""
+        """Yield the views; they stay open inside."""
         with ExitStack() as stack:
             yield OpenedViews(self, stack)
 
     def space_of(self, one: HeldFile, use: Use) -> int:
-        """The mount namespace, by its number in the images, in which the path of a held file is
-        looked up.
+        """Return the mount namespace, by its number in the images, in which the path of a held file
+        is looked up.
         """
         return self._spaces.of(one.mount, use.pid)
 
     def top(self, space: int) -> int:
-        """A process at the top of a namespace; `RestoreFailed` if there is none."""
+        """Return a process of a namespace that is in no chroot; `RestoreFailed` if there is
+        none.
+        """
         inside = [
             self._pids[pid]
             for pid, number in self._spaces.by_task.items()
             if number == space and pid in self._pids
         ]
-        # with one mount namespace, what its root process sees counts
+        # with one mount namespace, the root process's view counts
         if self._root in inside or not inside:
             return self._root
         for pid in inside:
@@ -60,16 +62,14 @@ class Views:
 
 
 class OpenedViews:
-    """For each mount namespace a descriptor of its root folder, and what looks at paths below
-    it.
-    """
+    """An open root folder for each mount namespace, and the lookup of paths below it."""
 
     def __init__(self, views: Views, stack: ExitStack) -> None:
         self._views, self._stack = views, stack
         self._open: dict[int, tuple[int, Looks]] = {}
 
     def of(self, one: HeldFile, use: Use) -> tuple[int, Looks]:
-        """The view for this file; `RestoreFailed` if there is none."""
+        """Return the view for this file; `RestoreFailed` if there is none."""
         space = self._views.space_of(one, use)
         if space not in self._open:
             view = os.open(f"/proc/{self._views.top(space)}/root", os.O_PATH | os.O_CLOEXEC)

@@ -1,10 +1,10 @@
-"""Whether what was found under a session's name is what this host expects there; asked only where a
-name alone was given.
+"""Check that the checkpoint found under a session's name is the one that this host expects; only if
+a name alone was given.
 
-The one refusal is for a checkpoint of another session than this host knows by the name: somebody
-may have forged it, or two hosts have given one name to two sessions.  The other is for a way back
-in time (`criuctl.host.latest_checkpoints`).  An explicit reference (NAME@N, an id) says what is
-wanted, so it is never refused: then the result says what is newer.
+One refusal is for a checkpoint of another session than the one that this host knows by the name: it
+may be forged, or two hosts have given one name to two sessions.  The other is for an older state
+(`criuctl.host.latest_checkpoints`).  An explicit reference (NAME@N, an id) is never refused: then
+the result says what is newer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Found(Struct, frozen=True):
     newer: dict[str, Any] | None = None  # id, number, store
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys that ``restore --json`` has of it."""
+        """Return its keys of ``restore --json``."""
         made = latest_checkpoints.moment(self.checkpoint.created)
         return {
             "number": self.checkpoint.number,
@@ -45,14 +45,16 @@ class Found(Struct, frozen=True):
 
 
 def named_alone(ref: str, name: str) -> bool:
-    """Whether `ref` says which session is meant, and of its checkpoints only: the newest."""
+    """Return whether `ref` names a session without a checkpoint: the newest one is meant."""
     return ref in (name, f"{name}@-1")
 
 
 def look(
     config: Config, repository: Repository, ref: str, manifest: Manifest, *, older: bool
 ) -> Found:
-    """What was found by `ref`; `AnotherSession`, and `OlderCheckpoint` unless it may be `older`."""
+    """Return what was found by `ref`; `AnotherSession`, and `OlderCheckpoint` unless it may be
+    `older`.
+    """
     name, url = manifest.session.name, repository.store.url
     found, known = Latest.of(manifest, url), latest_checkpoints.known(config, name)
     last = known if known is not None and known.session == found.session else None
@@ -75,9 +77,10 @@ def _check_session(config: Config, found: Latest, known: Latest | None) -> None:
         f"the newest checkpoint named {found.name!r} in {found.store} is of another session "
         f"({found.session[:12]}) than the one"
         f" that this host knows by that name ({here[:12]})",
-        hint="Another host uses the same name, or somebody has put it there. If it is the right "
-        "one, say so:"
-        f" `criuctl restore {quoted(found.ref)}`.",
+        hint=(
+            "Another host uses the same name, or the checkpoint is forged. If it is the right "
+            f"one, name it: `criuctl restore {quoted(found.ref)}`."
+        ),
         checkpoint=found.checkpoint,
         session=found.session,
         known=here,
@@ -88,11 +91,11 @@ def _older(last: Latest, found: Latest) -> OlderCheckpoint:
     hint = "It was removed, perhaps by another host."
     if last.store != found.store:
         hint = (
-            f"`criuctl restore {quoted(last.name)} --store {quoted(last.store)}` brings that back."
+            f"`criuctl restore {quoted(last.name)} --store {quoted(last.store)}` restores that one."
         )
     return OlderCheckpoint(
-        f"the newest checkpoint found is {found.told}, but the last that this host knows of is "
-        f"{last.told}",
+        f"the newest checkpoint found is {found.label}, but the last that this host knows of is "
+        f"{last.label}",
         hint=f"{hint} To go back to the older one: `criuctl restore {quoted(found.name)} --older`,"
         f" or `criuctl restore {quoted(found.ref)}`.",
         found={"id": found.checkpoint, "number": found.number, "store": found.store},
@@ -109,14 +112,16 @@ def _newer_there(repository: Repository, found: Latest) -> dict[str, Any] | None
 
 @contextmanager
 def offering_elsewhere(config: Config, repository: Repository, ref: str) -> Iterator[None]:
-    """Have the error of a name that is not found say where this host knows a checkpoint of it."""
+    """Add a hint to the error of a name that is not found: where this host knows a checkpoint of
+    it.
+    """
     try:
         yield
     except NoSuchCheckpoint as error:
         known = latest_checkpoints.known(config, ref) if valid_name(ref) else None
         if known is not None and known.store != repository.store.url:
             error.hint = (
-                f"This host knows of {known.told}: `criuctl restore {quoted(ref)} --store "
+                f"This host knows of {known.label}: `criuctl restore {quoted(ref)} --store "
                 f"{quoted(known.store)}`."
             )
         raise

@@ -1,4 +1,4 @@
-"""Everything on this host that the plan of a restore depends on, looked at once, before anything is
+"""Collect everything on this host that the plan of a restore depends on, once, before anything is
 decided.
 """
 
@@ -35,7 +35,8 @@ from ..repairs import file_locks
 from ..report import Finding, Reporter
 from . import memory_needs, outcome
 from .connection_plan import owners_in
-from .plan import HostFacts, Wishes, observe
+from .host_facts import HostFacts, Wishes
+from .observe import observe
 from .request import RestoreRequest
 from .source import Source, Unpacked
 
@@ -77,7 +78,7 @@ def observe_all(
     *,
     authentic: bool,
 ) -> HostFacts:
-    """Return the facts of the plan; what stands in the way already is among their findings.
+    """Return the facts of the plan; obstacles found already are among their findings.
 
     `authentic`: no other program than criuctl can have written the checkpoint.
     """
@@ -87,7 +88,7 @@ def observe_all(
         raise outcome.refusal(leased)
     remains = outcome.remains_of(manifest)
     facts = observe(manifest, images.reserved_ids(), remains, wishes, user_ids(images))
-    # before anything looks at the images' deleted files
+    # before anything reads the images' deleted files
     deleted_copies.make(images, facts.files, unpacked.reader)
     files, findings = _files(config, request, manifest, images, facts)
     deleted = deleted_names.judge(manifest, images, files, wishes.files, unpacked.reader)
@@ -128,9 +129,7 @@ def _files(
     images: ImageSet,
     facts: HostFacts,
 ) -> tuple[tuple[Judgement, ...], list[Finding]]:
-    """Return the files as judged, those of a copy separated from its original's, and what was
-    found.
-    """
+    """Return the judged files, those of a copy separated from its original's, and findings."""
     if not request.copy:
         return facts.files, list(left_behind(facts.files, images))
     judged = facts.files
@@ -149,7 +148,7 @@ def _in_the_way(
     files: tuple[Judgement, ...],
     facts: HostFacts,
 ) -> Iterator[Finding]:
-    """What a trial, which has a shadow of this host for itself, does not meet."""
+    """Yield the findings that a trial, which has a shadow of this host for itself, cannot have."""
     yield from predicates.examine(config, manifest, force=request.force)
     own = {j.record.path for j in files if j.verdict == "beside"}
     yield from file_locks.locked_elsewhere(images, own, copy=request.copy)

@@ -1,7 +1,5 @@
-"""Around a restore: what its caller is answered, which incarnation it is, and what is done when it
-fails.
-
-Kept apart from `restore`, so that the story there stays a story.
+"""Parts of a restore around its main story: its result, its incarnation, its checks, and the
+clean-up of a failure.
 """
 
 from __future__ import annotations
@@ -50,12 +48,12 @@ PRIVATE_ROOT = (
     *("unshare", "--mount", "--propagation", "slave", "--"),
     *("sh", "-c", 'mount --bind / "$1" && mount --make-private "$1" && shift && exec "$@"', "sh"),
 )
-# nothing outside sees the mount
+# nothing is mounted below them that others could see
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")
 
 
 def mount_point() -> str:
-    """A folder to mount the root on, with nothing mounted in it."""
+    """Return a folder to mount the root on, with nothing mounted in it."""
     mounted = [mount.point for mount in read_mounts()]
     for folder in _MOUNT_POINTS:
         if os.path.isdir(folder) and not any(
@@ -68,7 +66,7 @@ def mount_point() -> str:
 
 
 class RestoreResult(Struct, frozen=True):
-    """What a restore answers; `to_dict` is the contract of ``restore --json``."""
+    """The result of a restore; `to_dict` is the contract of ``restore --json``."""
 
     checkpoint: str
     session: str
@@ -110,8 +108,10 @@ class RestoreResult(Struct, frozen=True):
 def offering_another(
     repository: Repository, ref: str, manifest: Manifest | None = None
 ) -> Iterator[None]:
-    """What is damaged or missing is told with the newest checkpoint of the session before it (or
-    that can be read), if any.
+    """Add a hint to the error of a damaged or missing checkpoint: the newest other one of the
+    session.
+
+    With a `manifest` it is the newest one before that.
     """
     try:
         yield
@@ -134,10 +134,10 @@ def offering_another(
 
 
 def check_not_running(config: Config, registry: Registry, name: str, *, copy: bool) -> None:
-    """A session runs once; a copy needs a name of its own."""
+    """Raise `Conflict` if the session runs already, or a copy has no name of its own."""
     record = registry.get(name)
     if record is not None and copy and record.state == "checkpointed" and not record.alive():
-        back = f"{restore_command(config, name, record.store)} brings it back"
+        back = f"{restore_command(config, name, record.store)} restores it"
         raise Conflict(f"session {name!r} is checkpointed", hint=f"{back}; or choose another name.")
     if record is None or not record.alive():
         return
@@ -145,17 +145,17 @@ def check_not_running(config: Config, registry: Registry, name: str, *, copy: bo
         f"session {name!r} is running here as PID {record.pid}",
         hint="Choose another name."
         if copy
-        else "End it first, or restore a copy beside it with --as NEW-NAME.",
+        else "End it first, or restore a copy with --as NEW-NAME.",
     )
 
 
 def check_not_moved(
     registry: Registry, repository: Repository, manifest: Manifest, *, take_over: bool
 ) -> None:
-    """A session that has left for another host runs there, as far as is known here; where the store
-    keeps leases, they tell.
+    """Raise `Conflict` if the session has left for another host, as far as is known here.
 
-    What it was dumped as over there afterwards, it comes back from.
+    If the store keeps leases, they decide instead.  A checkpoint that was made there afterwards can
+    be restored.
     """
     record = registry.get(manifest.session.name)
     if (
@@ -179,7 +179,9 @@ def check_not_moved(
 
 
 def refusal(errors: Sequence[Finding]) -> CriuctlError:
-    """The plan's errors as one: nothing was touched.  Only policies in the way is a veto."""
+    """Return the plan's errors as one; nothing was touched.  It is a veto if all of them are
+    policies.
+    """
     kind = Vetoed if all(f.code == "connection-refuse" for f in errors) else PreflightRefused
     return kind(
         "; ".join(map(str, summarised(errors))),
@@ -189,14 +191,14 @@ def refusal(errors: Sequence[Finding]) -> CriuctlError:
 
 
 def remains_of(manifest: Manifest) -> list[ProcessIdentity]:
-    """Processes of the dump that may linger here as zombies for a moment."""
+    """Return processes of the dump that may still be zombies here for a moment."""
     if manifest.host.boot_id != boot_id():
         return []
     return [ProcessIdentity(p.pid, p.start_time) for p in manifest.processes if p.start_time]
 
 
 def living(registry: Registry, manifest: Manifest) -> int | None:
-    """The PID of the session's root, if it lives here."""
+    """Return the PID of the session's root, if it runs here."""
     known = registry.get(manifest.session.name)
     return (
         known.pid
@@ -208,17 +210,16 @@ def living(registry: Registry, manifest: Manifest) -> int | None:
 def next_incarnation(
     registry: Registry, repository: Repository, manifest: Manifest, name: str, *, copy: bool
 ) -> tuple[SessionRecord, leases.Head | None]:
-    """The session as it will be: one incarnation more than any known one, or a new session for a
-    copy; its lease as it is.
+    """Return the session as it will be, and its present lease.
 
-    The lease knows of other hosts' incarnations, and of those that this one has forgotten, as after
-    a kill.
+    It gets one incarnation more than any known one; a copy is a new session.  The lease knows the
+    incarnations of other hosts, and those that this host has forgotten, for example after a kill.
     """
     if copy:
         return SessionRecord(name=name, id=os.urandom(16).hex(), incarnation=1), None
     head = None
     if repository.capabilities.conditional_create:
-        with suppress(DataError):  # the claim tells
+        with suppress(DataError):  # the claim reports it
             head = leases.read_head(repository, name)
     newest = manifest.incarnation
     if head is not None and head.session.id == manifest.session.id:
@@ -230,10 +231,9 @@ def next_incarnation(
 
 
 def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> None:
-    """End what is restored when CRIU, which would do so, was killed itself, or would not any more.
+    """End what is restored if CRIU was killed, or does not do it any more.
 
-    As long as CRIU traces it, the end of a process of many threads is not seen: that is no time to
-    wait for it.
+    While CRIU traces it, the end of a process of many threads is not visible: do not call it then.
     """
     if root is None or not root.exists():
         return
@@ -256,8 +256,8 @@ def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> 
 
 
 def remove_ghosts(paths: Iterable[str]) -> None:
-    """Deleted files that a CRIU which was killed has left under names of its own; the next one
-    would stumble over them.
+    """Remove deleted files that a killed CRIU has left under temporary names; the next CRIU would
+    fail at them.
     """
     for path in paths:
         name = os.path.basename(path)
@@ -267,8 +267,8 @@ def remove_ghosts(paths: Iterable[str]) -> None:
 
 
 def remove_folders(paths: Iterable[str]) -> None:
-    """Deleted folders that a CRIU which was killed has made, the innermost first; what is not empty
-    stays.
+    """Remove deleted folders that a killed CRIU has made, the innermost first; folders with
+    contents stay.
     """
     for path in paths:
         with suppress(OSError):
@@ -276,7 +276,7 @@ def remove_folders(paths: Iterable[str]) -> None:
 
 
 def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> CriuctlError:
-    """CRIU's failure in the user's words; its log is kept."""
+    """Return CRIU's failure in the user's terms; its log is kept."""
     from ..host.failures import diagnosis  # a table of regular expressions that only failures need
 
     kept = diagnosis.kept(config, error.log, f"restore-{manifest.session.name}")

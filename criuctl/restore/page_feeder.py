@@ -1,17 +1,17 @@
-"""Memory that follows, brought by a process of its own: a *feeder*.
+"""A *feeder*: a process that brings the memory of a moved session that already runs.
 
 A session that has moved runs before all of its memory is in place.  It must not depend on the
-criuctl that received it: its old home is gone, and an older state of it would say again what it has
-said.  So that criuctl starts a feeder, early, while the memory is still being sent; it opens the
-store, and what comes into it, as far as there is room in the host's memory
+criuctl that received it: its old home is gone, and an older state of it would repeat what it has
+sent already.  So that criuctl starts a feeder, early, while the memory is still being sent.  The
+feeder opens the store, and what arrives in it, as far as there is room in the host's memory
 (`criuctl.checkpoint.opened_chunks`).  For the restore it serves the pages (`criuctl.criu.lazy`).
-Until it hears that the tree is about to run it ends when its criuctl does, and the tree with it;
-from then on it is on its own, and ends when every page is there.  If that cannot be, or it is
-killed itself, the tree is ended, as with any lazy restore, and its checkpoint is there.
+Until the tree is about to run the feeder ends with its criuctl, and the tree with it; from then on
+it is independent, and ends when every page is there.  If it fails or is killed, the tree is ended,
+as with any lazy restore, and its checkpoint remains.
 
-The two speak over a SOCK_SEQPACKET pair, in JSON: first what the store is, ``pack`` for each that
-has come, then ``load`` (with the folder of the images), ``listen``, ``watch`` and ``run``, the last
-three answered by the word; ``done`` when every page is there.
+The two talk over a SOCK_SEQPACKET pair, in JSON: first the configuration of the store, ``pack`` for
+each that has arrived, then ``load`` (with the folder of the images), ``listen``, ``watch`` and
+``run``, the last three answered by the same word; ``done`` when every page is there.
 """
 
 from __future__ import annotations
@@ -48,44 +48,45 @@ _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); from criuctl.restore.page_feeder import main; "
     "sys.exit(main())"
 )
-# what of the configuration matters
+# the part of the configuration that it needs
 _STORE = ("store", "key_dir", "cache_dir", "workers", "uploads")
 _PATIENCE = 30.0  # seconds for an answer, and for its end
-_NICE = -15  # whoever waits for a page, waits for us
+_NICE = -15  # processes of the tree wait for its pages
 _MESSAGE = 1 << 16  # bytes
-_SPARE = 512 << 20  # bytes of memory that are left to the host, besides what the tree will need
+# bytes of memory that are left to the host, in addition to what the tree will need
+_SPARE = 512 << 20
 
 
 class Feeder:
     """A feeder that was started; `close` it."""
 
     def __init__(self, config: Config, memory: int) -> None:
-        """`config` has the store that the checkpoint will be in, whose tree has so many bytes of
-        memory.
+        """`config`: with the store that will hold the checkpoint; `memory`: bytes of memory of its
+        tree.
         """
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # One that hangs, and has not taken what it was told before, is found when its answer is
-        # missed.
+        self._socket, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # A feeder that hangs, and does not read, is noticed when its answer does not come.
         self._socket.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(_PATIENCE), 0)
         )
         try:
-            with theirs:
-                words = [str(Path(__file__).parents[2]), str(theirs.fileno())]
+            with other_end:
+                words = [str(Path(__file__).parents[2]), str(other_end.fileno())]
                 self._child = command.spawn(
                     [sys.executable, "-I", "-c", _PROGRAM, *words],
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[other_end.fileno()],
                     new_session=True,
                 )
         except BaseException:
             self._socket.close()
             raise
         self._alone = False  # the tree runs, and needs it
-        self.say({key: getattr(config, key) for key in _STORE} | {"memory": memory})
+        self.send({key: getattr(config, key) for key in _STORE} | {"memory": memory})
 
     def arrived(self, name: str, size: int) -> None:
-        """This object of the store has come; returns at once, told or not: what it was not told of
-        it reads when it is needed.
+        """Report that this object of the store has arrived; returns at once.
+
+        An object that it misses is read when it is needed.
         """
         if pack_of(name) is not None:
             with suppress(OSError):
@@ -97,19 +98,21 @@ class Feeder:
         """Have it look up the pages of this checkpoint, whose images are in `folder`; returns at
         once.
         """
-        self.say({"load": manifest.id}, folder)
+        self.send({"load": manifest.id}, folder)
 
     def pages(self, criu: CriuBinary, enter: Sequence[str]) -> FedPages:
         """Have it serve them for a restore."""
-        self.say({"listen": {"criu": list(criu.argv), "enter": list(enter)}})
+        self.send({"listen": {"criu": list(criu.argv), "enter": list(enter)}})
         return FedPages(self)
 
-    def say(self, what: dict[str, Any], *fds: int) -> None:
-        """Say something; if it has ended, that is found when its answer is missed."""
+    def send(self, what: dict[str, Any], *fds: int) -> None:
+        """Send a message; if the feeder has ended, that is noticed when its answer does not
+        come.
+        """
         with suppress(OSError):
             socket.send_fds(self._socket, [json.dumps(what).encode()], fds)
 
-    def hear(self, word: str, timeout: float | None = _PATIENCE) -> None:
+    def expect(self, word: str, timeout: float | None = _PATIENCE) -> None:
         """Wait for this answer; raises what went wrong there."""
         self._socket.settimeout(timeout)
         try:
@@ -121,18 +124,19 @@ class Feeder:
             raise RestoreFailed(f"memory cannot follow: {why}", hint="Restore without --lazy.")
 
     def leave_alone(self) -> None:
-        """The tree is about to run: from now on the feeder does not end with us."""
-        self.say({"run": True})
-        self.hear("run")
+        """Note that the tree is about to run: from now on the feeder does not end with criuctl."""
+        self.send({"run": True})
+        self.expect("run")
         self._alone = True
 
     def close(self, *, failed: bool = False) -> None:
-        """Let go of it; it ends unless the tree runs and nothing has `failed`.  May be called
-        again.
+        """Close the connection; the feeder ends unless the tree runs and nothing has `failed`.
+
+        May be called again.
         """
         self._socket.close()
         if failed and self._alone:
-            self._child.kill()  # which ends the tree
+            self._child.kill()  # ends the tree
         if failed or not self._alone:
             self._alone = False
             try:
@@ -144,7 +148,7 @@ class Feeder:
 
 
 class FedPages:
-    """What a feeder serves, around one restore; as `LazyPages`."""
+    """The pages of a feeder, during one restore; has the interface of `LazyPages`."""
 
     def __init__(self, feeder: Feeder) -> None:
         self._feeder = feeder
@@ -152,7 +156,7 @@ class FedPages:
     def __enter__(self) -> FedPages:
         """Wait until CRIU's daemon listens."""
         try:
-            self._feeder.hear("listen")
+            self._feeder.expect("listen")
         except BaseException:
             self._feeder.close(failed=True)
             raise
@@ -168,32 +172,30 @@ class FedPages:
             self._feeder.close(failed=True)
 
     def watch(self, root: ProcessIdentity) -> None:
-        """Start what ends the tree if the feeder ends before it should; `watched` waits for
-        that.
-        """
-        self._feeder.say({"watch": [root.pid, root.start_time]})
+        """Start what ends the tree if the feeder ends too early; `watched` waits for that."""
+        self._feeder.send({"watch": [root.pid, root.start_time]})
 
     def watched(self) -> None:
-        """From here on the tree does not outlive the feeder; to be called before it runs."""
-        self._feeder.hear("watch")
+        """Wait until the tree does not outlive the feeder; to be called before it runs."""
+        self._feeder.expect("watch")
 
     def about_to_run(self) -> None:
-        """From here on both outlive criuctl."""
+        """Note that from here on both outlive criuctl."""
         self._feeder.leave_alone()
 
     def finish(self) -> None:
         """Wait until every page has arrived; raises what went wrong: the tree must not go on
         then.
         """
-        self._feeder.hear("done", timeout=None)
+        self._feeder.expect("done", timeout=None)
 
 
 class _Left(Exception):
-    """The criuctl that has started us is gone."""
+    """The criuctl that has started this process is gone."""
 
 
 def main() -> int:
-    """The feeder's program."""
+    """Run the feeder's program."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[2])) as channel:
@@ -203,15 +205,15 @@ def main() -> int:
         except _Left:
             return 1
         except (CriuctlError, OSError) as error:
-            _tell(channel, {"error": getattr(error, "message", "") or str(error)})
+            _send(channel, {"error": getattr(error, "message", "") or str(error)})
             return 1
     return 0
 
 
 def _feed(channel: socket.socket, stack: ExitStack) -> None:
-    told = _told(channel)
-    memory = int(told.pop("memory"))
-    config = Config(**told)
+    settings = _receive(channel)
+    memory = int(settings.pop("memory"))
+    config = Config(**settings)
     store = open_store(config.store, config)
     stack.callback(store.close)
     repository = stack.enter_context(Repository.open(store, config))
@@ -219,30 +221,30 @@ def _feed(channel: socket.socket, stack: ExitStack) -> None:
     gathered = Gathered(reader, lambda size: available_memory() >= memory + size + _SPARE)
     stack.callback(gathered.close)
     fds: list[int] = []
-    while "pack" in (told := _told(channel, fds)):
-        gathered.take(told["pack"], told["size"])
+    while "pack" in (message := _receive(channel, fds)):
+        gathered.take(message["pack"], message["size"])
     with suppress(OSError):
         os.nice(_NICE)  # this thread, and those that it starts
-    manifest = repository.manifest(told["load"])
+    manifest = repository.manifest(message["load"])
     for fd in fds:
         stack.callback(os.close, fd)
     (folder,) = fds
     images = materialise.lazy_images(manifest, reader, gathered)
-    asked = _told(channel)["listen"]
+    asked = _receive(channel)["listen"]
     criu = CriuBinary(tuple(asked["criu"]), origin="told")
     with LazyPages(criu, folder, images, asked["enter"]) as pages:
-        _tell(channel, {"said": "listen"})
-        pages.watch(ProcessIdentity(*_told(channel)["watch"]))
+        _send(channel, {"said": "listen"})
+        pages.watch(ProcessIdentity(*_receive(channel)["watch"]))
         pages.watched()
-        _tell(channel, {"said": "watch"})
-        _told(channel)
-        _tell(channel, {"said": "run"})
+        _send(channel, {"said": "watch"})
+        _receive(channel)
+        _send(channel, {"said": "run"})
         pages.finish()
-    _tell(channel, {"said": "done"})
+    _send(channel, {"said": "done"})
 
 
-def _told(channel: socket.socket, fds: list[int] | None = None) -> dict[str, Any]:
-    """What we are told next; descriptors that come with it go to `fds`."""
+def _receive(channel: socket.socket, fds: list[int] | None = None) -> dict[str, Any]:
+    """Return the next message; descriptors that come with it are added to `fds`."""
     data, got, _, _ = socket.recv_fds(channel, _MESSAGE, 1)
     if fds is not None:
         fds += got
@@ -251,8 +253,8 @@ def _told(channel: socket.socket, fds: list[int] | None = None) -> dict[str, Any
     return dict(json.loads(data))
 
 
-def _tell(channel: socket.socket, what: dict[str, Any]) -> None:
-    with suppress(OSError):  # nobody is there to hear it
+def _send(channel: socket.socket, what: dict[str, Any]) -> None:
+    with suppress(OSError):  # no reader is left
         channel.sendall(json.dumps(what).encode())
 
 

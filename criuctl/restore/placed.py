@@ -36,7 +36,7 @@ class PlacedTree(Struct, eq=False):
     work: RestoreWork
     around: Surroundings
     root: ProcessIdentity | None = None  # from when it is restored until it runs
-    pids: dict[int, int] = field(default_factory=dict)  # the tree's own PIDs -> ours
+    pids: dict[int, int] = field(default_factory=dict)  # PID in the tree -> PID on this host
     connections: list[dict[str, Any]] = field(default_factory=list)  # their outcomes
     mended: RestoredTree | None = None
     _views: Views | None = None  # of the mount namespaces
@@ -76,7 +76,7 @@ class PlacedTree(Struct, eq=False):
         work.hooks.run("post-restore", pid=root, connections=self.connections)
         if around.following is not None:
             around.following.watched()
-        if work.held is not None:  # the other host is told, and says when the tree may run
+        if work.held is not None:  # the other host is informed, and decides when the tree may run
             work.held(self.connections)
         # From the record on a criuctl that is killed leaves a session that is known.
         work.register(root, self.connections)
@@ -99,9 +99,10 @@ class PlacedTree(Struct, eq=False):
 
     def _report_early(self, early: EarlyTasks) -> None:
         reporter = self.work.reporter
-        if bereft := early.stop():
+        if without_terminal := early.stop():
             reporter.warning(
-                f"sessions {sorted(bereft)}: only their leaders have their controlling terminal"
+                f"sessions {sorted(without_terminal)}: only their leaders have their controlling "
+                "terminal"
             )
         for pid, code in sorted(early.codes.items()):
             reporter.warning(

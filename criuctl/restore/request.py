@@ -1,4 +1,4 @@
-"""What a restore is asked for."""
+"""The request for a restore."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..files.judgement import Policy
 class RestoreRequest(Struct, frozen=True, kw_only=True):
     """The options of a restore, as its caller gives them."""
 
-    new_name: str | None = None  # of a copy; None: the session itself comes back
+    new_name: str | None = None  # of a copy; None: the session itself is restored
     pids: str = "auto"  # auto | same | private
     # the policy for all of them; None: the checkpoint's and the configured rules
     connections: str | None = None
@@ -22,13 +22,13 @@ class RestoreRequest(Struct, frozen=True, kw_only=True):
     force: bool = False  # also when it is stale (`criuctl.files.predicates`)
     older: bool = False  # also when this host knows of a newer checkpoint
     alone: bool = False  # for a trial, in a network of its own, stale or not
-    take_over: bool = False  # also when another host has the session's lease
-    returning: bool = False  # maintenance brings it back: the door may be shut
+    take_over: bool = False  # also when another host holds the session's lease
+    returning: bool = False  # restored by maintenance: the host may be closed
     instead_of: leases.Head | None = None  # a lease that has run out
-    ttl: int = 0  # milliseconds that the lease lasts without being renewed; 0: for good
-    again: bool = True  # once more where a PID or a terminal was taken at the last moment
+    ttl: int = 0  # milliseconds that the lease lasts without renewal; 0: without end
+    again: bool = True  # try again if a PID or a terminal was taken at the last moment
 
     @property
     def copy(self) -> bool:
-        """Whether the original may live."""
+        """Return whether this makes a copy, next to which the original may run."""
         return self.new_name is not None

@@ -86,7 +86,7 @@ class Restoring(Struct, eq=False):
     def _let_go(self, running: ExitStack) -> int | None:
         """Make the last steps; without interruptions, unless the tree has still to get its memory.
 
-        Returns who traces the tree; None: CRIU has ended.
+        Return the PID of the tracer; None: CRIU has ended.
         """
         if self.around.following is None:
             running.enter_context(InterruptsDeferred())

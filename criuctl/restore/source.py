@@ -1,4 +1,6 @@
-"""The checkpoint that a restore is of: found in its store, and expected there and by that name."""
+"""The checkpoint that is restored: found in its store, and checked against what this host
+expects.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ class Source(Struct, frozen=True):
 
     repository: Repository
     manifest: Manifest
-    name: str  # of the session that comes of it
+    name: str  # of the session that is made of it
     found: newest.Found
 
 
 class Unpacked(Struct, frozen=True):
-    """CRIU's images of the checkpoint, in a folder that never comes to a disk."""
+    """CRIU's images of the checkpoint, in a folder that is never written to a disk."""
 
     images: ImageSet
     reader: CheckpointReader
@@ -52,11 +54,10 @@ def find(
     *,
     received: bool,
 ) -> Source:
-    """Find the checkpoint and lock its session until `stack` ends; `received`: it has come from
-    another host.
+    """Find the checkpoint and lock its session until `stack` ends; `received`: it came from another
+    host.
 
-    Raises `Conflict` where the session lives, `NoSuchCheckpoint`, `OlderCheckpoint`,
-    `AnotherSession`.
+    Raises `Conflict` if the session runs, `NoSuchCheckpoint`, `OlderCheckpoint`, `AnotherSession`.
     """
     if repository is None:
         repository = _open(config, reporter, stack)
@@ -89,9 +90,7 @@ def _open(config: Config, reporter: Reporter, stack: ExitStack) -> Repository:
 
 
 def unpack(source: Source, reporter: Reporter, stack: ExitStack) -> Unpacked:
-    """Write CRIU's metadata images to a tmpfs of criuctl's own; every chunk is checked on the
-    way.
-    """
+    """Write CRIU's metadata images to a private tmpfs; every chunk is verified on the way."""
     reader = source.repository.reader(reporter)
     scratch = stack.enter_context(Scratch())
     for finding in scratch.findings():

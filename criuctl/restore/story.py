@@ -2,9 +2,9 @@
 
 Nothing of the tree runs before everything is in place: chunks verified, files put back, connections
 handed back.  Until then every failure unwinds in reverse: CRIU kills what it had restored (it is
-told no in post-restore, or its socket closes), private namespaces end, files put back are undone,
-firewall tables are removed, the plain images vanish with their tmpfs, the lease is released.
-Nothing is left of it.
+answered no in post-restore, or its socket closes), private namespaces end, files put back are
+undone, firewall tables are removed, the plain images vanish with their tmpfs, the lease is
+released.  Nothing is left of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..criu import binary, driver
 from ..errors import CriuctlError, NumberTaken, PidTaken, RestoreFailed, TerminalTaken
 from ..hooks import Hooks
 from ..host import hook_facts, inside_report, latest_checkpoints
-from ..host.failures.command_failures import told_as
+from ..host.failures.command_failures import reraised_as
 from ..host.holders import RestoredHolder
 from ..host.journal import events
 from ..host.registry import Registry, check_name, check_outside
@@ -36,11 +36,13 @@ from ..report import Reporter, summarised
 from ..terminals.restored import RestoredTerminals
 from . import materialise, outcome, source
 from .home import NewHome, claim_home, note_coming
+from .host_facts import HostFacts
 from .lazy_memory import worthwhile
 from .observation import observe_all, open_devices, wishes_of
+from .observe import missing_addresses
 from .outcome import RestoreResult
 from .page_feeder import Feeder
-from .plan import ADD_ADDRESS, HostFacts, RestorePlan, make_plan, missing_addresses
+from .plan import ADD_ADDRESS, RestorePlan, make_plan
 from .request import RestoreRequest
 from .restoring import Restoring
 from .source import Source
@@ -116,7 +118,7 @@ def restore(
     check_outside(config, begins=not (request.dry_run or request.alone))
     if request.new_name is not None:
         check_name(request.new_name)
-    with told_as(RestoreFailed, lambda: "nothing is left of it"), ExitStack() as stack:
+    with reraised_as(RestoreFailed, lambda: "nothing is left of it"), ExitStack() as stack:
         reporter.step("resolve", ref=ref)
         _sweep(config)
         criu = binary.find(config)
@@ -257,15 +259,15 @@ def _explained(
     hooks: Hooks,
     error: driver.CriuFailed,
 ) -> CriuctlError:
-    """Return CRIU's failure as an error of ours; a taken number is tried again, once."""
-    told = outcome.explain(config, error, found.manifest)
-    free_next_time = isinstance(told, TerminalTaken) or (
-        isinstance(told, PidTaken) and request.pids == "auto"
+    """Return CRIU's failure as an error of criuctl; a taken number is tried again, once."""
+    explained = outcome.explain(config, error, found.manifest)
+    free_next_time = isinstance(explained, TerminalTaken) or (
+        isinstance(explained, PidTaken) and request.pids == "auto"
     )
-    if isinstance(told, NumberTaken) and free_next_time and request.again and feeder is None:
-        hooks.reporter.step("again", why=told.message)
-        hooks.done = told.again = True
-    return told
+    if isinstance(explained, NumberTaken) and free_next_time and request.again and feeder is None:
+        hooks.reporter.step("again", why=explained.message)
+        hooks.done = explained.again = True
+    return explained
 
 
 def _result(

@@ -37,8 +37,8 @@ from ..repairs.base import RestoreImages
 from ..repairs.registry import Repairs
 from . import hand_back, outcome
 from .early_tasks import EarlyTasks, needs_subreaper
+from .observe import taken
 from .page_feeder import FedPages
-from .plan import taken
 from .work import RestoreWork
 
 _CROWD = 32  # processes
@@ -59,8 +59,8 @@ class Surroundings(Struct, eq=False):
     proc_files: procfiles.Sorted = field(default_factory=procfiles.Sorted)
     # a command that puts CRIU into the tree's namespaces
     prefix: list[str] = field(default_factory=list)
-    net: int | None = None  # descriptor of its network namespace, if it is not ours
-    private: PrivateNamespaces | None = None  # whose PIDs CRIU will speak of
+    net: int | None = None  # descriptor of its network namespace, if it is not criuctl's
+    private: PrivateNamespaces | None = None  # CRIU will use their PIDs
     fresh: PrivateNamespaces | None = None  # made for the tree
     mount_root: str | None = None  # where CRIU has to find the root, for a tree that is PID 1
     judge: Judge | None = None
@@ -68,7 +68,7 @@ class Surroundings(Struct, eq=False):
     binds: OwnBinds | None = None  # the tree's unix sockets with paths
     repairs: Repairs = field(default_factory=Repairs)
     early: EarlyTasks | None = None
-    following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
+    following: LazyPages | FedPages | None = None  # brings the pages of a lazy restore
     # named pipes that are open here until the tree has them
     pipes: ExitStack = field(default_factory=ExitStack)
     _inherit: dict[str, int] = field(default_factory=dict)  # CRIU's key -> descriptor
@@ -259,7 +259,7 @@ class Surroundings(Struct, eq=False):
 
     @property
     def _their_root(self) -> str:
-        """The root folder of the namespaces that were made for the tree, "" if it comes to ours."""
+        """Return the root folder of the namespaces made for the tree, "" for criuctl's own."""
         return f"/proc/{self.private.init.pid}/root" if self.private is not None else ""
 
     def _open_descriptors(self) -> None:

@@ -1,6 +1,4 @@
-"""What CRIU's part of a restore is given: the checkpoint, the plan, and who is to be asked on the
-way.
-"""
+"""The input of CRIU's part of a restore: the checkpoint, the plan, and the callbacks."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     manifest: Manifest
     plan: RestorePlan
     images: ImageSet
-    folder: int  # of the images, descriptor
+    folder: int  # descriptor of the images' folder
     reader: CheckpointReader
     terminals: RestoredTerminals
     holder: RestoredHolder
@@ -45,7 +43,7 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     # root and connections, before the tree runs
     register: Callable[[int, list[dict[str, Any]]], None]
     held: Callable[[list[dict[str, Any]]], None] | None = None  # returns when the tree may run
-    copy: bool = False  # the original may live
+    copy: bool = False  # the original may run
     authentic: bool = False  # no other program than criuctl can have written the checkpoint
     # pages that follow; empty for an eager restore
     lazy: dict[int, LazyImage] = field(default_factory=dict)
@@ -55,15 +53,15 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
 
     @property
     def at_home(self) -> bool:
-        """Whether the tree comes back as itself, to the host that it left, which has not been
-        started again since.
+        """Return whether the tree comes back as itself, to the host that it left and that was not
+        rebooted since.
         """
         return self.manifest.host.boot_id == boot_id() and not self.copy
 
     @property
     def age(self) -> float | None:
-        """Seconds since the dump, if the processes around the tree may still be the same, under the
-        same PIDs.
+        """Return the seconds since the dump, if the processes around the tree may still be the
+        same, under the same PIDs.
         """
         if not self.at_home or self.plan.pids != "same":
             return None

@@ -1,11 +1,11 @@
-"""Terminals through a dump; through a restore: `criuctl.terminals.restored`.
+"""Terminals during a dump; for a restore: `criuctl.terminals.restored`.
 
 What was typed on a terminal inside the tree (tmux), and what was printed there and not read yet, is
-taken out while CRIU looks, which would forget half of it; it is put back if the tree goes on.  A
-terminal whose master is outside the tree (sshd, tmux, a window, criuctl's holder) is an external
-resource to CRIU.  What was typed there and not yet read is taken as the last thing before the
-manifest is written, because taking it means reading it: `criuctl.proc.linediscipline` tells how
-that loses nothing.
+taken out while CRIU reads the terminals, because CRIU would lose half of it; it is put back if the
+tree goes on.  A terminal whose master is outside the tree (sshd, tmux, a window, criuctl's holder)
+is an external resource to CRIU.  What was typed there and not yet read is taken as the last thing
+before the manifest is written, because taking it means reading it: `criuctl.proc.linediscipline`
+describes how that loses nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ class DumpedTerminals:
         opened: Mapping[int, Sequence[Descriptor]],
         stack: ExitStack,
     ) -> None:
-        """`tree` has all that live; who begins later inherits its terminal from one of them."""
+        """`tree`: all living processes; those that start later inherit their terminals from one of
+        them.
+        """
         self._outside: list[tuple[Terminal, int]] = []
         self._inside: list[tuple[Terminal, int]] = []
         found = terminals(tree, opened)
-        # That of a console CRIU opens itself.
+        # CRIU opens that of a console itself.
         self._external = (
             set() if any(t.aliases and t.kind != "pts" for t in found) else alias_keys(tree, opened)
         )
@@ -69,15 +71,14 @@ class DumpedTerminals:
 
     @property
     def external(self) -> list[str]:
-        """CRIU's keys of the terminals held from outside, and of /dev/tty."""
+        """Return CRIU's keys of the terminals held from outside, and of /dev/tty."""
         return sorted(self._external)
 
     def hold(self, opened: Mapping[int, Sequence[Descriptor]], conversation: int) -> None:
-        """The tree is frozen, and CRIU about to look into the terminals inside of it: they have to
-        be empty.
+        """Empty the terminals inside the tree: it is frozen, and CRIU is about to read them.
 
-        Should we be killed, CRIU, spoken to over `conversation`, lets the tree go on when they are
-        not.
+        If criuctl is killed, CRIU, which is controlled over `conversation`, lets the tree go on
+        when they are not empty.
         """
         self._masters = _masters(opened)
         if self._guard is not None and (self._inside or self._masters):
@@ -101,8 +102,8 @@ class DumpedTerminals:
         opened: Mapping[int, Sequence[Descriptor]],
         writer: CheckpointWriter,
     ) -> list[TerminalRecord]:
-        """The records of the frozen tree's terminals; what was typed goes into the checkpoint and
-        stays in place.
+        """Return the records of the frozen tree's terminals; what was typed goes into the
+        checkpoint and stays in place.
         """
         slaves = {_key(terminal): slave for terminal, slave in (*self._outside, *self._inside)}
         held = dict(self._held)
@@ -132,8 +133,8 @@ class DumpedTerminals:
                 if master
                 else record
             )
-        # Who had the slave open when the tree was first looked at may have closed it since: ours
-        # alone has kept it open.
+        # The process that had the slave open when the tree was first read may have closed it since:
+        # criuctl's descriptor alone has kept it open.
         known = {terminal.number for terminal, _ in self._inside}
         for master in alone:
             gone = master.printed.hung_up or master.index in known
@@ -150,19 +151,19 @@ class DumpedTerminals:
         return records
 
     def seen(self) -> None:
-        """CRIU has looked into them: their ends block again, whatever comes now."""
+        """Note that CRIU has read them: their ends block again, whatever comes now."""
         if self._guard is not None:
             self._guard.block()
 
     def back(self) -> None:
-        """The tree goes on; if the guard does not hear us, it finds that out itself."""
+        """Note that the tree goes on; if the guard does not get this, it finds that out itself."""
         if self._guard is not None:
             with suppress(CommandFailed):
                 self._guard.back()
 
     def drop(self) -> None:
-        """The checkpoint exists, the tree is about to be ended; should it go on all the same, the
-        guard puts things right.
+        """Note that the checkpoint exists, and the tree is about to be ended; should it go on all
+        the same, the guard restores the terminals.
         """
         if self._guard is not None:
             self._guard.drop()
@@ -177,7 +178,9 @@ class _Master(Struct, frozen=True):
 
 
 def _blocking(opened: Mapping[int, Sequence[Descriptor]]) -> list[tuple[int, int, int]]:
-    """The terminals' descriptors that CRIU may leave not blocking: PID, descriptor, flags."""
+    """Return the terminals' descriptors that CRIU may leave non-blocking: PID, descriptor,
+    flags.
+    """
     every = ((pid, d) for pid, held in opened.items() for d in held if d.kind == "tty")
     return [(pid, d.fd, d.flags) for pid, d in every if not d.flags & os.O_NONBLOCK]
 
@@ -214,11 +217,11 @@ def _key(terminal: Terminal) -> tuple[int, int]:
 
 
 def open_terminal(terminal: Terminal) -> int | None:
-    """The slave, opened without blocking and not as controlling terminal; None if it has hung up or
+    """Open the slave, without blocking and not as controlling terminal; None if it has hung up or
     cannot be reached.
     """
     flags = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
-    # The link of a descriptor leads to the very node, in whatever mount namespace that is.
+    # The link of a descriptor leads to the very node, in any mount namespace.
     paths = [f"/proc/{pid}/fd/{fd}" for pid, fd in terminal.holders]
     paths += [f"/proc/{pid}/root/dev/pts/{terminal.number}" for pid in terminal.controls]
     for path in paths:
@@ -269,8 +272,8 @@ def _record(
 
 
 def _foreground(terminal: Terminal, tree: Sequence[Process]) -> int:
-    """The terminal's foreground group in the tree's own numbers; 0 if no process of the tree is in
-    it.
+    """Return the terminal's foreground group in the tree's own numbers; 0 if no process of the tree
+    is in it.
     """
     for pid in terminal.controls:
         group = int(read_text(pid, "stat").rpartition(")")[2].split()[5])

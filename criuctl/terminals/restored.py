@@ -1,15 +1,15 @@
-"""Terminals through a restore.
+"""Terminals during a restore.
 
 Each terminal that was held from outside the tree becomes a fresh pseudo-terminal.  Every
-description of it is opened anew with its own flags; CRIU sets modes, window size, controlling
-terminal and foreground group from the images, after those have been told what criuctl saw (see
-`criuctl.criu.ttyimages`).  So it is with one whose master is inside the tree and on which a session
-has more than its leader (a shell in a tmux that runs something): who follows a leader inherits its
-terminal when it is forked, so that has to be there before, and CRIU makes it after (see
-`criuctl.restore.early_tasks`).
+description of it is opened again with its own flags; CRIU sets modes, window size, controlling
+terminal and foreground group from the images, after criuctl has put what it saw into those (see
+`criuctl.criu.ttyimages`).  The same is done with one whose master is inside the tree and on which a
+session has more than its leader (a shell in a tmux that runs something): a process that follows a
+leader inherits its terminal when it is forked, so that has to exist before, and CRIU makes it after
+(see `criuctl.restore.early_tasks`).
 
 In post-restore what was typed and printed is put back, and a master whose slaves were all closed
-hangs up again: CRIU makes it like one that nobody has opened yet.  A tree whose session was led
+hangs up again: CRIU makes it like one that has not been opened yet.  A tree whose session was led
 from outside, a shell's job, becomes a session of its own, led by its root.
 """
 
@@ -37,15 +37,15 @@ from ..report import Reporter
 from ..session.terminal import Pty, making
 
 _REACH = 16  # terminals that CRIU (which tries 32) is let make on the way to a number
-_LEFT = 4  # of the lowest free numbers are left to others, who may want one in this very moment
+_LEFT = 4  # the lowest free numbers are left to other programs, which may need one at this moment
 
 
 class RestoredTerminals:
-    """Fresh terminals for a tree that is restored; its images are told of them."""
+    """Fresh terminals for a tree that is restored, and the changes that its images need."""
 
     def __init__(self, manifest: Manifest, images: ImageSet) -> None:
-        """Tells the images who leads the session; before anybody asks them which numbers have to be
-        free.
+        """Put the session's leader into the images; before the numbers that must be free are read
+        from them.
         """
         self._images = images
         self.records = [t for t in manifest.terminals if t.master == "outside"]
@@ -56,13 +56,15 @@ class RestoredTerminals:
         self._making = ExitStack()  # until CRIU has made its own
         ttyimages.lead_session(images)
         self._released = self._release(manifest)
-        self._led: list[tuple[TerminalRecord, Pty]] = []  # ours, of those released
+        self._led: list[tuple[TerminalRecord, Pty]] = []  # criuctl's, of those released
         self._packets: list[Pty] = []  # of these, whose masters read packets
-        self._inherited = ExitStack()  # descriptors of ours that CRIU inherits
-        self._renumbered: dict[int, int] = {}  # those inside that come back under another number
+        self._inherited = ExitStack()  # descriptors of criuctl that CRIU inherits
+        self._renumbered: dict[int, int] = {}  # those inside that get another number
 
     def _join(self) -> None:
-        """What was opened as /dev/tty, of a terminal that is inside the tree or has hung up."""
+        """Match what was opened as /dev/tty with a terminal that is inside the tree or has hung
+        up.
+        """
         numbers = {
             holder: number
             for r in self._inside
@@ -83,8 +85,8 @@ class RestoredTerminals:
             ]
 
     def _release(self, manifest: Manifest) -> dict[int, list[ttyimages.TtyFile]]:
-        """Those inside that a session is led on: who follows the leader can have its terminal only
-        if that is there first.
+        """Release those inside that control a session: the leader's followers can have its terminal
+        only if it exists first.
         """
         if manifest.namespaces.get("mnt", {}).get("mode") == "dumped":
             return {}  # it is of another /dev/pts
@@ -103,7 +105,7 @@ class RestoredTerminals:
     def _make_released(
         self, reserved: set[int], root: str, stack: ExitStack
     ) -> tuple[dict[str, int], dict[int, tuple[int, int]]]:
-        """Returns what CRIU inherits of them, and of which session each is."""
+        """Return what CRIU inherits of them, and the session that each controls."""
         inherited: dict[str, int] = {}
         sessions: dict[int, tuple[int, int]] = {}
         groups = ttyimages.groups(self._images)
@@ -133,14 +135,14 @@ class RestoredTerminals:
         return inherited, sessions
 
     def open(self, stack: ExitStack, root: str = "") -> dict[str, int]:
-        """Make the terminals; returns what CRIU inherits: key -> descriptor, closed by `replant` or
+        """Make the terminals; return what CRIU inherits: key -> descriptor, closed by `replant` or
         with `stack`.
 
-        `root`: ``/proc/PID/root`` of the mount namespace that the tree comes to, if that is not
-        ours.  When CRIU has made those inside of the tree, it is to be told by `made`.
+        `root`: ``/proc/PID/root`` of the mount namespace that the tree gets, if that is not
+        criuctl's.  When CRIU has made those inside the tree, call `made`.
         """
-        # CRIU makes the terminals inside the tree under the numbers that they had: ours must be
-        # others.
+        # CRIU makes the terminals inside the tree under the numbers that they had: criuctl's must
+        # be others.
         reserved = ttyimages.numbers(self._images)
         stack.callback(self.made)
         stack.callback(self._inherited.close)
@@ -170,8 +172,8 @@ class RestoredTerminals:
             found = next(((r, p) for r, p in self.ptys if set(file.holders) & set(r.holders)), None)
             if found is None:
                 raise RestoreFailed(
-                    f"the checkpoint does not tell which terminal descriptor {file.holders[:1]} "
-                    "is of",
+                    f"the checkpoint does not show which terminal descriptor {file.holders[:1]} is "
+                    "of",
                     hint="It was made by another version of criuctl, or is damaged.",
                 )
             record, pty = found
@@ -186,12 +188,12 @@ class RestoredTerminals:
         return inherited
 
     def made(self) -> None:
-        """All terminals of the tree are there: others may make theirs."""
+        """Note that all terminals of the tree exist: other restores may make theirs."""
         self._making.close()
 
     def controlling(self) -> dict[int, str]:
-        """Session leader -> path of the terminal that its session has to inherit, where somebody is
-        there to do so.
+        """Return session leader -> path of the terminal that its session has to inherit, if there
+        are processes to do so.
         """
         sessions = ttyimages.sessions(self._images)
         root = self._images.pids()[0]
@@ -205,8 +207,8 @@ class RestoredTerminals:
     def replant(
         self, reader: CheckpointReader, pids: Mapping[int, int], reporter: Reporter
     ) -> None:
-        """Put back what was typed and printed; the tree is in place and has not run.  `pids`: the
-        tree's own -> ours.
+        """Put back what was typed and printed; the tree is in place and has not run.  `pids`: PID
+        in the tree -> PID on this host.
         """
         for record, pty in self.ptys:
             _plant(record, reader, pty.slave, pty.master)
@@ -229,8 +231,8 @@ class RestoredTerminals:
                         "are "
                         f"lost: {error}"
                     )
-            # On one that nobody has open, and which only controls a session, what was typed is lost
-            # with that: nobody could read it.
+            # On one that no process has open, and which only controls a session, what was typed is
+            # lost with that: no process could read it.
             if not record.holders or (record.input is None and not record.stopped):
                 continue
             pid, number = record.holders[0]
@@ -245,17 +247,18 @@ class RestoredTerminals:
         for pid, number in ttyimages.exclusive(self._images):
             with borrowed(pids[pid], number) as terminal:
                 fcntl.ioctl(terminal, termios.TIOCEXCL)
-        for pty in self._packets:  # not before its modes are all set: it would be told of each
+        for pty in self._packets:  # not before its modes are all set: it would be notified of each
             pty.read_packets()
         for _, pty in self._led:
             pty.close()
-        self._inherited.close()  # the tree has all of them, and is to be told when it closes them
-        self._tell_renumbered(reporter)
+        # the tree has all of them, and is to be notified when it closes them
+        self._inherited.close()
+        self._warn_renumbered(reporter)
 
     @property
     def owners(self) -> dict[tuple[int, int], Any]:
-        """(PID, descriptor) in the tree's numbers -> CRIU's fown_entry, of those that CRIU does not
-        give back: inherited ones.
+        """Return (PID, descriptor) in the tree's numbers -> CRIU's fown_entry, for inherited ones,
+        which CRIU does not restore.
         """
         files = [*self._files, *(file for files in self._released.values() for file in files)]
         return {
@@ -264,9 +267,9 @@ class RestoredTerminals:
             if file.holders and (file.owner.signum or file.owner.pid)
         }
 
-    def _tell_renumbered(self, reporter: Reporter) -> None:
-        """What programs have noted of a terminal's name, a link to it say, may lead to somebody
-        else's now.
+    def _warn_renumbered(self, reporter: Reporter) -> None:
+        """Warn that what programs have noted of a terminal's name, for example a link to it, may
+        lead to another one now.
         """
         named = {pts_index(record.rdev) for record in self._inside if not record.slave_gone}
         changed = [
@@ -279,13 +282,14 @@ class RestoredTerminals:
                 f"terminals inside the tree could not have their numbers: {', '.join(changed)} "
                 "now; what programs have noted by "
                 "name (links, $SSH_TTY, $GPG_TTY) leads elsewhere",
-                "Use the new names, or end who has the old ones (`fuser`), and restore then.",
+                "Use the new names, or end the processes that have the old ones (`fuser`), and "
+                "restore then.",
             )
 
 
 def _free_numbers(wanted: set[int], others: Collection[int] = ()) -> dict[int, int]:
-    """For those of the terminal numbers `wanted` that CRIU cannot have on this host: free ones,
-    which no `others` want either.
+    """Return free numbers for those of `wanted` that CRIU cannot have on this host, and that no
+    `others` want either.
 
     The kernel gives the lowest free number; CRIU makes terminals until it has the one that it
     wants, but not many.
@@ -302,8 +306,8 @@ def _free_numbers(wanted: set[int], others: Collection[int] = ()) -> dict[int, i
 def _fresh(
     record: TerminalRecord, reserved: set[int], wanted: int | None = None, root: str = ""
 ) -> Pty:
-    """A new terminal of that size, under none of these numbers, but under the `wanted` one if that
-    can be had.
+    """Make a new terminal of that size, under none of these numbers, but under the `wanted` one if
+    that can be had.
     """
     unwanted: list[Pty] = []
     if wanted is not None and (wanted in reserved or wanted in _free_numbers({wanted})):

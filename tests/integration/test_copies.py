@@ -257,7 +257,7 @@ def test_a_copy_locks_files_of_its_own(zoo: Zoo, trip: Trip) -> None:
     )
     assert (
         f"process {original.pid} (" in text
-        and "the copy gets its own beside it" in text
+        and "the copy gets its own next to it" in text
         and "by its path" in text
     )
     original.ask()

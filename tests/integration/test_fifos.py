@@ -141,7 +141,7 @@ def test_somebody_has_opened_it_since(there: bytes, zoo: Zoo, trip: Trip, pipe: 
     end = pipe.open(os.O_RDWR)
     os.write(end, there)
     restored = trip.restore(told, animal)
-    assert warned(restored, "come behind") == bool(there)
+    assert warned(restored, "come after") == bool(there)
     assert restored.ask()["read"] == there.decode() + "BBBB"
 
 
@@ -247,7 +247,7 @@ def test_a_copy_beside_its_original(
     pipe.write("AAAA")
     told = trip.snapshot(animal)
     copy = trip.restore(told, animal, "--as", "copy", equal=False)
-    assert warned(copy, "the copy gets its own beside it")
+    assert warned(copy, "the copy gets its own next to it")
     (file,) = copy.answer["files"]
     assert file["path"] == str(pipe.path) and Path(file["own_copy"]).is_fifo()
     assert copy.ask()["read"] == "AAAA"

@@ -14,7 +14,7 @@ from support.command import Criuctl
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
-from criuctl.dump.checks.files import mount_of
+from criuctl.dump.checks.open_paths import mount_of
 from criuctl.proc.mounts import read_mounts
 from criuctl.proc.tree import read_tree
 

@@ -36,7 +36,7 @@ def _make_room_for_pipes() -> None:
     """Raise the limit on the pipes of a user, up to the end of the test run.
 
     The kernel counts the pipes of root in every namespace together, and only root of the first one
-    may exceed the limit: the pipes of tests, and of CRIU, that run at the same time would use it up.
+    may exceed the limit: pipes of tests, and of CRIU, that run at the same time would use it up.
     """
     before = _PIPES.read_text()
     if 0 < int(before) < _ROOM:

@@ -1,4 +1,4 @@
-"""Sockets: everything whose other end may be elsewhere."""
+"""Check sockets: what CRIU cannot save of them, and connections to outside the tree."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PROTOCOLS = frozenset({"ip", "tcp", "udp", "udplite", "icmp", "icmpv6"})
 _IPPROTO_MPTCP = 262
 _IPPROTO_UDP_CORK = 1
 _SO_GET_FILTER, _SO_PASSPIDFD = 26, 76
-_DATAGRAM_HEADER = 32  # bytes of a send buffer that are not for data, to CRIU
+_DATAGRAM_HEADER = 32  # bytes of a send buffer that CRIU does not count as room for data
 _SO_PEEK_OFF = 42
 _NAMED = 3  # names in one finding
-_GONE = 1 << 32  # bytes: room for any datagram, of a socket that is gone meanwhile
-PASSES = "It passes by itself"  # so begins the remedy of what does
+_GONE = 1 << 32  # bytes: larger than any datagram, for a socket that is gone meanwhile
+PASSES = "It passes by itself"  # the first words of such a finding's hint
 _TRANSIENT = f"{PASSES}: try again."
 
 MPTCP_HINT = (
@@ -42,7 +42,7 @@ def _error(s: TreeSocket, code: str, text: str, hint: str) -> Finding:
 
 
 def check_sockets(scene: Scene) -> Iterator[Finding]:
-    """Every socket that the tree holds, once, under its first holder."""
+    """Check every socket that the tree holds, once, under its first holder."""
     strangers = [s for s in scene.sockets if s.socket.family == "unix" and s.where is Peer.OUTSIDE]
     yield from untaken(scene.sockets)
     yield from _peer_credentials(scene)
@@ -83,7 +83,9 @@ def check_sockets(scene: Scene) -> Iterator[Finding]:
 
 @contextmanager
 def borrowed(s: TreeSocket) -> Iterator[socket.socket]:
-    """A duplicate of the process's socket; `NoSuchProcess`, `OSError` if it is gone meanwhile."""
+    """Yield a duplicate of the process's socket; `NoSuchProcess`, `OSError` if it is gone
+    meanwhile.
+    """
     with reading(s.pid):
         pidfd = os.pidfd_open(s.pid)
     try:
@@ -94,8 +96,9 @@ def borrowed(s: TreeSocket) -> Iterator[socket.socket]:
 
 
 def _asked(s: TreeSocket) -> tuple[int, bool]:
-    """The number of its protocol, and whether it has a filter that cannot be read, in the socket's
-    own words.
+    """Return the socket's protocol number, and whether it has a filter that cannot be read.
+
+    Both are asked of the socket itself.
     """
     try:
         with borrowed(s) as duplicate:
@@ -120,7 +123,7 @@ def _foreign_namespace(s: TreeSocket) -> Finding:
 
 def _internet(s: TreeSocket, number: int) -> Iterator[Finding]:
     kernel = s.socket
-    # Bound, it is in the kernel's tables as the TCP socket that it has inside.
+    # Once bound, it appears in the kernel's tables as its inner TCP socket.
     protocol = "mptcp" if number == _IPPROTO_MPTCP else kernel.protocol
     if kernel.type != "raw" and protocol not in _PROTOCOLS:
         hint = MPTCP_HINT if protocol == "mptcp" else "Have the program use TCP or UDP."
@@ -150,11 +153,10 @@ def _internet(s: TreeSocket, number: int) -> Iterator[Finding]:
 
 
 def _peer_credentials(scene: Scene) -> Iterator[Finding]:
-    """What SO_PEERCRED says of sockets with a name changes: CRIU makes both ends, and listens, as
-    root and in one process.
+    """Warn of named sockets whose SO_PEERCRED changes: CRIU creates both ends, and listens, as root
+    in one process.
 
-    Pairs without a name are not told of: nobody asks who has the other end of what it has made
-    itself.
+    Pairs without a name are left out: a program that made both ends does not ask for the peer.
     """
     taken_for_root: list[tuple[TreeSocket, int]] = []
     for s in scene.sockets:
@@ -185,16 +187,16 @@ def _peer_credentials(scene: Scene) -> Iterator[Finding]:
             f"{count} of the tree will name root as the peer (SO_PEERCRED) after a restore, not "
             f"user {uid}: "
             f"{', '.join(names[:_NAMED])}{more}",
-            "Who asked before is not concerned. A server that grants root more, and clients that "
-            "check their server's user, are: "
-            "have them connect again, or the server listen again, after the restore.",
+            "Programs that have asked already are not affected. A server that grants root more, "
+            "and clients that check their server's user, are: have them connect again, or the "
+            "server listen again, after the restore.",
             pid=first.pid,
             fd=first.fd,
         )
 
 
 def _option(s: TreeSocket, level: int, name: int) -> int:
-    """A socket option of the process's socket; 0 if it is gone meanwhile."""
+    """Return a socket option of the process's socket; 0 if it is gone meanwhile."""
     try:
         with borrowed(s) as duplicate:
             return duplicate.getsockopt(level, name)
@@ -230,15 +232,15 @@ def _netlink(s: TreeSocket) -> Iterator[Finding]:
 
 
 def _words(groups: bytes) -> int:
-    """How many words of 32 groups CRIU would save: all that there are, but for the last one if it
-    is empty.
+    """Return how many words of 32 groups CRIU would save: all, except the last one if it is
+    empty.
     """
     words = len(groups) // 4
     return words - (1 if groups and not any(groups[-4:]) else 0)
 
 
 def _readable(s: TreeSocket) -> bool:
-    """Whether a read would find something; asked of a duplicate, nothing is taken."""
+    """Return whether a read would find something; a duplicate is polled, nothing is consumed."""
     try:
         with borrowed(s) as duplicate:
             poller = select.poll()
@@ -263,8 +265,8 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
         and kernel.type != "dgram"
         and not kernel.shutdown
     ):
-        # Its other end has no descriptor anywhere: it waits in the queue of a listener in another
-        # net namespace.
+        # Its other end has no descriptor anywhere: it is in the queue of a listener in another net
+        # namespace.
         yield _error(
             s,
             "unix-peer-outside",
@@ -296,8 +298,7 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
             s,
             "unix-message-empty",
             f"an empty message waits to be read from the unix {kernel.type} socket; CRIU takes it "
-            "for the end, and loses it "
-            "and what follows it",
+            "for the end, and loses it and what follows it",
             _TRANSIENT,
         )
     if not kernel.rqueue:
@@ -324,16 +325,17 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
 
 
 def _starts_empty(s: TreeSocket) -> bool:
-    """Whether what is read next is a message without a byte; later ones cannot be seen while the
-    program may read.
+    """Return whether the next message to read is empty.
+
+    Later ones cannot be seen while the program may read.
     """
     kernel = s.socket
-    ended = kernel.shutdown & 1 and not kernel.rqueue  # which reads as empty, too
+    ended = kernel.shutdown & 1 and not kernel.rqueue  # reads as empty, too
     if kernel.type not in ("dgram", "seqpacket") or ended:
         return False
     try:
         with borrowed(s) as duplicate:
-            # a look would move where the program looks next
+            # a peek would move the program's own peek offset
             if duplicate.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) >= 0:
                 return False
             return not duplicate.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -342,8 +344,9 @@ def _starts_empty(s: TreeSocket) -> bool:
 
 
 def _relative_name(s: TreeSocket) -> Iterator[Finding]:
-    """CRIU splits the path of the file into a folder to go to and the name to bind there, so it
-    must end with that name.
+    """Check that the path of the socket's file still ends with the name that it was bound to.
+
+    CRIU splits the path into a folder to go to and the name to bind there.
     """
     name = s.socket.name
     file = bound_file(s.pid, s.fd, deleted=True)
@@ -359,7 +362,7 @@ def _relative_name(s: TreeSocket) -> Iterator[Finding]:
 
 def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) -> Iterator[Finding]:
     kernel = s.socket
-    who = (
+    holder = (
         f"process {scene.command_of(owner[0])}, fd {owner[1]}"
         if owner
         else "the kernel or a process that cannot be seen"
@@ -369,7 +372,7 @@ def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) ->
         yield _error(
             s,
             "unix-not-accepted",
-            f"data was sent on a connection to{name} that {who} has not accepted yet; CRIU "
+            f"data was sent on a connection to{name} that {holder} has not accepted yet; CRIU "
             "cannot save it",
             _TRANSIENT,
         )
@@ -385,7 +388,7 @@ def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) ->
         yield Finding(
             "info",
             "unix-datagram-outside",
-            f"the datagram socket sends to{name} of {who}, outside the tree; a restore connects "
+            f"the datagram socket sends to{name} of {holder}, outside the tree; a restore connects "
             "it to that name again",
             pid=s.pid,
             fd=s.fd,
@@ -394,11 +397,11 @@ def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) ->
         yield Finding(
             "info",
             "unix-peer-outside",
-            f"a unix {kernel.type} socket is connected to{name} of {who}, outside the tree; only "
-            "this half is saved, and after a "
-            "restore the program sees the end of the connection, unless it is reconnected",
+            f"a unix {kernel.type} socket is connected to{name} of {holder}, outside the tree; "
+            "only this half is saved, and after a restore the program sees the end of the "
+            "connection, unless it is reconnected",
             "See `criuctl connections`; a rule in connection_rules, or --connections, says what "
-            "becomes of it.",
+            "is done with it.",
             pid=s.pid,
             fd=s.fd,
         )

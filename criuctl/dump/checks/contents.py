@@ -1,4 +1,4 @@
-"""Files that the tree writes to and whose contents are not taken along."""
+"""Check files that the tree writes to and whose contents are not taken along."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from ...errors import NoSuchProcess
 from ...files import databases, shared_mappings
-from ...files.recording import mark_small, open_files
+from ...files.recording import mark_small
+from ...files.used_files import open_files
 from ...namespaces.plan import saved_devices
 from ...quoting import quoted
 from ...report import Finding
@@ -31,17 +32,17 @@ class _Left(Struct):
 
     @property
     def count(self) -> str:
-        """How many they are."""
+        """Return the number of files, as a phrase."""
         return f"{len(self.paths)} files" if self.paths[1:] else "a file"
 
     @property
     def mib(self) -> int:
-        """Their size."""
+        """Return their size."""
         return -(-sum(size for size, _path in self.paths) >> 20)
 
     @property
     def option(self) -> str:
-        """What takes them along."""
+        """Return the option that takes them along."""
         return (
             "--with-files "
             f"{quoted(max(self.paths)[1])}{' (and the others)' if self.paths[1:] else ''}"
@@ -49,7 +50,7 @@ class _Left(Struct):
 
 
 def check_contents(scene: Scene) -> Iterator[Finding]:
-    """What will be missing once such a file has changed or is gone."""
+    """Report which restores will be refused once such a file has changed or is gone."""
     disk, memory, stay = _left_behind(scene)
     if memory.paths:
         yield Finding(
@@ -77,7 +78,9 @@ def check_contents(scene: Scene) -> Iterator[Finding]:
 
 
 def _databases(scene: Scene, stay: dict[str, list[str]]) -> Iterator[Finding]:
-    """Those of which not all files travel; a tree that is left running changes them itself."""
+    """Report databases with files that are not taken along; a tree that is left running changes
+    them itself.
+    """
     for database, paths in sorted(stay.items()):
         yield Finding(
             "warning" if scene.leave_running else "info",
@@ -92,8 +95,8 @@ def _databases(scene: Scene, stay: dict[str, list[str]]) -> Iterator[Finding]:
 
 
 def _left_behind(scene: Scene) -> tuple[_Left, _Left, dict[str, list[str]]]:
-    """Those on disks and those in memory, by the rules of `criuctl.files.recording.collect`; and
-    databases.
+    """Return the files left behind on disks and in memory, by the rules of
+    `criuctl.files.recording.collect`; and databases.
     """
     saved: frozenset[int] = frozenset()
     with suppress(NoSuchProcess):  # its first thread has ended
@@ -129,7 +132,7 @@ def _left_behind(scene: Scene) -> tuple[_Left, _Left, dict[str, list[str]]]:
             if not (entry.small or travels):
                 (memory if in_memory else disk).paths.append((size, entry.path))
     left = {path for _size, path in disk.paths}
-    # Of some servers more files than the open ones are needed.
+    # Some servers need more files than those that they have open.
     lost = {database for path, database in whose.items() if path in left} | folders
     return (
         disk,

@@ -1,4 +1,4 @@
-"""Files that are deleted and still open."""
+"""Check files that are deleted and still open."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MIB = 1 << 20
 
 
 def ghost(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
-    """A deleted file, which travels inside of the checkpoint, or a deleted device."""
+    """Report a deleted file, which travels inside the checkpoint, or a deleted device."""
     if d.kind != "file":
         yield from _device(scene, process, d)
         return
-    # st_blocks is not known here: what is not allocated makes the estimate too high
+    # st_blocks is not known here, so holes make the estimate too high
     allocated = d.size
     if allocated > _GHOST_MAXIMUM:
         yield Finding(
@@ -44,9 +44,7 @@ def ghost(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
 
 
 def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
-    """A deleted device: a restore makes none in a folder where others could have it under a name
-    for a moment.
-    """
+    """Refuse a deleted device in a folder where others could open it under a name for a moment."""
     if d.kind == "device" and others_control(scene, folder := os.path.dirname(d.target)):
         text = (
             f"{d.target} is a deleted device, and others than root can write to {folder}; a "
@@ -60,10 +58,10 @@ def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
 
 
 def others_control(scene: Scene, folder: str) -> bool:
-    """Whether criuctl, and not CRIU, makes deleted files of that folder again
+    """Return whether criuctl, and not CRIU, makes deleted files of that folder again
     (`criuctl.files.deleted_files`).
     """
-    if scene.saved("mnt") and scene.saved("pid"):  # CRIU does, in mounts that it makes
+    if scene.saved("mnt") and scene.saved("pid"):  # CRIU makes them in mounts that it makes
         return False
     with suppress(OSError), ExitStack() as stack:
         view: int | None = None

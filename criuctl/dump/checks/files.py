@@ -1,4 +1,4 @@
-"""Descriptors that are not sockets: files, devices, and the kernel's anonymous kinds."""
+"""Check descriptors that are not sockets: files, devices, and the kernel's anonymous kinds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from ...errors import NoSuchProcess, PlatformError
 from ...gpu.use import opened_device
 from ...proc import tunnels
 from ...proc.descriptors import Descriptor
-from ...proc.mounts import Mount
-from ...proc.procfs import read_raw, reading, target_of
+from ...proc.procfs import read_raw, reading
 from ...proc.tree import Process
 from ...quoting import quoted
 from ...report import Finding
-from . import deleted
+from .open_paths import check_path
 from .scene import Scene
 
 # CRIU: criu/files.c, dump_one_file().  BPF maps of two types are saved, if CRIU was built for it
@@ -39,11 +38,9 @@ _MIB = 1 << 20
 
 IO_URING_HINT = (
     "Have the program do without: io_uring off in its configuration, for Node.js "
-    "UV_USE_IO_URING=0, for MariaDB "
-    "innodb_use_native_aio=OFF. What asks for one whatever it is told (newer libuv: uvloop, "
-    "Node.js) does without where the "
-    "kernel gives none: start it by `criuctl run --no-io-uring`, or set `sysctl "
-    "kernel.io_uring_disabled=2` before."
+    "UV_USE_IO_URING=0, for MariaDB innodb_use_native_aio=OFF. A program that always asks for one "
+    "(newer libuv: uvloop, Node.js) does without where the kernel gives none: start it by "
+    "`criuctl run --no-io-uring`, or set `sysctl kernel.io_uring_disabled=2` before."
 )
 
 _WHY = {
@@ -55,25 +52,29 @@ _WHY = {
     "bpf-map": "Have the program close its BPF maps before the dump; hash and array maps are "
     "saved by a CRIU that was built "
     "with libbpf, which Debian's was not.",
-    # CRIU knows nothing of Landlock, and no file of /proc tells who lives in a domain: this is the
-    # one place to say so.
-    "[landlock-ruleset]": "Have the program close the ruleset after use. Mind that the sandbox it "
-    "has entered with it is not "
-    "restored, and that nothing tells: the program runs unconfined after a restore, until it "
-    "confines itself anew.",
+    # CRIU does not save Landlock, and no file of /proc shows which processes are in a domain: this
+    # hint is the only place to report it.
+    "[landlock-ruleset]": (
+        "Have the program close the ruleset after use. Note that the sandbox it "
+        "has entered with it is not restored, and that nothing shows this: "
+        "after a restore the program runs unconfined until it confines itself "
+        "again."
+    ),
     "kvm-vm": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
     "kvm-vcpu:0": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
 }
 
 
 def check_descriptors(scene: Scene) -> Iterator[Finding]:
-    """Every descriptor that is no socket; one shared with children is told once."""
-    told: set[tuple[str, int, int, int]] = set()
+    """Check every descriptor that is no socket; one that is shared with children is reported
+    once.
+    """
+    reported: set[tuple[str, int, int, int]] = set()
     for process, d in scene.descriptors():
         key = (d.target, d.inode, d.mnt_id, d.flags)
-        if d.kind == "socket" or (key in told and not d.target.startswith("anon_inode:")):
+        if d.kind == "socket" or (key in reported and not d.target.startswith("anon_inode:")):
             continue
-        told.add(key)
+        reported.add(key)
         yield from _descriptor(scene, process, d)
 
 
@@ -86,8 +87,8 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
         yield Finding(
             "warning",
             "lease-breaking",
-            f"the lease on {d.target} is being broken; a restore breaks it again, and the "
-            "program gets that signal once more",
+            f"the lease on {d.target} is being broken; a restore breaks it again, and the program "
+            "gets that signal once more",
             "Dump when the program has given it up (within "
             f"{int(read_raw('/proc/sys/fs/lease-break-time'))} s).",
             pid=process.pid,
@@ -95,8 +96,8 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
         )
     if not d.target:
         text = (
-            "the path of what is open is longer than 4096 bytes, which the kernel does not tell, "
-            "nor CRIU save"
+            "the path of what is open is longer than 4096 bytes: the kernel does not report such "
+            "a path, and CRIU cannot save it"
         )
         yield _error(
             process,
@@ -111,7 +112,7 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
             d,
             f"path-of-{kind.lower()}",
             f"{d.target} is a {kind} that is open as a path only (O_PATH); CRIU takes it for one "
-            "that can be asked",
+            "that can be used",
             "Have the program close it.",
         )
     elif d.kind == "io_uring":
@@ -147,9 +148,9 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
                 "Have the program use plain pipes.",
             )
         elif not d.target.startswith("pipe:"):
-            yield from _path(scene, process, d)
+            yield from check_path(scene, process, d)
     elif d.kind in ("file", "dir", "symlink"):
-        yield from _path(scene, process, d)
+        yield from check_path(scene, process, d)
     elif d.kind == "namespace" and all(
         d.inode not in spaces.values() for spaces in scene.namespaces.values()
     ):
@@ -172,8 +173,8 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
 
 
 def _taken_for(d: Descriptor) -> str:
-    """What CRIU takes a descriptor of a path for, and asks in vain; "" for what it takes for a
-    path.
+    """Return what CRIU takes a descriptor of a path for, without success; "" for what it takes for
+    a path.
     """
     if stat.S_ISSOCK(d.mode):
         return "socket"
@@ -240,9 +241,10 @@ def _anonymous(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findin
 
 
 def _saves_bpf_maps(config: Config) -> bool:
-    """Whether CRIU was built with libbpf: then its program names that library among those it needs.
+    """Return whether CRIU was built with libbpf: its program then names that library as needed.
 
-    What is no ELF program (a script that starts one) cannot be told; CRIU itself answers then.
+    The answer is True for what is no ELF program (a script that starts one); CRIU itself refuses
+    then.
     """
     try:
         program = Path(binary.find(config).argv[-1]).read_bytes()
@@ -252,8 +254,9 @@ def _saves_bpf_maps(config: Config) -> bool:
 
 
 def _huge(process: Process, d: Descriptor) -> Iterator[Finding]:
-    """A memfd of huge pages: CRIU knows it by the device of a page of that size that it takes for
-    itself.
+    """Check that a memfd of huge pages can be saved.
+
+    CRIU recognises it by the device of a page of that size, which it allocates for this purpose.
     """
     with reading(process.pid):
         size = os.stat(f"/proc/{process.pid}/fd/{d.fd}").st_blksize
@@ -279,12 +282,12 @@ def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
     name = f"{d.target} ({'block' if stat.S_ISBLK(d.mode) else 'character'} device {major}:{minor})"
     if stat.S_ISCHR(d.mode):
         if major == _MEM_MAJOR or d.rdev == _AUTOFS:
-            yield from _path(scene, process, d)
+            yield from check_path(scene, process, d)
             return
         if _is_known_terminal(d.rdev):
             return
         if d.rdev == tunnels.DEVICE and _tunnel_is_saved(scene, process, d):
-            yield from _path(scene, process, d)
+            yield from check_path(scene, process, d)
             return
     hint = "Have the program close the device before the dump and open it again afterwards."
     if d.rdev == tunnels.DEVICE:
@@ -296,15 +299,13 @@ def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
         process,
         d,
         "device",
-        (f"{name} is open; what the device knows of it is not in any process and cannot be saved"),
+        (f"{name} is open; the device's state is not in any process and cannot be saved"),
         hint,
     )
 
 
 def _is_of_autofs(scene: Scene, d: Descriptor) -> bool:
-    """Whether the kernel asks for mounts through it, of an autofs that CRIU saves: the packets are
-    all of one size.
-    """
+    """Return whether it is the pipe of an autofs that CRIU saves: its packets have one size."""
     if not scene.saved("mnt"):
         return False
     return any(
@@ -313,8 +314,8 @@ def _is_of_autofs(scene: Scene, d: Descriptor) -> bool:
 
 
 def _tunnel_is_saved(scene: Scene, process: Process, d: Descriptor) -> bool:
-    """Whether its network interface is in a net namespace that CRIU saves: it comes back with
-    that.
+    """Return whether its network interface is in a net namespace that CRIU saves, and returns with
+    it.
     """
     if not scene.saved("net"):
         return False
@@ -326,7 +327,7 @@ def _tunnel_is_saved(scene: Scene, process: Process, d: Descriptor) -> bool:
 
 
 def _is_known_terminal(rdev: int) -> bool:
-    """Whether CRIU has a driver for this terminal (criu/tty.c, get_tty_driver)."""
+    """Return whether CRIU has a driver for this terminal (criu/tty.c, get_tty_driver)."""
     major, minor = os.major(rdev), os.minor(rdev)
     if rdev in (_CTTY, _CONSOLE, _PTMX) or major in _PTM_MAJORS:
         return True
@@ -335,168 +336,3 @@ def _is_known_terminal(rdev: int) -> bool:
         _USB_SERIAL,
         _LOW_DENSE_SERIAL,
     )
-
-
-def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
-    """What CRIU opens again by its path (criu/files-reg.c)."""
-    mount = scene.mounts.get(d.mnt_id)
-    if mount is None:
-        if scene.knows_mounts_of(process.pid):
-            yield from _foreign_mount(process, d)
-        return
-    if (over := scene.hides(mount)) is not None:
-        text = f"{d.target} is on a mount that is hidden: {over.point} was mounted over it"
-        yield _error(
-            process,
-            d,
-            "path-hidden",
-            text,
-            "Unmount what hides it, or have the program open the file anew.",
-        )
-        return
-    if mount.kind in ("proc", "devpts"):
-        return  # these make their own names
-    if d.nlink == 0:
-        yield from deleted.ghost(scene, process, d)
-        return
-    if d.deleted:
-        # It has other names: CRIU gives it one for the time between, which an overlay may not
-        # allow.
-        if mount.kind == "overlay":
-            yield Finding(
-                "warning",
-                "overlay-deleted",
-                f"{d.target} was deleted from an overlay but is open; if it is of a lower layer, "
-                "CRIU cannot save it",
-                "Have the program open the file anew (restart it after an upgrade of its files).",
-                pid=process.pid,
-                fd=d.fd,
-            )
-        return
-    there = _in_its_namespace(scene, d)
-    if (
-        there is not None
-        and (there.st_ino, there.st_dev) != (d.inode, d.device)
-        and _keeps(process, d)
-    ):
-        over = _mounted_over(scene, mount, d.target)
-        yield _error(
-            process,
-            d,
-            "path-hidden",
-            f"{d.target} is another "
-            "file now than the one "
-            "that is open" + (f": {over.point} was mounted over it" if over else ""),
-            "Unmount what hides it, or have the program open the file anew."
-            if over
-            else "Have the program open the file anew.",
-        )
-
-
-def _keeps(process: Process, d: Descriptor) -> bool:
-    """Whether it is open by that name still: a program may delete and write a file anew, or close
-    it, while it is looked at.
-    """
-    link = f"/proc/{process.pid}/fd/{d.fd}"
-    try:
-        status = os.stat(link)
-        return (status.st_ino, status.st_dev) == (d.inode, d.device) and target_of(link) == d.target
-    except OSError:
-        return False
-
-
-def _foreign_mount(process: Process, d: Descriptor) -> Iterator[Finding]:
-    """A file on a mount that the tree's namespaces do not have: criuctl hands it to CRIU if its
-    path leads to it from here.
-    """
-    try:
-        here = os.stat(d.target)
-        if (here.st_ino, here.st_dev) == (d.inode, d.device) and d.kind in (
-            "file",
-            "dir",
-            "device",
-        ):
-            yield Finding(
-                "info",
-                "foreign-mount",
-                f"{d.target} was opened in another mount namespace; a restore opens that path "
-                "outside of the tree's again",
-                pid=process.pid,
-                fd=d.fd,
-            )
-            return
-    except OSError:
-        pass  # no such path here
-    if _is_message_queue(process, d):
-        hint = (
-            "Have the program close it before the dump (mq_close); queues of System V are saved, "
-            "in an IPC namespace."
-        )
-        yield _error(
-            process,
-            d,
-            "message-queue",
-            f"{d.target[1:]} is a POSIX message queue, which CRIU cannot save",
-            hint,
-        )
-        return
-    yield _error(
-        process,
-        d,
-        "mount-namespace",
-        f"{d.target} is on a mount (id {d.mnt_id}) that is not in the tree's mount namespace, so "
-        "no path leads to it",
-        "Give the program stdio and files that are opened inside its own mount namespace; have "
-        "it close this one.",
-    )
-
-
-def _in_its_namespace(scene: Scene, d: Descriptor) -> os.stat_result | None:
-    """What the path leads to in the mount namespace of the file; None if to nothing, or if that
-    cannot be asked.
-    """
-    root = scene.root_of(d.mnt_id)
-    if root is None:
-        return None
-    try:
-        return os.stat(root + d.target, follow_symlinks=d.kind != "symlink")
-    except OSError:
-        return None
-
-
-def _is_message_queue(process: Process, d: Descriptor) -> bool:
-    """Whether it is of the kernel's own mount of an mqueue file system; such a file tells its size
-    when it is read.
-    """
-    if d.kind != "file" or d.target.count("/") != 1:
-        return False
-    try:
-        fd = os.open(f"/proc/{process.pid}/fd/{d.fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return os.read(fd, 6) == b"QSIZE:"
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-
-
-def _mounted_over(scene: Scene, own: Mount, path: str) -> Mount | None:
-    """The mount that lies between the file's own mount and its path."""
-    others = [m for m in scene.mounts.values() if m.id != own.id and len(m.point) >= len(own.point)]
-    above = [m for m in others if path == m.point or path.startswith(m.point.rstrip("/") + "/")]
-    return max(above, key=lambda m: (len(m.point), m.id), default=None)
-
-
-def mount_of(path: str) -> int | None:
-    """The mount id behind a link of /proc, which leads to the very mount."""
-    try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as info:
-            return next((int(line.split()[1]) for line in info if line.startswith("mnt_id:")), None)
-    finally:
-        os.close(fd)

@@ -1,8 +1,8 @@
-"""Where processes are: their working and root folders, the program and the files that they have
+"""Check the working and root folders of processes, their programs and the files that they have
 mapped.
 
-CRIU opens all of them again by their paths, as it does open files (criu/cr-dump.c, dump_task_fs),
-but for files on a mount of another namespace nobody can tell it another way.
+CRIU opens all of them again by their paths, as it opens files (criu/cr-dump.c, dump_task_fs).  For
+files on a mount of another namespace there is no way to hand them over instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...proc.mounts import Mount
 from ...proc.procfs import read_link
 from ...proc.tree import Process
 from ...report import Finding
-from .files import mount_of
+from .open_paths import mount_of
 from .scene import Scene
 
 _MEMORY_FILE = "/memfd:"  # of memfd_create
@@ -23,7 +23,7 @@ _FOLDERS = {"cwd": "working folder", "root": "root folder"}
 
 
 def check_folders(scene: Scene) -> Iterator[Finding]:
-    """Folders, programs and mapped files to which no path leads."""
+    """Report folders, programs and mapped files to which no path leads."""
     devices = {mount.device for mount in scene.mounts.values()}
     for process in scene.living:
         for name, words in _FOLDERS.items():
@@ -59,8 +59,8 @@ def _folder(scene: Scene, process: Process, name: str, words: str) -> Iterator[F
     leave = f"Have the program change its {words}, or start it from another one."
     if not path:
         text = (
-            f"the path of the {words} of {process} is longer than 4096 bytes, which the kernel "
-            "does not tell, nor CRIU save"
+            f"the path of the {words} of {process} is longer than 4096 bytes: the kernel does not "
+            "report such a path, and CRIU cannot save it"
         )
         yield _error(process, "path-too-long", text, leave)
     elif (mount := scene.mounts.get(mnt_id)) is None:
@@ -81,8 +81,8 @@ def _folder(scene: Scene, process: Process, name: str, words: str) -> Iterator[F
 
 
 def _hidden(scene: Scene, mount: Mount, path: str, status: os.stat_result) -> bool:
-    """Whether the path leads elsewhere in the mount namespace with this mount; False if that cannot
-    be asked.
+    """Return whether the path leads elsewhere in the mount namespace with this mount; False if that
+    cannot be found out.
     """
     root = scene.root_of(mount.id)
     if root is None:
@@ -96,9 +96,7 @@ def _hidden(scene: Scene, mount: Mount, path: str, status: os.stat_result) -> bo
 
 
 def _stays(process: Process, name: str, path: str) -> bool:
-    """Whether it is there still: a program may go elsewhere, and remove the folder, while it is
-    looked at.
-    """
+    """Return whether it is still there: a program may leave, and remove the folder, meanwhile."""
     try:
         return read_link(process.pid, name) == path
     except (NoSuchProcess, OSError):
@@ -106,8 +104,8 @@ def _stays(process: Process, name: str, path: str) -> bool:
 
 
 def _program(scene: Scene, process: Process, devices: Set[int]) -> Iterator[Finding]:
-    """Programs and mapped files on a mount that their process's namespace does not have (``unshare
-    --mount``, ``umount -l``).
+    """Check programs and mapped files on a mount that their process's namespace does not have
+    (``unshare --mount``, ``umount -l``).
     """
     mnt_id = mount_of(f"/proc/{process.pid}/exe")
     if mnt_id is not None and mnt_id not in scene.mounts:
@@ -115,23 +113,22 @@ def _program(scene: Scene, process: Process, devices: Set[int]) -> Iterator[Find
             process,
             "mount-namespace",
             f"{process} runs {process.exe} from a mount (id {mnt_id}) that is not in its mount "
-            "namespace: "
-            "it moved there without starting a program anew",
+            "namespace: it moved there without starting a new program",
             "Start the program inside the namespace: `unshare --mount program`, or nsenter.",
         )
         return
-    told: set[str] = set()
+    reported: set[str] = set()
     for m in scene.mapped[process.pid]:
-        # What is shown as deleted may be of a mount of the kernel's own, which CRIU knows.
+        # A file shown as deleted may be on a mount of the kernel's own, which CRIU handles.
         if (
-            m.path in told
+            m.path in reported
             or not m.path.startswith("/")
             or m.deleted
             or not m.inode
             or m.device in devices
         ):
             continue
-        told.add(m.path)
+        reported.add(m.path)
         mnt_id = mount_of(f"/proc/{process.pid}/map_files/{m.start:x}-{m.end:x}")
         if mnt_id is not None and mnt_id not in scene.mounts:
             text = (
@@ -142,5 +139,5 @@ def _program(scene: Scene, process: Process, devices: Set[int]) -> Iterator[Find
                 process,
                 "mount-namespace",
                 text,
-                "Have the program let go of the file, or start it anew.",
+                "Have the program let go of the file, or restart it.",
             )

@@ -1,4 +1,4 @@
-"""GPU processes: what NVIDIA's driver cannot checkpoint is found before anything is touched."""
+"""Check GPU processes: find what NVIDIA's driver cannot checkpoint before anything is touched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEPT = 1 << 28  # bytes of memory that a dump leaves to the host
 
 
 def check_gpu(scene: Scene) -> Iterator[Finding]:
-    """Obstacles of the processes that hold an NVIDIA device; nothing is loaded where none does."""
+    """Check the processes that hold an NVIDIA device; nothing is loaded where there is none."""
     found = use.users(scene.opened, scene.mapped)
     if not found:
         return
@@ -116,8 +116,8 @@ def _states(found: Holdings, by_pid: Mapping[int, Process]) -> Iterator[Finding]
         yield Finding(
             "warning",
             "gpu-idle",
-            f"{by_pid[user.pid]} has {_paths(user)} open without using CUDA; it is opened again"
-            " after the dump and after a restore, and has forgotten what was set on it",
+            f"{by_pid[user.pid]} has {_paths(user)} open without using CUDA; it is opened again "
+            "after the dump and after a restore, and has forgotten what was set on it",
             "Have it close the device, if it needs to keep that.",
             pid=user.pid,
             fd=user.opened[0].fd,
@@ -125,7 +125,7 @@ def _states(found: Holdings, by_pid: Mapping[int, Process]) -> Iterator[Finding]
 
 
 def _abilities(found: Holdings, used: tuple[DeviceUse, ...]) -> Iterator[Finding]:
-    """What the driver would refuse, or do by halves."""
+    """Check what the driver would refuse, or do only in part."""
     for user in found.contexts:
         if user.managed:
             yield _error(
@@ -171,14 +171,14 @@ def _abilities(found: Holdings, used: tuple[DeviceUse, ...]) -> Iterator[Finding
 
 
 def _room(user: DeviceUser, needed: int) -> Iterator[Finding]:
-    """Device memory becomes host memory: there must be enough of it."""
+    """Check that host memory has room for the device memory that is moved there."""
     free = available_memory()
     if needed and needed + _KEPT > free:
         yield _error(
             "gpu-host-memory",
             user,
-            f"{needed / _GIB:.1f} GiB of device memory have no room in the host's memory,"
-            f" of which {free / _GIB:.1f} GiB are available",
+            f"{needed / _GIB:.1f} GiB of device memory have no room in the host's memory: "
+            f"{free / _GIB:.1f} GiB are available",
             "Free host memory, or have the program release cached blocks first"
             " (torch.cuda.empty_cache; see the pre-dump hook in hooks/examples).",
         )

@@ -1,4 +1,4 @@
-"""What criuctl itself needs of this host to dump this very tree."""
+"""Check what criuctl itself needs of this host to dump this tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IFF_UP = 1
 
 
 def check_host(scene: Scene) -> Iterator[Finding]:
-    """Rights of criuctl, and what CRIU needs where it will run."""
+    """Check the rights of criuctl, and what CRIU needs where it will run."""
     missing = [
         text for number, text in _CAPABILITIES.items() if not scene.own_capabilities >> number & 1
     ]
@@ -40,15 +40,15 @@ def check_host(scene: Scene) -> Iterator[Finding]:
             "error",
             "loopback-down",
             "the loopback device of the tree's net namespace is down; CRIU, which works inside "
-            "of it, tries TCP there first",
+            "it, tries TCP there first",
             f"`nsenter --target {scene.root.pid} --net ip link set lo up`.",
             pid=scene.root.pid,
         )
 
 
 def _knows_the_kernel(scene: Scene) -> bool:
-    """Whether CRIU, where it will run, knows what the kernel can do from before, so that it tries
-    nothing.
+    """Return whether CRIU, where it will run, has a record of the kernel's features, so that it
+    probes nothing.
     """
     root = f"/proc/{scene.root.pid}/root" if scene.entered("mnt") else "/"
     return features.known(binary.find(scene.config).argv, root)

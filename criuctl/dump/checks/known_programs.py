@@ -1,10 +1,10 @@
-"""Programs that are known, and what they need to be dumped: the remedy in place of the general one.
+"""Known programs and what they need to be dumped: a specific hint instead of the general one.
 
-The checks say what stands in the way in the kernel's words.  Why a program has such a thing, and
-which of its options does without, is the program's own matter: that is what this table holds.  Each
-row was tried with the program (tests/integration/test_known_programs.py): `check` finds no error
-any more, and the program goes on after a dump and a restore.
-Programs that can be dumped as they come have no row (Redis, nginx, a JVM).
+The checks describe an obstacle in the kernel's terms.  Why a program has such a thing, and which of
+its options avoids it, is particular to the program, and is in this table.  Each row was tried with
+the program (tests/integration/test_known_programs.py): with the hint, `check` finds no error any
+more, and the program goes on after a dump and a restore.  Programs that can be dumped as they come
+have no row (Redis, nginx, a JVM).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NO_SANDBOX = (
 
 
 class KnownProgram(Struct, frozen=True):
-    """The remedy of a program, told by its executable's name, for errors of some codes."""
+    """The hint for a program, known by its executable's name, for errors of some codes."""
 
     name: str
     executables: frozenset[str]
     codes: frozenset[str]
     hint: str
-    starts: bool = False  # errors of what it starts, too
+    starts: bool = False  # also for errors of the processes that it starts
 
 
 FIREFOX = (
@@ -100,10 +100,10 @@ KNOWN_PROGRAMS = (
 
 
 def remedied(findings: Iterable[Finding], lines: Mapping[int, Sequence[str]]) -> list[Finding]:
-    """The findings, each error of a known program with that program's remedy.
+    """Return the findings, each error of a known program with that program's hint.
 
-    `lines` has, by PID, the executable files of the process and of those above it, from the nearest
-    on.
+    `lines`: for each PID the executable files of the process and of its ancestors, the nearest
+    first.
     """
     return [
         _remedied(f, lines.get(f.pid, ())) if f.level == "error" and f.pid is not None else f
@@ -122,8 +122,9 @@ def _remedied(finding: Finding, line: Sequence[str]) -> Finding:
 
 
 def executables(scene: Scene, findings: Iterable[Finding]) -> dict[int, list[str]]:
-    """What `remedied` asks of the processes that errors are about: of the tree, and of what has
-    started its root.
+    """Return the `lines` for `remedied`, for the processes that have errors.
+
+    They include the process that started the root.
     """
     outside = ""
     with suppress(CriuctlError, OSError):  # it has ended, or may not be looked at

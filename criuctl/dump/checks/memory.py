@@ -1,4 +1,4 @@
-"""Mappings: what is not plain memory or a plain file."""
+"""Check mappings that are neither plain memory nor a plain file."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _SPECIAL = ("[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]", "[vectors]", "[up
 
 
 def check_mappings(scene: Scene) -> Iterator[Finding]:
-    """Mappings that CRIU cannot save, one finding per process and kind."""
-    told: set[tuple[int, str]] = set()
+    """Report mappings that CRIU cannot save, one finding per process and kind."""
+    reported: set[tuple[int, str]] = set()
     suspicious: set[int] = set()
     for process, mapping in scene.mappings():
         for finding in _mapping(scene, process, mapping):
-            # What all the workers of a server have attached is told of one of them.
+            # A segment that all workers of a server have attached is reported for one of them.
             what = (
                 (0, f"shmid {mapping.inode}")
                 if finding.code == "sysv-shm"
                 else (process.pid, finding.text)
             )
-            if what not in told:
-                told.add(what)
+            if what not in reported:
+                reported.add(what)
                 yield finding
         if is_device(mapping.path):
             continue  # `check_gpu` judges these
@@ -51,7 +51,7 @@ def check_mappings(scene: Scene) -> Iterator[Finding]:
 
 def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Finding]:
     path = mapping.path
-    # as the kernel calls it
+    # the kernel's name for such a segment
     if path.startswith("/SYSV") and mapping.deleted and not scene.foreign("ipc"):
         yield Finding(
             "error",
@@ -106,7 +106,7 @@ def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Findi
             "error",
             "uprobes",
             f"a user-space probe (perf, bpftrace, systemtap) is set on {process}",
-            "Remove the probe and let the program start anew: the mapping stays until then.",
+            "Remove the probe and restart the program: the mapping stays until then.",
             pid=process.pid,
         )
     elif path.startswith("/dev/") and not path.startswith("/dev/shm/") and not is_device(path):
@@ -124,12 +124,12 @@ def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Findi
 
 
 def _family(scene: Scene, inode: int) -> str:
-    """Of a socket that the tree has open; "" for another one."""
+    """Return the family of a socket that the tree has open; "" for another socket."""
     return next((s.socket.family for s in scene.sockets if s.socket.inode == inode), "")
 
 
 def _device_behind(pid: int, mapping: Mapping) -> int | None:
-    """The device number if the mapping is one of a device, else None."""
+    """Return the device number if the mapping is one of a device, else None."""
     try:
         status = os.stat(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
     except OSError:
@@ -162,8 +162,8 @@ def _without_pages(process: Process, mapped: list[Mapping]) -> Iterator[Finding]
 
 
 def check_programs(scene: Scene) -> Iterator[Finding]:
-    """Programs and libraries that were removed or replaced while they run (after a package upgrade,
-    say).
+    """Report programs and libraries that were removed or replaced while they run (after a package
+    upgrade, for example).
     """
     for process in scene.tree:
         if process.zombie:

@@ -1,9 +1,9 @@
-"""Mounts that only the tree's mount namespace has.
+"""Check mounts that only the tree's mount namespace has.
 
-A restore gives the tree a copy of the host's mounts (`criuctl.namespaces.plan`): what is mounted
-inside alone is not made again, and its paths lead to what the host has there.  For a root that is
-PID 1 CRIU makes them again, on the host's root folder, and fills each tmpfs; but files elsewhere
-are judged by what this host has at their paths.
+A restore gives the tree a copy of the host's mounts (`criuctl.namespaces.plan`).  Mounts that only
+the tree has are not made again, and paths on them lead to what the host has there.  If the root is
+PID 1, CRIU makes them again, on the host's root folder, and fills each tmpfs; other files are still
+judged by what this host has at their paths.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ...proc.socketfiles import bound_file
 from ...proc.tree import Process
 from ...report import Finding
 from ...session import names
-from .files import mount_of
 from .namespaces import at_top
+from .open_paths import mount_of
 from .scene import Scene
 from .unsaved_mounts import unsaved
 
-# the kernel's own: alike everywhere
+# the kernel's own: the same on every host
 _ANYWHERE = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "mqueue", "devpts"})
 _SHOWN = 6  # mount points that a finding lists
 _AS_FIRST = (
@@ -42,26 +42,26 @@ _AS_FIRST = (
 
 
 def check_mounts(scene: Scene) -> Iterator[Finding]:
-    """What a restore would not find again: the tree's root folder, files on mounts of its own, and
-    those mounts.
+    """Report what a restore would not find: the tree's root folder, its mounts, and files on
+    them.
     """
     if not scene.foreign("mnt"):
         return
-    root, view, ours = scene.root, _View.of(at_top(scene)), read_mounts()
+    root, view, host = scene.root, _View.of(at_top(scene)), read_mounts()
     base, inside = view.base, view.mounts()
-    mine, here = _at(base, inside), _at("/", ours)
+    root_mount, host_mount = _at(base, inside), _at("/", host)
     if (
-        mine is not None
-        and here is not None
+        root_mount is not None
+        and host_mount is not None
         and base == "/"
-        and (mine.device, mine.root) != (here.device, here.root)
+        and (root_mount.device, root_mount.root) != (host_mount.device, host_mount.root)
     ):
         yield Finding(
             "error",
             "own-root",
-            f"{root} has another root folder than this host ({mine.kind}, {mine.root} of "
-            f"{mine.source}), as in a container; "
-            "a restore could not give it that again",
+            f"{root} has another root folder than this host ({root_mount.kind}, "
+            f"{root_mount.root} of {root_mount.source}), as in a container; a restore "
+            "could not give it that again",
             "Use what started it (`podman container checkpoint`, `runc checkpoint`), or start the "
             "program with this host's root, "
             "or in a chroot without a mount namespace.",
@@ -69,9 +69,9 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
         )
         return
     if scene.foreign("pid") and is_namespace_init(root.pid):
-        yield from _made_again(scene, view, ours)
+        yield from _made_again(scene, view, host)
         return
-    own = {mount.id: mount for mount in _own(scene, view, ours)}
+    own = {mount.id: mount for mount in _own(scene, view, host)}
     hidden = next((path for path in _criu(scene) if not os.path.exists(view.seen(path))), None)
     if hidden is not None and base == "/":
         text = f"{root} does not see {hidden} in its mount namespace, where CRIU has to work"
@@ -106,9 +106,9 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
     )
 
 
-def _made_again(scene: Scene, home: _View, ours: list[Mount]) -> Iterator[Finding]:
-    """The mounts of a root that is PID 1, in each mount namespace of the tree: CRIU makes them
-    again.
+def _made_again(scene: Scene, home: _View, host: list[Mount]) -> Iterator[Finding]:
+    """Check the mounts of a root that is PID 1, in each mount namespace of the tree: CRIU makes
+    them again.
     """
     saved = saved_devices(scene.root.pid)
     tops = mount_tops(scene.root.pid)
@@ -119,14 +119,15 @@ def _made_again(scene: Scene, home: _View, ours: list[Mount]) -> Iterator[Findin
     every = [mount for view in views.values() for mount in view.mounts()]
     for namespace, view in views.items():
         yield from _mounted_terminals(scene, view)
-        yield from unsaved(tops[namespace], view.mounts(), every, ours)
-        own = {mount.id: mount for mount in _own(scene, view, ours) if mount.device not in saved}
+        yield from unsaved(tops[namespace], view.mounts(), every, host)
+        own = {mount.id: mount for mount in _own(scene, view, host) if mount.device not in saved}
         yield from _used(scene, view, own, within=namespace)
 
 
 def _mounted_terminals(scene: Scene, view: _View) -> Iterator[Finding]:
-    """Terminals of the host's devpts: CRIU mounts before it makes those of the tree, and finds
-    others by their number.
+    """Report mounted terminals of the host's devpts.
+
+    CRIU mounts before it makes the tree's terminals, and finds the others by their number.
     """
     here = _stat("/dev/pts")
     known = {str(t.number): t for t in scene.terminals if here is not None and t.dev == here.st_dev}
@@ -179,20 +180,20 @@ class _View(NamedTuple):
     """A mount namespace, as a process in it sees it."""
 
     pid: int
-    # the folder from which on its mounts are known: all of them, unless each process is in a chroot
+    # the folder below which its mounts are known: "/", unless every process there is in a chroot
     base: str
 
     @classmethod
     def of(cls, pid: int) -> _View:
-        """What `pid` sees; `NoSuchProcess`."""
+        """Return the view of `pid`; `NoSuchProcess`."""
         return cls(pid, read_link(pid, "root"))
 
     def mounts(self) -> list[Mount]:
-        """Those that it sees, by their paths in the namespace."""
+        """Return the mounts that the process sees, by their paths in the namespace."""
         return [m._replace(point=_joined(self.base, m.point)) for m in read_mounts(self.pid)]
 
     def seen(self, path: str) -> str:
-        """What leads from here to a path of the namespace."""
+        """Return the path that leads from criuctl to a path of the namespace."""
         return f"/proc/{self.pid}/root{path if self.base == '/' else path.removeprefix(self.base)}"
 
 
@@ -201,15 +202,15 @@ def _joined(base: str, path: str) -> str:
 
 
 def _at(point: str, mounts: list[Mount]) -> Mount | None:
-    """What is seen there: the last one that was mounted."""
+    """Return the mount that is visible there: the last one that was mounted."""
     return next((mount for mount in reversed(mounts) if mount.point == point), None)
 
 
-def _own(scene: Scene, view: _View, ours: list[Mount]) -> Iterator[Mount]:
-    """Mounts of the tree that this host has not, nor anything like them."""
-    # which its holder shows to each incarnation
+def _own(scene: Scene, view: _View, host: list[Mount]) -> Iterator[Mount]:
+    """Yield mounts of the tree that this host does not have, in the same or a similar form."""
+    # the session's folder, which its holder mounts for each incarnation
     session = Path(scene.config.run_dir or names.DEFAULT_RUN_DIR) / "session"
-    known = {(m.device, m.root, m.point): "ro" in m.options for m in ours}
+    known = {(m.device, m.root, m.point): "ro" in m.options for m in host}
     for mount in view.mounts():
         if mount.kind in _ANYWHERE or mount.source == SOURCE or mount.point == str(session):
             continue
@@ -217,7 +218,7 @@ def _own(scene: Scene, view: _View, ours: list[Mount]) -> Iterator[Mount]:
         if read_only is None:
             there, here = _stat(view.seen(mount.point)), _stat(mount.point)
             if there is not None and here is not None and _same(there, here):
-                # As systemd and bwrap do: a folder mounted onto itself, to be read-only or not.
+                # A folder mounted onto itself, to be read-only or not, as systemd and bwrap do.
                 read_only = _is_read_only(mount.point)
         if read_only is None or (not read_only and "ro" in mount.options):
             yield mount
@@ -243,18 +244,19 @@ def _same(one: os.stat_result, other: os.stat_result) -> bool:
 def _used(
     scene: Scene, view: _View, own: dict[int, Mount], *, within: int = 0
 ) -> Iterator[Finding]:
-    """What processes have open, mapped or stand in there, where the host has something else.
+    """Report what processes use (open, mapped, working folder) on such mounts, if the host has
+    something else there.
 
-    `within`: the mount namespace, of those that are made again: files only.
+    `within`: the mount namespace, if its mounts are made again; then only files are checked.
     """
     made_again = bool(within)
     found: dict[int, list[tuple[Process, Descriptor | None, str]]] = {}
-    told: set[str] = set()
+    reported: set[str] = set()
     for process, d, path, link in _held(scene, view, own, within):
         mount = own.get(mount_of(link) or 0)
-        # no other one is asked: it may not answer
+        # other mounts are not asked: they may not answer
         there = _stat(link) if mount is not None else None
-        if mount is None or there is None or path in told:
+        if mount is None or there is None or path in reported:
             continue
         gone = (d is not None and d.deleted) or there.st_nlink == 0
         if (
@@ -263,12 +265,12 @@ def _used(
             else _travels(scene, d, path)
         ):
             continue
-        told.add(path)
+        reported.add(path)
         if gone or stat.S_ISSOCK(there.st_mode):
             folder = os.path.dirname(path)
             here, there = _stat(folder), _stat(view.seen(folder))
             if here is not None and (not made_again or (there is not None and _same(there, here))):
-                # a deleted file, and what a socket is bound to, come back where their folder is
+                # a deleted file, or a bound socket, comes back where its folder is
                 continue
         elif (here := _stat(path, follow=not stat.S_ISLNK(there.st_mode))) is not None and _same(
             there, here
@@ -299,10 +301,12 @@ def _used(
 def _held(
     scene: Scene, view: _View, own: dict[int, Mount], within: int
 ) -> Iterator[tuple[Process, Descriptor | None, str, str]]:
-    """Process, descriptor, path in the mount namespace, and a link of /proc that leads there."""
+    """Yield process, descriptor, path in the mount namespace, and a link of /proc that leads
+    there.
+    """
     every = tuple(f"{mount.point.rstrip('/')}/" for mount in own.values())
     for process in scene.living:
-        # Paths are of the namespace that the process is in.
+        # Paths belong to the namespace of the process.
         points = every if within in (0, scene.namespaces[process.pid]["mnt"]) else ()
         for d in scene.opened[process.pid]:
             if d.mnt_id in own and d.kind in ("file", "dir", "symlink", "pipe"):
@@ -326,7 +330,9 @@ def _held(
 
 
 def _travels(scene: Scene, d: Descriptor | None, path: str) -> bool:
-    """Whether it is taken along: named by --with-files, or written to, with ``files: carry``."""
+    """Return whether it is taken along: named by --with-files, or written to, with ``files:
+    carry``.
+    """
     if scene.named(path):
         return True
     return scene.config.files == "carry" and d is not None and d.kind == "file" and d.writable

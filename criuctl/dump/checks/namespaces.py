@@ -1,4 +1,4 @@
-"""Namespaces and control groups."""
+"""Check namespaces and control groups."""
 
 from __future__ import annotations
 
@@ -29,28 +29,27 @@ _WORDS = {
     "mnt": "mount",
 }
 
-_NESTED = ("mnt", "net")  # of which a tree may have several
+_NESTED = ("mnt", "net")  # a tree may have several of these kinds
 _CHROOTED = (
-    "{} is in another mount namespace than the root {}, and no process of the tree that is in "
-    "there sees all of it: each is "
-    "in a chroot, so a restore could not check what they get there"
+    "{} is in another mount namespace than the root {}, and every process of the tree in that "
+    "namespace is in a chroot, so a restore could not check which files they get there"
 )
 _KEEP_NETWORK = "Keep it, under a name by which a restore finds it: `ip netns attach NAME {}`."
 _IFNAMSIZ = 16
 
 
 def check_namespaces(scene: Scene) -> Iterator[Finding]:
-    """Namespaces that processes of the tree have and its root has not.
+    """Report namespaces that processes of the tree have and its root does not.
 
-    CRIU does dump nested mount and net namespaces, but restores them only with a root that has its
-    own of that kind in the images, and not one that CRIU enters.  What processes get in a nested
-    mount namespace is judged as that of the root's own (`criuctl.restore.mount_views`), for which
-    it must be seen from its top.
+    CRIU does dump nested mount and net namespaces, but restores them only with a root whose own
+    namespace of that kind is in the images, and not one that CRIU enters.  A restore checks the
+    files of processes in a nested mount namespace as it checks those of the root's own
+    (`criuctl.restore.mount_views`); for this it needs a process there that is not in a chroot.
     """
-    home = scene.namespaces.get(scene.root.pid, {})
+    of_root = scene.namespaces.get(scene.root.pid, {})
     if scene.foreign("user"):
-        # CRIU saves it; but from inside of a new one it may neither mount the /proc of our PID
-        # namespace nor copy our mounts.
+        # CRIU saves it; but inside a new one it may neither mount the /proc of criuctl's PID
+        # namespace nor copy criuctl's mounts.
         yield Finding(
             "error",
             "user-namespace",
@@ -61,14 +60,14 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
             pid=scene.root.pid,
         )
     nested = frozenset(kind for kind in _NESTED if scene.saved(kind))
-    # the first process of each tree that is inside by itself, and everything below it
+    # the first process of each tree inside such a namespace, and all processes below it
     inside: set[int] = set()
     for process in scene.tree:
-        mine = scene.namespaces.get(process.pid)
+        own = scene.namespaces.get(process.pid)
         if process.ppid in inside:
-            inside.add(process.pid)  # it is of that tree, which is told once
-        elif mine is not None and (
-            others := sorted(kind for kind in mine.keys() - nested if mine[kind] != home.get(kind))
+            inside.add(process.pid)  # a process of such a tree, which is reported once
+        elif own is not None and (
+            others := sorted(kind for kind in own.keys() - nested if own[kind] != of_root.get(kind))
         ):
             inside.add(process.pid)
             words = [_WORDS[kind] for kind in others]
@@ -76,19 +75,19 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
                 "error",
                 "nested-namespace",
                 f"{process} is in {_listed(words)} than the root {scene.root}; a tree can have "
-                "one of a kind only",
+                "only one of a kind",
                 "Dump the tree that is inside by itself: name its first process, PID "
                 f"{process.pid}.",
                 pid=process.pid,
             )
         elif (
-            mine is not None
-            and mine["mnt"] != home.get("mnt")
+            own is not None
+            and own["mnt"] != of_root.get("mnt")
             and not scene.knows_mounts_of(process.pid)
         ):
             inside.add(process.pid)
             hint = (
-                "Have a process of the tree stay in that namespace outside of the chroot, or use "
+                "Have a process of the tree stay in that namespace outside the chroot, or use "
                 "pivot_root."
             )
             yield Finding(
@@ -103,24 +102,24 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
 
 
 def _listed(words: list[str]) -> str:
-    """``another PID namespace``, or ``other IPC, PID and mount namespaces``."""
+    """Return ``another PID namespace``, or ``other IPC, PID and mount namespaces``."""
     if len(words) == 1:
         return f"another {words[0]} namespace"
     return f"other {', '.join(words[:-1])} and {words[-1]} namespaces"
 
 
 def _time_of_children(scene: Scene, process: Process) -> Iterator[Finding]:
-    """A process that has called unshare(CLONE_NEWTIME): it stays outside, and only its children are
-    born inside.
+    """Report a process that has called unshare(CLONE_NEWTIME): it stays outside, and only its
+    children are born inside.
     """
-    mine = scene.namespaces.get(process.pid, {}).get("time")
-    if mine is None:
+    own = scene.namespaces.get(process.pid, {}).get("time")
+    if own is None:
         return
     try:
         later = for_children(process.pid, "time")
     except NoSuchProcess:
         return
-    if later is None or later == mine:
+    if later is None or later == own:
         return
     born = [
         p
@@ -143,7 +142,9 @@ def _time_of_children(scene: Scene, process: Process) -> Iterator[Finding]:
 
 
 def at_top(scene: Scene) -> int:
-    """A process that sees the root's mount namespace as CRIU will: not from inside a chroot."""
+    """Return a process that sees the root's mount namespace as CRIU will: one that is not in a
+    chroot.
+    """
     wanted = scene.namespaces[scene.root.pid]["mnt"]
     for pid in (scene.root.pid, *all_pids()):
         try:
@@ -158,7 +159,7 @@ def at_top(scene: Scene) -> int:
 
 
 def check_proc_mount(scene: Scene) -> Iterator[Finding]:
-    """CRIU, inside of the tree's PID and mount namespaces, needs the /proc that belongs to them."""
+    """Check that CRIU, inside the tree's PID and mount namespaces, finds the /proc of those."""
     if not scene.entered("pid"):
         return
     root = scene.root
@@ -180,8 +181,8 @@ def check_proc_mount(scene: Scene) -> Iterator[Finding]:
 
 
 def check_network(scene: Scene) -> Iterator[Finding]:
-    """A net namespace that ends with the tree, and with it what is in there and a restore does not
-    make again.
+    """Warn of a net namespace that ends with the tree if it holds what a restore does not make
+    again.
     """
     own = scene.own_network
     if own is None or own.saved or not (lost := own.network.words()):
@@ -190,18 +191,17 @@ def check_network(scene: Scene) -> Iterator[Finding]:
         "warning",
         "own-network",
         f"the net namespace of {scene.root} ends with it, and a restore makes one that has only a "
-        "loopback interface; "
-        f"gone would be: {'; '.join(lost)} ({own.why_not})",
+        f"loopback interface; it would lack: {'; '.join(lost)} ({own.why_not})",
         _KEEP_NETWORK.format(scene.root.pid),
         pid=scene.root.pid,
     )
 
 
 def check_bound(scene: Scene) -> Iterator[Finding]:
-    """Sockets that are bound to an interface of such a namespace: CRIU would find none of that
-    name.
+    """Report sockets that are bound to an interface of such a namespace: CRIU would find none of
+    that name.
 
-    A connection to outside that a restore gives up comes without it.
+    A connection to outside that a restore gives up is restored without it.
     """
     own = scene.own_network
     if own is None or own.saved:
@@ -223,7 +223,9 @@ def check_bound(scene: Scene) -> Iterator[Finding]:
 
 
 def _interface_of(s: TreeSocket) -> str:
-    """The interface that a socket is bound to; "" for none, or if it has just been closed."""
+    """Return the interface that a socket is bound to; "" for none, or if it has just been
+    closed.
+    """
     try:
         with borrowed(s) as sock:
             if sock.family == socket.AF_PACKET:
@@ -242,13 +244,14 @@ def _lives_in(pid: int, inode: int, kind: str = "net") -> bool:
 
 
 def check_ipc(scene: Scene) -> Iterator[Finding]:
-    """An IPC namespace that others live in, too: CRIU saves all that is in it, and a restore makes
-    another one of it.
+    """Report an IPC namespace that other processes use, too.
+
+    CRIU saves all that is in it, and a restore makes a second one with a copy.
     """
     inode = scene.namespaces.get(scene.root.pid, {}).get("ipc")
     if inode is None or not scene.foreign("ipc"):
         return
-    above = ancestors(scene.root.pid)  # who has made it (`unshare --fork`), and waits
+    above = ancestors(scene.root.pid)  # the process that made it (`unshare --fork`), and waits
     others = sorted(
         pid
         for pid in all_pids()
@@ -268,10 +271,10 @@ def check_ipc(scene: Scene) -> Iterator[Finding]:
 
 
 def check_freezer(scene: Scene) -> Iterator[Finding]:
-    """Control groups that are frozen already: a tree in one never answers CRIU, but if it knows the
-    group: a paused session's.
+    """Report frozen control groups: a tree in one never answers CRIU, except in the group of a
+    paused session.
     """
-    told: set[str] = set()
+    reported: set[str] = set()
     asked: set[str] = set()
     for process in scene.tree:
         try:
@@ -286,8 +289,8 @@ def check_freezer(scene: Scene) -> Iterator[Finding]:
             if controllers and "freezer" not in controllers.split(","):
                 continue
             state = _frozen(scene, path, unified=not controllers)
-            if state and state not in told:
-                told.add(state)
+            if state and state not in reported:
+                reported.add(state)
                 if os.path.dirname(state) == _paused_group(scene):
                     continue
                 yield Finding(
@@ -302,7 +305,7 @@ def check_freezer(scene: Scene) -> Iterator[Finding]:
 
 
 def _paused_group(scene: Scene) -> str | None:
-    """The control group of the session whose root this is, if its holder has paused it."""
+    """Return the control group of the session whose root this is, if its holder has paused it."""
     root = scene.root.identity
     for state in all_states(scene.config):
         if state["holder_alive"] and (state["pid"], state["start_time"]) == (
@@ -315,7 +318,7 @@ def _paused_group(scene: Scene) -> str | None:
 
 
 def _frozen(scene: Scene, path: str, *, unified: bool) -> str:
-    """The control file that says that this group is frozen, or ""."""
+    """Return the control file that shows that this group is frozen, or ""."""
     kind = "cgroup2" if unified else "cgroup"
     for mount in scene.mounts.values():
         if mount.kind != kind:

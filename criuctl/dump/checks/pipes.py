@@ -1,5 +1,5 @@
-"""Pipes and FIFOs of a tree as a whole: how many, what CRIU takes for one, and who outside is at
-their other ends.
+"""Check the pipes and FIFOs of a tree as a whole: their number, collisions in CRIU, and other ends
+outside.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ...report import Finding
 from .scene import Scene
 
 _PIPES = 1024  # CRIU's NR_PIPES_WITH_DATA
-# what CRIU's pipe_id has of an inode's number, which each file system gives by itself
+# the part of an inode number in CRIU's pipe_id; each file system gives such numbers by itself
 _PIPE_ID = (1 << 32) - 1
 
 
 def check_pipes(scene: Scene) -> Iterator[Finding]:
-    """What no single descriptor shows."""
+    """Check what no single descriptor shows."""
     yield from _many_pipes(scene)
     yield from _taken_for_one(scene)
     yield from _half_pipes(scene)
 
 
 def _half_pipes(scene: Scene) -> Iterator[Finding]:
-    """Pipes of which somebody outside holds the other end.
+    """Report pipes whose other end is held by a process outside.
 
-    A restored pipe without a name is another one, and he is not at it.  At a FIFO he is again, but
-    not while the tree is away.
+    A restored pipe without a name is a new one, to which that process is not connected.  It is
+    connected to a FIFO again, but not while the tree is away.
     """
     ends: dict[str, dict[int, tuple[Process, Descriptor]]] = {}
     for process, d in scene.descriptors():
@@ -79,8 +79,9 @@ def _half_pipes(scene: Scene) -> Iterator[Finding]:
 
 
 def _other_ends(halves: dict[str, int], scene: Scene) -> dict[str, int]:
-    """Which of these pipes have their other end open in a process outside, and in which.  Looks at
-    the whole host, if at all.
+    """Return which of these pipes have their other end open in a process outside, and in which.
+
+    It looks at the whole host, if there is anything to look for.
     """
     found: dict[str, int] = {}
     for pid in all_pids() if halves else ():
@@ -94,12 +95,14 @@ def _other_ends(halves: dict[str, int], scene: Scene) -> dict[str, int]:
                 if end is not None and os.lstat(link).st_mode & mode and scene.outside(pid):
                     found.setdefault(target, pid)
         except OSError:
-            continue  # gone meanwhile, or not ours to look at
+            continue  # gone meanwhile, or not accessible
     return found
 
 
 def _many_pipes(scene: Scene) -> Iterator[Finding]:
-    """CRIU keeps account of so many pipes that somebody could read from, and of so many FIFOs."""
+    """Report too many pipes: CRIU keeps records of a limited number of readable pipes, and of as
+    many FIFOs.
+    """
     pipes: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
     for _process, d in scene.descriptors():
         if d.kind == "pipe" and d.flags & os.O_ACCMODE != os.O_WRONLY:
@@ -118,7 +121,7 @@ def _many_pipes(scene: Scene) -> Iterator[Finding]:
 
 
 def _taken_for_one(scene: Scene) -> Iterator[Finding]:
-    """FIFOs that CRIU takes for one, where that matters: something is unread."""
+    """Report FIFOs that CRIU takes for one, if that matters: they have unread data."""
     fifos: dict[int, dict[tuple[int, int], list[tuple[Process, Descriptor]]]] = {}
     for process, d in scene.descriptors():
         if d.kind == "pipe" and not d.target.startswith("pipe:") and not d.flags & os.O_PATH:
@@ -140,4 +143,4 @@ def _unread(process: Process, d: Descriptor) -> bool:
         with reading(process.pid), borrowed(process.pid, d.fd) as fifo:
             return bool(struct.unpack("i", fcntl.ioctl(fifo, termios.FIONREAD, bytes(4)))[0])
     except OSError:
-        return True  # nobody knows
+        return True  # not known

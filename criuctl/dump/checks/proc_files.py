@@ -1,4 +1,4 @@
-"""Open files of /proc that are about a process outside of the tree."""
+"""Check open files of /proc that are about a process outside the tree."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _HINT = (
 
 
 def check_proc_files(scene: Scene) -> Iterator[Finding]:
-    """What a restored program will read as that of a process that has ended, if it has by then."""
-    told: set[int] = set()
+    """Report files that read, after a restore, as those of a process that has ended."""
+    reported: set[int] = set()
     for process, d in scene.descriptors():
         what = about(d.target) if d.target.startswith("/proc/") else None
-        if what is None or d.deleted or outlives(what) or what.pid in told:
+        if what is None or d.deleted or outlives(what) or what.pid in reported:
             continue
         command = _outside(scene, process, what)
         if command:
-            told.add(what.pid)
+            reported.add(what.pid)
             text = (
                 f"{d.target} is about process {command}, which is not part of the tree; after a "
                 "restore that finds it ended, "
@@ -37,7 +37,9 @@ def check_proc_files(scene: Scene) -> Iterator[Finding]:
 
 
 def check_proc_folders(scene: Scene) -> Iterator[Finding]:
-    """Working folders that are about a thread: CRIU goes there before it makes threads."""
+    """Report working folders that are about a thread: CRIU changes to them before it creates
+    threads.
+    """
     for process in scene.living:
         what = about(process.cwd)
         if what is None:
@@ -58,7 +60,9 @@ def check_proc_folders(scene: Scene) -> Iterator[Finding]:
 
 
 def _outside(scene: Scene, process: Process, what: About) -> str:
-    """``PID (command)`` of what the path is about; "" if it is of the tree, or has ended."""
+    """Return ``PID (command)`` of the process that the path is about; "" if it is of the tree, or
+    has ended.
+    """
     group = _group(process, what)
     inner = scene.entered("pid")
     if group is None or group[0] in {p.ns_pid if inner else p.pid for p in scene.tree}:
@@ -67,7 +71,9 @@ def _outside(scene: Scene, process: Process, what: About) -> str:
 
 
 def _group(process: Process, what: About) -> tuple[int, str] | None:
-    """The process that the number is of, or of a thread of, as `process` sees it, and its name."""
+    """Return the process that the number is of, or of a thread of, as `process` sees it, and its
+    name.
+    """
     place = f"/proc/{process.pid}/root/proc/{what.pid}/status"
     try:
         with open(place, encoding="ascii", errors="replace") as file:

@@ -1,44 +1,43 @@
-"""Processes and threads: who else has a hand on them, and which states cannot be frozen."""
+"""Check processes and threads: other programs that control them, and states that cannot be
+frozen.
+"""
 
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from ...errors import NoSuchProcess
-from ...host.target import ancestors
 from ...proc.limits import CAP_SYS_RESOURCE
 from ...proc.procfs import read_lines, read_raw, read_text
 from ...proc.syscalls import KCMP_FILES, KCMP_FS, KCMP_SIGHAND, KCMP_VM, shares
-from ...proc.tree import Process, ProcessIdentity, children, members
+from ...proc.tree import Process, children
 from ...proc.vforks import waits_in_vfork
 from ...quoting import quoted
 from ...report import Finding
 from .connections import PASSES
+from .limits import check_limits
 from .scene import Scene
+from .sessions import check_sessions
 
 _SIGTRAP_BIT = 1 << 4
 _POLICIES = frozenset({os.SCHED_OTHER, os.SCHED_FIFO, os.SCHED_RR, os.SCHED_BATCH, os.SCHED_IDLE})
-_ROOM = 4  # descriptors that CRIU opens inside a process to look at it
-_HELPER = 64 << 10  # bytes that it maps there for that, at least
-_HELPER_MAPPINGS = 2
-_SERVICE, _PAD, _ALIGNMENT = 16, 16, 128  # CRIU: criu/servicefd.c, choose_service_fd_base()
 _SHARED = {
     KCMP_VM: "its memory",
     KCMP_FS: "its working folder, root and umask",
     KCMP_SIGHAND: "its signal handlers",
 }
-_THREADS_OWN = ("net", "mnt", "uts", "ipc")  # namespaces that a thread may enter alone
+_THREADS_OWN = ("net", "mnt", "uts", "ipc")  # namespaces that a single thread can enter
 _ASKED = ("TracerPid:\t", "SigPnd:\t", "ShdPnd:\t")
 _EXITING = 0x4  # PF_EXITING, among the flags of /proc/PID/stat
-_LOOKS, _LOOK = 10, 0.01  # how often, and seconds between, to look whether a process wakes up
+# how many looks, and seconds between them, to see whether a process wakes up
+_LOOKS, _LOOK = 10, 0.01
 
 
 def check_processes(scene: Scene) -> Iterator[Finding]:
-    """Every process by itself."""
+    """Check every process by itself."""
     stuck, leaderless, vforking = _stuck(scene.tree), _leaderless(scene.tree), _vforking(scene.tree)
     may_raise_limits = scene.own_capabilities >> CAP_SYS_RESOURCE & 1
     for process in scene.tree:
@@ -55,9 +54,7 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
         if process.zombie:
             continue
         yield from _threads(scene, process)
-        yield from _numbers(scene, process)
-        yield from _address_space(process)
-        yield from _mappings(scene, process)
+        yield from check_limits(scene, process)
         if process.pid in vforking:
             yield _vfork(scene, process)
         elif process.pid in stuck:
@@ -66,8 +63,8 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
                 "uninterruptible",
                 f"{process} sleeps uninterruptibly in the kernel ({_wait_channel(process.pid)}) "
                 "and cannot be frozen until then",
-                "A process that waits for a file server that does not answer is freed by ending "
-                "that.",
+                "To free a process that waits for a file server that does not answer, end that "
+                "server.",
                 pid=process.pid,
             )
         if not may_raise_limits and set(process.uids + process.gids) - set(scene.own_ids):
@@ -82,15 +79,14 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
                 pid=process.pid,
             )
     yield from _shared(scene)
-    yield from _sessions(scene)
-    yield from _lost_sessions(scene)
+    yield from check_sessions(scene)
 
 
 def _shared(scene: Scene) -> Iterator[Finding]:
-    """What a process shares with its parent as threads do (clone(2) with CLONE_VM, CLONE_FS);
-    descriptors may be shared.
+    """Report what a process shares with its parent as threads do (clone(2) with CLONE_VM,
+    CLONE_FS); descriptors may be shared.
 
-    The child of a vfork(2) does until it starts its program, for which its parent waits.
+    The child of a vfork(2) does so until it starts its program; its parent waits for that.
     """
     pairs = [(process, process.ppid) for process in scene.living[1:]]
     for look in range(_LOOKS):
@@ -119,7 +115,7 @@ def _shared_by(process: Process, parent: int) -> list[str]:
 
 
 def _waits_for_child(pid: int) -> bool:
-    """Whether one of its threads sleeps uninterruptibly, as in vfork(2)."""
+    """Return whether one of its threads sleeps uninterruptibly, as in vfork(2)."""
     for tid in _thread_ids(pid):
         try:
             if read_raw(f"/proc/{pid}/task/{tid}/stat").rpartition(b")")[2].split()[0] == b"D":
@@ -130,8 +126,8 @@ def _waits_for_child(pid: int) -> bool:
 
 
 def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
-    """Tracers, pending SIGTRAPs and scheduling policies, which are a thread's own."""
-    told: set[int] = set()
+    """Check tracers, pending SIGTRAPs and scheduling policies, which each thread has separately."""
+    reported: set[int] = set()
     trapped = scheduled = False
     pid = process.pid
     threads = [str(pid)] if process.threads == 1 else _thread_ids(pid)
@@ -147,14 +143,14 @@ def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
         except NoSuchProcess:
             continue
         tracer = int(status.get("TracerPid", "0"))
-        if tracer and tracer not in told:
-            told.add(tracer)
+        if tracer and tracer not in reported:
+            reported.add(tracer)
             whose = "from inside the tree" if tracer in scene.by_pid else "from outside"
             yield Finding(
                 "error",
                 "traced",
-                f"{process} is traced by process {scene.command_of(tracer)} {whose}; a process "
-                "can have but one, and CRIU is one",
+                f"{process} is traced by process {scene.command_of(tracer)} {whose}; a process can "
+                "have only one tracer, and CRIU has to be it",
                 "End the tracer or have it detach (in gdb: `detach`; strace: end it with ^C).",
                 pid=pid,
             )
@@ -173,19 +169,19 @@ def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "scheduling-policy",
-                f"{process} is scheduled by deadlines or a policy newer than that; CRIU would "
-                "save it, and never restore it",
+                f"{process} is scheduled by deadlines or a policy newer than that; CRIU would save "
+                "it, and never restore it",
                 f"Give it another policy: `chrt --all-tasks --other --pid 0 {pid}`.",
                 pid=pid,
             )
 
 
 def _own(process: Process, threads: Sequence[str]) -> Iterator[Finding]:
-    """What threads have apart from their process (unshare(2), setns(2)): CRIU saves what the main
-    thread has, and no more.
+    """Report what threads do not share with their process (unshare(2), setns(2)): CRIU saves only
+    the main thread's.
     """
     pid = process.pid
-    mine = _namespaces(pid, str(pid))
+    own = _namespaces(pid, str(pid))
     for what, differs in (
         (
             "descriptors of their own",
@@ -195,9 +191,9 @@ def _own(process: Process, threads: Sequence[str]) -> Iterator[Finding]:
             "a working folder, root and umask of their own",
             lambda tid: not shares(pid, int(tid), KCMP_FS) and not _ends(pid, tid),
         ),
-        ("another namespace", lambda tid: _namespaces(pid, tid) not in (mine, ())),
+        ("another namespace", lambda tid: _namespaces(pid, tid) not in (own, ())),
     ):
-        if mine and (found := sum(map(differs, threads))):
+        if own and (found := sum(map(differs, threads))):
             yield Finding(
                 "warning",
                 "thread-apart",
@@ -211,7 +207,7 @@ def _own(process: Process, threads: Sequence[str]) -> Iterator[Finding]:
 
 
 def _ends(pid: int, tid: str) -> bool:
-    """Whether a thread, or the main thread, is just ending, and so has given up what they
+    """Return whether a thread, or the main thread, is just ending, and so has released what they
     shared.
     """
     try:
@@ -224,7 +220,7 @@ def _ends(pid: int, tid: str) -> bool:
 
 
 def _namespaces(pid: int, tid: str) -> tuple[str, ...]:
-    """Those that a thread can have by itself; () if it has ended."""
+    """Return the namespaces that a single thread can have; () if it has ended."""
     try:
         return tuple(os.readlink(f"/proc/{pid}/task/{tid}/ns/{kind}") for kind in _THREADS_OWN)
     except OSError:
@@ -238,125 +234,6 @@ def _policy(tid: int) -> int:
         return os.SCHED_OTHER
 
 
-def _numbers(scene: Scene, process: Process) -> Iterator[Finding]:
-    """Whether there are descriptor numbers left: for CRIU in the process now, and above the highest
-    one at a restore.
-    """
-    opened = [d.fd for d in scene.opened.get(process.pid, ())]
-    try:
-        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-    except OSError:  # it has ended, or is another user's, which is told
-        return
-    left = soft - sum(fd < soft for fd in opened)
-    if left < _ROOM:
-        more = f"`prlimit --pid {process.pid} --nofile={soft + _ROOM}:{max(hard, soft + _ROOM)}`"
-        yield Finding(
-            "error",
-            "descriptors-used-up",
-            f"{process} can open {left} more descriptors (ulimit -n: {soft}); CRIU needs {_ROOM} "
-            "inside of it",
-            "Have it close some, or raise its limit: "
-            f"{more}{'' if hard >= soft + _ROOM else ' (needs CAP_SYS_RESOURCE)'}.",
-            pid=process.pid,
-        )
-    most = _restorable(scene)
-    if most <= 0:  # told once, of the root
-        if process.pid == scene.root.pid:
-            yield Finding(
-                "error",
-                "descriptors-few",
-                f"criuctl may have {_limit(scene)} descriptors (ulimit -Hn); CRIU needs "
-                f"{_ALIGNMENT} at least",
-                "Start criuctl with a higher `ulimit -n`.",
-                pid=process.pid,
-            )
-        return
-    if opened and max(opened) > most:
-        yield Finding(
-            "error",
-            "descriptor-number",
-            f"{process} has a descriptor numbered {max(opened)}; CRIU, which needs some above "
-            f"it, restores {most} at most",
-            "Start criuctl with a higher `ulimit -n` (CAP_SYS_RESOURCE, fs.nr_open), or the "
-            "program with a lower one.",
-            pid=process.pid,
-            fd=max(opened),
-        )
-    shared = sum(
-        m.shared and m.deleted and m.path == "/dev/zero" for m in scene.mapped.get(process.pid, ())
-    )
-    yield from many_shared(process, len(opened), shared, _limit(scene))
-
-
-def many_shared(process: Process, opened: int, shared: int, limit: int) -> Iterator[Finding]:
-    """Whether CRIU, which can have `limit` descriptors, has enough for those of the process and one
-    of each shared mapping.
-    """
-    if opened + shared + _SERVICE + _PAD > limit:
-        yield Finding(
-            "error",
-            "shared-mappings",
-            f"{process} has {shared} mappings of shared memory; CRIU restores each with a "
-            f"descriptor, of {limit} in all",
-            "Start criuctl with a higher `ulimit -Hn` (CAP_SYS_RESOURCE, fs.nr_open).",
-            pid=process.pid,
-        )
-
-
-def _address_space(process: Process) -> Iterator[Finding]:
-    """Whether CRIU can map its helper there, which counts as the process's own memory."""
-    try:
-        limit = resource.prlimit(process.pid, resource.RLIMIT_AS)[0]
-        used = int(read_text(process.pid, "statm").split()[0]) * resource.getpagesize()
-    except (NoSuchProcess, OSError):  # it has ended, or is another user's, which is told
-        return
-    if limit != resource.RLIM_INFINITY and limit - used < _HELPER:
-        yield Finding(
-            "error",
-            "address-space-used-up",
-            f"{process} may map {limit >> 10} KiB of memory (ulimit -v) and has {used >> 10}; "
-            f"CRIU needs {_HELPER >> 10} there",
-            f"Have it unmap some, or raise its limit: `prlimit --pid {process.pid} "
-            f"--as={used + 16 * _HELPER}:`.",
-            pid=process.pid,
-        )
-
-
-def _mappings(scene: Scene, process: Process) -> Iterator[Finding]:
-    """Whether CRIU's helper, which is two mappings, finds room among those that a process may have
-    (vm.max_map_count).
-    """
-    limit = int(read_raw("/proc/sys/vm/max_map_count"))
-    # which is none, to the kernel
-    used = sum(mapping.path != "[vsyscall]" for mapping in scene.mapped.get(process.pid, ()))
-    if limit - used < _HELPER_MAPPINGS:
-        yield Finding(
-            "error",
-            "mappings-used-up",
-            f"{process} has {used} memory mappings, of {limit} that it may have "
-            "(vm.max_map_count); CRIU needs "
-            f"{_HELPER_MAPPINGS} more there",
-            f"Raise the limit: `sysctl vm.max_map_count={quoted(2 * limit)}`.",
-            pid=process.pid,
-        )
-
-
-def _restorable(scene: Scene) -> int:
-    """The highest number of a descriptor for which CRIU finds room for its own."""
-    return _limit(scene) // _ALIGNMENT * _ALIGNMENT - _SERVICE - _PAD
-
-
-def _limit(scene: Scene) -> int:
-    return descriptor_limit(scene.own_capabilities)
-
-
-def descriptor_limit(capabilities: int) -> int:
-    """How many descriptors CRIU can have, with the limit that it can give itself."""
-    if capabilities >> CAP_SYS_RESOURCE & 1:
-        return int(read_raw("/proc/sys/fs/nr_open"))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-
-
 def _thread_ids(pid: int) -> list[str]:
     try:
         return os.listdir(f"/proc/{pid}/task")
@@ -365,8 +242,9 @@ def _thread_ids(pid: int) -> list[str]:
 
 
 def _stuck(tree: Sequence[Process]) -> set[int]:
-    """Who sleeps uninterruptibly and still does a little later: reading a disk takes moments, which
-    a freeze waits out.
+    """Return the processes that sleep uninterruptibly and still do a little later.
+
+    Reading a disk takes moments, which a freeze waits out.
     """
     found = [process for process in tree if process.state == "D"]
     for _ in range(_LOOKS):
@@ -377,8 +255,8 @@ def _stuck(tree: Sequence[Process]) -> set[int]:
 
 
 def _vforking(tree: Sequence[Process]) -> set[int]:
-    """Who waits in vfork(2) and still does a little later; most children start their program within
-    moments.
+    """Return the processes that wait in vfork(2) and still do a little later; most children start
+    their program within moments.
     """
     found = [process.pid for process in tree if not process.zombie and waits_in_vfork(process.pid)]
     for _ in range(_LOOKS):
@@ -407,8 +285,9 @@ def _vfork(scene: Scene, process: Process) -> Finding:
 
 
 def _leaderless(tree: Sequence[Process]) -> set[int]:
-    """Whose main thread has ended while others run on, which is so for a moment of every process
-    that ends with threads.
+    """Return the processes whose main thread has ended while others run on.
+
+    Every process that ends with threads is in this state for a moment.
     """
     found = [process for process in tree if process.zombie and process.threads > 1]
     for _ in range(_LOOKS):
@@ -427,114 +306,3 @@ def _wait_channel(pid: int) -> str:
         return read_text(pid, "wchan") or "unknown"
     except (NoSuchProcess, OSError):
         return "unknown"
-
-
-def _sessions(scene: Scene) -> Iterator[Finding]:
-    """Sessions and process groups led from outside the tree."""
-    root = scene.root
-    if root.sid not in scene.by_pid or root.pgid not in scene.by_pid:
-        leader = (
-            f"its session is led by {scene.command_of(root.sid)}"
-            if root.sid not in scene.by_pid
-            else "its process group is led"
-        )
-        yield Finding(
-            "info",
-            "session-outside",
-            f"{root} does not lead its session: {leader} from outside the tree; a restore gives "
-            "it a session of its own",
-            "Start programs that shall be dumped with `setsid`, or dump the leader.",
-            pid=root.pid,
-        )
-    behind = {pid for pids in members(scene.by_pid.keys()).values() for pid in pids}.difference(
-        scene.by_pid
-    )
-    for pid in sorted(behind):
-        if not _left_behind(pid, root):
-            continue
-        yield Finding(
-            "warning",
-            "left-behind",
-            f"{scene.command_of(pid)} is in a session or process group of the tree, but not below "
-            "its root: it is not dumped; "
-            "while it lives, the tree can be restored only in a PID namespace of its own",
-            "End it, or dump a root that has it below (a session of `criuctl run` keeps its "
-            "orphans).",
-            pid=pid,
-        )
-    for process in scene.tree:
-        if (
-            scene.at_home(process.pid, "pid")
-            and len(process.ns_pids) > 1
-            and _inner_session(process.pid) == 0
-        ):
-            yield Finding(
-                "error",
-                "session-outside-pid-namespace",
-                f"the session of {process} is led from outside its PID namespace; it has no "
-                "number there that CRIU could save",
-                "Start the program in the PID namespace with a session of its own: `unshare "
-                "--pid --fork setsid ...`.",
-                pid=process.pid,
-            )
-
-
-def _lost_sessions(scene: Scene) -> Iterator[Finding]:
-    """Sessions that CRIU dumps and cannot build again (criu/pstree.c, prepare_pstree_ids).
-
-    Who is in another session than its parent must have been forked before that one or one above it
-    left the session.  Only for children of the root CRIU makes helpers: in the place of a leader
-    that has ended, or below one that lives.
-    """
-    root = scene.root
-    parents = {process.pid: process.ppid for process in scene.tree[1:]}
-    # A session that is led from outside is the root's at a restore.
-    sids = {
-        process.pid: root.pid if process.sid == root.sid else process.sid for process in scene.tree
-    }
-    for process in scene.tree[1:]:
-        sid = sids[process.pid]
-        if process.ppid == root.pid and sid not in (root.pid, process.pid):
-            helper = -sid if sid in scene.by_pid else sid
-            parents[process.pid], parents[helper] = helper, sid if helper < 0 else root.pid
-            sids[helper] = sid
-    born: dict[int, int] = {}
-    for process in scene.tree[1:]:
-        above, sid = parents[process.pid], sids[process.pid]
-        if sid in (process.pid, sids.get(above)):
-            continue
-        while above in sids and above != sid and born.setdefault(above, sid) == sid:
-            above = parents.get(above, 0)
-        if above == sid:
-            continue
-        parent = scene.command_of(process.ppid)
-        yield Finding(
-            "error",
-            "session-lost",
-            f"{process} is in session {process.sid}, but was adopted by {parent}, which never "
-            "was: CRIU would dump that, and can "
-            "restore it only for children of the root",
-            f"Dump the tree below {parent} by itself, with that one as the root, or end "
-            f"{process.pid} first.",
-            pid=process.pid,
-        )
-
-
-def _left_behind(pid: int, root: Process) -> bool:
-    """Whether it lives, and not below the root: it may have been forked since the tree was looked
-    at.
-    """
-    try:
-        return ProcessIdentity.of(pid).alive() and root.pid not in ancestors(pid)
-    except NoSuchProcess:
-        return False
-
-
-def _inner_session(pid: int) -> int | None:
-    try:
-        for line in read_lines(pid, "status"):
-            if line.startswith("NSsid:"):
-                return int(line.split()[-1])
-    except NoSuchProcess:
-        pass
-    return None

@@ -1,7 +1,7 @@
-"""Everything the checks look at, read once.
+"""The scene: everything that the checks look at, read once.
 
-The tree runs on meanwhile.  A process that vanishes between two looks is left out from then on;
-only the root's end matters, and that is told by `collect` raising `NoSuchProcess`.
+The tree runs on meanwhile.  A process that vanishes between two looks is left out from then on.
+Only the root's end matters: then `collect` raises `NoSuchProcess`.
 """
 
 from __future__ import annotations
@@ -44,57 +44,57 @@ class Scene(Struct, dict=True):
 
     @property
     def root(self) -> Process:
-        """The root process."""
+        """Return the root process."""
         return self.tree[0]
 
     @property
     def living(self) -> list[Process]:
-        """The processes that were there long enough to be looked at, without zombies."""
+        """Return the processes that existed long enough to be read, without zombies."""
         return [process for process in self.tree if process.pid in self.opened]
 
     @cached_property
     def by_pid(self) -> dict[int, Process]:
-        """PID -> process."""
+        """Return the processes by PID."""
         return {process.pid: process for process in self.tree}
 
     @cached_property
     def sockets(self) -> list[TreeSocket]:
-        """The sockets of the tree."""
+        """Return the sockets of the tree."""
         return tree_sockets(self.opened)
 
     @cached_property
     def terminals(self) -> list[Terminal]:
-        """The terminals of the tree."""
+        """Return the terminals of the tree."""
         return terminals(self.tree, self.opened)
 
     def named(self, path: str) -> bool:
-        """Whether a file is taken along because it is named, or is in a folder that is."""
+        """Return whether a file is taken along because it, or a folder above it, is named."""
         return any(
             path == place or path.startswith(f"{place.rstrip('/')}/") for place in self.with_files
         )
 
     def descriptors(self) -> Iterator[tuple[Process, Descriptor]]:
-        """Every descriptor of every process."""
+        """Yield every descriptor of every process."""
         for process in self.tree:
             for descriptor in self.opened.get(process.pid, ()):
                 yield process, descriptor
 
     def mappings(self) -> Iterator[tuple[Process, Mapping]]:
-        """Every mapping of every process."""
+        """Yield every mapping of every process."""
         for process in self.tree:
             for mapping in self.mapped.get(process.pid, ()):
                 yield process, mapping
 
     def entered(self, kind: str) -> bool:
-        """Whether CRIU is put into the root's namespace of this kind, it being another than
-        ours.
+        """Return whether CRIU is put into the root's namespace of this kind, which is not
+        criuctl's.
         """
         if kind == "net" and (own := self.own_network) is not None and own.saved:
             return False
         return kind in self._entered
 
     def saved(self, kind: str) -> bool:
-        """Whether CRIU saves the root's namespace of this kind, it being another than ours."""
+        """Return whether CRIU saves the root's namespace of this kind, which is not criuctl's."""
         return self.foreign(kind) and not self.entered(kind)
 
     @cached_property
@@ -103,33 +103,33 @@ class Scene(Struct, dict=True):
 
     @cached_property
     def own_network(self) -> OwnNetwork | None:
-        """The root's net namespace, if it is another than ours and ends with the tree."""
+        """Return the root's net namespace, if it is not criuctl's and ends with the tree."""
         return network_of(self.root.pid, self.by_pid) if self.foreign("net") else None
 
     def foreign(self, kind: str) -> bool:
-        """Whether the root's namespace of this kind is not ours."""
-        mine = self.namespaces.get(self.root.pid)
-        return mine is not None and mine.get(kind) != self.own_namespaces.get(kind)
+        """Return whether the root's namespace of this kind is not criuctl's."""
+        own = self.namespaces.get(self.root.pid)
+        return own is not None and own.get(kind) != self.own_namespaces.get(kind)
 
     def at_home(self, pid: int, kind: str) -> bool:
-        """Whether this process is in the root's namespace of this kind."""
+        """Return whether this process is in the root's namespace of this kind."""
         home = self.namespaces.get(self.root.pid, {})
         return self.namespaces.get(pid, {}).get(kind) == home.get(kind)
 
     @property
     def mounts(self) -> dict[int, Mount]:
-        """Mount id -> mount, of all mount namespaces that processes of the tree live in."""
+        """Return the mounts by mount id, of all mount namespaces that processes of the tree are
+        in.
+        """
         return self._all_mounts[0]
 
     @property
     def known_mount_namespaces(self) -> set[int]:
-        """The mount namespaces whose mounts are all in `mounts`."""
+        """Return the mount namespaces whose mounts are all in `mounts`."""
         return self._all_mounts[1]
 
     def root_of(self, mnt_id: int) -> str | None:
-        """What leads from here to the root folder of the mount namespace with this mount, as
-        `mounts` knows it; None: nothing.
-        """
+        """Return the path to the root folder of the mount namespace with this mount, or None."""
         return self._all_mounts[2].get(mnt_id)
 
     @cached_property
@@ -157,19 +157,19 @@ class Scene(Struct, dict=True):
         return found, seen, roots
 
     def _mounts_of(self, pid: int, namespace: int) -> list[Mount] | None:
-        """The mounts of a whole namespace; None from inside a chroot, which sees only a part of
-        them.
+        """Return the mounts of a whole namespace; None from inside a chroot, which sees only a part
+        of them.
         """
         if namespace == self.own_namespaces.get("mnt"):
             return read_mounts()
         return read_mounts(pid) if read_link(pid, "root") == "/" else None
 
     def knows_mounts_of(self, pid: int) -> bool:
-        """Whether `mounts` has all mounts that the namespace of this process has."""
+        """Return whether `mounts` has all mounts of this process's namespace."""
         return self.namespaces.get(pid, {}).get("mnt") in self.known_mount_namespaces
 
     def hides(self, mount: Mount) -> Mount | None:
-        """What was mounted over all of this mount, or over what it is on (criu/mount.c,
+        """Return the mount that covers all of this mount, or of one below it (criu/mount.c,
         mnt_is_overmounted).
         """
         at = mount
@@ -191,8 +191,10 @@ class Scene(Struct, dict=True):
         return found
 
     def outside(self, pid: int) -> bool:
-        """Whether a process (0: one unseen) lives and is not of the tree, which may have started it
-        since the look.
+        """Return whether a process lives and is not of the tree, which may have started it
+        meanwhile.
+
+        PID 0 stands for a process that cannot be seen.
         """
         try:
             return pid not in self.by_pid and self.by_pid.keys().isdisjoint(ancestors(pid))
@@ -200,7 +202,7 @@ class Scene(Struct, dict=True):
             return False
 
     def command_of(self, pid: int) -> str:
-        """``PID (command)`` of any process, as far as it can be told."""
+        """Return ``PID (command)`` of any process, or what is known of it."""
         try:
             return f"{pid} ({read_text(pid, 'comm').strip()})"
         except NoSuchProcess:
@@ -210,8 +212,9 @@ class Scene(Struct, dict=True):
 def collect(
     root: int, config: Config, *, leave_running: bool = False, with_files: Sequence[str] = ()
 ) -> Scene:
-    """Look at the tree of `root`.  `NoSuchProcess` if there is none, `PreflightRefused` if we may
-    not look.
+    """Read the tree of `root`.
+
+    Raises `NoSuchProcess` if there is none, `PreflightRefused` if criuctl may not look at it.
     """
     tree = read_tree(root)
     opened: dict[int, list[Descriptor]] = {}

@@ -1,4 +1,4 @@
-"""What a service manager makes of it when a tree ends at its dump."""
+"""Check how the service manager reacts when a tree ends at its dump."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _STARTED_AGAIN = frozenset({"always", "on-failure", "on-abnormal", "on-abort"}) 
 
 
 def check_service(scene: Scene) -> Iterator[Finding]:
-    """The main process of a unit that is started anew when it ends: there would be two of it after
-    the restore.
+    """Report the main process of a unit that is restarted when it ends: after the restore it would
+    run twice.
     """
     if scene.leave_running or not os.path.isdir(_BOOTED):
         return
@@ -28,17 +28,17 @@ def check_service(scene: Scene) -> Iterator[Finding]:
     if not unit.endswith(".service"):
         return
     try:
-        told = command.run(
+        answer = command.run(
             ["systemctl", "show", "--property=MainPID,Restart", "--", unit], timeout=_TIMEOUT
         ).text
     except CriuctlError:
-        return  # no systemctl, or a systemd that does not answer now: nothing is known of the unit
-    properties = dict(line.split("=", 1) for line in told.splitlines() if "=" in line)
+        return  # no systemctl, or no answer from systemd: nothing is known of the unit
+    properties = dict(line.split("=", 1) for line in answer.splitlines() if "=" in line)
     if properties.get("MainPID") == str(root) and properties.get("Restart") in _STARTED_AGAIN:
         yield Finding(
             "warning",
             "started-again",
-            f"{unit} has Restart={properties['Restart']}: systemd starts it anew as soon as the "
+            f"{unit} has Restart={properties['Restart']}: systemd starts it again as soon as the "
             "dump has ended it",
             f"Before the dump: `systemctl edit --runtime {quoted(unit)}`, with the lines "
             "[Service] and Restart=no.",

@@ -1,4 +1,4 @@
-"""Memory that the tree shares with processes outside: through files, or since a fork."""
+"""Check memory that the tree shares with processes outside: through files, or since a fork."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Shared(Struct):
 
 
 def check_shared_mappings(scene: Scene) -> Iterator[Finding]:
-    """Memory of the tree to which others write."""
+    """Report memory of the tree to which processes outside write."""
     found = _files(scene)
     outside = writers_to({inode: [file.path] for inode, file in found.items()}, but=scene.by_pid)
     others = [(found[inode], pid) for inode, pid in outside.items() if scene.outside(pid)]
@@ -48,8 +48,8 @@ def check_shared_mappings(scene: Scene) -> Iterator[Finding]:
 
 
 def _nameless(scene: Scene) -> Iterator[Finding]:
-    """Memory shared with a process outside without a file that has a name: the tree has its own
-    after a restore.
+    """Report memory that is shared with a process outside through no named file: after a restore
+    the tree has a copy.
     """
     sought: dict[tuple[int, int], tuple[Process, str]] = {}
     for process, m in scene.mappings():
@@ -58,8 +58,8 @@ def _nameless(scene: Scene) -> Iterator[Finding]:
     found: dict[tuple[int, int], int] = {}
     for pid in (pid for pid in all_pids() if sought and pid not in scene.by_pid):
         with suppress(CriuctlError, OSError):
-            theirs = {(m.device, m.inode) for m in mappings(pid) if m.shared and m.deleted}
-            found |= dict.fromkeys(theirs & sought.keys(), pid)
+            shared = {(m.device, m.inode) for m in mappings(pid) if m.shared and m.deleted}
+            found |= dict.fromkeys(shared & sought.keys(), pid)
     others = [(sought[key], pid) for key, pid in found.items() if scene.outside(pid)]
     if others:
         (process, path), pid = others[0]
@@ -76,7 +76,7 @@ def _nameless(scene: Scene) -> Iterator[Finding]:
 
 
 def _files(scene: Scene) -> dict[tuple[int, int], _Shared]:
-    """Device and inode -> each of them once, with a process that has it mapped."""
+    """Return each file once, by device and inode, with a process that has it mapped."""
     found: dict[tuple[int, int], _Shared] = {}
     seen: set[tuple[int, int, str]] = set()
     for process, m in scene.mappings():

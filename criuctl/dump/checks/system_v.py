@@ -1,8 +1,7 @@
-"""System V semaphores and message queues of the host's IPC namespace: CRIU saves them only together
-with a namespace.
+"""Check System V semaphores and message queues of the host's IPC namespace.
 
-Nothing says who uses them; the kernel notes which process was the last to.  (Attached segments of
-shared memory are mappings: `memory`.)
+CRIU saves them only together with a namespace.  The kernel does not list their users, only the last
+one.  (Attached segments of shared memory are mappings: `memory`.)
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from ...report import Finding
 from .scene import Scene
 
 _HINT = "Start the program in a private IPC namespace: `unshare --ipc setsid ...`."
-_ASKED = 4096  # semaphores of which the last user is asked
+_ASKED = 4096  # semaphores of each set whose last user is asked for
 
 
 def check_sysv(scene: Scene) -> Iterator[Finding]:
-    """Those that a process of the tree was the last to use."""
+    """Report those whose last user is a process of the tree."""
     if scene.foreign("ipc"):
         return
     used = [*_semaphores(scene.by_pid), *_queues(scene.by_pid)]
@@ -58,7 +57,7 @@ def _queues(pids: Container[int]) -> Iterator[tuple[str, int]]:
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:
-    """The lines of a table of /proc/sysvipc; a kernel without System V has none."""
+    """Return the lines of a table of /proc/sysvipc; a kernel without System V has none."""
     with suppress(OSError):
         head, *lines = text_lines(read_raw(f"/proc/sysvipc/{name}").decode())
         names = head.split()

@@ -1,4 +1,4 @@
-"""Terminals of which only one side is in the tree."""
+"""Check terminals of which only one side is in the tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HIGHEST, _DESCRIPTIONS = 1000, 64  # CRIU: criu/tty.c, MAX_PTY_INDEX and ETTY_I
 
 
 def check_terminals(scene: Scene) -> Iterator[Finding]:
-    """Every pseudo-terminal whose master is not in the tree, and every master whose slave is
+    """Check every pseudo-terminal whose master is not in the tree, and every master whose slave is
     not.
     """
     outside = [
@@ -48,8 +48,9 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
 
 
 def _several_meanings(scene: Scene) -> Iterator[Finding]:
-    """/dev/tty is one name to CRIU: either it opens that itself, as of a console, or criuctl tells
-    what each one is of.
+    """Check that /dev/tty has one meaning, as CRIU needs it.
+
+    Either CRIU opens it itself, as for a console, or criuctl gives CRIU the terminal of each.
     """
     consoles = [t for t in scene.terminals if t.aliases and t.kind != "pts"]
     if consoles and any(t.kind == "pts" for t in scene.terminals):
@@ -58,8 +59,8 @@ def _several_meanings(scene: Scene) -> Iterator[Finding]:
             "error",
             "terminal-names",
             f"/dev/tty is open for {consoles[0].path or 'a console'}, and there are "
-            "pseudo-terminals too; CRIU cannot tell "
-            "them apart",
+            "pseudo-terminals too; CRIU cannot distinguish "
+            "them",
             "Have the program open its terminal by its own name, or run it on a terminal of "
             "criuctl's (`criuctl run`).",
             pid=pid,
@@ -68,7 +69,7 @@ def _several_meanings(scene: Scene) -> Iterator[Finding]:
 
 
 def _numbers(scene: Scene) -> Iterator[Finding]:
-    """Terminals inside the tree with a number that CRIU has no room for."""
+    """Report terminals inside the tree whose number is too high for CRIU."""
     masters = (
         (index, process.pid, d.fd)
         for process, d in scene.descriptors()
@@ -86,7 +87,7 @@ def _numbers(scene: Scene) -> Iterator[Finding]:
             "terminal-number",
             f"the terminal /dev/pts/{index} is inside the tree; CRIU saves those up to number "
             f"{_HIGHEST}",
-            "End what holds the many others, and have the program open its terminal anew; or give "
+            "End what holds the many others, and have the program open its terminal again; or give "
             "it a /dev/pts of its own "
             "(mount namespace, devpts).",
             pid=pid,
@@ -95,8 +96,8 @@ def _numbers(scene: Scene) -> Iterator[Finding]:
 
 
 def _many_outside(held: Sequence[tuple[int, int]]) -> Iterator[Finding]:
-    """How often terminals held from outside are opened, and /dev/tty, in the whole tree; who
-    inherits one has not opened it.
+    """Count how often terminals held from outside, and /dev/tty, are opened in the whole tree;
+    inherited descriptors do not count.
     """
     opened: list[tuple[int, int]] = []
     for pid, fd in held if len(held) > _DESCRIPTIONS else ():
@@ -121,8 +122,10 @@ def _many_outside(held: Sequence[tuple[int, int]]) -> Iterator[Finding]:
 
 
 def _followers(scene: Scene) -> Iterator[Finding]:
-    """Who is in a session on a terminal of the tree's own /dev/pts and does not lead it: CRIU makes
-    that when they are there.
+    """Report processes in a session on a terminal of the tree's own /dev/pts that do not lead the
+    session.
+
+    CRIU makes the terminal when they exist already.
     """
     if (
         not scene.foreign("mnt")
@@ -146,8 +149,8 @@ def _followers(scene: Scene) -> Iterator[Finding]:
 
 
 def _masters_alone(scene: Scene) -> Iterator[Finding]:
-    """Masters in the tree whose slaves are held by others: as long as they are, the number of the
-    terminal is taken.
+    """Report masters in the tree whose slaves are held by others: until they close them, the
+    terminal's number is taken.
     """
     inside = {terminal.number for terminal in scene.terminals if terminal.holders}
     alone = {

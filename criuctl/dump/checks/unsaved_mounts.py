@@ -1,4 +1,4 @@
-"""Mounts of a tree that CRIU saves the mount namespaces of, but cannot make again (criu/mount.c,
+"""Check mounts in namespaces that CRIU saves, but that it cannot make again (criu/mount.c,
 validate_mounts).
 
 CRIU makes a mount again in one of three ways: it binds what this host has mounted, too; it mounts
@@ -33,20 +33,21 @@ _MADE = frozenset(
         *("debugfs", "tracefs", "cgroup", "cgroup2", "aufs", "overlay", "autofs"),
     }
 )  # of the kinds of file systems
-_DELETED = "//deleted"  # ends the root of a mount whose folder was removed, which CRIU makes again
+_DELETED = "//deleted"  # the suffix of a mount's root whose folder was removed; CRIU makes it again
 
 
 def unsaved(
-    pid: int, inside: Sequence[Mount], every: Sequence[Mount], ours: Sequence[Mount]
+    pid: int, inside: Sequence[Mount], every: Sequence[Mount], host: Sequence[Mount]
 ) -> Iterator[Finding]:
-    """Findings of the mounts that `pid` sees; `every`: those of all namespaces of the tree, `ours`:
-    those of this host.
+    """Report the mounts that `pid` sees and CRIU cannot make again.
+
+    `every`: the mounts of all namespaces of the tree; `host`: those of this host.
     """
     for mount in inside:
         if mount.point == "/" or mount.root.endswith(_DELETED) or mount.kind.startswith("fuse"):
             continue
         if any(
-            other.device == mount.device and _is_below(mount.root, other.root) for other in ours
+            other.device == mount.device and _is_below(mount.root, other.root) for other in host
         ):
             continue
         if mount.kind == "binfmt_misc":
@@ -60,15 +61,15 @@ def unsaved(
                 yield _error(pid, f"{text}; CRIU cannot mount it again", mount)
         elif not any(other.device == mount.device and _shows(other, mount) for other in every):
             text = (
-                f"{mount.point} shows {mount.root} of a file system ({mount.kind}) all of which "
-                "is mounted neither in the"
+                f"{mount.point} shows {mount.root} of a file system ({mount.kind}) all of which is "
+                "mounted neither in the"
             )
             yield _error(pid, f"{text} tree nor on this host; CRIU cannot make that again", mount)
 
 
 def _interpreters(pid: int, mount: Mount) -> Iterator[Finding]:
-    """Formats that the tree has registered: the kernel forgets them with the last mount, and CRIU
-    makes an empty one.
+    """Warn of program formats that the tree has registered: the kernel forgets them with the last
+    mount, and CRIU makes an empty one.
     """
     with suppress(OSError):
         formats = sorted(set(os.listdir(f"/proc/{pid}/root{mount.point}")) - {"register", "status"})
@@ -87,7 +88,7 @@ def _interpreters(pid: int, mount: Mount) -> Iterator[Finding]:
 
 
 def _shows(other: Mount, mount: Mount) -> bool:
-    """Whether what `mount` shows is bound from there."""
+    """Return whether what `mount` shows can be bound from `other`."""
     return other.root == "/" or (other.point == "/" and _is_below(mount.root, other.root))
 
 

@@ -1,8 +1,8 @@
-"""Descriptors that watch something: inotify, fanotify, epoll, folders (dnotify).
+"""Check descriptors that watch something: inotify, fanotify, epoll, folders (dnotify).
 
-The kernel tells files that are watched by handles, and what an epoll watches by numbers of
-descriptors that may be closed.  CRIU looks for what they mean (criu/fsnotify.c, check_open_handle;
-criu/eventpoll.c), and refuses what it does not find.
+The kernel shows watched files as handles, and the targets of an epoll as descriptor numbers that
+may be closed.  CRIU looks for their meaning (criu/fsnotify.c, check_open_handle; criu/eventpoll.c),
+and refuses what it does not find.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ...proc.syscalls import borrowed, is_watched, open_by_handle, same_file
 from ...proc.tree import Process
 from ...report import Finding
 from .deleted import others_control
-from .files import mount_of
 from .namespaces import at_top
+from .open_paths import mount_of
 from .scene import Scene
 
-_IN_MEMORY = ("tmpfs", "devtmpfs")  # whose inode numbers mean nothing at a restore
-_SEARCHED = (  # criu/irmap.c: where CRIU looks for what no handle leads to
+_IN_MEMORY = ("tmpfs", "devtmpfs")  # their inode numbers mean nothing at a restore
+_SEARCHED = (  # criu/irmap.c: where CRIU searches for what no handle leads to
     *(
         "/etc",
         "/var/spool",
@@ -49,9 +49,9 @@ _DROP = "Have the program drop the watch before the dump."
 
 
 def check_watches(scene: Scene) -> Iterator[Finding]:
-    """Events that are lost, and watches that CRIU cannot save."""
+    """Report events that are lost, and watches that CRIU cannot save."""
     epolls: list[tuple[Process, Descriptor]] = []
-    searched = cache(_searched)  # once, however many marks lead nowhere
+    searched = cache(_searched)  # once, for all marks that lead nowhere
     for process, d in scene.descriptors():
         if d.kind in ("inotify", "fanotify"):
             yield from _notify(scene, process, d, searched)
@@ -63,7 +63,7 @@ def check_watches(scene: Scene) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "dnotify",
-                f"changes in {d.target} are told by a signal (F_NOTIFY); they no longer are "
+                f"changes in {d.target} are reported by a signal (F_NOTIFY); they no longer are "
                 "after a restore",
                 "Have the program use inotify, or ask for it again.",
                 pid=process.pid,
@@ -107,7 +107,7 @@ def _notify(scene: Scene, process: Process, d: Descriptor, searched: Searched) -
         return
     reasons: Counter[tuple[str, str]] = Counter()
     for mark in marks:
-        # Once more: it may be given another name while it is looked for.
+        # Try twice: the file may be renamed during the search.
         if _unreachable(scene, top, mark, searched) and (
             why := _unreachable(scene, top, mark, searched)
         ):
@@ -119,7 +119,7 @@ def _notify(scene: Scene, process: Process, d: Descriptor, searched: Searched) -
 
 
 def _unread(process: Process, d: Descriptor) -> int:
-    """Bytes that a read would give; nothing is taken."""
+    """Return the number of bytes that a read would give; nothing is consumed."""
     return _asked(
         process,
         d,
@@ -128,7 +128,9 @@ def _unread(process: Process, d: Descriptor) -> int:
 
 
 def _asked(process: Process, d: Descriptor, question: Callable[[int], int]) -> int:
-    """What is said to that of a duplicate of our own; 0 if it has ended, or closed it."""
+    """Return the answer of `question` about a duplicate; 0 if the process has ended, or closed
+    it.
+    """
     try:
         with borrowed(process.pid, d.fd) as own:
             return question(own)
@@ -137,8 +139,8 @@ def _asked(process: Process, d: Descriptor, question: Callable[[int], int]) -> i
 
 
 def _watches(process: Process, d: Descriptor, mark: dict[str, str]) -> bool:
-    """Whether it does so still: a watch goes with its file, which may be written anew while it is
-    looked for.
+    """Return whether it still watches that: a watch goes with its file, which may be replaced
+    during the search.
     """
     try:
         now = map(_fields, read_lines(process.pid, f"fdinfo/{d.fd}"))
@@ -153,13 +155,15 @@ def _fields(line: str) -> dict[str, str]:
     return dict(_FIELD.findall(line))
 
 
-def _device(told: str) -> int:
-    number = int(told, 16)
+def _device(field: str) -> int:
+    number = int(field, 16)
     return os.makedev(number >> 20, number & 0xFFFFF)
 
 
 def _top(scene: Scene) -> str | None:
-    """What leads from here to the paths of the tree's mount namespace; None if nothing does."""
+    """Return the path that leads from criuctl to the tree's mount namespace; None if there is
+    none.
+    """
     if not scene.foreign("mnt"):
         return ""
     top = f"/proc/{at_top(scene)}/root"
@@ -169,8 +173,9 @@ def _top(scene: Scene) -> str | None:
 def _unreachable(
     scene: Scene, top: str, mark: dict[str, str], searched: Searched
 ) -> tuple[str, str] | None:
-    """A code, and why CRIU does not come to what is watched; None: it does, or that cannot be
-    told.
+    """Return a code and the reason why CRIU does not find what is watched.
+
+    None: it finds it, or that cannot be determined.
     """
     device, inode = _device(mark["sdev"]), int(mark["ino"], 16)
     found: Mount | None = None
@@ -193,8 +198,8 @@ def _unreachable(
             if os.stat(root + path).st_ino == inode:
                 return None
     if found is not None:
-        # Of others CRIU has the handle, which it can open in a restore only where it makes all
-        # mounts anew.
+        # For other files CRIU has the handle, which a restore can open only if CRIU makes all
+        # mounts again.
         lost = not (_mounts_are_saved(scene) or (device, inode) in _kept(scene))
         if not lost and _made_by_criuctl(scene, device, inode):
             return (
@@ -206,7 +211,10 @@ def _unreachable(
         if found.kind in _IN_MEMORY:
             return "watch-of-deleted", f"on a deleted or hidden file of a {found.kind}"
         return (
-            ("watch-of-deleted", "on a deleted or hidden file that nobody of the tree has open")
+            (
+                "watch-of-deleted",
+                ("on a deleted or hidden file that no process of the tree has open"),
+            )
             if lost
             else None
         )
@@ -226,8 +234,9 @@ def _mounts_are_saved(scene: Scene) -> bool:
 
 
 def _made_by_criuctl(scene: Scene, device: int, inode: int) -> bool:
-    """Whether it is a deleted file that CRIU is handed, not one that it makes itself: it does not
-    find that for a watch.
+    """Return whether it is a deleted file that criuctl hands to CRIU.
+
+    CRIU does not find such a file for a watch, unlike one that it makes itself.
     """
     names = {
         d.target
@@ -238,8 +247,8 @@ def _made_by_criuctl(scene: Scene, device: int, inode: int) -> bool:
 
 
 def _kept(scene: Scene) -> set[tuple[int, int]]:
-    """Device and inode of all that is of the tree: a deleted file of it comes back, and what
-    watches it with it.
+    """Return device and inode of all files of the tree: a deleted one comes back, and its watches
+    with it.
     """
     kept = {(d.device, d.inode) for _, d in scene.descriptors()}
     kept |= {(os.makedev(m.major, m.minor), m.inode) for _, m in scene.mappings()}
@@ -252,8 +261,9 @@ def _kept(scene: Scene) -> set[tuple[int, int]]:
 
 
 def _path(point: str, mount: Mount, mark: dict[str, str]) -> str:
-    """The path of what is watched, by its handle; `OSError`, `KeyError` if there is no way from
-    this mount.
+    """Return the path of what is watched, by its handle.
+
+    Raises `OSError`, `KeyError` if there is no way from this mount.
     """
     base = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -269,7 +279,7 @@ def _path(point: str, mount: Mount, mark: dict[str, str]) -> str:
 
 
 def _searched(top: str) -> set[tuple[int, int]]:
-    """Device and inode of whatever is where CRIU searches."""
+    """Return device and inode of every file where CRIU searches."""
     paths = [f"{top}/.", *(f"{top}{path}" for path in _SEARCHED)]
     for path in _SEARCHED:
         for folder, folders, files in os.walk(top + path):
@@ -283,9 +293,7 @@ def _searched(top: str) -> set[tuple[int, int]]:
 
 
 def _epoll(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
-    """What an epoll watches has to be open in the process itself: in the first one that has the
-    epoll.
-    """
+    """Check that the targets of an epoll are open in the first process that has the epoll."""
     opened = {other.fd: other for other in scene.opened[process.pid]}
     seen: Counter[int] = Counter()
     lost = []
@@ -296,7 +304,7 @@ def _epoll(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
         nth, seen[number] = seen[number], seen[number] + 1
         now = opened.get(number)
         if now is None or (now.inode, now.device) != what:
-            with suppress(OSError):  # it watches something else by now
+            with suppress(OSError):  # it watches something else now
                 if not _has(scene, process, d, number, nth, what):
                     lost.append(number)
     if lost:
@@ -316,8 +324,8 @@ def _epoll(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
 def _has(
     scene: Scene, process: Process, d: Descriptor, number: int, nth: int, what: tuple[int, int]
 ) -> bool:
-    """Whether the process has what its epoll watches, under whatever number, and none before it has
-    that; `OSError`.
+    """Return whether the process has the epoll's target, under any number, and no earlier process
+    has it; `OSError`.
     """
     if _is(process, d, number, nth, number):
         return True
@@ -326,7 +334,7 @@ def _has(
             own = process.pid, other.fd
             break
     else:
-        # raises if it watches that no more: it was closed since
+        # raises if it no longer watches that: it was closed meanwhile
         is_watched(process.pid, d.fd, number, nth, d.fd)
         return False
     before = scene.tree[: scene.tree.index(process)]

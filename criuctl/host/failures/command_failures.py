@@ -1,5 +1,5 @@
-"""Helper programs that fail, or that somebody kills: why an operation failed, and no bug of
-criuctl's.
+"""Failures of helper programs, also killed ones: reported as the operation's failure, not as a bug
+of criuctl.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from ...errors import CommandFailed, CriuctlError
 
 
 @contextmanager
-def told_as(kind: type[CriuctlError], fate: Callable[[], str]) -> Iterator[None]:
-    """While inside, such a failure is a `kind`, with what has become of the tree; of which "" is
-    none.
+def reraised_as(kind: type[CriuctlError], fate: Callable[[], str]) -> Iterator[None]:
+    """Re-raise `CommandFailed` as `kind`, appending the tree's fate; without one it passes
+    unchanged.
     """
     try:
         yield
     except CommandFailed as error:
-        told = fate()
-        if not told:
+        ending = fate()
+        if not ending:
             raise
-        raise kind(f"{error.message}; {told}", hint=error.hint, **error.details) from error
+        raise kind(f"{error.message}; {ending}", hint=error.hint, **error.details) from error

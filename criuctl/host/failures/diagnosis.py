@@ -1,10 +1,10 @@
-"""What CRIU's log means: the first real error, whom it is about, and what to do.
+"""Find in CRIU's log the first real error, the process it is about, and what to do.
 
-CRIU ends with one bit.  Why is in its log, mostly in the first error line; what follows is the same
-failure seen from further up, and some lines are noise in every run.  `diagnose` picks that line,
-the process and descriptor it speaks of (from the line itself, or from the lines around it that name
-them), and words from a table.  The table is for people who have never read CRIU's sources; CRIU's
-own sentence is always kept.
+CRIU reports only success or failure.  The reason is in its log, mostly in the first error line;
+what follows is the same failure seen from a caller, and some lines are noise in every run.
+`diagnose` picks that line, the process and descriptor that it is about (from the line itself, or
+from the lines around it that name them), and a text from a table.  The table is for people who have
+never read CRIU's sources; CRIU's own sentence is always kept.
 
 PIDs in a log are those of the PID namespace that CRIU ran in, which for an entered tree is the
 tree's own.
@@ -30,11 +30,11 @@ _LABEL = re.compile(r"[^A-Za-z0-9._-]+")
 # "(00.026239)  16590: Error (criu/files-ext.c:94): Can't dump file ...", "pie: 16576: Error (...):
 # ...", "Error: ..." (nft)
 _LINE = re.compile(
-    r"^(?:\(\d+\.\d+\)\s*)?(?:pie:\s*)?(?:(?P<pid>\d+):\s+)?(?P<level>Error|Warn )\s*\((?P<where>[^)]*)\):\s*(?P<text>.*)$"
+    r"^(?:\(\d+\.\d+\)\s*)?(?:pie:\s*)?(?:(?P<pid>\d+):\s+)?"
+    r"(?P<level>Error|Warn )\s*\((?P<where>[^)]*)\):\s*(?P<text>.*)$"
 )
 _SUBSYSTEM = re.compile(r"^[a-z][a-z0-9 -]{1,14}: ")
-# All that is said when the threads or children of a process still became more as CRIU gave up on
-# them.
+# The only message when a process still got more threads or children when CRIU gave up on them.
 _OVERRUN = re.compile(
     r"^\(\d+\.\d+\)\s*(?P<text>Collected \(-\d+ attempts, [1-9]\d* in_progress\))"
 )
@@ -49,25 +49,26 @@ _NOISE = (
     "Unable to get network namespace",
     "Could not process rule",
 )
-# The same failure told again by a caller.
+# The same failure, repeated by a caller.
 _ECHOES = re.compile(
-    r"^(?:Dump (?:files|core|mappings|ids|fs) |Dumping FAILED|Restoring FAILED|Collect (?:mappings|fds) "
-    r"|Can't make \w+ id$|Can't infect |Can't dump (?:misc|threads)|Unable to open fd=|\d+ exited, status=|\d+ killed by signal"
-    r"|Can't open \d+'s mapfile|Pre-dumping |Message reply from daemon|Can't retrieve FDs? from socket|Killing processes because"
-    r"|Unable to (?:un)?freeze)"
+    r"^(?:Dump (?:files|core|mappings|ids|fs) |Dumping FAILED|Restoring FAILED"
+    r"|Collect (?:mappings|fds) |Can't make \w+ id$|Can't infect |Can't dump (?:misc|threads)"
+    r"|Unable to open fd=|\d+ exited, status=|\d+ killed by signal|Can't open \d+'s mapfile"
+    r"|Pre-dumping |Message reply from daemon|Can't retrieve FDs? from socket"
+    r"|Killing processes because|Unable to (?:un)?freeze)"
 )
 
 
 class Diagnosis(Struct, frozen=True):
-    """A failure of CRIU in words."""
+    """A failure of CRIU, explained."""
 
-    text: str  # a sentence; ends with CRIU's own words where the table has better ones
+    text: str  # a sentence; ends with CRIU's own words if the table has better ones
     hint: str = ""
     pid: int | None = None
     fd: int | None = None
-    code: str = UNKNOWN  # stable name of what is known
+    code: str = UNKNOWN  # stable name of the known failure; UNKNOWN for another one
     line: str = ""  # CRIU's own words
-    passes: bool = False  # by itself: the same may succeed a moment later
+    passes: bool = False  # it passes by itself: the same may succeed a moment later
 
 
 class _Entry(Struct, frozen=True):
@@ -90,25 +91,25 @@ def _entries(lines: list[str]) -> Iterator[_Entry]:
 
 
 def diagnose(log: str, fallback: str = "") -> Diagnosis:
-    """What a failed run's log says; `fallback` is the sentence for a log that says nothing."""
+    """Return what a failed run's log says; `fallback` is the sentence for a log without errors."""
     lines = log.splitlines()
     entries = list(_entries(lines))
     errors = [e for e in entries if e.level == "Error" and not e.text.startswith(_NOISE)]
-    telling = [e for e in errors if not _ECHOES.match(e.text)]
-    # A line that the table knows says more than one that merely comes first.
-    for entry in telling:
+    informative = [e for e in errors if not _ECHOES.match(e.text)]
+    # A line that the table knows explains more than one that merely comes first.
+    for entry in informative:
         known = _known(entry, lines, entries)
         if known:
             return known
-    heard = (*telling, *(e for e in entries if e.level != "Error"))
-    fleeting = {e.number: found for e in heard if (found := _known(e, lines, entries, FLEETING))}
-    for entry in telling:
+    in_order = (*informative, *(e for e in entries if e.level != "Error"))
+    fleeting = {e.number: found for e in in_order if (found := _known(e, lines, entries, FLEETING))}
+    for entry in informative:
         if entry.number not in fleeting:
             pid, fd = _about(entry, lines, entries)
             return Diagnosis(
                 entry.text, _GENERAL_HINT, pid, fd, line=entry.text, passes=bool(fleeting)
             )
-    # Some refusals are only warned of, and the errors are their consequences.
+    # Some refusals are only logged as warnings, and the errors are their consequences.
     for entry in entries:
         if entry.level == "Warn":
             known = _known(entry, lines, entries)
@@ -122,7 +123,7 @@ def diagnose(log: str, fallback: str = "") -> Diagnosis:
     return Diagnosis(fallback or "CRIU ended without saying why", _GENERAL_HINT)
 
 
-_GENERAL_HINT = "The kept log has the details; `criuctl check` and `criuctl doctor` may tell more."
+_GENERAL_HINT = "The kept log has the details; `criuctl check` and `criuctl doctor` may find more."
 
 
 def _known(
@@ -147,7 +148,7 @@ def _known(
 
 
 def _about(entry: _Entry, lines: list[str], entries: list[_Entry]) -> tuple[int | None, int | None]:
-    """The process and descriptor that CRIU was busy with at this line."""
+    """Return the process and descriptor that CRIU was processing at this line."""
     pid, fd = entry.pid, None
     for later in entries:
         # The callers that repeat a failure know the process: "Dump files (pid: 16590) failed".
@@ -159,13 +160,15 @@ def _about(entry: _Entry, lines: list[str], entries: list[_Entry]) -> tuple[int 
                 pid, fd = int(match["pid"]), int(match["fd"])
             break
         if "Dumping task" in lines[number] or "----" in lines[number]:
-            break  # another part of the task: what came before is about something else
+            break  # another part of the task: earlier lines are about something else
     return pid, fd
 
 
 def kept(config: Config, log: str, label: str) -> dict[str, str]:
-    """`keep_log`, as a detail of the error that tells of the failure: a full disk is no reason to
-    tell of that instead.
+    """Call `keep_log` and return its path, or why it failed, as a detail of the error about CRIU's
+    failure.
+
+    A full disk must not replace that error.
     """
     try:
         return {"log": str(keep_log(config, log, label))}

@@ -1,3 +1,3 @@
-"""What was done on this host: every operation that changed something is an event, with its end and
+"""The journal of this host: every operation that changed something is an event, with its end and
 its cause.
 """

@@ -1,15 +1,15 @@
 """The event log of this host: ``STATE_DIR/events.jsonl``, one JSON object a line, for every
 operation that changed something.
 
-Events are numbered by `seq`, from 1, without gap or duplicate, whatever number of processes write
-at once and however they end.  The file is the only counter: who appends holds the lock
-(``events.lock``; the kernel lets go of it with its holder), reads the number of the last line, and
-writes one line with the next one in one write.  A line without its newline was never
-written: its writer was killed, the next one cuts it off, readers do not see it.  The line is on the
-disk before the operation ends, so that a number that was told is not given again after a power cut.
+Events are numbered by `seq`, from 1, without gap or duplicate, however many processes write at once
+and however they end.  The file is the only counter: a writer takes the lock (``events.lock``; the
+kernel releases it with its holder), reads the number of the last line, and writes one line with the
+next one in one write.  A line without its newline counts as not written: its writer was killed, the
+next one cuts it off, readers do not see it.  The line is on the disk before the operation ends, so
+that a number that was reported is not given again after a power cut.
 
 A file that has grown to `LIMIT` becomes ``events-<number of its first event>.jsonl``; the numbers
-go on in a new one, and only the newest `KEPT` such files stay.  What counters must not forget lies
+go on in a new one, and only the newest `KEPT` such files stay.  Totals that must outlive them are
 in ``events.tally.json`` (`tally`), which is brought up to date at each such change; so adding up
 takes one reading of one file.
 
@@ -39,7 +39,7 @@ from .tally import Tally
 LIMIT = 4 << 20  # bytes of one file
 KEPT = 8  # full files
 PATIENCE = 10.0  # seconds for the lock: it is held for less than a millisecond
-POLL = 0.2  # seconds between two looks of who follows
+POLL = 0.2  # seconds between two looks of a reader that follows
 _BLOCK = 64 << 10
 _ROTATED = re.compile(r"events-(\d{20})\.jsonl")
 
@@ -58,14 +58,14 @@ class EventLog:
     # --------------------------------------------------------------------------------------
 
     def append(self, bodies: Sequence[Mapping[str, Any]]) -> list[Event]:
-        """Add an event for each of `bodies`, with number and time, all or none; returns them.
+        """Add an event for each of `bodies`, with number and time, all or none; return them.
         `OSError`.
         """
         if not bodies:
             return []
         try:
             make_private(self.folder)
-        # what was done is done, whether or not it can be written down
+        # the operation is done, whether or not it can be recorded
         except UntrustedPath as error:
             raise PermissionError(errno.EACCES, error.message, str(self.folder)) from error
         with contextlib.ExitStack() as stack:
@@ -73,7 +73,7 @@ class EventLog:
                 file = stack.enter_context(self._open())
                 end = _mend(file)
                 if end >= self._limit:
-                    # too large a file is better than an event less
+                    # better too large a file than a missing event
                     with contextlib.suppress(OSError):
                         self._rotate()
                         file = stack.enter_context(self._open())
@@ -86,7 +86,7 @@ class EventLog:
                     json.dumps(e, separators=(",", ":")).encode("ascii") + b"\n" for e in events
                 )
                 _write(file, data, end)
-            # not under the lock: whoever comes next need not wait for the disk
+            # not under the lock: the next writer need not wait for the disk
             os.fdatasync(file.fileno())
             if not end:
                 self._sync_names()
@@ -113,7 +113,7 @@ class EventLog:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    # somebody was stopped with it: no operation waits for that
+                    # a lock's holder was stopped: no operation waits for that
                     if time.monotonic() > deadline:
                         raise TimeoutError(
                             f"{self.folder}/events.lock is held by another process"
@@ -128,7 +128,7 @@ class EventLog:
             os.close(fd)
 
     def _last(self, file: IO[bytes] | None, end: int) -> int:
-        """The number of the newest event, given the file that is written now."""
+        """Return the number of the newest event, given the file that is written now."""
         found = _last_number(file, end) if file is not None else None
         for path in reversed(self._full()):
             if found is not None:
@@ -138,7 +138,9 @@ class EventLog:
         return found or self._tallied().seq
 
     def _rotate(self) -> None:
-        """Set the file aside.  Cut off anywhere, the next one does what is missing."""
+        """Set the file aside.  If it is interrupted anywhere, the next call does what is
+        missing.
+        """
         tally = self.tally()
         temporary = self.folder / f".events.tally.{os.getpid()}"
         try:
@@ -169,7 +171,7 @@ class EventLog:
     def read(self, since: int = 0) -> Iterator[Event]:
         """The events that are kept, above number `since`, oldest first.  `OSError`."""
         try:
-            # first: what is set aside meanwhile is read as ours
+            # first: if it is set aside meanwhile, this descriptor still reads it
             current: IO[bytes] | None = self.path.open("rb")
         except FileNotFoundError:
             current = None
@@ -194,8 +196,8 @@ class EventLog:
                     yield event
 
     def follow(self, since: int | None = None) -> Iterator[Event | None]:
-        """Events above `since` (None: from now on) as they come, for ever; None whenever there is
-        none just now.
+        """Yield events above `since` (None: from now on) as they come, without end; None whenever
+        there is none just now.
         """
         number = self.newest() if since is None else since
         file: IO[bytes] | None = None
@@ -204,7 +206,7 @@ class EventLog:
             while True:
                 events: list[Event] = []
                 if file is not None:
-                    # asked before reading: then nothing is written to it after what we read
+                    # asked before reading: then nothing is written to it after what was read
                     replaced = not self._is(file)
                     events, offset = _lines(file, offset)
                     if replaced:
@@ -227,7 +229,7 @@ class EventLog:
                 file.close()
 
     def newest(self) -> int:
-        """The number of the newest event, 0 when there is none."""
+        """Return the number of the newest event, 0 when there is none."""
         try:
             with self.path.open("rb") as file:
                 return self._last(file, os.fstat(file.fileno()).st_size)
@@ -235,8 +237,8 @@ class EventLog:
             return self._last(None, 0)
 
     def tally(self) -> Tally:
-        """What all events since the first one add up to, also those that are not kept any more.
-        `OSError`.
+        """Return the totals of all events since the first one, also those that are not kept any
+        more. `OSError`.
         """
         tally = self._tallied()
         for event in self.read(tally.seq):
@@ -247,17 +249,17 @@ class EventLog:
         try:
             return Tally.from_dict(json.loads((self.folder / "events.tally.json").read_bytes()))
         except (OSError, ValueError, TypeError, AttributeError):
-            return Tally()  # then the events that are kept are what is known
+            return Tally()  # then only the kept events are known
 
     def _is(self, file: IO[bytes]) -> bool:
-        """Whether `file` is the one that is written now."""
+        """Return whether `file` is the one that is written now."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(file.fileno()))
         except FileNotFoundError:
-            return True  # it was just set aside, and nobody has begun a new one
+            return True  # it was just set aside, and no new one exists yet
 
     def _full(self) -> list[Path]:
-        """The files that were set aside, oldest first."""
+        """Return the files that were set aside, oldest first."""
         try:
             return sorted(path for path in self.folder.iterdir() if _ROTATED.fullmatch(path.name))
         except FileNotFoundError:
@@ -270,10 +272,10 @@ def _first(path: Path) -> int:
 
 
 def _write(file: IO[bytes], data: bytes, end: int) -> None:
-    """All of `data` at offset `end`, or nothing."""
+    """Write all of `data` at offset `end`, or nothing."""
     try:
         done = os.pwrite(file.fileno(), data, end)
-        while done < len(data):  # a full disk takes a part, and then says so
+        while done < len(data):  # a full disk takes a part before it fails
             done += os.pwrite(file.fileno(), data[done:], end + done)
     except OSError:
         os.ftruncate(file.fileno(), end)
@@ -281,7 +283,7 @@ def _write(file: IO[bytes], data: bytes, end: int) -> None:
 
 
 def _mend(file: IO[bytes]) -> int:
-    """Cut off a line that was not finished; the size of the file."""
+    """Cut off an unfinished last line; return the size of the file."""
     size = end = os.fstat(file.fileno()).st_size
     while end:
         begin = max(0, end - _BLOCK)
@@ -296,8 +298,8 @@ def _mend(file: IO[bytes]) -> int:
 
 
 def _last_number(file: IO[bytes], end: int) -> int | None:
-    """The number of the last event of a file; a line that is none (zeros, after a power cut) is
-    passed over.
+    """Return the number of the last event of a file; lines that are none (zeros, after a power cut)
+    are skipped.
     """
     begin, data = end, b""
     while begin:
@@ -323,7 +325,7 @@ def _event(line: bytes) -> Event | None:
 
 
 def _lines(file: IO[bytes], offset: int) -> tuple[list[Event], int]:
-    """The events in the complete lines from `offset` on, and the offset after those."""
+    """Return the events in the complete lines from `offset` on, and the offset after those."""
     file.seek(offset)
     data = file.read()
     complete = data.rfind(b"\n") + 1
@@ -341,5 +343,5 @@ def _events(path: Path) -> list[Event]:
 
 
 def now() -> str:
-    """The time, as events have it."""
+    """Return the present time, as events have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,11 +1,11 @@
-"""Events, when they are in the event log, to the journal or to syslog.
+"""Forward events, after they are in the event log, to the journal or to syslog.
 
-The journal is spoken to by its native protocol: one datagram of ``FIELD=value`` lines, so
-`journalctl CRIUCTL_SESSION=web` finds what happened to a session.  The protocol is a few lines; the
-libraries for it need libsystemd and a compiler.  Syslog's lines are those of RFC 3164, to the local
-socket.  Neither may hold up an operation: what cannot be sent within a second is not sent.  So
-neither `syslog` nor `logging` of the standard library is used: they wait, and tell their troubles
-on standard error.
+The journal's native protocol is used: one datagram of ``FIELD=value`` lines, so `journalctl
+CRIUCTL_SESSION=web` finds what happened to a session.  The protocol is a few lines; the libraries
+for it need libsystemd and a compiler.  Syslog's lines are those of RFC 3164, to the local socket.
+Neither may delay an operation: what cannot be sent within a second is not sent.  So neither
+`syslog` nor `logging` of the standard library is used: they wait, and report failures on standard
+error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PRIORITIES = {"done": _INFO, "degraded": _WARNING}
 
 
 def forward(sink: str, events: Sequence[Mapping[str, Any]]) -> str:
-    """Send the events to `sink`: ``journald``, and where there is none, or ``syslog``; what went
+    """Send the events to `sink`: ``journald``, or ``syslog`` if there is none; return what went
     wrong, "" if nothing did.
     """
     send, where = (
@@ -42,15 +42,15 @@ def forward(sink: str, events: Sequence[Mapping[str, Any]]) -> str:
 
 
 def sentence(event: Mapping[str, Any]) -> str:
-    """An event in words."""
+    """Return an event as a sentence."""
     about = str(event.get("session") or event.get("pid") or "")
     if about and event.get("number"):
         about += f"@{event['number']}"
     if event["outcome"] in ("failed", "interrupted"):
-        told = f"{event['outcome']} with {event['exit_code']} ({event.get('error', '')})"
+        result = f"{event['outcome']} with {event['exit_code']} ({event.get('error', '')})"
     else:
-        told = f"{event['outcome']} in {event.get('seconds', 0.0):.1f} s"
-    return f"{event['operation']}{' ' if about else ''}{about}: {told}"
+        result = f"{event['outcome']} in {event.get('seconds', 0.0):.1f} s"
+    return f"{event['operation']}{' ' if about else ''}{about}: {result}"
 
 
 def _to_journal(path: Path, events: Sequence[Mapping[str, Any]]) -> None:

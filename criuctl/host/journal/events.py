@@ -1,24 +1,24 @@
-"""What becomes an event, and the one seam where it does: the end of an operation.
+"""Events, and the one place where they are made: the end of an operation.
 
-`recorded` is put around the function that tells an operation's story, so it makes no difference who
-called it: a command, a schedule, a supervisor, a program.  When that function returns or raises,
-what it was about and how it ended is appended to the event log, and forwarded if the configuration
-says so (`eventsinks`).  An operation within an operation (the dump in a migration) is not one of
-its own; but what a schedule, maintenance or a supervisor does is, and so is their own end.  What
-changed nothing, a dry run say, is no event.
+`recorded` decorates the function of an operation, so its caller does not matter: a command, a
+schedule, a supervisor, a program.  When that function returns or raises, what it was about and how
+it ended is appended to the event log, and forwarded if the configuration says so (`event_sinks`).
+An operation within an operation (the dump in a migration) is not an event of its own; but what a
+schedule, maintenance or a supervisor does is one, and so is their end.  What changed nothing, for
+example a dry run, is no event.
 
 RULE: an event never changes how an operation ends.  One that cannot be written (full disk, no
-rights) is dropped, and told as a warning where the operation has a reporter; its number was not
-given to it, so the next event has that.
+rights) is dropped, with a warning if the operation has a reporter; its number was not used, so the
+next event has it.
 
-What `kill -9`, or the end of the host, cut off is told by whoever begins the next operation
-(`underway`): interrupted, exit code 137, error ``killed``, with the time when it began.
+An operation that `kill -9`, or the end of the host, cut off is reported by the next operation
+(`under_way`): interrupted, exit code 137, error ``killed``, with the time when it began.
 
-An event says: seq, time, host, operation, uid, session, session_id, incarnation, epoch (of the
-lease here), checkpoint, number, exit_code (as the command would end), outcome (done, degraded,
-failed, interrupted), error (its code), seconds, frozen_ms, total_ms, processes, bytes, connections
-(counts by what became of them), warnings (how many), warning_codes; of several sessions: sessions,
-states (counts); schedule.  Keys that say nothing are left out.
+An event has: seq, time, host, operation, uid, session, session_id, incarnation, epoch (of the lease
+here), checkpoint, number, exit_code (as the command would end), outcome (done, degraded, failed,
+interrupted), error (its code), seconds, frozen_ms, total_ms, processes, bytes, connections (counts
+by outcome), warnings (how many), warning_codes; of several sessions: sessions, states (counts);
+schedule.  Empty keys are left out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ DEGRADED = 11
 BUG = 1
 IN_DOUBT = 12
 KILLED = 128 + signal.SIGKILL
-_NAMES = 50  # sessions that an event on many names
+_NAMES = 50  # sessions in an event about many names
 
 
 def recorded(
@@ -73,9 +73,9 @@ def recorded(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Record each end of the function, whose first argument is the configuration.
 
-    `operation` may depend on the keyword arguments; "" is none.  `describe` tells of a result, one
-    mapping for each event (by default one, by what the result says of itself); `about`, of the
-    arguments, what is known also when it fails.
+    `operation` may depend on the keyword arguments; "" is none.  `describe` returns the facts of a
+    result, one mapping for each event (by default one, from the result's own fields); `about`
+    returns, from the arguments, those that are known also when it fails.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -86,16 +86,17 @@ def recorded(
             if not name or not isinstance(config, Config):
                 return function(*args, **kwargs)
             reporter = kwargs.get("reporter")
-            told = len(getattr(reporter, "codes", ()))
-            known = _named(about, args, kwargs)  # before: a session that was ended is known no more
+            reported = len(getattr(reporter, "codes", ()))
+            # before: a session that was ended is not known afterwards
+            known = _named(about, args, kwargs)
             began = time.monotonic()
             try:
                 with _under_way(config, name, known):
                     result = function(*args, **kwargs)
             except BaseException as error:
-                _record(config, name, [known | _failure(error)], began, reporter, told)
+                _record(config, name, [known | _failure(error)], began, reporter, reported)
                 raise
-            _record(config, name, _described(describe, result, known), began, reporter, told)
+            _record(config, name, _described(describe, result, known), began, reporter, reported)
             return result
 
         return inner
@@ -109,15 +110,15 @@ def recorded_each(
     *,
     about: About | None = None,
 ) -> Callable[[Callable[P, Iterator[R]]], Callable[P, Iterator[R]]]:
-    """As `recorded`, for a generator: one event when it has ended, which `describe` tells of what
-    was yielded until then.
+    """Do the same for a generator: one event when it has ended; `describe` gets what was yielded
+    until then.
     """
 
     def decorate(function: Callable[P, Iterator[R]]) -> Callable[P, Iterator[R]]:
         @functools.wraps(function)
         def inner(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
             config, reporter = cast("Config", args[0]), kwargs.get("reporter")
-            told = len(getattr(reporter, "codes", ()))
+            reported = len(getattr(reporter, "codes", ()))
             known = _named(about, args, kwargs)
             began = time.monotonic()
             found: list[R] = []
@@ -129,9 +130,11 @@ def recorded_each(
                         yield one
             except BaseException as error:
                 cut = (_described(describe, found, known) or [known])[0] | _failure(error)
-                _record(config, operation, [cut], began, reporter, told)
+                _record(config, operation, [cut], began, reporter, reported)
                 raise
-            _record(config, operation, _described(describe, found, known), began, reporter, told)
+            _record(
+                config, operation, _described(describe, found, known), began, reporter, reported
+            )
 
         return inner
 
@@ -139,13 +142,16 @@ def recorded_each(
 
 
 def record(config: Config, operation: str, facts: Iterable[Facts], *, seconds: float = 0.0) -> str:
-    """Append one event for each of `facts`; what went wrong, "" if nothing did.  Never raises."""
+    """Append one event for each of `facts`; return what went wrong, "" if nothing did.  Never
+    raises.
+    """
     try:
         bodies = [_body(config, operation, one, seconds) for one in facts]
         events = EventLog(config.state_dir).append(bodies)
     except OSError as error:
         return f"{error.strerror or error}"
-    except Exception as error:  # the operation itself is done, and must not fail of its own log
+    # the operation itself is done, and must not fail because of its own log
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     if config.events == "none" or not events:
         return ""
@@ -156,7 +162,7 @@ def record(config: Config, operation: str, facts: Iterable[Facts], *, seconds: f
 
 @contextmanager
 def _under_way(config: Config, operation: str, known: Facts) -> Iterator[None]:
-    """Tell of what was killed before, and have others tell of this if it is."""
+    """Report what was killed before, and note this operation, in case it is killed."""
     facts: Facts = {"operation": operation}
     with suppress(Exception):
         for one in under_way.cut_off(config.state_dir):
@@ -171,12 +177,12 @@ def _under_way(config: Config, operation: str, known: Facts) -> Iterator[None]:
 
 
 def _record(
-    config: Config, name: str, facts: list[Facts], began: float, reporter: Any, told: int
+    config: Config, name: str, facts: list[Facts], began: float, reporter: Any, reported: int
 ) -> None:
     seconds = round(time.monotonic() - began, 3)
-    if codes := list(getattr(reporter, "codes", ()))[told:]:
+    if codes := list(getattr(reporter, "codes", ()))[reported:]:
         facts = [one | {"warning_codes": codes} for one in facts]
-        del reporter.codes[told:]  # a reporter may live for years
+        del reporter.codes[reported:]  # a reporter may live for years
     trouble = record(config, name, facts, seconds=seconds)
     if trouble and isinstance(reporter, Reporter):
         with suppress(Exception):
@@ -199,7 +205,7 @@ def _body(config: Config, operation: str, facts: Facts, seconds: float) -> Facts
 
 
 def _uid() -> int:
-    """Who asked for it, also behind sudo."""
+    """Return the user who asked for it, also behind sudo."""
     try:
         with open("/proc/self/loginuid") as file:
             number = int(file.read())
@@ -209,8 +215,8 @@ def _uid() -> int:
 
 
 def _session(config: Config, facts: Facts) -> Facts:
-    """What this host knows of the session that the event is about; what the result says of itself
-    comes first.
+    """Return what this host knows of the session that the event is about; the result's own fields
+    come first.
     """
     from ..registry import Registry
 
@@ -234,14 +240,14 @@ def _session(config: Config, facts: Facts) -> Facts:
 def _failure(error: BaseException) -> Facts:
     if isinstance(error, CriuctlError):
         return {"exit_code": error.exit_code, "error": error.code}
-    # the latter: who was told of each thing was interrupted
+    # the latter: the program that received the results was interrupted
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         return {
             "exit_code": 128 + getattr(error, "number", int(signal.SIGINT)),
             "error": "interrupted",
         }
-    if isinstance(error, OSError) and (told := of_the_host(error)) is not None:
-        return _failure(told)
+    if isinstance(error, OSError) and (of_host := of_the_host(error)) is not None:
+        return _failure(of_host)
     return {"exit_code": BUG, "error": "bug"}
 
 
@@ -251,7 +257,7 @@ def _named(about: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Fact
     try:
         facts: Facts = about(args, kwargs)
     except Exception:
-        return {}  # arguments that the operation itself could not take either
+        return {}  # arguments that the operation itself could not use either
     return facts
 
 
@@ -261,11 +267,11 @@ def _described(
     try:
         return [known | facts for facts in (describe or outcome)(result)]
     except Exception:
-        return [known]  # that it was done is told in any case
+        return [known]  # that it was done is recorded in any case
 
 
 def outcome(result: Any) -> list[Facts]:
-    """By what a result's JSON says, for operations on one session."""
+    """Return the facts from a result's JSON, for operations on one session."""
     body: Mapping[str, Any] = result if isinstance(result, Mapping) else result.to_dict()
     facts = {key: body[key] for key in _COPIED if body.get(key) is not None}
     if "elapsed_ms" in body:
@@ -282,7 +288,7 @@ def outcome(result: Any) -> list[Facts]:
 
 
 def target(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
-    """Of ``f(config, TARGET, ..., name=)``: the session, or the process."""
+    """Return the session, or the process, of ``f(config, TARGET, ..., name=)``."""
     name, given = kwargs.get("name"), str(args[1] if len(args) > 1 else kwargs.get("target", ""))
     if name and valid_name(name):
         return {"session": name}
@@ -292,7 +298,9 @@ def target(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
 
 
 def reference(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
-    """Of ``f(config, REF, ..., new_name=)``: the session that the checkpoint is, or will be, of."""
+    """Return the session that the checkpoint is, or will be, of, for ``f(config, REF, ...,
+    new_name=)``.
+    """
     given = str(args[1] if len(args) > 1 else kwargs.get("ref", ""))
     name, at, _number = given.partition("@")
     forced = kwargs.get("instead_of") is not None or (
@@ -306,64 +314,64 @@ def reference(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
 
 
 def of_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
-    """Of ``f(config, SESSION, ...)``, where that may be a name or a record of one."""
+    """Return the session of ``f(config, SESSION, ...)``, which may be a name or a record."""
     session = getattr(args[1], "name", args[1]) if len(args) > 1 else kwargs.get("name")
     return _session(args[0], {"session": session}) if isinstance(session, str) else {}
 
 
 def of_schedule(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> Facts:
-    """Of ``f(config, SCHEDULE, ...)``, where that may be a name or a definition."""
+    """Return the schedule of ``f(config, SCHEDULE, ...)``, which may be a name or a definition."""
     schedule = getattr(args[1], "name", args[1])
     return {"schedule": schedule} if valid_name(schedule) else {}
 
 
 def of_name(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> Facts:
-    """Of ``f(config, NAME, ...)``, whatever this host knows of it."""
+    """Return the name of ``f(config, NAME, ...)``, without what this host knows of it."""
     return {"session": args[1]} if valid_name(args[1]) else {}
 
 
 def of_maintenance(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> Facts:
-    """Of ``begin(config, HOW, ...)``."""
+    """Return the facts of ``begin(config, HOW, ...)``."""
     return {"how": args[1]}
 
 
 def started(_args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
-    """Of ``run(config, argv, name=)``."""
+    """Return the facts of ``run(config, argv, name=)``."""
     name = kwargs.get("name")
     return {"session": name} if name and valid_name(name) else {}
 
 
 def begun(session: Any) -> list[Facts]:
-    """Of a new session."""
+    """Describe a new session."""
     return [
         {"session": session.name, "session_id": session.id, "incarnation": 1, "pid": session.pid}
     ]
 
 
 def imported(done: Any) -> list[Facts]:
-    """Of a checkpoint that came from a file; there is no event if the store had it."""
+    """Describe a checkpoint that came from a file; there is no event if the store had it."""
     return [_of_summary(done.summary) | {"bytes": dict(done.summary.bytes)}] if done.done else []
 
 
 def nothing_more(_result: Any) -> list[Facts]:
-    """That it was done is all."""
+    """Describe nothing: the event itself is all."""
     return [{}]
 
 
 def killed(body: Mapping[str, Any]) -> list[Facts]:
-    """Of a session that was ended."""
+    """Describe a session that was ended."""
     return [{"session": body["session"], "processes": body["killed"]}]
 
 
 def fenced(processes: int) -> list[Facts]:
-    """Of a session that was stopped since another host has it; there is no event if nothing ran
-    here.
+    """Describe a session that was stopped because another host has it; there is no event if nothing
+    ran here.
     """
     return [{"processes": processes}] if processes else []
 
 
 def settled(answers: Iterable[Mapping[str, Any]]) -> list[Facts]:
-    """Of moves that were interrupted."""
+    """Describe moves that were interrupted."""
     return [
         {
             "session": a["session"],
@@ -377,7 +385,7 @@ def settled(answers: Iterable[Mapping[str, Any]]) -> list[Facts]:
 
 
 def removed(removals: Iterable[Any]) -> list[Facts]:
-    """Of checkpoints that were removed, or refused."""
+    """Describe checkpoints that were removed, or refused."""
     return [
         _of_summary(r.summary) | (_failure(r.error) if r.error is not None else {})
         for r in removals
@@ -385,19 +393,19 @@ def removed(removals: Iterable[Any]) -> list[Facts]:
 
 
 def forgotten(done: Any) -> list[Facts]:
-    """Of sessions that were forgotten, or refused; also of a run that found none, for it was
-    cron's.
+    """Describe sessions that were forgotten, or refused; also a run that found none, because cron
+    started it.
     """
-    told: list[Facts] = [
+    made: list[Facts] = [
         {"session": one.session}
         | (_failure(one.error) if one.error is not None else {"freed_bytes": one.bytes})
         for one in done
     ]
-    return told or [{}]
+    return made or [{}]
 
 
 def pinned(pinnings: Iterable[Any]) -> list[Facts]:
-    """Of checkpoints that were pinned, or unpinned."""
+    """Describe checkpoints that were pinned, or unpinned."""
     return [_of_summary(p.checkpoint) for p in pinnings]
 
 
@@ -413,7 +421,7 @@ def _of_summary(summary: Any) -> Facts:
 
 
 def scheduled(done: tuple[Any, int]) -> list[Facts]:
-    """Of one run of a schedule."""
+    """Describe one run of a schedule."""
     ran, code = done
     errors = [outcome.error for outcome in ran.outcomes if outcome.error is not None]
     states = Counter(
@@ -430,7 +438,7 @@ def scheduled(done: tuple[Any, int]) -> list[Facts]:
 
 
 def maintained(items: Sequence[Any]) -> list[Facts]:
-    """Of what maintenance has stored, or brought back."""
+    """Describe what maintenance has stored, or brought back."""
     code = worst(
         item.error["exit_code"] if item.error else DEGRADED if item.degraded else 0
         for item in items
@@ -451,23 +459,23 @@ def maintained(items: Sequence[Any]) -> list[Facts]:
 
 
 def abandoned(items: Sequence[Any]) -> list[Facts]:
-    """Of what nobody wanted back."""
+    """Describe what was abandoned."""
     return [{"sessions": [item.session for item in items][:_NAMES]}]
 
 
 def recovered(items: Sequence[Any]) -> list[Facts]:
-    """Of what a boot has brought back; there is no event if there was nothing."""
+    """Describe what a boot has brought back; there is no event if there was nothing."""
     return maintained(items) if items else []
 
 
 def supervised(good: bool) -> list[Facts]:
-    """Of the end of a supervisor."""
+    """Describe the end of a supervisor."""
     return [{"exit_code": 0 if good else DEGRADED}]
 
 
 def pruned(done: Any) -> list[Facts]:
-    """Of a run of the keep rules; also of one that found nothing to do, for it was cron's and
-    somebody wants to know.
+    """Describe a run of the keep rules; also one that found nothing to do, because cron started it
+    and its run is of interest.
     """
     sessions = sorted({summary.session for summary in done.removed})
     facts: Facts = {
@@ -479,7 +487,7 @@ def pruned(done: Any) -> list[Facts]:
 
 
 def collected(done: Any) -> list[Facts]:
-    """Of a collection."""
+    """Describe a collection."""
     facts = {
         "freed_bytes": done.freed_bytes,
         "copied_bytes": done.copied_bytes,

@@ -1,9 +1,9 @@
-"""What the events of a host add up to: the counters of `metrics`, which must not fall when old
-events are removed.
+"""The totals of a host's events: the counters of `metrics`, which must not fall when old events are
+removed.
 
-A `Tally` is a fold over events in the order of their numbers: `add` takes each event once, whatever
-it is shown again (numbers say what it has seen).  It stays small: operations and exit codes are
-few, and of sessions only the `SESSIONS` that were dumped last are remembered.
+A `Tally` is a fold over events in the order of their numbers: `add` counts each event once, even if
+it gets the event again (it remembers the last number).  It stays small: operations and exit codes
+are few, and of sessions only the `SESSIONS` that were dumped last are remembered.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Tally(Struct):
     """Sums over all events up to number `seq`."""
 
     seq: int = 0
-    # operation -> exit code -> how many
+    # operation -> exit code -> count
     operations: dict[str, dict[str, int]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # operation -> seconds in all
-    connections: dict[str, int] = field(default_factory=dict)  # outcome after a restore -> how many
+    connections: dict[str, int] = field(default_factory=dict)  # outcome after a restore -> count
     stored: int = 0  # bytes that dumps added to stores
     freed: int = 0  # bytes that collections gave back
     succeeded: dict[str, str] = field(default_factory=dict)  # operation -> time of its last success
@@ -32,7 +32,7 @@ class Tally(Struct):
     dumps: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take one more event into account."""
+        """Count one more event."""
         if event["seq"] <= self.seq:
             return
         self.seq = event["seq"]
@@ -62,10 +62,10 @@ class Tally(Struct):
                 del self.dumps[next(iter(self.dumps))]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of it."""
+        """Return its JSON object."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Tally:
-        """What `to_dict` gave."""
+        """Return the tally from the object of `to_dict`."""
         return cls(**{name: body[name] for name in cls.__struct_fields__ if name in body})

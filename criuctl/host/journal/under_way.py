@@ -1,10 +1,10 @@
-"""Operations that are under way, so that one that was killed becomes an event after all.
+"""Operations that are under way, so that one that was killed still becomes an event.
 
-While an operation runs, ``STATE_DIR/events.begun.BOOT.PID.START.N`` says what it is about; the name
-says whose it is.  It goes when the operation ends.  Whoever begins the next one and finds a file
-whose process is gone takes it away and tells of it: at most once, since only one can remove it.
-Where the file cannot be written, or was not yet on the disk when the power was cut, nothing is
-told.
+While an operation runs, ``STATE_DIR/events.begun.BOOT.PID.START.N`` records what it is about; the
+name shows its process.  It is removed when the operation ends.  The next operation that finds a
+file whose process is gone removes it and reports it: at most once, because only one process can
+remove it.  If the file cannot be written, or was not yet on the disk when the power was cut,
+nothing is reported.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ _numbers = itertools.count(1)
 
 @contextmanager
 def noted(state_dir: str, facts: Mapping[str, Any]) -> Iterator[None]:
-    """Say what this process is at while it is at it.  What goes wrong with that is nobody's
-    trouble.
-    """
+    """Record what this process does while it does it; failures are ignored."""
     path, me = None, os.getpid()
     with suppress(Exception):
         start = ProcessIdentity.of(me).start_time
@@ -51,8 +49,8 @@ def noted(state_dir: str, facts: Mapping[str, Any]) -> Iterator[None]:
 
 
 def cut_off(state_dir: str) -> list[dict[str, Any]]:
-    """What was noted by processes that are gone; it is noted no more.  `OSError` but for a folder
-    that is not there.
+    """Return what was noted by processes that are gone, and remove the notes.  `OSError`, except
+    for a missing folder.
     """
     try:
         found = [
@@ -62,7 +60,7 @@ def cut_off(state_dir: str) -> list[dict[str, Any]]:
         ]
     except FileNotFoundError:
         return []
-    told = []
+    cut: list[dict[str, Any]] = []
     for path, match in found:
         if match[1] == boot_id() and ProcessIdentity(int(match[2]), int(match[3])).alive():
             continue
@@ -72,5 +70,5 @@ def cut_off(state_dir: str) -> list[dict[str, Any]]:
             path.unlink()
             facts = json.loads(text)
             if isinstance(facts, dict):
-                told.append(facts)
-    return told
+                cut.append(facts)
+    return cut

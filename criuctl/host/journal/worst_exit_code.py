@@ -1,9 +1,9 @@
-"""The exit code of an operation on several things, of which some failed: the worst of all.
+"""The exit code of an operation on several things, if some failed: the worst of all.
 
 Worst first: a bug (1), a signal (128+N); what may be lost: damaged data (8), a restore (6) or dump
-(5) that failed; what all suffer from: the store (7), the platform (13), time (12); what was
-refused: by a hook (10), by whoever else has it (9), by the preflight (4); what was not there (3) or
-made no sense (2); what policy calls optional (11).
+(5) that failed; what affects everything: the store (7), the platform (13), time (12); what was
+refused: by a hook (10), by another holder (9), by the preflight (4); what was missing (3) or
+invalid (2); what policy calls optional (11).
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ IN_WORDS = "1, 128+N, 8, 6, 5, 7, 13, 12, 10, 9, 4, 3, 2, 11"  # for manual page
 
 
 def worst(codes: Iterable[int]) -> int:
-    """The worst of several exit codes, 0 of none; one that nobody has heard of is as bad as a
-    bug.
-    """
+    """Return the worst of several exit codes, 0 of none; an unknown one is as bad as a bug."""
     return min(codes, key=_rank, default=0)
 
 

@@ -25,7 +25,7 @@ from ...criu import binary
 from ...dump.checks.scene import Scene, collect
 from ...errors import CriuctlError, NoSuchProcess, NotFound
 from ...files.carried_binaries import Binaries
-from ...files.recording import resolve_carried, walk
+from ...files.carried_files import resolve_carried, walk
 from ...files.shared_mappings import writes
 from ...host.identity import host_info
 from ...namespaces.plan import plan_entry

@@ -42,16 +42,10 @@ from ...proc.procfs import memory_info, read_raw
 from ...proc.scratch import Scratch
 from ...quoting import quoted
 from ...report import Finding
+from ...restore.host_facts import HostFacts, Wishes
+from ...restore.observe import is_local, observe
 from ...restore.outcome import check_not_running
-from ...restore.plan import (
-    ADD_ADDRESS,
-    HostFacts,
-    RestorePlan,
-    Wishes,
-    is_local,
-    make_plan,
-    observe,
-)
+from ...restore.plan import ADD_ADDRESS, RestorePlan, make_plan
 from .. import doctor
 from .needs_format import Needs, read
 from .target_files import judge_files

@@ -17,7 +17,8 @@ from support.obstacles import running
 
 from criuctl.config import Config
 from criuctl.dump.checks import connections, folders, memory, processes, scene, terminals, watches
-from criuctl.dump.checks.files import _saves_bpf_maps, check_descriptors, mount_of
+from criuctl.dump.checks.files import _saves_bpf_maps, check_descriptors
+from criuctl.dump.checks.open_paths import mount_of
 from criuctl.dump.checks.processes import check_processes
 from criuctl.errors import NoSuchProcess
 from criuctl.proc.mappings import Mapping, mappings

@@ -15,11 +15,12 @@ from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.files import carried_binaries
+from criuctl.files.contents import digest
 from criuctl.files.judgement import judge, judge_all
-from criuctl.files.recording import digest
 from criuctl.namespaces.network_choice import Place
 from criuctl.report import Reporter
-from criuctl.restore.plan import HostFacts, Wishes, make_plan
+from criuctl.restore.host_facts import HostFacts, Wishes
+from criuctl.restore.plan import make_plan
 from criuctl.store import open_store
 
 CODE = b"\x7fELF, or so\n" * 500

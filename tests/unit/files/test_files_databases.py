@@ -13,7 +13,7 @@ import pytest
 
 from criuctl.checkpoint.chunks import StreamRef
 from criuctl.checkpoint.manifest import FileRecord
-from criuctl.files import databases, mount_points, recording
+from criuctl.files import contents, databases, mount_points
 from criuctl.files.judgement import Judgement, Policy, judge_all
 
 OLD = b"a page of a table\n" * 100
@@ -41,10 +41,10 @@ def record(
 ) -> FileRecord:
     fd = os.open(path, os.O_RDONLY)
     try:
-        digest = recording.digest(fd, len(OLD))
+        digest = contents.digest(fd, len(OLD))
     finally:
         os.close(fd)
-    found = recording._base(str(path), kind, path.lstat())
+    found = contents.base_record(str(path), kind, path.lstat())
     return found.with_use(
         digest=digest, data=STREAM if carried else None, append=append, holders=((7, 3),)
     )

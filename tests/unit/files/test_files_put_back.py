@@ -20,11 +20,11 @@ from criuctl.checkpoint.writer import CheckpointWriter, FileDigest
 from criuctl.config import Config
 from criuctl.criu.images import ImageSet
 from criuctl.errors import Damaged, RestoreFailed
-from criuctl.files import link_remaps, recording
+from criuctl.files import carried_files, link_remaps, used_files
+from criuctl.files.contents import digest
 from criuctl.files.deleted_names import DeletedName
 from criuctl.files.judgement import Policy, judge, judge_all
 from criuctl.files.put_back import Applied
-from criuctl.files.recording import digest
 from criuctl.report import Reporter
 from criuctl.store import open_store
 
@@ -526,7 +526,7 @@ def test_a_mapped_file_is_the_one_that_is_mapped(tmp_path: Path) -> None:
         mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ),
     ):
         status = os.fstat(file.fileno())
-        found = recording.open_files({os.getpid(): []})
+        found = used_files.open_files({os.getpid(): []})
         (tmp_path / "lib").rename(tmp_path / "old")
         (tmp_path / "lib").mkdir()
         (tmp_path / "lib" / "data").write_bytes(b"another")
@@ -554,7 +554,9 @@ def test_a_file_that_is_made_shorter_while_it_is_read(
     monkeypatch.setattr(CheckpointWriter, "add_file", truncated)
     reporter = Reporter()
     with repository.writer(reporter) as writer:
-        ((kept, _identity),) = recording._carry(writer, str(file), os.getpid(), {}, set(), reporter)
+        ((kept, _identity),) = carried_files.carry(
+            writer, str(file), os.getpid(), {}, set(), reporter
+        )
         writer.commit(Manifest(id="0" * 32, session=SessionRef("s", "1" * 32), files=(kept,)))
     assert [str(file) in warning for warning in reporter.warnings] == [True]
     assert judge(kept, "restore").verdict == "same"

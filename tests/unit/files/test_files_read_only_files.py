@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from criuctl.checkpoint.chunks import StreamRef
 from criuctl.checkpoint.manifest import FileRecord
 from criuctl.config import Config
-from criuctl.files import read_only_files, recording
+from criuctl.files import contents, read_only_files, used_files
 from criuctl.files.judgement import Policy, judge
 
 OLD = b"as it was at the freeze\n" * 100
@@ -26,8 +26,8 @@ def record(
     status = path.lstat()
     fd = os.open(path, os.O_RDONLY)
     try:
-        found = recording._base(str(path), kind, status)
-        digest = recording.digest(fd, status.st_size)
+        found = contents.base_record(str(path), kind, status)
+        digest = contents.digest(fd, status.st_size)
     finally:
         os.close(fd)
     return found.with_use(
@@ -153,12 +153,14 @@ def test_interpreters(program: str, expected: bool) -> None:
     assert read_only_files.is_interpreter(program) == expected
 
 
-def entries(folder: Path, **sizes: int) -> list[recording._Open]:
+def entries(folder: Path, **sizes: int) -> list[used_files.OpenFile]:
     made = []
     for name, size in sizes.items():
         path = folder / name
         path.write_bytes((b"#!" if name.startswith("script") else b"").ljust(size, b"."))
-        made.append(recording._Open(str(path), str(path), mapped=name.startswith(("data", "live"))))
+        made.append(
+            used_files.OpenFile(str(path), str(path), mapped=name.startswith(("data", "live")))
+        )
     return made
 
 
@@ -173,7 +175,7 @@ def test_scripts_come_first_and_the_smallest_of_a_kind(tmp_path: Path) -> None:
         script2=20,
         **{f"more{n}": mib for n in range(20)},
     )
-    read_only_files.mark_read(Config(), found, recording._open_contents)
+    read_only_files.mark_read(Config(), found, contents.open_contents)
     by_name = {Path(one.path).name: one for one in found}
     assert {name: one.role for name, one in by_name.items() if one.role} == {
         "script": "script",
@@ -189,7 +191,7 @@ def test_scripts_come_first_and_the_smallest_of_a_kind(tmp_path: Path) -> None:
 
 def test_nothing_travels_where_that_is_not_wanted(tmp_path: Path) -> None:
     found = entries(tmp_path, script=10, data=10)
-    read_only_files.mark_read(replace(Config(), files_small_mib=0), found, recording._open_contents)
+    read_only_files.mark_read(replace(Config(), files_small_mib=0), found, contents.open_contents)
     assert [(one.hashed, one.small) for one in found] == [(True, False)] * 2
 
 
@@ -197,7 +199,7 @@ def test_what_is_live_or_code_does_not_travel(tmp_path: Path) -> None:
     live, code, gone = entries(tmp_path, live=10, data=10, data2=10)
     live.live = code.executable = True
     os.unlink(gone.path)
-    read_only_files.mark_read(Config(), [live, code, gone], recording._open_contents)
+    read_only_files.mark_read(Config(), [live, code, gone], contents.open_contents)
     assert [(one.role, one.hashed, one.small) for one in (live, code, gone)] == [
         ("", True, False),
         ("", False, False),
@@ -213,10 +215,10 @@ def test_of_very_many_files_not_all_are_opened(
     found = entries(tmp_path, **{f"more{n}": n for n in range(6)}, data=9)
     opened = []
 
-    def contents(source: str, leased: tuple[int, int] | None, flags: int) -> int:
+    def noting(source: str, leased: tuple[int, int] | None, flags: int) -> int:
         opened.append(Path(source).name)
-        return recording._open_contents(source, leased, flags)
+        return contents.open_contents(source, leased, flags)
 
-    read_only_files.mark_read(Config(), found, contents)
+    read_only_files.mark_read(Config(), found, noting)
     assert opened == ["data", "more0", "more1"]
     assert [Path(one.path).name for one in found if one.hashed] == ["more0", "more1", "data"]

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from criuctl.checkpoint.manifest import FileRecord
-from criuctl.files import recording
+from criuctl.files import contents
 from criuctl.ops.moving import needs
 from criuctl.ops.moving.needs_format import NeededFile
 
@@ -20,7 +20,7 @@ def test_a_file_of_any_time_can_be_recorded(seconds: int) -> None:
     try:
         os.utime(fd, (seconds, seconds))
         status = os.fstat(fd)
-        record = recording._base("/srv/a", "read", status)
+        record = contents.base_record("/srv/a", "read", status)
         assert FileRecord.from_dict(record.to_dict()) == record
         os.utime(fd, ns=(record.mtime_ns, record.mtime_ns))
         needed = needs._needed("/srv/a", "read", status)

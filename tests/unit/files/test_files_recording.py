@@ -19,7 +19,7 @@ from criuctl.checkpoint.manifest import FileRecord
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.config import Config
 from criuctl.errors import DumpFailed, PreflightRefused
-from criuctl.files import recording
+from criuctl.files import carried_files, recording
 from criuctl.files.carried_binaries import Binaries
 from criuctl.proc.descriptors import descriptors
 from criuctl.report import Reporter
@@ -27,7 +27,7 @@ from criuctl.report import Reporter
 BOB = 65534
 MAPPED = """
 import mmap, os, sys
-from criuctl.files.recording import open_files
+from criuctl.files.used_files import open_files
 with open(sys.argv[1], "rb") as file:
     mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 try:
@@ -50,7 +50,9 @@ def test_a_folder_that_becomes_a_link_during_the_walk_leads_nowhere(
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "secret").write_text("of somebody else")
     found = {}
-    carried = recording._carry(writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter())
+    carried = carried_files.carry(
+        writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter()
+    )
     for record, _identity in carried:
         found[record.path] = record
         if record.path.endswith("/his"):  # what is in it has not been looked at yet
@@ -69,9 +71,9 @@ def test_a_link_of_another_user_on_the_way_is_not_followed(
     (tmp_path / "home" / "work").symlink_to(tmp_path / "foreign")
     named = str(tmp_path / "home" / "work" / "secret")
     with pytest.raises(PreflightRefused, match="symbolic link"):
-        recording.resolve_carried([named], os.getpid())
+        carried_files.resolve_carried([named], os.getpid())
     with pytest.raises(PreflightRefused, match="symbolic link"):
-        list(recording._carry(writer, named, os.getpid(), {}, set(), Reporter()))
+        list(carried_files.carry(writer, named, os.getpid(), {}, set(), Reporter()))
     # put there in the freeze: the tree was touched
     with pytest.raises(DumpFailed, match="symbolic link"):
         recording.collect(
@@ -84,7 +86,7 @@ def test_a_link_of_another_user_on_the_way_is_not_followed(
             Reporter(),
         )
     with pytest.raises(PreflightRefused, match="no such file"):
-        recording.resolve_carried([str(tmp_path / "foreign" / "none")], os.getpid())
+        carried_files.resolve_carried([str(tmp_path / "foreign" / "none")], os.getpid())
 
 
 def test_what_is_named_by_a_link_is_taken_along_with_it(
@@ -106,7 +108,7 @@ def test_what_is_named_by_a_link_is_taken_along_with_it(
     def found(*named: str) -> list[str]:
         return [
             os.path.relpath(path, tmp_path)
-            for path in recording.resolve_carried(named, os.getpid())
+            for path in carried_files.resolve_carried(named, os.getpid())
         ]
 
     assert found("current") == found("current/") == ["current", "newest", "releases/7"]
@@ -129,14 +131,16 @@ def test_what_nobody_may_read_fails_the_dump(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(
-        recording,
-        "_open_contents",
+        carried_files,
+        "open_contents",
         Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")),
     )
     with pytest.raises(
         DumpFailed, match="file cannot be taken along: Permission denied; the tree runs on"
     ):
-        list(recording._carry(writer, str(tmp_path / "file"), os.getpid(), {}, set(), Reporter()))
+        list(
+            carried_files.carry(writer, str(tmp_path / "file"), os.getpid(), {}, set(), Reporter())
+        )
 
 
 def test_a_link_of_another_user_does_not_take_along_what_is_not_his(tmp_path: Path) -> None:
@@ -145,7 +149,7 @@ def test_a_link_of_another_user_does_not_take_along_what_is_not_his(tmp_path: Pa
     os.chown(tmp_path / "home", BOB, BOB)
     (tmp_path / "home" / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(PreflightRefused, match="symbolic link"):
-        recording.resolve_carried([str(tmp_path / "home" / "link")], os.getpid())
+        carried_files.resolve_carried([str(tmp_path / "home" / "link")], os.getpid())
 
 
 def test_links_lead_where_they_lead_the_tree(tmp_path: Path, writer: CheckpointWriter) -> None:
@@ -164,13 +168,15 @@ def test_links_lead_where_they_lead_the_tree(tmp_path: Path, writer: CheckpointW
         child.stdout.readline()
         for name in ("absolute", "upwards"):
             named = "/srv/data"
-            assert recording.resolve_carried([f"/{name}/data"], child.pid) == [named]
-            assert recording.resolve_carried([f"/{name}", f"/{name}/data/../data/"], child.pid) == [
+            assert carried_files.resolve_carried([f"/{name}/data"], child.pid) == [named]
+            assert carried_files.resolve_carried(
+                [f"/{name}", f"/{name}/data/../data/"], child.pid
+            ) == [
                 f"/{name}",
                 "/srv",
                 named,
             ]
-            carried = recording._carry(writer, named, child.pid, {}, set(), Reporter())
+            carried = carried_files.carry(writer, named, child.pid, {}, set(), Reporter())
             assert [record.path for record, _identity in carried] == [named, f"{named}/file"]
         child.stdin.close()
 
@@ -213,7 +219,9 @@ def test_extended_attributes_come_along(tmp_path: Path, writer: CheckpointWriter
     (tmp_path / "named" / "link").symlink_to("file")
     for name in ("named", "named/file", "named/link"):
         os.setxattr(tmp_path / name, "trusted.criuctl", name.encode(), follow_symlinks=False)
-    carried = recording._carry(writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter())
+    carried = carried_files.carry(
+        writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter()
+    )
     found = {
         record.path: base64.b64decode(record.xattrs["trusted.criuctl"]).decode()
         for record, _identity in carried

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from criuctl.config import Config
-from criuctl.files import recording, shared_mappings
+from criuctl.files import recording, shared_mappings, used_files
 from criuctl.proc.mappings import Mapping, mappings
 from criuctl.proc.mounts import read_mounts
 
@@ -43,7 +43,7 @@ def test_what_is_written_through(
         status = os.fstat(fd)
         os.close(fd)
         assert shared_mappings.writes(os.getpid(), mapping_of(path)) is writes
-        entry = recording.open_files({os.getpid(): []})[status.st_dev, status.st_ino]
+        entry = used_files.open_files({os.getpid(): []})[status.st_dev, status.st_ino]
         assert (entry.kind, entry.shared) == (("written", True) if writes else ("mapped", False))
 
 
@@ -53,7 +53,7 @@ def test_devices_are_no_files_of_the_tree() -> None:
         os.close(fd)
         assert "/dev/zero" in {m.path for m in mappings(os.getpid())}
         assert "/dev/zero" not in {
-            entry.path for entry in recording.open_files({os.getpid(): []}).values()
+            entry.path for entry in used_files.open_files({os.getpid(): []}).values()
         }
 
 
@@ -78,9 +78,9 @@ def test_the_smallest_travel(bound: int, small: str, tmp_path: Path) -> None:
     for name, size in (("d", 5 << 20), ("b", 1 << 20), ("a", 0), ("c", 2 << 20)):
         (tmp_path / name).touch()
         os.truncate(tmp_path / name, size)
-        entries.append(recording._Open(name, str(tmp_path / name), kind="written"))
+        entries.append(used_files.OpenFile(name, str(tmp_path / name), kind="written"))
     (tmp_path / "read").touch()
-    entries.append(recording._Open("read", str(tmp_path / "read")))
-    entries.append(recording._Open("gone", str(tmp_path / "gone"), kind="written"))
+    entries.append(used_files.OpenFile("read", str(tmp_path / "read")))
+    entries.append(used_files.OpenFile("gone", str(tmp_path / "gone"), kind="written"))
     recording.mark_small(Config(files_small_mib=bound), entries)
     assert "".join(sorted(entry.path for entry in entries if entry.small)) == small

@@ -40,7 +40,7 @@ def test_a_feeder_that_hangs_is_found_when_it_does_not_answer(
         manifest: Any = SimpleNamespace(id="c" * 32)
         feeder.load(manifest, folder)
         try:
-            feeder.hear("listen", 1.0)
+            feeder.expect("listen", 1.0)
         except Exception as error:
             failed.append(error)
 

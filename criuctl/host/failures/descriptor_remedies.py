@@ -1,0 +1,220 @@
+"""CRIU's messages at a dump about descriptors: files, sockets, anonymous files."""
+
+from __future__ import annotations
+
+from .remedy import AGAIN, CLOSE, OLD_CRIU, Remedy, remedy
+
+DESCRIPTORS: tuple[Remedy, ...] = (
+    remedy(
+        "io-uring",
+        r"anon_inode:\[io_uring\]|send_fds failed",
+        "an io_uring is in use",
+        "Have the program use epoll instead.",
+        fd=True,
+    ),
+    remedy(
+        "descriptor-kind",
+        r"Can't dump file (?P<fd>-?\d+) of that type \[\d+\] "
+        r"\((?:anon anon_inode:|reg |unknown )(?P<what>[^)]*)\)",
+        "descriptor {fd} is {what}, which CRIU cannot save",
+        CLOSE,
+    ),
+    remedy(
+        "device",
+        r"Can't dump file (?P<fd>-?\d+) of that type \[\d+\] \(chr (?P<what>[^)]*)\)",
+        "descriptor {fd} is the device {what}, which CRIU cannot save",
+        CLOSE,
+    ),
+    remedy(
+        "device",
+        r"Net namespace is required to dump tun link",
+        "a tunnel device (/dev/net/tun) is open",
+        "End the tunnel first.",
+        fd=True,
+    ),
+    remedy(
+        "socket-family",
+        r"Unknown socket collected \(family (?P<family>\d+)\)",
+        "a socket of family {family} is open",
+        CLOSE,
+        fd=True,
+    ),
+    remedy(
+        "socket-protocol",
+        r"Unsupported proto 262",
+        "a Multipath TCP socket is open",
+        "Go programs: GODEBUG=multipathtcp=0.",
+        fd=True,
+    ),
+    remedy(
+        "socket-protocol",
+        r"Unsupported proto (?P<proto>\d+)",
+        "a socket of protocol {proto} is open",
+        CLOSE,
+        fd=True,
+    ),
+    remedy(
+        "unix-peer-outside",
+        r"Can't dump half of stream unix connection|Can't dump name-less external socket"
+        r"|External socket is used"
+        r"|Unix socket \d+ (?:without peer|with unreachable peer)",
+        "a unix socket is connected to a process outside of the tree",
+        "Have the program close the connection, or dump a tree that holds both ends; `criuctl "
+        "check` names the other end.",
+    ),
+    remedy(
+        "unix-not-accepted",
+        r"closed in-flight socket|in-flight socket 0x",
+        "a unix connection is not accepted yet",
+        AGAIN,
+        fd=True,
+    ),
+    remedy(
+        "tcp-not-accepted",
+        r"In-flight connection \(l\)",
+        "TCP connections wait to be accepted",
+        AGAIN,
+        fd=True,
+    ),
+    remedy(
+        "unix-credentials",
+        r"Control messages in queue",
+        "unread messages carry credentials (SO_PASSCRED)",
+        AGAIN,
+        fd=True,
+    ),
+    remedy(
+        "unix-datagram-long",
+        r"sys_recvmsg failed: truncated",
+        "an unread datagram is too long",
+        AGAIN,
+        fd=True,
+    ),
+    remedy(
+        "netlink-groups",
+        r"netlink socket \S+ (?:has more than 32 groups|is bound to groups)",
+        "a netlink socket listens to groups in a way that CRIU cannot save",
+        CLOSE,
+        fd=True,
+    ),
+    remedy(
+        "socket-filter",
+        r"Can't get socket filter",
+        "a BPF program filters what a socket receives",
+        CLOSE,
+        fd=True,
+    ),
+    remedy(
+        "packet-groups",
+        r"Multiple MC membership",
+        "a packet socket has joined the same thing twice",
+        CLOSE,
+        fd=True,
+    ),
+    remedy(
+        "netlink-queue",
+        r"The socket has data to read",
+        "a netlink socket has unread messages",
+        AGAIN,
+        fd=True,
+    ),
+    remedy(
+        "corked-datagram",
+        r"Can't dump corked dgram",
+        "a datagram is being put together (UDP_CORK)",
+        AGAIN,
+        fd=True,
+    ),
+    remedy(
+        "net-namespace",
+        r"Socket state \d+ obtained but expected",
+        "a socket is of another net namespace",
+        CLOSE,
+        fd=True,
+    ),
+    remedy(
+        "old-criu",
+        r"Can't get 1:16 opt: Operation not supported",
+        "this CRIU is too old for this kernel: it cannot dump TCP sockets",
+        OLD_CRIU,
+    ),
+    remedy(
+        "namespace-file",
+        r"No NS ID with kid",
+        "a namespace is open in which no process of the tree is",
+        CLOSE,
+        fd=True,
+    ),
+    remedy(
+        "old-criu",
+        r"Unexpected rt vDSO area bounds",
+        "this CRIU is too old for this kernel",
+        OLD_CRIU,
+    ),
+    remedy(
+        "sysv-shm",
+        r"Task (?P<pid>\d+) with SysVIPC shmem map",
+        "process {pid} has System V shared memory of the host's IPC namespace",
+        "Start the program in a private IPC namespace: `unshare --ipc setsid ...`.",
+    ),
+    remedy(
+        "packet-pipe",
+        r"packetized mode for pipes",
+        "a pipe is in packet mode (O_DIRECT)",
+        "Have the program use plain pipes.",
+        fd=True,
+    ),
+    remedy(
+        "pidfd-outside",
+        r"pidfd pid \d+ is not a part",
+        "a pidfd stands for a process outside of the tree",
+        CLOSE,
+        fd=True,
+    ),
+    remedy("pidfd-thread", r"PIDFD_THREAD flag", "a pidfd stands for a thread", CLOSE, fd=True),
+    remedy(
+        "timer-clock",
+        r"Unknown clock type",
+        "a timer runs on an alarm clock",
+        "Have the program use CLOCK_BOOTTIME.",
+        fd=True,
+    ),
+    remedy(
+        "program-in-memory",
+        r"Can't lookup mount=\d+ for fd=-1 path=(?P<path>/memfd:.*)",
+        "a program runs from a memory file ({path})",
+        "Have the program written to a file, and start it from there.",
+    ),
+    remedy(
+        "huge-pages",
+        r"Can't lookup mount=\d+ for fd=(?P<fd>-?\d+) path=(?P<path>/memfd:.*)",
+        "{path} is of huge pages, and this host has none free; CRIU needs one to save it",
+        "Add a free huge page: nr_hugepages in /sys/kernel/mm/hugepages.",
+    ),
+    remedy(
+        "mount-namespace",
+        r"Can't lookup mount=\d+ for fd=(?P<fd>-?\d+) path=(?P<path>.*)",
+        "{path} was opened in another mount namespace",
+        "Give the program files and stdio opened inside its own mount namespace.",
+    ),
+    remedy(
+        "path-hidden",
+        r"overmounted mounts are not supported.* fd=(?P<fd>-?\d+) path=(?P<path>.*)",
+        "{path} is hidden: something was mounted over it",
+        "Unmount what hides it.",
+    ),
+    remedy(
+        "path-hidden",
+        r"Unaccessible path opened",
+        "an open file's path leads to another file now",
+        "Have the program open it again.",
+        fd=True,
+    ),
+    remedy(
+        "path-hidden",
+        r"The path \[(?P<path>.*)\] is not supported",
+        "no path leads to the open file {path}",
+        CLOSE,
+        fd=True,
+    ),
+)
