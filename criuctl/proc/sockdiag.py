@@ -308,6 +308,21 @@ def _of_tcp(diag: socket.socket, family: int, *states: int) -> Iterator[tuple[me
         yield message, _address(family, message[8:24], struct.unpack_from("!H", message, 4)[0])
 
 
+def is_remembered(port: int, namespace: int | None = None) -> bool:
+    """Return whether the kernel remembers ended TCP connections of this local port.
+
+    They are those that `end_waits` ends, and no process has them open.  `namespace`: a descriptor
+    of the net namespace (None: ours).
+    """
+    made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
+    with made(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
+        return any(
+            local.port == port and not struct.unpack_from("=I", message, 68)[0]
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for message, local in _of_tcp(diag, family, *_CLOSING, *_CLOSED)
+        )
+
+
 def end_waits(host: str, port: int, namespace: int | None = None, *, v6only: bool = False) -> bool:
     """End leftovers of connections whose local end was this address and was closed first.
 

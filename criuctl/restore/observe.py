@@ -24,7 +24,7 @@ from ..namespaces.network_choice import Place, is_new, opened
 from ..namespaces.network_choice import find as find_net
 from ..namespaces.ports import is_taken
 from ..proc.connecting import spelled
-from ..proc.sockdiag import Address, socket_inside, sockets
+from ..proc.sockdiag import Address, is_remembered, socket_inside, sockets
 from ..proc.tree import ProcessIdentity, members, wait_gone
 from ..report import Finding
 from .host_facts import HostFacts, Wishes
@@ -109,10 +109,15 @@ def _used(manifest: Manifest, net: Place) -> tuple[dict[str, int], frozenset[tup
                 c.state == "bound",
                 c.state == "listen" and c.protocol == "tcp" and _overlaps(c.local, others),
             )
-            idle = c.state == UNCONNECTED and c.protocol == "tcp" and endpoint(c.local)[1] != 0
+            port = endpoint(c.local)[1]
+            idle = c.state == UNCONNECTED and c.protocol == "tcp" and port != 0
             kind = socket.SOCK_DGRAM if udp else socket.SOCK_STREAM
-            if (udp or tcp or idle) and is_taken(c.local, kind, namespace, v6only=True):
-                listening.setdefault(f"{c.protocol} {c.local}", 0)
+            if not (udp or tcp or idle) or not is_taken(c.local, kind, namespace, v6only=True):
+                continue
+            used = any(s.protocol == "tcp" and s.local and s.local.port == port for s in here)
+            if idle and not used and is_remembered(port, namespace):
+                continue  # by its own connection, which is over; the restore frees it
+            listening.setdefault(f"{c.protocol} {c.local}", 0)
         return listening, frozenset(
             (str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected
         )
