@@ -30,11 +30,14 @@ _BUSY = 60.0  # seconds to wait for another process's transaction
 _SCHEMA = """
 CREATE TABLE meta (store TEXT NOT NULL);
 CREATE TABLE segments (n INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE);
-CREATE TABLE packs (n INTEGER PRIMARY KEY AUTOINCREMENT, name BLOB NOT NULL UNIQUE, size INTEGER NOT NULL);
+CREATE TABLE packs (n INTEGER PRIMARY KEY AUTOINCREMENT, name BLOB NOT NULL UNIQUE,
+                    size INTEGER NOT NULL);
 CREATE TABLE distrusted (name BLOB PRIMARY KEY, damaged INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE told (pack INTEGER NOT NULL, segment INTEGER NOT NULL, PRIMARY KEY (pack, segment)) WITHOUT ROWID;
-CREATE TABLE chunks (id BLOB NOT NULL, pack INTEGER NOT NULL, offset INTEGER NOT NULL, stored INTEGER NOT NULL,
-                     plain INTEGER NOT NULL, PRIMARY KEY (id, pack)) WITHOUT ROWID;
+CREATE TABLE told (pack INTEGER NOT NULL, segment INTEGER NOT NULL,
+                   PRIMARY KEY (pack, segment)) WITHOUT ROWID;
+CREATE TABLE chunks (id BLOB NOT NULL, pack INTEGER NOT NULL, offset INTEGER NOT NULL,
+                     stored INTEGER NOT NULL, plain INTEGER NOT NULL,
+                     PRIMARY KEY (id, pack)) WITHOUT ROWID;
 CREATE TABLE heads (name TEXT PRIMARY KEY, size INTEGER NOT NULL, head BLOB NOT NULL) WITHOUT ROWID;
 """
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"

@@ -45,6 +45,7 @@ NAMES = "criuctl 2026-11 object names"
 _PACKS = "criuctl 2026-11 packs"
 _OBJECTS = "criuctl 2026-11 objects"
 _CONFIG = "criuctl 2026-11 store config"
+_FINGERPRINT = "criuctl 2026-11 key fingerprint"
 CONTEXTS = (_CHUNKS, NAMES, _PACKS, _OBJECTS, _CONFIG)
 
 
@@ -59,6 +60,11 @@ def derive(key: bytes, context: str) -> bytes:
     from blake3 import blake3
 
     return blake3(key, derive_key_context=context).digest()
+
+
+def fingerprint(key: bytes) -> str:
+    """Return 16 hex digits that identify a key and reveal nothing of it."""
+    return derive(key, _FINGERPRINT)[:8].hex()
 
 
 def keyed_hash(key: bytes, *parts: Buffer) -> bytes:

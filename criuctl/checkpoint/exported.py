@@ -27,6 +27,7 @@ from ..report import Reporter
 from ..store import Store
 from . import keys
 from .chunks import StreamRef
+from .codec import fingerprint
 from .manifest import CheckpointSummary, Manifest
 from .repository import Repository
 from .storeconfig import load
@@ -127,7 +128,7 @@ def _by_file(slots: list[dict[str, Any]], file_id: str, path: Path, url: str) ->
         what = (
             "the exported master key"
             if key.master
-            else f"the key (fingerprint {keys.fingerprint(key.key)})"
+            else f"the key (fingerprint {fingerprint(key.key)})"
         )
         raise WrongKey(f"{what} in {path} does not open {url}", hint=_wanted(slots))
     return keys.Opened(master, str(path), key, "file", path)

@@ -29,7 +29,7 @@ import stat
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config import Config
 from ..errors import (
@@ -45,11 +45,9 @@ from ..errors import (
 from ..proc.folders import make_private
 from ..quoting import quoted
 from . import recovery
-from .codec import KEY_SIZE, derive
+from .codec import KEY_SIZE, derive, fingerprint
 from .records import Confidential
-
-if TYPE_CHECKING:
-    from .writers import WriterKey
+from .writers import WriterKey
 
 PASSPHRASE_VARIABLE = "CRIUCTL_PASSPHRASE"
 RECOVERY_VARIABLE = "CRIUCTL_RECOVERY_KEY"
@@ -59,7 +57,6 @@ _KEY_LINE = "criuctl key 1"
 _WRITER_LINE = "criuctl writer key "
 _MASTER_LINE = "criuctl master key 1"
 _SLOT = "criuctl 2026-11 key slot"
-_FINGERPRINT = "criuctl 2026-11 key fingerprint"
 _SCRYPT = {"n": 1 << 15, "r": 8, "p": 1}  # 32 MiB, about 0.1 s
 _SCRYPT_LIMIT = 1 << 30  # bytes that a slot may ask for
 _MAX_SECRET_FILE = 4096
@@ -108,11 +105,6 @@ class KeyText(Confidential, frozen=True):
         if len(key) != KEY_SIZE or any(lines[2:]):
             raise WrongKey(f"{where} is a damaged key file", hint="Bring a copy of it back.")
         return cls(key, lines[0] == _MASTER_LINE)
-
-
-def fingerprint(key: bytes) -> str:
-    """What may be shown of a key."""
-    return derive(key, _FINGERPRINT)[:8].hex()
 
 
 def new_key_file(path: Path) -> KeyText:
@@ -212,11 +204,7 @@ def slot_fingerprint(slot: dict[str, Any]) -> str:
     of the slot.
     """
     told = slot.get("fingerprint")
-    return (
-        told
-        if isinstance(told, str)
-        else derive(str(slot.get("wrapped")).encode(), _FINGERPRINT)[:8].hex()
-    )
+    return told if isinstance(told, str) else fingerprint(str(slot.get("wrapped")).encode())
 
 
 def _stretch(slot: dict[str, Any], passphrase: bytes) -> bytes:
@@ -343,8 +331,6 @@ def open_by_file(slots: list[dict[str, Any]], store_id: str, path: Path) -> Open
 
 
 def _open_by_writer(slots: list[dict[str, Any]], store_id: str, text: bytes, path: Path) -> Opened:
-    from .writers import WriterKey
-
     key = WriterKey.parse(text, str(path))
     if key.store.hex() != store_id:
         raise WrongKey(

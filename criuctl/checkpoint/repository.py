@@ -54,6 +54,7 @@ from . import keys, objects
 from .cache import Cache
 from .catalog import Catalog, load_json, manifest_name, parse_name
 from .chunks import LAYERS
+from .codec import fingerprint
 from .manifest import MANIFEST_VERSION, CheckpointSummary, Manifest
 from .storeconfig import StoreConfig, create, load
 
@@ -189,9 +190,7 @@ class Repository:
             "kind": opened.slot if opened else "none",
             "file": str(opened.file) if opened and opened.file else None,
             "source": opened.source if opened else None,
-            "fingerprint": keys.fingerprint(opened.key.key)
-            if opened and opened.slot == "file"
-            else by,
+            "fingerprint": fingerprint(opened.key.key) if opened and opened.slot == "file" else by,
             "slots": [
                 {"type": s.get("type"), "fingerprint": s.get("fingerprint")}
                 for s in self.about.slots
@@ -322,11 +321,11 @@ class Repository:
         domain = self.catalog.domains.get(checkpoint)
         if domain is None:
             return None
-        fingerprint = self.sealer.author(domain)
+        author = self.sealer.author(domain)
         labels = [
-            str(s.get("label", "")) for s in self.about.slots if s.get("fingerprint") == fingerprint
+            str(s.get("label", "")) for s in self.about.slots if s.get("fingerprint") == author
         ]
-        return {"fingerprint": fingerprint, "label": next(iter(labels), "")}
+        return {"fingerprint": author, "label": next(iter(labels), "")}
 
     def manifest(self, ref: str | CheckpointSummary) -> Manifest:
         """The whole manifest; `AmbiguousRef`, `Damaged`, `UnsupportedFormat`,

@@ -48,8 +48,10 @@ from .storepins import Pin, Pinning
 
 # what a folder that only ever was a store may hold besides objects
 _OURS = {".tmp", ".cache", "lost+found"}
-_GONE_HINT = """Put `config` back from a copy: a backup of the folder, an older version in the bucket.
-Without it nothing there can be read; then make a store elsewhere, or remove what is left."""
+_GONE_HINT = (
+    "Put `config` back from a copy: a backup of the folder, an older version in the bucket.\n"
+    "Without it nothing there can be read; then make a store elsewhere, or remove what is left."
+)
 _ATTEMPTS = 8  # to read generations while others replace them
 
 

@@ -44,6 +44,7 @@ from ..proc.folders import make_private
 from ..quoting import quoted
 from ..store import Store
 from . import keys
+from .codec import fingerprint
 from .manifest import now
 
 How = Literal["init", "first-use", "trusted"]
@@ -273,7 +274,7 @@ def _path(place: str, config: Config) -> Path:
 
 def _fingerprint(opened: keys.Opened | None) -> str:
     """Of the master key; "" where there is none, or it is not known."""
-    return keys.fingerprint(opened.master) if opened is not None and opened.master else ""
+    return fingerprint(opened.master) if opened is not None and opened.master else ""
 
 
 def _read(path: Path, place: str) -> Pin | None:

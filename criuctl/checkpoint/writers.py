@@ -35,7 +35,7 @@ import struct
 from typing import Any
 
 from ..errors import Damaged, UnsupportedFormat, WrongKey
-from .codec import KEY_SIZE, NAMES, TAG_SIZE, derive, keyed_hash
+from .codec import KEY_SIZE, NAMES, TAG_SIZE, derive, fingerprint, keyed_hash
 from .configobject import WRITER
 from .records import Confidential
 
@@ -92,9 +92,7 @@ class WriterKey(Confidential, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """What may be shown of it."""
-        from .keys import fingerprint
-
+        """The fingerprint of the secret, by which this key is shown and listed."""
         return fingerprint(self.secret)
 
     def slot(self) -> dict[str, Any]:

@@ -135,7 +135,6 @@ class Decision(Struct, frozen=True):
 
 
 # -- deciding
-# -----------------------------------------------------------------------------------------------------
 
 
 def decide(
@@ -350,7 +349,6 @@ def _within(host: str, networks: Sequence[Network]) -> bool:
 
 
 # -- reading
-# ------------------------------------------------------------------------------------------------------
 
 
 def parse(config: Config) -> Rules:

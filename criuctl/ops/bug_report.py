@@ -246,7 +246,6 @@ def _logs(config: Config) -> list[dict[str, Any]]:
 
 
 # -- secrets
-# --------------------------------------------------------------------------------------------
 
 
 def _secrets(config: Config) -> list[str]:

@@ -34,7 +34,7 @@ from ..criu.pages import ENTRY, PAGE
 from ..errors import Damaged, UsageError
 from ..report import Reporter
 from ..store.archive import MAGIC, ArchiveStore
-from .inspect import Shown, page_entries, page_maps
+from .shown import Shown, page_entries, page_maps
 from .storing.contents import environments
 
 _FREE_PROCESSES = 1 << 16

@@ -8,16 +8,15 @@ same; what concerns the store as a whole (unreachable, denied, wrong key) ends t
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import CheckpointSummary, Manifest
+from ..checkpoint.manifest import CheckpointSummary
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import (
@@ -39,16 +38,9 @@ from ..proc import netfilter
 from ..report import Reporter
 from ..session.sessions import state_of
 from ..store import open_store
+from .shown import Shown, page_maps
 
-if TYPE_CHECKING:
-    from ..checkpoint.reader import CheckpointReader
-    from ..files.predicates import Verdict
-    from .storing.contents import Variables
-
-# One entry of a memory image's list: address, pages, flags as CRIU's page server sends them.
-_ENTRY = struct.Struct("<QII")
 _NAMED = 10  # checkpoints in one message
-_FLAGS = ((1, "parent"), (2, "lazy"), (4, "present"))
 
 
 @contextmanager
@@ -84,96 +76,6 @@ def list_checkpoints(config: Config, session: str | None = None) -> Listing:
     if session is not None and not found and not unreadable and not hidden:
         raise NoSuchCheckpoint(f"the store holds no checkpoint of a session named {session!r}")
     return Listing(found, unreadable, len(hidden))
-
-
-class Shown(Struct, frozen=True):
-    """What `show` found: a manifest without its lists of chunks, and the memory map if that was
-    asked for.
-    """
-
-    manifest: Manifest
-    store: str
-    # by index into manifest.memory
-    maps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    environments: dict[int, Variables] | None = None  # by the tree's own PIDs
-    values: bool = False  # of variables, too
-    # the write-only host that has stored it: fingerprint, label
-    writer: dict[str, str] | None = None
-    # what has become of what it requires, as far as no command must be run for it
-    predicates: tuple[Verdict, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The keys of ``list``, and everything else that a manifest tells."""
-        m = self.manifest
-        body = m.to_dict()
-        machine = body["host"]
-        memory = []
-        for i, image in enumerate(m.memory):
-            one: dict[str, Any] = {
-                "kind": image.kind,
-                "id": image.id,
-                "pages": image.pages,
-                "bytes": image.data.size,
-            }
-            if i in self.maps:
-                one["maps"] = self.maps[i]
-            memory.append(one)
-        files = []
-        for record in body["files"]:
-            data = record.pop("data", None)
-            files.append({**record, "carried": data is not None})
-        told = {
-            "id": m.id,
-            "session": m.session.name,
-            "session_id": m.session.id,
-            "number": m.number,
-            "incarnation": m.incarnation,
-            "parent": m.parent,
-            "origin": m.extra.get("origin"),
-            "created": m.created,
-            "store": self.store,
-            "host": machine["name"],
-            "writer": self.writer,
-            "machine": {k: v for k, v in machine.items() if k != "name"},
-            "labels": body["labels"],
-            "pinned": m.pinned,
-            "bytes": body["bytes"],
-            "timings": body["timings"],
-            "criuctl": body["criuctl"],
-            "criu": body["criu"],
-            "version": body["version"],
-            "features": body["features"],
-            "root": body["root"],
-            "processes": body["processes"],
-            "namespaces": body["namespaces"],
-            "memory": memory,
-            "images": body["images"]["files"],
-            "terminals": body["terminals"],
-            "connections": body["connections"],
-            "files": files,
-            "gpu": body["gpu"],
-            "predicates": [verdict.to_dict() for verdict in self.predicates],
-            "hooks": body["hooks"],
-            "warnings": body["warnings"],
-        }
-        return (
-            told
-            if self.environments is None
-            else {**told, "environments": self._environments(self.environments)}
-        )
-
-    def _environments(self, found: Mapping[int, Variables]) -> list[dict[str, Any]]:
-        return [
-            {
-                "pid": p.pid,
-                "variables": [
-                    {"name": name, "value": value if self.values else None}
-                    for name, value in found[p.ns_pid]
-                ],
-            }
-            for p in self.manifest.processes
-            if p.ns_pid in found
-        ]
 
 
 def show(
@@ -218,30 +120,6 @@ def _look(config: Config, ref: str, maps: bool, env: bool, reporter: Reporter) -
         return Shown(
             manifest, url, found, environments(manifest, repository.reader(reporter)), writer=writer
         )
-
-
-def page_maps(manifest: Manifest, reader: CheckpointReader) -> dict[int, list[dict[str, Any]]]:
-    """The list of pages of each memory image, by its index; `Damaged`."""
-    reader.check_size([image.entries for image in manifest.memory])
-    size = manifest.host.page_size
-    return {
-        i: page_entries(reader.read(image.entries), size) for i, image in enumerate(manifest.memory)
-    }
-
-
-def page_entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:
-    """A memory image's list of pages as `show` tells it."""
-    if len(packed) % _ENTRY.size:
-        raise Damaged("the list of a memory image's pages is cut off")
-    return [
-        {
-            "address": address,
-            "pages": pages,
-            "bytes": pages * page_size,
-            "flags": [name for bit, name in _FLAGS if flags & bit],
-        }
-        for address, pages, flags in _ENTRY.iter_unpack(packed)
-    ]
 
 
 class Verified(Struct, frozen=True):

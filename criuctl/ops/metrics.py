@@ -119,7 +119,6 @@ class Looker:
 
 
 # -- metrics
-# --------------------------------------------------------------------------------------------
 
 
 def families(figures: Figures) -> Iterator[Metric]:
@@ -322,7 +321,6 @@ def _seconds(moment: str) -> float:
 
 
 # -- giving them away
-# -----------------------------------------------------------------------------------
 
 
 class _Live:

@@ -150,7 +150,6 @@ def _ended(config: Config, name: str, gone: SessionGone) -> tuple[dict[str, Any]
 
 
 # -- waiting
-# ----------------------------------------------------------------------------------------
 
 
 def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any]:

@@ -119,7 +119,6 @@ def _forget_tries(record: Record) -> None:
 
 
 # -- what the host has lost
-# ---------------------------------------------------------------------------
 
 
 def _with_lost(config: Config, record: Record | None) -> Record | None:
@@ -168,7 +167,6 @@ def _saw_end(config: Config, known: SessionRecord) -> bool:
 
 
 # -- bringing back
-# ------------------------------------------------------------------------------------
 
 
 def _bring_back(

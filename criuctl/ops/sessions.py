@@ -68,7 +68,6 @@ class NewSession(Struct, frozen=True):
 
 
 # -- starting
-# ---------------------------------------------------------------------------------------
 
 
 @events.recorded("run", events.begun, about=events.started)
@@ -225,7 +224,6 @@ def _free_name(config: Config, command: str, reserved: ExitStack) -> str:
 
 
 # -- looking
-# ----------------------------------------------------------------------------------------
 
 
 def sessions(config: Config) -> list[dict[str, Any]]:
@@ -374,7 +372,6 @@ def _command(pid: int) -> list[str]:
 
 
 # -- talking
-# ----------------------------------------------------------------------------------------
 
 
 def connect(

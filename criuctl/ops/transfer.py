@@ -127,7 +127,6 @@ class Imported(Struct, frozen=True):
 
 
 # -- export
-# ---------------------------------------------------------------------------------------------
 
 
 def export(
@@ -275,7 +274,6 @@ def _publish(temporary: Path, target: Path, force: bool) -> None:
 
 
 # -- import
-# ---------------------------------------------------------------------------------------------
 
 
 @events.recorded("import", events.imported)
@@ -417,7 +415,6 @@ def _keep(fd: int, file: BinaryIO, url: str) -> None:
 
 
 # -- both
-# -----------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -33,7 +33,8 @@ _BASH = """\
             file) compopt -o default 2> /dev/null ;;
             plain) COMPREPLY+=("${value#"$begin"}") ;;
         esac
-    done < <(COMP_WORDS="${words[*]}" COMP_CWORD=$((${#words[@]} - 1)) %(complete_var)s=bash_complete "$1" 2> /dev/null)
+    done < <(COMP_WORDS="${words[*]}" COMP_CWORD=$((${#words[@]} - 1)) \
+%(complete_var)s=bash_complete "$1" 2> /dev/null)
     return 0
 }
 

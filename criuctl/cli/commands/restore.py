@@ -27,7 +27,8 @@ def _outcome(result: Mapping[str, Any]) -> str:
         pid += f" (PID {inner} to itself, in a PID namespace of its own)"
     lines = [
         f"{printable(result['session'])}: restored as {pid}, incarnation {result['incarnation']},"
-        f" in {duration(result['elapsed_ms'])}{', memory follows on demand' if result.get('lazy') else ''}"
+        f" in {duration(result['elapsed_ms'])}"
+        f"{', memory follows on demand' if result.get('lazy') else ''}"
     ]
     lines.append(f"  from {_source(result)}")
     if newer := result["newer"]:

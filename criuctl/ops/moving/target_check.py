@@ -160,7 +160,6 @@ def findings(coming: Arrival, checks: Iterable[Check]) -> list[Finding]:
 
 
 # -- the host
-# ------------------------------------------------------------------------------------------------------
 
 
 def _host(coming: Arrival) -> Iterator[Finding]:
@@ -259,7 +258,6 @@ def _clock(coming: Arrival) -> Iterator[Finding]:
 
 
 # -- what the restore's plan says
-# ------------------------------------------------------------------------------------
 
 
 def _plan(coming: Arrival) -> Iterator[Finding]:
@@ -353,7 +351,6 @@ def _is_here(host: str, plan: RestorePlan) -> bool:
 
 
 # -- files
-# ---------------------------------------------------------------------------------------------------------
 
 
 def _files(coming: Arrival) -> Iterable[Finding]:
@@ -363,7 +360,6 @@ def _files(coming: Arrival) -> Iterable[Finding]:
 
 
 # -- people and room
-# -----------------------------------------------------------------------------------------------
 
 
 def _users(coming: Arrival) -> Iterator[Finding]:

@@ -182,7 +182,8 @@ folder, name = Path(sys.argv[1]), sys.argv[2]
 for turn in range(4):
     with Repository.open(LocalStore(str(folder / "store")), kit.config(folder)) as repo:
         repo.preflight_write()
-        content = kit.Content(b"shared" * 50000 + name.encode() * 50000 + bytes([turn]) * 5000, {"a.img": b"x"})
+        data = b"shared" * 50000 + name.encode() * 50000 + bytes([turn]) * 5000
+        content = kit.Content(data, {"a.img": b"x"})
         kit.check(repo, kit.write(repo, content, session=name), content)
         repo.list()
 """

@@ -93,8 +93,10 @@ def test_the_secret_is_on_descriptor_4_and_nowhere_else(
     secret = 'quite "secret" ü\n'
     look = """
 secret = open(4).read()
-spread = [text for text in (json.dumps(told, ensure_ascii=False), *sys.argv, *os.environ.values()) if "quite" in text]
-parent = open(f"/proc/{os.getppid()}/cmdline").read() + open(f"/proc/{os.getppid()}/environ", errors="replace").read()
+texts = (json.dumps(told, ensure_ascii=False), *sys.argv, *os.environ.values())
+spread = [text for text in texts if "quite" in text]
+parent = open(f"/proc/{os.getppid()}/cmdline").read()
+parent += open(f"/proc/{os.getppid()}/environ", errors="replace").read()
 data = {"length": len(secret), "spread": spread, "parent": "quite" in parent, "mine": secret}
 print("here: " + secret, file=sys.stderr)
 print(json.dumps({"outcome": "reconnected", "data": data}))

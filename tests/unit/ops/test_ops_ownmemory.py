@@ -34,7 +34,9 @@ def fill(address, first, behind):
 
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+]
 pages, parents, childs = json.loads(sys.argv[1])
 memory, other = area(pages), area(pages)
 for first, behind in parents["before"]:

@@ -23,7 +23,8 @@ from criuctl.proc.tree import ProcessIdentity
 
 ME = ProcessIdentity.of(os.getpid())
 READ_ONLY = """
-mount -t tmpfs criuctl-test /dev/shm && mount -t tmpfs criuctl-test /run && "$@" && mount -o remount,ro /run || exit
+mount -t tmpfs criuctl-test /dev/shm && mount -t tmpfs criuctl-test /run &&
+    "$@" && mount -o remount,ro /run || exit
 exec "$PYTHON" -c '
 import os, sys
 from criuctl.config import Config
