@@ -129,7 +129,7 @@ class Index:
             )
         self._forget(set(present))
 
-    def learn_anew(self) -> bool:
+    def reload(self) -> bool:
         """Forget everything and learn it again, for what this host remembers may be damaged; False
         if that was done before.
         """
