@@ -139,7 +139,7 @@ class Collection:
                     f"there is no room for copies: {error.message}", "only whole packs are freed"
                 )
         if not done.dry_run:
-            self._segments.tell_again(survey, self._all_doomed(), self._now, self._grace)
+            self._segments.restore_segments(survey, self._all_doomed(), self._now, self._grace)
             self._segments.remove_damaged(self._repository.index.unreadable)
         done.unneeded, done.unneeded_bytes = (
             len(unneeded),
