@@ -390,7 +390,7 @@ class Collection:
             self._store.sweep(max(self._grace, _SWEEP_AGE))
         except StoreDenied as error:
             self._reporter.warning(
-                f"unfinished objects of writers stay:  {error.message}", error.hint
+                f"unfinished objects of writers stay: {error.message}", error.hint
             )
 
     def _doom_for_all(self) -> list[str]:

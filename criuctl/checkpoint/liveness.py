@@ -82,7 +82,7 @@ class Live:
             return None  # removed since it was listed
         except Damaged as error:
             raise Damaged(
-                f"it is unknown what a checkpoint needs:  {error.message}",
+                f"it is unknown what a checkpoint needs: {error.message}",
                 hint="Nothing was removed. Bring the object back, or remove that checkpoint: "
                 f"criuctl rm {quoted(parse_name(name)[2][:12])}",
                 object=name,

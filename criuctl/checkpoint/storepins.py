@@ -165,7 +165,7 @@ class Pinning:
             )
         if self.remote:
             raise StoreNotTrusted(
-                f"{url} is not encrypted, and this host has neither made it nor been set to trust it",
+                f"{url} is not encrypted, and this host has neither made it nor pinned it",
                 hint="If it is meant to be plain, so that every user of the bucket can read or "
                 "forge checkpoints: "
                 f"`criuctl store trust --store {quoted(url)} --no-encrypt`.",

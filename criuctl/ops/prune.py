@@ -29,7 +29,7 @@ from ..host.registry import Registry
 from ..host.retention import Decision, Rules, decide, policies, policy, seconds
 from ..report import Reporter
 from ..store import open_store
-from .inspect import Removal, forget_gone, remove_one, telling_removed
+from .inspect import Removal, forget_gone, remove_one, reporting_removed
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def prune(
             done.decisions += decisions
         if not dry_run:
             registry = Registry(config)
-            with telling_removed(done.removed):
+            with reporting_removed(done.removed):
                 for summary in (d.checkpoint for d in reversed(done.decisions) if not d.keep):
                     outcome = remove_one(
                         repository, Removal(summary.id, summary), registry, reporter

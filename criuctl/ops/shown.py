@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from ..files.predicates import Verdict
     from .storing.contents import Variables
 
-# One entry of a memory image's list: address, pages, flags as CRIU's page server sends them.
+# One entry of a memory image's list: address, pages, flags, as CRIU's page server sends them.
 _ENTRY = struct.Struct("<QII")
 _FLAGS = ((1, "parent"), (2, "lazy"), (4, "present"))
 
 
 class Shown(Struct, frozen=True):
-    """What `show` found: a manifest without its lists of chunks, and the memory map if that was
-    asked for.
+    """The result of `show`: a manifest without its lists of chunks, and the memory map if
+    requested.
     """
 
     manifest: Manifest
     store: str
     # by index into manifest.memory
     maps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    environments: dict[int, Variables] | None = None  # by the tree's own PIDs
-    values: bool = False  # of variables, too
-    # the write-only host that has stored it: fingerprint, label
+    environments: dict[int, Variables] | None = None  # by PID in the tree's PID namespace
+    values: bool = False  # whether values of variables are shown
+    # the write-only host that stored it: fingerprint, label
     writer: dict[str, str] | None = None
-    # what has become of what it requires, as far as no command must be run for it
+    # whether its requirements hold now; commands are not run for that
     predicates: tuple[Verdict, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of ``list``, and everything else that a manifest tells."""
+        """Return the keys of ``list``, and everything else in the manifest."""
         m = self.manifest
         body = m.to_dict()
         machine = body["host"]
@@ -57,7 +57,7 @@ class Shown(Struct, frozen=True):
         for record in body["files"]:
             data = record.pop("data", None)
             files.append({**record, "carried": data is not None})
-        told = {
+        shown = {
             "id": m.id,
             "session": m.session.name,
             "session_id": m.session.id,
@@ -92,9 +92,9 @@ class Shown(Struct, frozen=True):
             "warnings": body["warnings"],
         }
         return (
-            told
+            shown
             if self.environments is None
-            else {**told, "environments": self._environments(self.environments)}
+            else {**shown, "environments": self._environments(self.environments)}
         )
 
     def _environments(self, found: Mapping[int, Variables]) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ class Shown(Struct, frozen=True):
 
 
 def page_maps(manifest: Manifest, reader: CheckpointReader) -> dict[int, list[dict[str, Any]]]:
-    """The list of pages of each memory image, by its index; `Damaged`."""
+    """Return the list of pages of each memory image, by its index; raise `Damaged`."""
     reader.check_size([image.entries for image in manifest.memory])
     size = manifest.host.page_size
     return {
@@ -121,7 +121,7 @@ def page_maps(manifest: Manifest, reader: CheckpointReader) -> dict[int, list[di
 
 
 def page_entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:
-    """A memory image's list of pages as `show` tells it."""
+    """Return a memory image's list of pages as `show` displays it; raise `Damaged`."""
     if len(packed) % _ENTRY.size:
         raise Damaged("the list of a memory image's pages is cut off")
     return [
