@@ -1,13 +1,12 @@
 """How commands are declared: loaded when invoked, with help that reads like a manual page.
 
 A `Page` is a click command whose ``--help`` has the sections of a manual page: NAME, SYNOPSIS,
-DESCRIPTION, ARGUMENTS, OPTIONS, GLOBAL OPTIONS, EXAMPLES, EXIT STATUS, SEE ALSO.  A `LazyGroup`
-knows its commands from a static table of `Entry`: where each lives and its one-sentence summary.
-So the group's own help, the completion of command names, and an unknown command's message need no
-import of any command.
+DESCRIPTION, ARGUMENTS, OPTIONS, GLOBAL OPTIONS, EXAMPLES, EXIT STATUS, SEE ALSO. A `LazyGroup` has
+a static table of `Entry`: the module and the one-sentence summary of each command. So the group's
+own help, the completion of command names, and an unknown command's message import no command.
 
-The global options stand on the group and on every command (``criuctl --json list`` and
-``criuctl list --json`` are the same); all of them write into the invocation's `App`.
+The global options are on the group and on every command (``criuctl --json list`` and ``criuctl list
+--json`` are the same); all of them write into the invocation's `App`.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ Example = tuple[str, str]
 
 
 class Entry(NamedTuple):
-    """One line of a group's table: ``module:attribute``, summary, and the heading it stands
-    under.
+    """One line of a group's table: ``module:attribute``, summary, and the heading under which it is
+    listed.
     """
 
     where: str
@@ -39,13 +38,13 @@ class Entry(NamedTuple):
 
 
 class ManFormatter(click.HelpFormatter):
-    """Headings as a manual page has them: upper case, no colon, text indented by two."""
+    """Formats headings as in a manual page: upper case, no colon, text indented by two."""
 
     def write_heading(self, heading: str) -> None:
         self.write(f"{'':>{self.current_indent}}{heading.upper()}\n")
 
     def write_example(self, what: str, lines: Sequence[str]) -> None:
-        """A few command lines, not wrapped, and what they do."""
+        """Write a few command lines, not wrapped, and what they do."""
         self.write_text(what)
         for line in lines:
             self.write(f"{'':>{self.current_indent + 4}}{line}\n")
@@ -62,12 +61,12 @@ class PageContext(click.Context):
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds; click takes ``nan`` for one in any range."""
+    """A number of seconds; click would accept ``nan`` in any range."""
 
-    name = "number of seconds"  # of which click says that a value is not a valid one
+    name = "number of seconds"  # used in click's message about an invalid value
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number, if it is one."""
+        """Convert the value to a number of seconds."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
@@ -80,7 +79,7 @@ class GlobalOption(click.Option):
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     app = ctx.ensure_object(App)
-    # a variable that is not set, say: the default would be another store
+    # for example a variable that is not set: the result would be another store
     if value == "" and not ctx.resilient_parsing:
         raise click.BadParameter("it is empty", ctx=ctx, param=param)
     if not value or param.name is None:
@@ -98,8 +97,8 @@ def _complete_store(
 
 
 def global_options() -> list[click.Parameter]:
-    """The options that every command takes, new objects each time (click ties them to one
-    command).
+    """Return new objects of the options that every command takes; click ties them to one
+    command.
     """
     declared: list[tuple[list[str], dict[str, Any]]] = [
         (
@@ -132,14 +131,16 @@ def global_options() -> list[click.Parameter]:
             ["-v", "--verbose"],
             {
                 "count": True,
-                "help": "Tell each step on standard error; with -vv also where an error came from.",
+                "help": (
+                    "Print each step on standard error; with -vv also where an error came from."
+                ),
             },
         ),
         (
             ["-q", "--quiet"],
             {
                 "is_flag": True,
-                "help": "Tell errors only, and of the result only the essential: an id, a PID.",
+                "help": "Print errors only, and only the essence of the result: an id, a PID.",
             },
         ),
     ]
@@ -208,12 +209,13 @@ def _write_tail(
 
 def _show_help(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        write_result(ctx.get_help())  # click's own echo takes a full disk for a file of criuctl's
+        # click's own echo reports a full disk as an error of criuctl's files
+        write_result(ctx.get_help())
         ctx.exit()
 
 
 class Helped(click.Command):
-    """A command whose ``--help`` is a result as others are."""
+    """A command whose ``--help`` is printed like other results."""
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         option = super().get_help_option(ctx)
@@ -225,8 +227,8 @@ class Helped(click.Command):
 class Page(Helped):
     """A command with a manual page.
 
-    `examples` are pairs of what they do and the command line, `exits` the exit codes it can end
-    with beside 0, 1, 2 and 13, `see_also` the names of related commands.
+    `examples` are pairs of a description and the command line, `exits` the exit codes it can end
+    with besides 0, 1, 2 and 13, `see_also` the names of related commands.
     """
 
     context_class = PageContext
@@ -324,7 +326,7 @@ class LazyGroup(Helped, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # click would look for similar names among commands already loaded, of which there are none.
+        # click would look for similar names among loaded commands, but none are loaded.
         if (
             args[0] not in self.entries
             and not args[0].startswith("-")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
             "From your desk or phone, through ssh (then open the printed address there):",
             "ssh -L 8765:127.0.0.1:8765 root@gamma criuctl ui",
         ),
-        ("For a screen on the wall: looks, and changes nothing:", "criuctl ui --read-only --open"),
+        ("For a screen on the wall, without changing anything:", "criuctl ui --read-only --open"),
     ],
     exits=[9],
     see_also=["ls", "attach", "list", "show"],
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 @click.option(
     "--read-only",
     is_flag=True,
-    help="Look at everything and change nothing: no typing, no actions.",
+    help="Show everything and change nothing: no typing, no actions.",
 )
 @click.option("--open", "open_", is_flag=True, help="Open the page in the browser of this desktop.")
 @pass_app
@@ -136,8 +136,8 @@ def ui(
 
 @contextlib.contextmanager
 def _shown_in_browser(url: str) -> Iterator[None]:
-    """Have the desktop's browser open `url`, by way of a file that only we can read: an argument
-    list shows it to everybody.
+    """Open `url` in the desktop's browser, through a file that only this user can read: other users
+    could read an argument list.
     """
     import html
     import tempfile
@@ -151,6 +151,6 @@ def _shown_in_browser(url: str) -> Iterator[None]:
             f'url={html.escape(url)}"><title>criuctl</title>\n'
         )
         file.flush()
-        # In a thread: a browser that runs in the terminal comes back only when it is left.
+        # In a thread: the call returns only when a browser in the terminal is left.
         threading.Thread(target=webbrowser.open, args=(f"file://{file.name}",), daemon=True).start()
         yield
