@@ -48,11 +48,11 @@ from .moving.departure import check_home, moved_away
 from .moving.needs import gather
 from .moving.other_host import reach
 
-_CARRIED_MIB = 1 << 20  # files open for writing travel whatever their size
+_CARRIED_MIB = 1 << 20  # MiB; files open for writing are always carried, whatever their size
 
 
 class MigrateResult(Struct):
-    """What a migration answers; `to_dict` is the contract of ``migrate --json``."""
+    """The result of a migration; `to_dict` is the contract of ``migrate --json``."""
 
     session: str
     source: str
@@ -93,7 +93,7 @@ class MigrateResult(Struct):
 def examine(
     config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter
 ) -> list[Finding]:
-    """Only look whether the session could go there."""
+    """Check whether the session could be moved to the host, without moving it."""
     check_outside(config)
     _here(config, target)
     with reach(config, to, reporter) as there:
@@ -104,8 +104,8 @@ def examine(
 def migrate(
     config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter
 ) -> MigrateResult:
-    """Move the tree that `target` names to the host `to`; whatever fails before it is ended here
-    lets it go on here.
+    """Move the tree that `target` names to the host `to`; after any failure before its end here it
+    continues here.
     """
     began = time.monotonic()
     check_outside(config)
@@ -176,13 +176,13 @@ def migrate(
 
 
 def _here(config: Config, target: str) -> Target:
-    """What is to move; before the other host is asked for, which need not answer."""
+    """Return what is to be moved, before the other host is asked, which may not answer."""
     registry = Registry(config)
     return resolve_target(target, registry.lookup, registry.session_of)
 
 
 def _travelling(config: Config, target: str, wishes: Wishes) -> Wishes:
-    """What travels, the session's workspace included."""
+    """Return the options with the session's workspace added."""
     name = Registry(config).held(_here(config, target).root)
     if name is None:
         return wishes
@@ -192,7 +192,9 @@ def _travelling(config: Config, target: str, wishes: Wishes) -> Wishes:
 
 
 def _keeping(config: Config, wishes: Wishes) -> Config:
-    """Connections of an address that moves along are kept, whatever the rules say of others."""
+    """Return a configuration in which connections of an address that moves along are kept, whatever
+    the rules say of others.
+    """
     rules = (
         (
             f"--keep-address {wanted}",
