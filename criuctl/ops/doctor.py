@@ -460,8 +460,8 @@ def _store(config: Config) -> Iterator[Finding]:
         yield Finding("info", "store", f"the store {store.url} can be written; it is {sealed}")
         if problem := repository.about.unpinned:
             text = (
-                f"the store {store.url} is not pinned on this host ({problem}): another one in "
-                "its place is not noticed"
+                f"the store {store.url} is not pinned on this host ({problem}): criuctl does not "
+                "notice a different store in its place"
             )
             yield Finding(
                 "warning", "store-not-pinned", text, "Name a state_dir that may be written."

@@ -1,18 +1,18 @@
 """Maintenance of a host: everything that runs is stored, new sessions are refused, and what to
-bring back is written down.
+restore is recorded.
 
-The record is ``STATE_DIR/maintenance.json``, written durably before and after each thing that it
-tells of, so whatever kills `begin`, the power cut included, the next `begin` goes on where it was:
+The record is ``STATE_DIR/maintenance.json``, written durably before and after each step. So after
+any interruption of `begin`, a power cut included, the next `begin` continues where it was:
 
-storing    the door is shut (`check_open`), and things are being stored, by falling order
-stored     all is stored that could be
-returning  things are being brought back (`criuctl.ops.recovery`)
-over       the door is open; the record is kept for what has not come back
+    storing    the door is shut (`check_open`), and things are being stored, by falling order
+    stored     all is stored that could be
+    returning  things are being restored (`criuctl.ops.recovery`)
+    over       the door is open; the record is kept for what has not come back
 
-A thing is noted as ``waiting`` before its dump is begun.  Whether an interrupted dump has ended it,
-its session's record tells: it says which checkpoint before the tree is ended, and never before the
-checkpoint is complete.  What was started while the door was being shut is found by looking again
-until nothing new is there.
+An item is recorded as ``waiting`` before its dump is begun. Whether an interrupted dump has ended
+it is in its session's record, which names the checkpoint before the tree is ended, and never before
+the checkpoint is complete. Trees that were started while the door was being shut are found by
+looking again until nothing new is there.
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
-"""The life of a migration, told by the home that the session leaves.
+"""A migration, as the home that the session leaves runs it.
 
 It is a dump (`criuctl.dump.story`) into the other host's inbox, with one more step before the tree
 is ended: the other host restores the checkpoint and holds it.
 
     examine the other host -> send what can be sent while the tree runs -> freeze, send the rest
-    -> there: restored, connections handed back, held -> **here: written down, killed, seen gone**
+    -> there: restored, connections handed back, held -> **here: recorded, killed, seen gone**
     -> there: go
 
-RULE: never two copies running: the word ``go`` is said only when every process of the tree is known
+RULE: never two copies running: the word ``go`` is sent only when every process of the tree is known
 to be gone here.
-RULE: never none: until CRIU is let end it, every failure lets the tree go on here; before that, its
+
+RULE: never none: until CRIU may end it, every failure lets the tree go on here; before that, its
 complete checkpoint is durable in the other host's inbox.
 
 When the link dies before the tree is ended, the tree goes on, and the other host undoes what it
-has.  When it dies after, it is made again for a while; if that does not help, `InDoubt` tells so,
-and ``criuctl migrate --resolve`` (`settling`) says the word later.
-What is written down (`moves`) is enough for that after ``kill -9`` at any moment.
+has. When it dies after, it is made again for a while; if that does not help, `InDoubt` is raised,
+and ``criuctl migrate --resolve`` (`migrate_resolve`) sends the word later. The record of the move
+(`moves`) is enough for that after ``kill -9`` at any moment.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ def test_two_on_one_host_do_not_replace_its_key_file_at_once(site: Setting) -> N
     told: list[CriuctlError] = []
 
     def other() -> None:
-        with pytest.raises(Conflict, match="somebody else") as caught:
+        with pytest.raises(Conflict, match="another process") as caught:
             key_rotate(here.one, NewKey())
         told.append(caught.value)
 
