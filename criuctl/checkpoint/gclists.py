@@ -59,7 +59,7 @@ _ATTEMPTS = 3  # readings of a list that a weak store shows half written
 _DAMAGED = (
     "It lists packs, and is needed only while a dump or a garbage collection runs. While "
     "neither is at it anywhere, "
-    "remove it: `criuctl gc` finds out anew what it told."
+    "remove it: `criuctl gc` then finds out again what it listed."
 )
 
 Prefix = Literal["writing/", "gc/marked-", "gc/doomed-"]

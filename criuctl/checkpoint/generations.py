@@ -313,7 +313,8 @@ class Changer:
             self.warnings.append(
                 "the store has no conditional writes, so nothing in it is replaced, and the "
                 "object `config` goes on holding the "
-                "slots that it was made with: whoever has a removed key of those and reads it can "
+                "slots that it was made with: a person who has a removed key of those and reads "
+                "it can "
                 "open it, if not by criuctl"
             )
 

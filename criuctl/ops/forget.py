@@ -170,10 +170,7 @@ def _check(
         back = restore_command(config, name, record.store)
         raise Conflict(
             f"session {name!r} is checkpointed",
-            hint=(
-                f"{back} brings it back; `criuctl kill {quoted(name)}` says that nobody waits for "
-                "it."
-            ),
+            hint=(f"{back} brings it back; `criuctl kill {quoted(name)}` gives it up."),
         )
     if Moves(config, Outgoing).of(name) is not None:
         raise Conflict(

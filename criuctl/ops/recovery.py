@@ -232,7 +232,7 @@ def _is_restarted(config: Config, item: Item) -> bool:
     if root is None:
         return False
     error = Conflict(
-        f"tree {item.session!r} runs already, as PID {root.pid}: it was started anew",
+        f"tree {item.session!r} runs already, as PID {root.pid}: it was started again",
         hint=(
             f"End it, and {restore_command(config, item.checkpoint[:12], item.store)} brings back "
             "what was stored."

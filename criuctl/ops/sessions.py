@@ -423,7 +423,7 @@ def why_not(known: Mapping[str, Any]) -> str:
         return f"session {name!r} has moved to {known['home']}"
     if state == "checkpointed":
         return (
-            f"session {name!r} is checkpointed and nobody holds its terminal; `criuctl restore "
+            f"session {name!r} is checkpointed and its terminal has no holder; `criuctl restore "
             f"{quoted(name)}` brings it back"
         )
     if state == "exited":
@@ -436,7 +436,7 @@ def why_not(known: Mapping[str, Any]) -> str:
     ended = (
         "its holder ended without a word"
         if known["created"]
-        else "it ended, and as it had no holder nobody saw how"
+        else "it ended, and without a holder its exit status is unknown"
     )
     return f"session {name!r} is lost: {known.get('reason') or ended}"
 

@@ -43,10 +43,9 @@ if TYPE_CHECKING:
 @click.option(
     "--remote",
     is_flag=True,
-    help="Allow --listen an address that other machines reach. There is no TLS: whoever is on the "
-    "way reads the token"
-    " and all that terminals show. Better is `ssh -L`, or a proxy with TLS.  [default: loopback "
-    "only]",
+    help="Allow --listen an address that other machines reach. There is no TLS: others on the "
+    "network path can read the token and all that terminals show. Better is `ssh -L`, or a proxy "
+    "with TLS.  [default: loopback only]",
 )
 @click.option(
     "--name",
@@ -67,17 +66,17 @@ if TYPE_CHECKING:
 def ui(
     app: App, listen: str, remote: bool, names: tuple[str, ...], read_only: bool, open_: bool
 ) -> int:
-    """Serves a page for the browser: the sessions of this host, live; of each its processes,
+    """Serve a page for the browser: the sessions of this host, live; of each its processes,
     connections, checkpoints with charts of their size and of how long the tree stood still, and its
     terminal, in which one can type. It is usable on a phone.
 
-    Prints the address, which holds a token that is made anew each time; without the token nothing
-    is told. Whoever has it may do what you may do with the sessions of this host, unless
-    --read-only. In the terminal the rules of criuctl attach
-    hold: one at a time writes, who only looks disturbs nobody, and Take over is --take.
+    Prints the address, which holds a token that is new each time; without the token the server
+    reveals nothing. With it, a person can do what you can do with the sessions of this host, unless
+    --read-only. In the terminal the rules of criuctl attach apply: one client at a time writes,
+    watching does not disturb the others, and Take over is --take.
 
-    What the page has done (pause, resume, snapshot, dump, restore) is done by a criuctl of its own;
-    when the server is stopped meanwhile, that one is interrupted and cleans up first. ^C ends the
+    Actions of the page (pause, resume, snapshot, dump, restore) are run by a separate criuctl; when
+    the server is stopped meanwhile, that one is interrupted and cleans up first. ^C ends the
     server, with 0.
     """
     from ...errors import UsageError
@@ -97,9 +96,8 @@ def ui(
                 ),
             )
         tell(
-            "criuctl: warning: no TLS: whoever is on the way reads the token and what "
-            "terminals "
-            "show"
+            "criuctl: warning: no TLS: others on the network path can read the token and what "
+            "terminals show"
         )
     program = [*own_program(sys.argv[0], sys.executable)]
     program += ["--store", app.store] if app.store else []

@@ -313,7 +313,7 @@ def _removed_on_error(backend: Backend, name: str, files: Sequence[Path]) -> Ite
         if os.path.lexists(path):
             raise Conflict(
                 f"{path} is there already",
-                hint="Choose another name, or remove the file if nobody needs it.",
+                hint="Choose another name, or remove the file if it is not needed.",
             )
     try:
         yield

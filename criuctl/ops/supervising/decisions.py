@@ -207,7 +207,9 @@ class End(Struct, frozen=True):
         if self.signal is not None:
             return f"was killed by signal {self.signal}"
         return (
-            "ended, nobody knows how" if self.code is None else f"ended with exit code {self.code}"
+            "ended, its exit status is unknown"
+            if self.code is None
+            else f"ended with exit code {self.code}"
         )
 
     def restarts(self, policy: Restart) -> bool:

@@ -78,7 +78,7 @@ class SelfFence:
             return  # it has ended just now, which its supervisor is about to see
         except CriuctlError as error:
             raise PreflightRefused(
-                f"nobody could stop session {self._name!r} in time: {error.message}",
+                f"no holder could stop session {self._name!r} in time: {error.message}",
                 hint=(
                     "--self-fence is for sessions whose terminal criuctl holds, as `criuctl run` "
                     "starts them."
