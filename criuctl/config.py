@@ -25,12 +25,12 @@ FileConflictPolicy = Literal["refuse", "restore"]
 ConnectionPolicy = Literal["keep", "reconnect", "hangup", "refuse"]
 EventSink = Literal["none", "journald", "syslog"]
 MAX_FREEZE = {"snapshot": 300.0, "dump": 3600.0, "migrate": 3600.0}
-"""Seconds a tree may be frozen if it goes on afterwards, is to end, or moves to another host.
+"""Seconds a tree may be frozen if it continues afterwards, ends, or moves to another host.
 
-The defaults bound what hangs, not what is large.  A snapshot of 24 GiB is frozen for 8 to 12 s, one
-of a GPU with 140 GiB for about three minutes; a program that has stood still for longer has most
-likely lost its peers anyway.  A dump that ends its tree waits for the checkpoint, however large
-that is and however slow the store.
+The defaults limit operations that hang, not large trees.  A snapshot of 24 GiB is frozen for 8 to
+12 s, one of a GPU with 140 GiB for about three minutes; a program that has stood still for longer
+has most likely lost its peers anyway.  A dump that ends its tree waits for the checkpoint, however
+large that is and however slow the store.
 """
 
 # (where it stands, the rule as it was written)
@@ -41,8 +41,8 @@ class Config(Struct, frozen=True):
     """Everything an operator can set; the field comments are the reference."""
 
     store: str = DEFAULT_STORE  # URL of the default store
-    state_dir: str = "/var/lib/criuctl"  # what criuctl knows of this host's sessions
-    # what this host is called in leases; "" is its machine id, which cloned machines share
+    state_dir: str = "/var/lib/criuctl"  # criuctl's records of this host's sessions
+    # this host's name in leases; "" is its machine id, which cloned machines share
     host_id: str = ""
     cache_dir: str = "/var/cache/criuctl"  # index caches; may be deleted at any time
     run_dir: str = ""  # tmpfs for sockets of sessions, and locks; "" is /run/criuctl
@@ -53,9 +53,9 @@ class Config(Struct, frozen=True):
     s3_endpoint: str = ""  # endpoint URL; "" leaves it to boto3 (AWS_ENDPOINT_URL, ~/.aws/config)
     s3_region: str = ""  # region; "" leaves it to boto3
     s3_retries: int = 6  # attempts per request on transient errors
-    # seconds for one connect or read; an attempt in all may take twice as long
+    # seconds for one connect or read; one attempt may take twice as long
     s3_timeout: float = 30.0
-    # seconds for a request, all attempts and pauses together; and one more per 32 KiB of contents
+    # seconds for a request, all attempts and pauses together, plus one per 32 KiB of contents
     s3_deadline: float = 120.0
     criu: str = ""  # CRIU binary or prefix folder; "" picks the one that scripts/setup chose
     criu_timeout: int = 30  # seconds CRIU may take to freeze a tree
@@ -71,44 +71,44 @@ class Config(Struct, frozen=True):
     uploads: int = 4  # objects in flight to the store
     files: FilePolicy = "record"  # open writable files: record size and hash, or carry contents too
     files_small_mib: int = (
-        # contents of open files that travel in any case, the smallest first; as much again of
+        # contents of open files that are always carried, the smallest first; as much again of
         # scripts and data
         16
     )
     # a file larger than this is never carried by policy, only by --with-files
     files_max_mib: int = 1024
-    # of a larger file in memory (tmpfs) that is mapped shared, no contents are taken along
+    # contents of a larger shared mapping of a file in memory (tmpfs) are not carried
     shared_memory_max_mib: int = 4096
-    # changed files at restore: refuse, or put back (newer copy kept aside)
+    # changed files at restore: refuse, or put back (a newer copy is kept under another name)
     file_conflicts: FileConflictPolicy = "restore"
-    # external connections when no rule and no option says else
+    # external connections when no rule and no option decides
     connections: ConnectionPolicy = "hangup"
     # first match wins: mappings with match, policy, ... (see connections/rules.py)
     connection_rules: ConnectionRules = ()
     hook_dirs: tuple[str, ...] = ("/etc/criuctl/hooks",)  # folders of hook executables
     hook_timeout: float = 30.0  # seconds one hook may take
     hook_timeout_frozen: float = 5.0  # the same while the tree is frozen
-    # names of environment variables that hooks are given, beyond PATH, HOME, LANG and the like
+    # names of environment variables that hooks get, besides PATH, HOME, LANG and similar ones
     hook_env: tuple[str, ...] = ()
-    # by phase: what a failed hook is: veto, warn, ignore
+    # by phase, what a failed hook causes: veto, warn, ignore
     hook_failure: dict[str, str] = field(default_factory=dict)
-    # where events go beside the event log: the journal (or else syslog), syslog, nowhere
+    # where events go besides the event log: the journal (or else syslog), syslog, nowhere
     events: EventSink = "none"
     detach_key: str = "C-]"  # leaves an attached session
     # session pattern: keep rules; first match wins
     retention: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trees: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict
-        # by name: process trees that are dumped by it (unit, cgroup, pid_file or command; labels,
-        # order)
+        # by name: process trees that are dumped under it (unit, cgroup, pid_file or command;
+        # labels, order)
     )
-    # seconds for a GPU to finish what runs on it, before a dump gives up
+    # seconds for a GPU to finish its work before a dump gives up
     gpu_lock_timeout: float = 10.0
-    # how long `gc` leaves what nothing needs; longer than any dump or restore takes
+    # how long `gc` keeps unneeded packs; must be longer than any dump or restore takes
     gc_grace: str = "1d"
     # seconds that another host may be silent in a migration before the link counts as lost
     link_timeout: float = 20.0
-    scrollback_mib: int = 16  # output of a session that is kept, on disk
+    scrollback_mib: int = 16  # MiB of a session's output that are kept on disk
     predicates: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
         # session pattern: what its checkpoints require (file:PATH, command:CMD, output:CMD,
@@ -116,17 +116,17 @@ class Config(Struct, frozen=True):
     )
     probes: Mapping[str, str] = field(
         default_factory=dict
-        # session pattern: command of `verify --restore`, run beside the restored tree; first match
+        # session pattern: command of `verify --restore`, run next to the restored tree; first match
         # wins
     )
     # by name: url, command, options
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    ssh_command: str = "ssh"  # the ssh program, with options if need be; as GIT_SSH_COMMAND
+    ssh_command: str = "ssh"  # the ssh program, with options if needed; as GIT_SSH_COMMAND
 
     sources: tuple[str, ...] = ()  # the files that were read, for doctor
 
     def with_options(self, **options: Any) -> Config:
-        """A copy in which every option that is not None replaces the field of its name."""
+        """Return a copy in which every option that is not None replaces the field of its name."""
         return replace(self, **{k: v for k, v in options.items() if v is not None})
 
 
@@ -155,7 +155,7 @@ _BOOLS = {
     "off": False,
     "0": False,
 }
-# of other numbers; the kernel waits no longer
+# limits of other numbers; the kernel waits no longer
 _SECONDS, _COUNT = (0, 2_000_000), (0, (1 << 31) - 1)
 _RANGES: dict[str, tuple[float, float]] = {
     "compression": (-7, 19),
@@ -167,7 +167,7 @@ _FOLDERS = ("state_dir", "cache_dir", "run_dir", "key_dir")
 
 
 def _coerce(key: str, value: Any, where: str) -> Any:
-    """The value as the field of `Config` wants it, or a `ConfigError` naming `where`."""
+    """Return the value with the type of the `Config` field; raise `ConfigError` naming `where`."""
     wanted = _typed(key, value, where)
     if isinstance(wanted, int | float) and not isinstance(wanted, bool):
         low, high = _RANGES.get(key, _SECONDS if isinstance(wanted, float) else _COUNT)
@@ -228,20 +228,20 @@ def _typed(key: str, value: Any, where: str) -> Any:
 
 
 def _yaml(text: str, where: str) -> Any:
-    import yaml  # only a host with a configuration file pays for it
+    import yaml  # slow to import: only for a host with a configuration file
 
     try:
         return yaml.safe_load(text)
-    # the latter: 2026-02-30, say, which it takes for a day
+    # ValueError: for example 2026-02-30, which YAML takes for a day
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{where} is not valid YAML: {error}") from error
 
 
 def _rules(value: Any, where: str) -> ConnectionRules:
-    """The list of rules, each with its place; what is in them is looked at by those who need
-    them.
+    """Return the list of rules, each with its place; the modules that use them check their
+    contents.
     """
-    if isinstance(value, str):  # of a variable
+    if isinstance(value, str):  # the value of a variable
         value = _yaml(value, where)
     if not isinstance(value, list) or not all(isinstance(rule, dict) for rule in value):
         raise ConfigError(
@@ -253,8 +253,8 @@ def _rules(value: Any, where: str) -> ConnectionRules:
 
 
 def _max_freeze(value: Any, where: str) -> dict[str, float]:
-    """Seconds by operation, of one number for all of them or of a mapping."""
-    if isinstance(value, str):  # of a variable
+    """Return the seconds by operation, from one number for all of them or from a mapping."""
+    if isinstance(value, str):  # the value of a variable
         value = _yaml(value, where)
     by_kind = value if isinstance(value, dict) else dict.fromkeys(MAX_FREEZE, value)
     for kind, seconds in by_kind.items():
@@ -269,8 +269,8 @@ def _max_freeze(value: Any, where: str) -> dict[str, float]:
 
 
 def _mappings(value: Any, key: str, where: str) -> dict[str, dict[str, Any]]:
-    """Mappings by name; what is in them is looked at by those who need them."""
-    if isinstance(value, str):  # of a variable
+    """Return mappings by name; the modules that use them check their contents."""
+    if isinstance(value, str):  # the value of a variable
         value = _yaml(value, where)
     if not isinstance(value, dict) or not all(isinstance(inner, dict) for inner in value.values()):
         raise ConfigError(f"{where}: {key} must be a mapping of {_NESTED[key]}")
@@ -284,8 +284,8 @@ def _are_texts(value: Any) -> bool:
 def _by_pattern(
     value: Any, key: str, where: str, what: str, fits: Callable[[Any], bool]
 ) -> dict[str, Any]:
-    """`what` by patterns of sessions' names."""
-    if isinstance(value, str):  # of a variable
+    """Return `what` by patterns of sessions' names."""
+    if isinstance(value, str):  # the value of a variable
         value = _yaml(value, where)
     if not isinstance(value, dict) or not all(map(fits, value.values())):
         raise ConfigError(f"{where}: {key} must be a mapping of session patterns to {what}")
@@ -293,9 +293,7 @@ def _by_pattern(
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """What a file says that nobody else could have written: it names programs that criuctl
-    starts.
-    """
+    """Read a file that no other user could have written: it names programs that criuctl starts."""
     from .proc.ownership import opened_own
 
     try:
@@ -321,11 +319,11 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _whose(path: Path, hint: str) -> str:
-    """What to do about a file that others could have written."""
+    """Return the hint for a file that other users could have written."""
     if os.geteuid() or path == SYSTEM_FILE:
-        return hint or "See what is there."
+        return hint or "Check that file."
     own = "`sudo -H`, which has root's own HOME, or --config with another file"
-    return f"{hint} if you trust what it says; else {own}." if hint else f"Use {own}."
+    return f"{hint} if you trust its contents; otherwise {own}." if hint else f"Use {own}."
 
 
 def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
@@ -334,7 +332,7 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
     """
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
     candidates = [SYSTEM_FILE]
-    if os.path.isabs(home):  # else it would be anybody's: whoever made the folder that we are in
+    if os.path.isabs(home):  # a relative HOME could lead to a folder of another user
         candidates.append(Path(home) / "criuctl" / "config.yaml")
     if path is not None:
         try:
@@ -347,7 +345,7 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
             )
     values: dict[str, Any] = {}
     sources = []
-    named = [] if path is None else [Path(path)]  # which may be a pipe, or /dev/null
+    named = [] if path is None else [Path(path)]  # a pipe or /dev/null is allowed here
     for candidate in [*filter(Path.is_file, candidates), *named]:
         values.update(_read_file(candidate))
         sources.append(str(candidate))

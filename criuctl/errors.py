@@ -55,7 +55,7 @@ class CriuctlError(Exception):
 
     @classmethod
     def default_hint(cls) -> str:
-        """What to do when the raiser knows nothing better."""
+        """Return the hint for an error that was raised without one."""
         return ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,9 +116,9 @@ class SessionGone(NotFound):
 
 
 class NotHeld(SessionGone):
-    """The session runs, and criuctl holds no terminal of it."""
+    """The session runs, but criuctl does not hold its terminal."""
 
-    exit_code = 9  # it is there
+    exit_code = 9  # the session exists
     code = "not-held"
 
 
@@ -149,13 +149,13 @@ class PreflightRefused(CriuctlError):
 
 
 class FileConflict(PreflightRefused):
-    """A file that the checkpoint needs differs on this host, and policy forbids to touch it."""
+    """A file that the checkpoint needs differs on this host, and the policy forbids changing it."""
 
     code = "file-conflict"
 
 
 class UntrustedPath(PreflightRefused):
-    """A path leads over something that another user could have made or could change."""
+    """A path leads through a file or folder that another user could have made or could change."""
 
     code = "untrusted-path"
 
@@ -175,17 +175,17 @@ class RestoreFailed(CriuctlError):
 
 
 class NumberTaken(RestoreFailed):
-    """A number that was seen to be free is in use by now."""
+    """A number that was free is in use now."""
 
-    again = False  # the restore is tried once more, and decides again
+    again = False  # set: the restore is tried once more, with a new decision
 
 
 class PidTaken(NumberTaken):
-    """A PID of the tree is: the restore takes a PID namespace if it still is."""
+    """A PID of the tree is in use: the restore takes a PID namespace if it still is."""
 
 
 class TerminalTaken(NumberTaken):
-    """The number of a terminal of the tree is: the terminal gets another one."""
+    """The number of one of the tree's terminals is in use: the terminal gets another one."""
 
 
 # -- the store ------------------------------------------------------------------------------------
@@ -205,13 +205,15 @@ class StoreUnreachable(StoreError):
 
 
 class LinkLost(StoreUnreachable):
-    """The link with criuctl on another host, and all that is reached over it, is gone."""
+    """The link with criuctl on another host is gone, and with it all that is reached over
+    the link.
+    """
 
     code = "link-lost"
 
 
 class HostUnreachable(CriuctlError):
-    """The other host cannot be reached, lets nobody in, or has no criuctl that answers."""
+    """The other host cannot be reached, refuses the login, or has no criuctl that answers."""
 
     exit_code = 7
     code = "host-unreachable"
@@ -246,7 +248,7 @@ class StoreFull(StoreError):
 
 
 class StoreCannot(StoreError):
-    """This store lacks an ability that the operation needs (conditional writes, say)."""
+    """This store lacks an ability that the operation needs, for example conditional writes."""
 
     code = "store-cannot"
 
@@ -272,12 +274,12 @@ class KeyMissing(StoreError):
 class StoreChanged(StoreError):
     """The store at this place is not the one that this host has pinned."""
 
-    exit_code = 9  # it answers; what watches over sessions takes it for one that does not
+    exit_code = 9  # the store answers; `supervise` treats it as one that does not
     code = "store-changed"
 
 
 class StoreNotTrusted(StoreError):
-    """A store without encryption that this host has not been told to use."""
+    """A store without encryption that this host has not been set to trust."""
 
     exit_code = 9
     code = "store-not-trusted"
@@ -307,7 +309,7 @@ class WrongKey(DataError):
 
 
 class Foreign(DataError):
-    """Another host has written it, and this write-only host has no key for that."""
+    """Another host wrote it, and this write-only host has no key for it."""
 
     code = "foreign"
 
@@ -327,7 +329,7 @@ class UnsupportedFormat(DataError):
 
 
 class Conflict(CriuctlError):
-    """The name is taken, or somebody else holds the lease or lock."""
+    """The name is taken, or another process or host holds the lease or lock."""
 
     exit_code = 9
     code = "conflict"
@@ -340,13 +342,13 @@ class OlderCheckpoint(Conflict):
 
 
 class AnotherSession(Conflict):
-    """The checkpoint is of another session than the one that this host knows by its name."""
+    """The checkpoint is of another session than the one that this host knows by this name."""
 
     code = "another-session"
 
 
 class LeaseHeld(Conflict):
-    """Somebody else holds the session's write lease."""
+    """Another client holds the session's write lease."""
 
     code = "lease-held"
 
@@ -356,7 +358,7 @@ class LeaseHeld(Conflict):
 
 
 class HomeLost(Conflict):
-    """Another host has taken this session over; this host's copy of it may go on no more."""
+    """Another host has taken this session over; this host's copy must not run on."""
 
     code = "fenced"
 
@@ -368,7 +370,7 @@ class WrongState(Conflict):
 
 
 class Vetoed(CriuctlError):
-    """A hook or a policy said no."""
+    """A hook or a policy refused."""
 
     exit_code = 10
     code = "vetoed"
@@ -388,7 +390,7 @@ class TimedOut(CriuctlError):
 
 
 class FrozenTooLong(TimedOut):
-    """The tree had to stand still for longer than max_freeze; the dump was undone, and the tree
+    """The tree stood still for longer than max_freeze; the dump was undone, and the tree
     runs on.
     """
 
@@ -403,7 +405,7 @@ class FrozenTooLong(TimedOut):
 
 
 class InDoubt(TimedOut):
-    """A session has left its home, and the host that has it could not be told to let it run."""
+    """A session has left its home, and the host that has it did not confirm that it may run."""
 
     code = "in-doubt"
 
@@ -416,14 +418,14 @@ class PlatformError(CriuctlError):
 
 
 class CommandFailed(CriuctlError):
-    """A helper program ended with an error."""
+    """A helper program failed."""
 
     code = "command-failed"
 
 
 NO_MEMORY = PlatformError(
     "there is not enough memory for criuctl itself",
-    hint="See what is free, the limit of the control group, and `ulimit -v`.",
+    hint="Check the free memory, the limit of the control group, and `ulimit -v`.",
 )
 NO_THREADS = PlatformError(
     "criuctl cannot start another thread",
@@ -439,8 +441,8 @@ _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def _is_nowhere() -> bool:
-    """Whether the folder that we are in has been removed, in which no relative path means
-    anything.
+    """Return whether the current folder has been removed, so that no relative path can be
+    resolved.
     """
     try:
         os.getcwd()
@@ -452,8 +454,8 @@ def _is_nowhere() -> bool:
 
 
 def of_the_host(error: OSError) -> CriuctlError | None:
-    """What this host does not let criuctl do with its own files, None for what else is a bug:
-    rights, room, descriptors.
+    """Map an error of this host (rights, space, descriptors) to a `CriuctlError`; return None if it
+    is a bug.
     """
     if error.errno == errno.ENOSPC and error.filename == "/dev/ptmx":
         hint = "End programs that hold many terminals, or raise the sysctl kernel.pty.max."

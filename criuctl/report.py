@@ -1,9 +1,9 @@
-"""What a running operation tells: steps, progress, findings and warnings.
+"""The reports of a running operation: steps, progress, findings and warnings.
 
-An operation is given one `Reporter` and speaks only to it; whether the words become lines on a
-terminal, a progress bar, or JSON lines is decided by whoever made the reporter
-(`criuctl.cli.output`).  Results are return values, never reports.  The base class is silent and
-keeps warnings, so tests and programs can use it as it is.
+An operation gets one `Reporter` and sends all reports to it. The caller that made the reporter
+(`criuctl.cli.output`) decides whether they become lines on a terminal, a progress bar, or JSON
+lines. Results are return values, never reports. The base class is silent and keeps warnings, so
+tests and programs can use it directly.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .redact import redacted
 Level = Literal["error", "warning", "info"]
 
 _STEPS = 64
-_NAMED = 4  # processes or descriptors of findings that are alike
+_NAMED = 4  # processes or descriptors that are named in a summary of like findings
 # a folder of /proc, and ``PID (command)``
 _PROCESS = re.compile(r"(?<=/proc/)\d+|\b\d+ \(.{0,64}?\)")
 
 
 class Finding(Struct, frozen=True):
-    """One thing a check found: what, where and what to do about it.
+    """One result of a check: what is wrong, where, and what to do about it.
 
-    `level` error stops the operation, warning is told, info is only shown when asked for.
+    Level "error" stops the operation, "warning" is shown, "info" is shown only on request.
     `program` names the known program whose remedy the hint is
     (`criuctl.dump.checks.known_programs`).
     """
@@ -46,7 +46,7 @@ class Finding(Struct, frozen=True):
     program: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The finding as the JSON contract of ``check`` and ``doctor`` has it."""
+        """Return the finding as the JSON contract of ``check`` and ``doctor`` defines it."""
         body = asdict(self)
         if not self.program:
             del body["program"]
@@ -60,11 +60,11 @@ class Finding(Struct, frozen=True):
 
 
 def summarised(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings for people: of those with one cause the first, with a count and some of the
+    """Merge findings with one cause for display: the first, with a count and the processes of some
     others.
 
-    One cause have findings of one code whose texts differ in nothing but their process, and all
-    that a known program's remedy ends.
+    Findings have one cause if they have one code and their texts differ only in the process, or if
+    one known program's remedy resolves them.
     """
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for f in findings:
@@ -102,42 +102,42 @@ class Reporter:
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
-        self.codes: list[str] = []  # of warnings that have one
-        # the last ones, and when they began (monotonic)
+        self.codes: list[str] = []  # codes of the warnings that have one
+        # the most recent steps, and when they began (monotonic)
         self.marks: deque[tuple[str, float]] = deque(maxlen=_STEPS)
 
     def step(self, name: str, **facts: Any) -> None:
-        """A named step of the operation begins; subclasses call this too, so that tests can pause
-        there (`pausepoints`).
+        """Report that a named step begins. Subclasses call this too, so that tests can pause there
+        (`pausepoints`).
         """
         self.at(name)
         pausepoints.reached(name)
 
     def at(self, name: str) -> None:
-        """A step begins that only `marks` tells of."""
+        """Record in `marks` that a step begins, without reporting it."""
         self.marks.append((name, time.monotonic()))
 
     def progress(self, name: str, done: int, total: int | None = None, unit: str = "bytes") -> None:
-        """`done` of `total` units of `name` are through; may be called from any thread, often."""
+        """Report that `done` of `total` units of `name` are processed; callable from any thread,
+        often.
+        """
 
     def warning(self, text: str, hint: str = "") -> None:
-        """Something optional went wrong or something surprising was found; the operation goes
-        on.
-        """
+        """Report that something optional failed or is unexpected; the operation continues."""
         self.warnings.append(redacted(f"{text} ({hint})" if hint else text))
 
     def finding(self, finding: Finding) -> None:
-        """A check found something; warnings are kept, errors are the caller's business."""
+        """Report a finding; warnings are kept, and the caller handles errors."""
         if finding.level == "warning":
             self.codes.append(finding.code)
             self.warning(str(finding), finding.hint)
 
     def close(self) -> None:
-        """The operation is over; take progress bars off the terminal."""
+        """End the report; remove progress bars from the terminal."""
 
 
 def utc_text(seconds: float | None) -> str | None:
-    """UNIX seconds as an RFC 3339 time, milliseconds included; None for none."""
+    """Return UNIX seconds as an RFC 3339 time with milliseconds; None for None."""
     if not seconds:
         return None
     return (

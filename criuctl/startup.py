@@ -1,17 +1,17 @@
 """Modules that are loaded when they are first used, not when they are imported.
 
-A command that dumps a small tree takes a quarter of a second, and a third of that was Python
-reading modules of which it used nothing: what only failures need, what only containers need, what
-click and msgspec import for others.  `lazily` has the import system hand out such a module empty;
-the first look at one of its attributes reads and runs it.
+A command that dumps a small tree takes a quarter of a second. A third of that was Python loading
+modules that it did not use: modules that only failures need, that only containers need, or that
+click and msgspec import for other features. `lazily` makes the import system return such a module
+empty; the first access to an attribute loads and runs it.
 
-Who writes ``from module import name`` looks at once and gains nothing; who imports the module
-itself (``from . import overlays``) does.  All of criuctl's own modules are loaded so, and of other
-people's those in `SELDOM`: they have no effect but to be there.  Packages are loaded at once, for
-the sake of what lies in them.
+``from module import name`` accesses an attribute at once and gains nothing; an import of the module
+itself (``from . import overlays``) gains. All of criuctl's own modules are loaded so, and of other
+packages those in `SELDOM`, which have no side effects. Packages are loaded at once, because of the
+modules inside them.
 
-importlib has a LazyLoader; that of Python 3.11 loads at a second import, too, and shows other
-threads half a module.
+importlib has a LazyLoader. That of Python 3.11 loads at a second import as well, and shows
+half-loaded modules to other threads.
 """
 
 from __future__ import annotations
@@ -59,17 +59,18 @@ SELDOM = frozenset(
         "traceback",
     }
 )
-"""Of the standard library and of others: what a plain dump and restore have imported, by others
-mostly, and do not use.
+"""Modules of the standard library and of others that a plain dump and restore import, mostly
+indirectly, and do not use.
 """
 
 _PATIENCE = 1.0  # seconds
 _OWN = f"{__package__}."
-_PLAIN = frozenset({"__class__", "__dict__", "__spec__"})  # what the import system itself looks at
+# attributes that the import system itself reads
+_PLAIN = frozenset({"__class__", "__dict__", "__spec__"})
 
 
 class _Later(ModuleType):
-    """A module that has not been looked at."""
+    """A module that has not been accessed yet."""
 
     def __getattribute__(self, name: str) -> Any:
         if name not in _PLAIN:
@@ -87,28 +88,29 @@ class _Later(ModuleType):
 
 
 class _Loader(SourceFileLoader):
-    """Lets a module wait."""
+    """The loader of a module whose loading is deferred."""
 
     def __init__(self, name: str, path: str) -> None:
         super().__init__(name, path)
-        self.lock = threading.RLock()  # who loads it; others wait until all of it is there
+        # held by the thread that loads the module; others wait until it is complete
+        self.lock = threading.RLock()
         self.loading = False
 
     def exec_module(self, module: ModuleType) -> None:
         module.__class__ = _Later
 
     def run(self, module: ModuleType) -> None:
-        """Run its code."""
+        """Run the module's code."""
         super().exec_module(module)
 
 
-_busy: dict[_Loader, int] = {}  # that run a module's code, by the thread which lets them
+_busy: dict[_Loader, int] = {}  # loaders that run a module's code, by the thread that runs it
 
 
 def _load(module: ModuleType) -> None:
     loader = module.__dict__["__loader__"]
     with loader.lock:
-        # by itself, in a circle; or meanwhile by another thread
+        # already loading in this thread (a circular import), or meanwhile loaded by another thread
         if loader.loading or type(module) is not _Later:
             return
         loader.loading = True
@@ -122,8 +124,8 @@ def _load(module: ModuleType) -> None:
 
 
 def _before_fork() -> None:
-    """Wait for what other threads are loading, unless one waits for us: in the child nobody would
-    finish it.
+    """Wait until other threads have finished loading, unless one waits for this thread: the child
+    could not finish it.
     """
     for loader, thread in list(_busy.items()):
         if thread != threading.get_ident() and loader.lock.acquire(timeout=_PATIENCE):
@@ -131,7 +133,9 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    """What another thread has begun all the same is loaded anew."""
+    """Reset modules that another thread was loading at the fork, so that the child loads them
+    again.
+    """
     for loader, thread in list(_busy.items()):
         if thread != threading.get_ident():
             del _busy[loader]
@@ -139,13 +143,13 @@ def _in_child() -> None:
 
 
 class _Finder:
-    """Finds modules as ever, and has those that may wait do so."""
+    """A finder that returns modules as usual, but defers the loading of those that allow it."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the import system asks."""
+        """Return the spec of a module, for the import system."""
         if name not in SELDOM and not name.startswith(_OWN):
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -159,7 +163,7 @@ class _Finder:
 
 
 def lazily() -> None:
-    """From now on; what is imported already stays as it is."""
+    """Defer loading from now on; modules that are already imported stay as they are."""
     sys.meta_path.insert(0, _Finder)
     os.register_at_fork(before=_before_fork, after_in_child=_in_child)
     with _without("typing_extensions"):
@@ -167,7 +171,7 @@ def lazily() -> None:
 
 
 def settle() -> None:
-    """Load all that still waits: for a program that runs on while criuctl is replaced by another
+    """Load all deferred modules, for a program that runs on while criuctl is replaced by another
     version.
     """
     while waiting := [module for module in list(sys.modules.values()) if type(module) is _Later]:
@@ -177,8 +181,8 @@ def settle() -> None:
 
 @contextmanager
 def _without(name: str) -> Iterator[None]:
-    """As if the module were not installed, for who then takes from `typing` what is there just as
-    well.
+    """Make imports of the module fail, so that its importers use `typing` instead, which has the
+    same names.
     """
     if name in sys.modules:
         yield

@@ -1,12 +1,12 @@
-"""Memory for content on its way: allocated once, when first needed, and used again and again.
+"""Memory for content on its way: allocated when first needed, and reused.
 
-The first touch of fresh memory is the slowest part of a copy, so nothing in the pipeline allocates
-per chunk.  Buffers are anonymous mappings that ask for huge pages, which makes the first touch
+The first touch of new memory is the slowest part of a copy, so nothing in the pipeline allocates
+per chunk. Buffers are anonymous mappings that ask for huge pages, which makes the first touch
 several times cheaper.
 
-A `PageBuffer` is filled by the producer and cut into windows.  It goes back to its pool when the
-producer has released it and its last window is through: `BufferPool.add` and `BufferPool.done`
-count.
+A `PageBuffer` is filled by the producer and cut into windows. It goes back to its pool when the
+producer has released it and its last window is processed: `BufferPool.add` and `BufferPool.done`
+count its users.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ class PageBuffer:
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
-        # who fills it, and each part that is not through; guarded by the pool's lock
+        # the producer, and each unprocessed window; guarded by the pool's lock
         self.users = 0
 
 
 class BufferPool:
     """At most `count` buffers of `size` bytes; `acquire` waits while all are in use.
 
-    `kept` buffers are kept back for `acquire_spare`, so that whoever empties buffers can move on.
+    `kept` buffers are reserved for `acquire_spare`, so that a thread that empties buffers is never
+    blocked.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class BufferPool:
         self._memory = memory
         self._made = 0
         self._free: list[PageBuffer] = []
-        self._check = check  # raises what went wrong elsewhere
+        self._check = check  # raises the error of another thread
         self._changed = threading.Condition(threading.Lock())
 
     def acquire(self, *, spare: bool = False) -> PageBuffer:
-        """A free buffer, the caller its user; `spare` ones count as free.  Raises the pipeline's
-        error if there is one.
+        """Return a free buffer with the caller as its user; `spare` ones count as free. Raise the
+        pipeline's error if there is one.
         """
         with self._changed:
             while True:
@@ -66,35 +67,35 @@ class BufferPool:
                 self._changed.wait()
 
     def acquire_spare(self) -> PageBuffer | None:
-        """A free buffer, the last one included, or None; never waits."""
+        """Return a free buffer, the last one included, or None; never wait."""
         with self._changed:
             return self._take() if self._available() else None
 
     def low(self) -> bool:
-        """Whether less than a third of the buffers are free."""
+        """Return whether less than a third of the buffers are free."""
         return self._available() * 3 < self._limit
 
     def add(self, buffer: PageBuffer, users: int = 1) -> None:
-        """`buffer` has `users` more users."""
+        """Add `users` users to `buffer`."""
         with self._changed:
             buffer.users += users
 
     def done(self, buffer: PageBuffer, users: int = 1) -> None:
-        """`users` users of `buffer` are through with it; the last one makes it free."""
+        """Remove `users` users from `buffer`; without users it is free."""
         with self._changed:
             buffer.users -= users
             if buffer.users == 0:
                 self._free.append(buffer)
-                # who comes first may be waiting for more than a spare one
+                # all: the first waiting thread may not be one that can use a spare buffer
                 self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let a waiting `acquire` look for errors."""
+        """Make a waiting `acquire` check for errors."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give the memory back; buffers still in use go with their last reference."""
+        """Give the memory back; buffers still in use are freed with their last reference."""
         with self._changed:
             self._free.clear()
             self._made = self._limit

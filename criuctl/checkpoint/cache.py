@@ -1,12 +1,13 @@
-"""A small SQL database on this host that spares asking the store twice; it may vanish at any time.
+"""A small SQL database on this host that saves repeated requests to the store; it may vanish at any
+time.
 
-It holds what `criuctl.checkpoint.index` learned from the store's index segments, and the sealed
-heads of manifests as the store has them (so nothing readable of an encrypted store lies here).
+It holds the content of the store's index segments (`criuctl.checkpoint.index`), and the sealed
+heads of manifests as the store has them (so nothing readable of an encrypted store is here).
 Several processes use it at once; SQLite's own locks keep them apart.
 
-A cache that is damaged, of another version or of another store is thrown away and made anew; one
-that cannot be kept on disk (no room, no permission) is kept in memory.  So no trouble here ever
-fails an operation.
+A cache that is damaged, of another version or of another store is thrown away and made again; one
+that cannot be kept on disk (no space, no permission) is kept in memory. So an error of the cache
+never fails an operation.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ _BUSY = 60.0  # seconds to wait for another process's transaction
 _SCHEMA = """
 CREATE TABLE meta (store TEXT NOT NULL);
 CREATE TABLE segments (n INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE);
-CREATE TABLE packs (n INTEGER PRIMARY KEY AUTOINCREMENT, name BLOB NOT NULL UNIQUE, size INTEGER NOT NULL);
+CREATE TABLE packs (n INTEGER PRIMARY KEY AUTOINCREMENT, name BLOB NOT NULL UNIQUE,
+                    size INTEGER NOT NULL);
 CREATE TABLE distrusted (name BLOB PRIMARY KEY, damaged INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE told (pack INTEGER NOT NULL, segment INTEGER NOT NULL, PRIMARY KEY (pack, segment)) WITHOUT ROWID;
-CREATE TABLE chunks (id BLOB NOT NULL, pack INTEGER NOT NULL, offset INTEGER NOT NULL, stored INTEGER NOT NULL,
-                     plain INTEGER NOT NULL, PRIMARY KEY (id, pack)) WITHOUT ROWID;
+CREATE TABLE told (pack INTEGER NOT NULL, segment INTEGER NOT NULL,
+                   PRIMARY KEY (pack, segment)) WITHOUT ROWID;
+CREATE TABLE chunks (id BLOB NOT NULL, pack INTEGER NOT NULL, offset INTEGER NOT NULL,
+                     stored INTEGER NOT NULL, plain INTEGER NOT NULL,
+                     PRIMARY KEY (id, pack)) WITHOUT ROWID;
 CREATE TABLE heads (name TEXT PRIMARY KEY, size INTEGER NOT NULL, head BLOB NOT NULL) WITHOUT ROWID;
 """
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
@@ -48,11 +52,11 @@ class Cache:
         self._store = store
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
-        self.generation = 0  # counts how often it was made anew
+        self.generation = 0  # counts how often it was made again
 
     def run(self, operation: Callable[[sqlite3.Connection], T], *, write: bool = False) -> T:
-        """The result of `operation`, in a transaction; begun anew on an empty database if this one
-        is damaged.
+        """Return the result of `operation`, in a transaction; start again on an empty database if
+        this one is damaged.
         """
         with self._lock:
             for attempt in range(3):
@@ -90,14 +94,14 @@ class Cache:
                 self._db = None
 
     def leave_disk(self) -> None:
-        """Begin anew in memory, and give the room on the disk back."""
+        """Start again in memory, and free the space on the disk."""
         with self._lock:
             self._discard(keep_file=True)
             if self._file is not None:
                 _remove(self._file)
 
     def _discard(self, *, keep_file: bool) -> None:
-        """Start over: with a new file, or in memory when that has failed too."""
+        """Start again: with a new file, or in memory when that has failed too."""
         self.generation += 1
         if self._db is not None:
             with suppress(sqlite3.Error):
@@ -124,7 +128,7 @@ class Cache:
             db.execute("PRAGMA cache_size=-16384")
             if not self._fits(db):
                 db.execute("BEGIN IMMEDIATE")
-                if not self._fits(db):  # nobody else has made it in between
+                if not self._fits(db):  # no other process has made it in between
                     for (name,) in db.execute(_TABLES).fetchall():
                         db.execute(f'DROP TABLE "{name}"')
                     for statement in _SCHEMA.split(";"):
@@ -145,15 +149,15 @@ class Cache:
 
 
 def _remove(path: Path) -> None:
-    # the database last: another process that begins anew has files of those names
+    # the database last: another process that starts again has files of those names
     for suffix in ("-shm", "-wal", ""):
         with suppress(OSError):
             os.unlink(f"{path}{suffix}")
 
 
 def _damage(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file is at fault, rather than its disk, its permissions or another process that
-    holds it.
+    """Return whether the file is at fault, rather than its disk, its permissions or another process
+    that holds it.
     """
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     return code in (
@@ -165,7 +169,9 @@ def _damage(error: sqlite3.DatabaseError) -> bool:
 
 
 def _prepare(path: Path) -> bool:
-    """Make the folder (0700) and the file (0600); False where that is not possible or not safe."""
+    """Make the folder (0700) and the file (0600); return False where that is not possible or not
+    safe.
+    """
     try:
         make_private(path.parent)
         folder = os.lstat(path.parent)

@@ -1,8 +1,8 @@
-"""Which checkpoints a store holds: names, summaries, and what a person's reference means.
+"""The checkpoints in a store: names, summaries, and the resolution of references.
 
 Manifests are ``checkpoints/<token>/<20-digit number>-<checkpoint id>``; the token stands for the
-session's name.  So one session's checkpoints are one listing, in the order of their numbers, and an
-id is found without reading anything.  Heads of manifests are fetched once per host and kept as the
+session's name. So one session's checkpoints are one listing, in the order of their numbers, and an
+id is found without reading anything. Heads of manifests are fetched once per host and kept as the
 store has them, sealed (`cache.Cache`): a manifest never changes under its name.
 """
 
@@ -30,21 +30,24 @@ _TOO_SHORT = (
 )
 _PINS = "pins/"
 _FETCHERS = 8
-_LOOKED_UP = 1000  # more heads than this are read in one go
-# a session's numbers stay below; a name that says more was put to be in the way, and is passed over
+_LOOKED_UP = 1000  # more heads than this are read in one query
+# a session's numbers stay below; a name with a higher one was put to block the session, and is
+# ignored
 _COUNTED = 10**18
-_SPARE = 1000  # kept heads of manifests that are gone, before they are cleared out
+_SPARE = 1000  # kept heads of manifests that are gone, before they are removed
 
 Head = tuple[int, bytes]  # size of the object, its first bytes up to the end of its head
 
 
 def manifest_name(token: str, number: int, checkpoint: str) -> str:
-    """The name of a manifest in the store."""
+    """Return the name of a manifest in the store."""
     return f"checkpoints/{token}/{number:020d}-{checkpoint}"
 
 
 def parse_name(name: str) -> tuple[str, int, str]:
-    """(token, number, checkpoint id) of a manifest's name; `NoSuchCheckpoint` for another name."""
+    """Return (token, number, checkpoint id) of a manifest's name; raise `NoSuchCheckpoint` for
+    another name.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         raise NoSuchCheckpoint(f"{name[:80]!r} is not the name of a manifest")
@@ -52,7 +55,9 @@ def parse_name(name: str) -> tuple[str, int, str]:
 
 
 def load_json(data: bytes, name: str, stored: int) -> dict[str, Any]:
-    """The JSON object in `data`, which the object `name` holds in `stored` bytes; `Damaged`."""
+    """Return the JSON object in `data`, which the object `name` holds in `stored` bytes; raise
+    `Damaged`.
+    """
     try:
         loaded = jsontext.decoded(data, bounds.most_values(stored))
     except jsontext.TooManyValues:
@@ -76,11 +81,11 @@ class Catalog:
         self._cache = cache
         # checkpoint -> the domain of the write-only host that has stored it
         self.domains: dict[str, bytes] = {}
-        # what the last listing of all sessions found
+        # the names that the last listing of all sessions found
         self._everything: frozenset[str] | None = None
 
     def names(self, session: str | None = None) -> dict[str, int]:
-        """Manifest -> size, of one session or all, by token, number and id."""
+        """Return manifest -> size, of one session or all, by token, number and id."""
         prefix = (
             "checkpoints/" if session is None else f"checkpoints/{self._sealer.token(session)}/"
         )
@@ -94,11 +99,7 @@ class Catalog:
     def summaries(
         self, names: Mapping[str, int], unreadable: list[DataError]
     ) -> list[CheckpointSummary]:
-        """The summaries of these manifests; those removed meanwhile are left out.
-
-        Errors of damaged ones, and of those that this host must not read (`Foreign`), are appended
-        to `unreadable`.
-        """
+        """Return the summaries of these manifests; those removed meanwhile are left out."""
         found = []
         pinned = self.pins() if names else set()
         for name, (size, data) in self._heads(names, unreadable).items():
@@ -121,7 +122,7 @@ class Catalog:
     # ------------------------------------------------------------------------------------------
 
     def pins(self) -> set[str]:
-        """The ids of checkpoints that somebody has pinned since they were made."""
+        """Return the ids of checkpoints that were pinned after they were made."""
         return {info.name[len(_PINS) :] for info in self._store.list(_PINS)}
 
     def pin(self, checkpoint: str) -> None:
@@ -133,7 +134,7 @@ class Catalog:
         self._store.delete(_PINS + checkpoint)
 
     def is_pinned(self, checkpoint: str) -> bool:
-        """Whether there is a pin now, whatever a summary said."""
+        """Return whether there is a pin now, whatever a summary said."""
         try:
             self._store.stat(_PINS + checkpoint)
         except ObjectMissing:
@@ -141,7 +142,7 @@ class Catalog:
         return True
 
     def idle_pins(self) -> list[str]:
-        """The objects that pin checkpoints which are gone."""
+        """Return the objects that pin checkpoints which are gone."""
         pins = self.pins()
         return (
             sorted(_PINS + pin for pin in pins - {parse_name(name)[2] for name in self.names()})
@@ -153,13 +154,13 @@ class Catalog:
     # ------------------------------------------------------------------------------------
 
     def resolve(self, ref: str) -> CheckpointSummary:
-        """What ``NAME`` (its newest), ``NAME@N`` or the beginning of an id names; see
+        """Resolve ``NAME`` (its newest), ``NAME@N`` or the beginning of an id; see
         `Repository.resolve`.
         """
         return self._one(self.locate(ref))
 
     def locate(self, ref: str) -> dict[str, int]:
-        """The manifest that `ref` names, and its size; it is not read."""
+        """Return the manifest that `ref` names, and its size, without reading it."""
         name, at, number = ref.rpartition("@")
         if at:
             if re.fullmatch(r"-?[0-9]{1,18}", number) is None:
@@ -185,8 +186,8 @@ class Catalog:
         raise NoSuchCheckpoint(f"the store has no checkpoint {ref!r}", hint=hint)
 
     def next_number(self, token: str) -> int:
-        """The number of the next checkpoint of the session behind `token`; removed ones' are not
-        used again.
+        """Return the number of the next checkpoint of the session behind `token`; numbers of
+        removed ones are not used again.
         """
         places = (f"numbers/{token}/", f"checkpoints/{token}/")
         removed, there = in_parallel(
@@ -264,7 +265,9 @@ class Catalog:
 
     @staticmethod
     def _kept(db: sqlite3.Connection, names: Mapping[str, int]) -> dict[str, Head]:
-        """What is kept of these: looked up one by one, or in one go where that is quicker."""
+        """Return the kept heads of these: looked up one by one, or in one query where that is
+        faster.
+        """
         if len(names) > _LOOKED_UP:
             return {
                 name: (size, head)

@@ -1,13 +1,13 @@
-"""Chunks and streams: what is stored, as numbers.
+"""Chunks and streams: stored content, as numbers.
 
 A *chunk* is a piece of plain content up to `MAX_CHUNK` bytes, named by its id: BLAKE3-256 keyed
-with the store's chunk key, so that nobody without the key can tell what a store holds by hashing
-guesses.  A *stream* is a sequence of chunks; `StreamRef` names one.  A long stream's own list of
+with the store's chunk key, so that without the key the content of a store cannot be found out by
+hashing guesses. A *stream* is a sequence of chunks; `StreamRef` names one. A long stream's list of
 chunks is content too and is stored as a stream again (`StreamRef.list`), so a manifest stays small
-whatever it describes.
+for any content.
 
-A *layered* stream is made of pages of another one: *runs* tell which pages of which chunks come one
-after the other.  It has no chunks of its own, and what is not in any run is not in it.
+A *layered* stream is made of pages of another one: *runs* list which pages of which chunks follow
+each other. It has no chunks of its own, and pages outside all runs are not in it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ..errors import Damaged
 from .records import MAX_INT, damaged
 
 ID_SIZE = 32
-# memory is cut at multiples of this (see `criuctl.criu.pages`), and so are small things
+# memory is cut at multiples of this (see `criuctl.criu.pages`), and so is small content
 WINDOW = 256 * 1024
 FILE_PIECE = 1 << 20  # files are cut at multiples of this
-MAX_CHUNK = 4 << 20  # no chunk is larger, whatever an object claims
-INLINE_CHUNKS = 64  # a stream of more chunks keeps its list as a stream
-PAGE = 4096  # what a layered stream is made of
+MAX_CHUNK = 4 << 20  # a larger chunk is refused
+INLINE_CHUNKS = 64  # a stream of more chunks stores its list as a stream
+PAGE = 4096  # a layered stream is made of pages of this size
 MAX_LIST_DEPTH = 3  # lists of lists; 3 levels hold more than any file system
 
 ENTRY = struct.Struct("<32sI")  # id, plain size: one entry of a list of chunks
@@ -48,8 +48,8 @@ class Extent(NamedTuple):
 
 
 class StreamRef(Struct, frozen=True):
-    """`size` plain bytes: in `chunks` (`ENTRY` records), or behind `list`, or the pages of `pages`
-    that `runs` tell.
+    """`size` plain bytes: in `chunks` (`ENTRY` records), or in `list`, or the pages of `pages` that
+    `runs` select.
     """
 
     size: int = 0
@@ -60,11 +60,11 @@ class StreamRef(Struct, frozen=True):
 
     @property
     def parts(self) -> tuple[StreamRef, ...]:
-        """The sequences of chunks that it rests on."""
+        """Return the sequences of chunks that it is made of."""
         return (self,) if self.pages is None or self.runs is None else (self.pages, self.runs)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON: `size` and ``"chunks": [[id, size], ...]``, ``"list": {...}``, or ``"pages":
+        """Return JSON: `size` and ``"chunks": [[id, size], ...]``, ``"list": {...}``, or ``"pages":
         {...}`` and ``"runs": {...}``.
         """
         if self.pages is not None and self.runs is not None:
@@ -78,7 +78,7 @@ class StreamRef(Struct, frozen=True):
 
     @classmethod
     def from_dict(cls, value: Any, where: str = "stream", depth: int = 0) -> StreamRef:
-        """The reference in decoded JSON that may be hostile; `Damaged`."""
+        """Return the reference in decoded JSON that may be hostile; raise `Damaged`."""
         size = value.get("size") if isinstance(value, dict) else None
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_INT:
             raise damaged(where, "has no size")
@@ -121,12 +121,12 @@ class StreamRef(Struct, frozen=True):
 
 
 def entries(packed: bytes) -> Iterator[tuple[bytes, int]]:
-    """(id, plain size) of each chunk in a packed list."""
+    """Yield (id, plain size) of each chunk in a packed list."""
     return ENTRY.iter_unpack(packed)
 
 
 class ChunkList(Sequence[tuple[bytes, int]]):
-    """A packed list of chunks as (id, plain size) of each; it takes no more memory than the packed
+    """A packed list of chunks as (id, plain size) of each; it uses only the memory of the packed
     list.
     """
 
@@ -153,7 +153,7 @@ class ChunkList(Sequence[tuple[bytes, int]]):
 
 
 def check_entries(packed: bytes, size: int, where: str) -> None:
-    """`Damaged` unless the packed list's sizes are possible and add up to `size`."""
+    """Raise `Damaged` unless the packed list's sizes are possible and add up to `size`."""
     if len(packed) % ENTRY.size:
         raise damaged(where, "is not a list of chunks")
     total = 0
@@ -166,15 +166,15 @@ def check_entries(packed: bytes, size: int, where: str) -> None:
 
 
 class Layout:
-    """Where the parts of a stream lie: of a layered one the runs, else its chunks.
+    """Where the parts of a stream are: of a layered one the runs, otherwise its chunks.
 
-    `starts` are the offsets of the parts in the stream.  There may be hundreds of thousands, of
-    which a few are asked for.
+    `starts` are the offsets of the parts in the stream. There may be hundreds of thousands, of
+    which a few are requested.
     """
 
     def __init__(self, chunks: Sequence[tuple[bytes, int]], runs: bytes | None, size: int) -> None:
-        """Of a stream of `size` bytes, from the chunks that it rests on, and, if it is layered, its
-        packed runs; `Damaged`.
+        """Compute the layout of a stream of `size` bytes from its chunks and, if it is layered, its
+        packed runs; raise `Damaged`.
         """
         self._chunks = chunks
         self._runs: array[int] | None = None
@@ -188,19 +188,18 @@ class Layout:
             if not all(run >> 48 for run in self._runs):
                 raise damaged("a stream", "has a run without pages")
             lengths = ((run >> 48) * PAGE for run in self._runs)
-        # Neither these nor the parts are a list: of a stream that somebody else has made there may
-        # be very many.
+        # Neither these nor the parts are a list: a stream from another host may have very many.
         self.starts = array("Q", accumulate(lengths, initial=0))
         total = self.starts.pop()
         if total != size:
             raise damaged("a stream", f"has parts of {total} bytes where {size} are said")
 
     def parts(self, low: int = 0, high: int | None = None) -> list[Extent]:
-        """The parts from number `low` on, before `high`; `Damaged`."""
+        """Return the parts from number `low` up to, not including, `high`; raise `Damaged`."""
         return list(self.walk(low, high))
 
     def walk(self, low: int = 0, high: int | None = None) -> Iterator[Extent]:
-        """The same, one after the other."""
+        """Yield the same, one after another."""
         chunks = self._chunks
         if self._runs is None:
             for chunk, size in chunks[low:high]:
@@ -214,7 +213,7 @@ class Layout:
 
 
 def cut(parts: Iterable[Extent], lengths: Iterable[int]) -> Iterator[list[Extent]]:
-    """The parts of a stream, which come in order, as runs of these lengths (bytes)."""
+    """Cut the parts of a stream, which come in order, into runs of these lengths (bytes)."""
     following = iter(parts)
     rest: Extent | None = None  # of a part that was cut
     for length in lengths:
@@ -231,7 +230,7 @@ def cut(parts: Iterable[Extent], lengths: Iterable[int]) -> Iterator[list[Extent
 
 
 def missing_chunk(name: bytes) -> Damaged:
-    """The error for a chunk that no pack of the store holds."""
+    """Return the error for a chunk that no pack of the store holds."""
     return Damaged(
         f"chunk {name.hex()[:16]} is in no pack that the store's index knows",
         hint=(

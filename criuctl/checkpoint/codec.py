@@ -1,20 +1,20 @@
 """From plain bytes to stored bytes and back: compression, sealing, and the keys that both need.
 
 All keys come from one 32-byte master key by BLAKE3's key derivation, one context per use: chunk
-ids, names, packs, and all other objects.  In an encrypted store content is sealed with AES-256-GCM;
-in a plain one the master key stands in the store's config object and the same places hold a keyed
-BLAKE3 tag instead, so damage is found in both, but only the first keeps secrets.
+ids, names, packs, and all other objects. In an encrypted store content is sealed with AES-256-GCM.
+In a plain store the master key is in the store's config object and a keyed BLAKE3 tag takes the
+place of the AES-GCM tag: damage is found in both, but only the first keeps secrets.
 
-No nonce is ever used twice: each pack has a key of its own, derived from its random name, and its
+No nonce is ever used twice: each pack has its own key, derived from its random name, and its
 records are numbered; each block of another object has a key derived from a random salt.
 
 `Sealer.seal` and `Sealer.open` work on whole blocks; `PackSealer` on the records of one pack.
-Everything here is safe to use from several threads, and the heavy calls give up the interpreter's
-lock.
+Everything here is safe to use from several threads, and the expensive calls release the
+interpreter's lock.
 
-A store may have several *domains*, each with a master key: its own, and one of each host that may
-only write (`domains`).  A `Sealer` is that of one; `of`, `of_pack` and `of_list` give the one by
-which an object was sealed.
+A store may have several *domains*, each with a master key: the store's own, and one for each host
+that may only write (`domains`). A `Sealer` belongs to one domain; `of`, `of_pack` and `of_list`
+return the sealer of the domain in which an object was sealed.
 """
 
 from __future__ import annotations
@@ -32,37 +32,43 @@ if TYPE_CHECKING:
 KEY_SIZE = 32
 TAG_SIZE = 16
 SALT_SIZE = 16
-OVERHEAD = SALT_SIZE + TAG_SIZE  # of a sealed block
+OVERHEAD = SALT_SIZE + TAG_SIZE  # bytes that sealing adds to a block
 PACK_NAME_SIZE = 16
-_MARK_SIZE = 6  # bytes of the name of a domain's pack that tell whose it is
-_CHUNK_MARK_SIZE = 8  # of the id of a domain's chunk
+_MARK_SIZE = 6  # bytes of the name of a domain's pack that identify the domain
+_CHUNK_MARK_SIZE = 8  # bytes of the id of a domain's chunk that identify the domain
 
 RAW, ZSTD = 0, 1  # how a record's or block's content is compressed
-_WORTH = 0.97  # compressed content is kept when it is below this part of the plain size
+_WORTH = 0.97  # compressed content is kept when it is smaller than this part of the plain size
 
 _CHUNKS = "criuctl 2026-11 chunk ids"
 NAMES = "criuctl 2026-11 object names"
 _PACKS = "criuctl 2026-11 packs"
 _OBJECTS = "criuctl 2026-11 objects"
 _CONFIG = "criuctl 2026-11 store config"
+_FINGERPRINT = "criuctl 2026-11 key fingerprint"
 CONTEXTS = (_CHUNKS, NAMES, _PACKS, _OBJECTS, _CONFIG)
 
 
 class SealBroken(Exception):
-    """A seal or tag does not fit its content; whoever knows the object's name turns it into
+    """A seal or tag does not fit its content. A caller that knows the object's name turns this into
     `Damaged`.
     """
 
 
 def derive(key: bytes, context: str) -> bytes:
-    """A 32-byte key for one use, from which `key` cannot be told."""
+    """Return a 32-byte key for one use, which reveals nothing of `key`."""
     from blake3 import blake3
 
     return blake3(key, derive_key_context=context).digest()
 
 
+def fingerprint(key: bytes) -> str:
+    """Return 16 hex digits that identify a key and reveal nothing of it."""
+    return derive(key, _FINGERPRINT)[:8].hex()
+
+
 def keyed_hash(key: bytes, *parts: Buffer) -> bytes:
-    """BLAKE3-256 of the parts one after the other, keyed."""
+    """Return the keyed BLAKE3-256 of the concatenated parts."""
     from blake3 import blake3
 
     hasher = blake3(key=key)
@@ -76,10 +82,12 @@ def _tag(key: bytes, content: Buffer, associated: bytes) -> bytes:
 
 
 class Sealer:
-    """The keys of one domain; `encrypted` says whether they keep secrets or only tell damage."""
+    """The keys of one domain; `encrypted` says whether they keep secrets or only detect damage."""
 
     def __init__(self, master: bytes, *, encrypted: bool, domain: bytes = b"") -> None:
-        """`domain` is the id of a write-only host's; the store's own has none."""
+        """Derive the keys; `domain` is the id of a write-only host's domain, empty for the store's
+        own.
+        """
         from blake3 import blake3
 
         self.encrypted = encrypted
@@ -92,7 +100,7 @@ class Sealer:
         self.config_key = derive(master, _CONFIG)
 
     def chunk_id(self, content: Buffer) -> bytes:
-        """The id of a chunk; in a domain it tells those who have the keys that it is of this
+        """Return the id of a chunk; in a domain the keys' owner can see from it that it is of this
         domain.
         """
         digest: bytes = self._hash(content, key=self.chunk_key).digest()
@@ -102,20 +110,20 @@ class Sealer:
         return body + self._mark(body, _CHUNK_MARK_SIZE)
 
     def token(self, name: str) -> str:
-        """What stands for `name` in the names of objects: 32 hex digits that tell nothing without
-        the key.
+        """Return 32 hex digits that stand for `name` in the names of objects and reveal nothing
+        without the key.
         """
         return keyed_hash(self._names, name.encode("utf-8", "surrogateescape"))[:16].hex()
 
     def pack(self, pack: bytes) -> PackSealer:
-        """The sealer of the pack whose 16-byte name is `pack`."""
+        """Return the sealer of the pack whose 16-byte name is `pack`."""
         return PackSealer(keyed_hash(self._packs, pack), self.encrypted)
 
     selective = False  # whether most objects may be of domains that these keys do not open
 
     def new_pack(self) -> bytes:
-        """A name for a new pack: random, but for what tells those who have the domain's keys that
-        it is of this domain.
+        """Return a name for a new pack: random, except for the mark by which the owner of a
+        domain's keys recognises it.
         """
         rest = secrets.token_bytes(PACK_NAME_SIZE - _MARK_SIZE)
         return (
@@ -123,11 +131,11 @@ class Sealer:
         ) + rest
 
     def owns(self, pack: bytes) -> bool:
-        """Whether the pack of this name is of a write-only host's domain, and this is it."""
+        """Return whether this is a write-only host's domain and the pack of this name is in it."""
         return bool(self.domain) and self._mark(pack[_MARK_SIZE:], _MARK_SIZE) == pack[:_MARK_SIZE]
 
     def owns_chunk(self, chunk: bytes) -> bool:
-        """The same for the chunk with this id."""
+        """Return the same for the chunk with this id."""
         body = chunk[:-_CHUNK_MARK_SIZE]
         return bool(self.domain) and self._mark(body, _CHUNK_MARK_SIZE) == chunk[-_CHUNK_MARK_SIZE:]
 
@@ -143,11 +151,11 @@ class Sealer:
         return False
 
     def prepare(self) -> None:
-        """Before anything is sealed: see that it can be opened later."""
+        """Ensure, before anything is sealed, that it can be opened later."""
 
     def of(self, domain: bytes, name: str) -> Sealer:
-        """The keys of the domain of which the object `name` says that it is; `Damaged`, `Foreign`,
-        store errors.
+        """Return the keys of the domain that object `name` claims to belong to; raise `Damaged`,
+        `Foreign` or errors of the store.
         """
         if domain:
             raise Damaged(
@@ -157,27 +165,27 @@ class Sealer:
         return self
 
     def of_pack(self, pack: bytes) -> Sealer:
-        """The keys of the domain that the pack of this name is of; errors as `of`."""
+        """Return the keys of the domain of the pack with this name; errors as `of`."""
         return self
 
     def author(self, domain: bytes) -> str:
-        """The fingerprint of the write-only host that has made the domain, which was opened
+        """Return the fingerprint of the write-only host that made the domain, which was opened
         before.
         """
         raise KeyError(domain)
 
     def of_list(self, name: str, *, shared: bool) -> Sealer:
-        """What opens the list of packs `name`, which is sealed for all who may write, if `shared`;
-        errors as `of`.
+        """Return the sealer of the list of packs `name`, which is sealed with the lists key if
+        `shared`; errors as `of`.
         """
         return self.of(b"", name)
 
     def for_lists(self) -> tuple[Sealer, bool]:
-        """What a new list of packs is sealed with, and whether that is for all who may write."""
+        """Return the sealer for a new list of packs, and whether it uses the lists key."""
         return self, False
 
     def seal(self, content: Buffer, associated: bytes) -> bytes:
-        """`content` sealed together with `associated`, `OVERHEAD` bytes longer."""
+        """Seal `content` together with `associated`; the result is `OVERHEAD` bytes longer."""
         salt = secrets.token_bytes(SALT_SIZE)
         key = keyed_hash(self._objects, salt)
         if not self.encrypted:
@@ -185,7 +193,9 @@ class Sealer:
         return salt + _aes(key).encrypt(bytes(12), content, associated)  # type: ignore[no-any-return]
 
     def open(self, block: Buffer, associated: bytes) -> bytes:
-        """What `seal` was given; `SealBroken` when block or `associated` is not the same."""
+        """Return the content that was given to `seal`; raise `SealBroken` when block or
+        `associated` has changed.
+        """
         if len(block) < OVERHEAD:
             raise SealBroken
         view = memoryview(block)
@@ -199,14 +209,14 @@ class PackSealer:
     def __init__(self, key: bytes, encrypted: bool) -> None:
         self._key = key
         self._aes = _aes(key) if encrypted else None
-        # newer versions of cryptography spare a copy
+        # newer versions of cryptography can write into a buffer and save a copy
         self._into = getattr(self._aes, "encrypt_into", None)
         self.encrypted = encrypted
         self.overhead = TAG_SIZE if encrypted else 0
 
     def seal_into(self, number: int, payload: Buffer, header: bytes, target: memoryview) -> None:
-        """Write a record's payload as stored to `target`; in a plain store as it is, as its id
-        tells damage.
+        """Write a record's stored payload to `target`. A plain store keeps it as it is, since the
+        chunk id detects damage.
         """
         if self._aes is None:
             _copy(payload, target)
@@ -216,27 +226,27 @@ class PackSealer:
             target[:] = self._aes.encrypt(_nonce(number), payload, header)
 
     def open_record(self, number: int, stored: memoryview, header: bytes) -> Buffer:
-        """What `seal_into` was given; `SealBroken`."""
+        """Return the payload that was given to `seal_into`; raise `SealBroken`."""
         if self._aes is None:
             return stored
         return _unseal(self._aes, True, _nonce(number), stored, header)
 
     def seal_index(self, content: bytes, associated: bytes) -> bytes:
-        """The pack's own index, `TAG_SIZE` bytes longer; its number is the highest there is."""
+        """Seal the pack's own index, `TAG_SIZE` bytes longer; it has the highest record number."""
         if self._aes is None:
             return content + _tag(self._key, content, associated)
         return self._aes.encrypt(_nonce(-1), content, associated)  # type: ignore[no-any-return]
 
     def open_index(self, block: Buffer, associated: bytes) -> bytes:
-        """What `seal_index` was given; `SealBroken`."""
+        """Return the content that was given to `seal_index`; raise `SealBroken`."""
         return _unseal(
             self._aes or self._key, self.encrypted, _nonce(-1), memoryview(block), associated
         )
 
 
 def _copy(source: Buffer, target: memoryview) -> None:
-    """Copy without the interpreter's lock, which a plain slice assignment holds: other threads have
-    work to do.
+    """Copy without the interpreter's lock, which a plain slice assignment would hold while other
+    threads could work.
     """
     if isinstance(source, bytes):
         origin: Any = source
@@ -290,7 +300,9 @@ class Compressor:
         self._compress = zstandard.ZstdCompressor(level=level).compress
 
     def __call__(self, content: Buffer) -> tuple[int, Buffer]:
-        """(codec, payload): compressed where that is worth it, else `content` itself."""
+        """Return (codec, payload): compressed where that saves enough, otherwise `content`
+        itself.
+        """
         packed = self._compress(content)
         if len(packed) < len(content) * _WORTH:
             return ZSTD, packed
@@ -298,7 +310,7 @@ class Compressor:
 
 
 class Decompressor:
-    """The inverse of `Compressor`, for content that may be hostile; one per thread."""
+    """The inverse of `Compressor`, safe for hostile content; one per thread."""
 
     def __init__(self) -> None:
         import zstandard
@@ -308,8 +320,8 @@ class Decompressor:
         self._error = zstandard.ZstdError
 
     def __call__(self, codec: int, payload: Buffer, size: int) -> Buffer:
-        """The plain content, exactly `size` bytes long; `SealBroken` for anything else, before any
-        memory is taken.
+        """Return the plain content, exactly `size` bytes long; raise `SealBroken` for anything
+        else, before memory is allocated.
         """
         if codec == RAW:
             if len(payload) != size:
@@ -329,9 +341,9 @@ class Decompressor:
 
 
 def broken(name: str, what: str) -> Damaged:
-    """The error for a stored object whose content is not what was written."""
+    """Return the error for a stored object whose content is not what was written."""
     return Damaged(
         f"{name} is damaged: {what}",
-        hint="`criuctl verify --all` tells which checkpoints need it.",
+        hint="`criuctl verify --all` shows which checkpoints need it.",
         object=name,
     )

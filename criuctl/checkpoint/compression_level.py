@@ -1,9 +1,9 @@
-"""How hard to compress, so that neither the compressors nor the way to the store wait for each
+"""The choice of compression level, so that neither the compressors nor the upload wait for each
 other much.
 
-Both work at the same time: the slower one decides how long it takes.  Where the store takes bytes
-faster than the compressors make them, a lower level is faster; where it is slow, a higher one is,
-up to where the compressors are the slower ones again.
+Both work at the same time, and the slower one decides how long a dump takes. Where the store takes
+bytes faster than the compressors make them, a lower level is faster. Where the store is slow, a
+higher level is faster, up to the point where the compressors become the slower part.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ LEVELS: Mapping[int, tuple[float, float]] = {
     3: (0.48, 0.93),
     6: (0.18, 0.91),
 }
-_HOPELESS = 0.97  # what is not smaller than this at one level is not at any
-_NOTICEABLE = 1.03  # a level must be this much faster than the one in use to take its place
+# a size relative to the plain one; content that does not get smaller than this at one level does
+# not at any
+_HOPELESS = 0.97
+_NOTICEABLE = 1.03  # a level must be this much faster than the current one to replace it
 
 
 def fitting(level: int, compressing: float, ratio: float, sending: float) -> int:
-    """The level that should be used, when `level` compresses that many plain bytes a second, all
-    threads together, to `ratio` of their size, and the store takes `sending` bytes a second."""
+    """Return the best level. `level` now compresses `compressing` plain bytes a second, all threads
+    together, to `ratio` of their size, and the store takes `sending` bytes a second.
+    """
     if level not in LEVELS or min(compressing, ratio, sending) <= 0:
         return level
 
     def seconds(candidate: int) -> tuple[float, float]:
-        """For a plain byte: in all, and of the compressors."""
+        """Return the seconds for a plain byte: in total, and of the compressors alone."""
         faster, larger = (
-            mine / used for mine, used in zip(LEVELS[candidate], LEVELS[level], strict=True)
+            now / used for now, used in zip(LEVELS[candidate], LEVELS[level], strict=True)
         )
         work = 1 / (compressing * faster)
         size = ratio if ratio > _HOPELESS else min(ratio * larger, 1.0)

@@ -1,9 +1,9 @@
 """The text of a store's config: JSON in the clear, its version, its shape and its checksum.
 
-``version`` is looked at before anything else.  ``mac`` is a keyed hash of all the rest under a key
-derived from the master key, so that nobody without the key can change what the config says, and
-damage is found.  The same text stands in the object
-``config`` and in the generations under ``keys/`` (`generations`).
+``version`` is checked before anything else. ``mac`` is a keyed hash of all the rest under a key
+derived from the master key, so that the config cannot be changed without the key, and damage is
+found. The same text is in the object ``config`` and in the generations under ``keys/``
+(`generations`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ NAME = "config"
 FORMAT = "criuctl store"
 VERSION = 1
 MAX_SLOTS = 64
-WRITERS = "writers"  # the key that says that there are, or have been, write-only hosts
+WRITERS = "writers"  # the config key that says that there are, or have been, write-only hosts
 WRITER = "writer"  # the type of their slots
 MAX_GENERATION = 10**18
 _MAX_SIZE = 1 << 20
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """The config's JSON, its version and its shape checked; values that the mac covers are trusted
-    later.
+    """Parse the config's JSON and check its version and shape; values that the mac covers are
+    trusted later.
     """
     try:
         body = json.loads(data)
@@ -77,7 +77,7 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def recognised(data: bytes) -> bool:
-    """Whether it is a store's config at all, of whatever version."""
+    """Return whether it is a store's config at all, of any version."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):
@@ -86,12 +86,12 @@ def recognised(data: bytes) -> bool:
 
 
 def text(body: Mapping[str, Any], sealer: Sealer) -> bytes:
-    """The config that says `body`, with its checksum."""
+    """Return the text of the config `body`, with its checksum."""
     return json.dumps({**body, "mac": _mac(body, sealer)}, indent=1).encode()
 
 
 def fits(body: Mapping[str, Any], sealer: Sealer) -> bool:
-    """Whether it is the config that somebody with the store's key has written."""
+    """Return whether the checksum is right, so that the config was written with the store's key."""
     mac = body.get("mac")
     return (
         isinstance(mac, str) and mac.isascii() and secrets.compare_digest(mac, _mac(body, sealer))
@@ -106,7 +106,7 @@ def _mac(body: Mapping[str, Any], sealer: Sealer) -> str:
 
 
 def as_bytes(value: Any, size: int) -> bytes:
-    """What a field of the config says in hex."""
+    """Return the bytes of a hexadecimal field of the config."""
     try:
         raw = bytes.fromhex(value)
     except (TypeError, ValueError):
@@ -117,7 +117,7 @@ def as_bytes(value: Any, size: int) -> bytes:
 
 
 def fetch(store: Store, name: str = NAME) -> bytes | None:
-    """The object, None where there is none."""
+    """Return the object, or None if it does not exist."""
     try:
         return store.get(name, _MAX_SIZE)
     except ObjectMissing:
@@ -127,7 +127,7 @@ def fetch(store: Store, name: str = NAME) -> bytes | None:
 
 
 def damaged(what: str) -> Damaged:
-    """The error for a config that nobody has written so."""
+    """Return the error for a config that criuctl has not written so."""
     return Damaged(
         f"the store's config is damaged: {what}",
         hint="Bring back a copy of the object `config`.",

@@ -1,30 +1,29 @@
 """Which keys open which object, in a store to which write-only hosts add.
 
-A *domain* is all that one write-only host has sealed: a key hierarchy of its own, as that of the
-store itself, under a random master key that the host has made.  Which domain an object is of, it
-tells itself:
+A *domain* is everything that one write-only host has sealed: a key hierarchy like that of the store
+itself, under a random master key that the host has made. Each object shows its domain:
 
 - segments, manifests and leases by a required feature, ``writer:<the domain's id>``, so older
   versions refuse them by name;
-- a pack by its name, to those who have the domain's keys: its first bytes are a keyed hash of the
+- a pack by its name, to an owner of the domain's keys: its first bytes are a keyed hash of the
   others (`Sealer.owns`);
-- a chunk by its id, in the same way (`Sealer.owns_chunk`): what is said to be in a domain's pack is
-  a chunk of that domain;
+- a chunk by its id, in the same way (`Sealer.owns_chunk`): a chunk that is listed in a domain's
+  pack must be a chunk of that domain;
 - lists of packs (`gclists`) are of no domain: in a store that has writers they are sealed by the
   lists key, for all.
 
-No index tells of domains, and chunk ids of different domains have nothing to do with each other: so
-a write-only host can neither find out whether others have stored something that it guesses, nor put
-something in its place.
+The index does not record domains, and chunk ids of different domains are unrelated. So a write-only
+host can neither find out whether other hosts have stored content that it guesses, nor put content
+in its place.
 
-`StoreSealer` is for whoever has the store's key.  It opens domains when it meets them, from the
-objects ``writers/...``, which a store without writers is never asked for.  `WriterSealer` is the
-write-only host's: it has the keys of its own domain and of no other, and says `Foreign` of
-everything else.  The domain is made when the host writes for the first time, and kept in a file
-beside its key file; without that file it cannot read even what it wrote itself.
+`StoreSealer` needs the store's key. It opens domains when it meets them, from the objects
+``writers/...``, which are never requested in a store without writers. `WriterSealer` is the
+write-only host's: it has only the keys of its own domain, and raises `Foreign` for everything else.
+The domain is made when the host writes for the first time, and kept in a file next to its key file.
+Without that file it cannot read even what it wrote itself.
 
-RULE: nothing is sealed by a domain's keys before they are durable here, and the store has what lets
-others open them.
+RULE: nothing is sealed by a domain's keys before they are durable on this host, and before the
+store has the object that lets other hosts open them.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class StoreSealer(Sealer):
     """The store's own keys, and those of the domains in it."""
 
     def __init__(self, master: bytes, store: Store, store_id: str, *, writers: bool) -> None:
-        """`writers`: whether the store's config says that there are, or have been, write-only
-        hosts.
+        """Set up the keys; `writers`: whether the store's config says that there are, or have been,
+        write-only hosts.
         """
         super().__init__(master, encrypted=True)
         self._master, self._store, self._id = master, store, store_id
@@ -101,7 +100,9 @@ class StoreSealer(Sealer):
         return self.of_list("", shared=self._writers), self._writers
 
     def _open(self, domain: bytes) -> Sealer:
-        """The keys of one domain, from its object; `Damaged`, `UnsupportedFormat`, store errors."""
+        """Return the keys of one domain, from its object; raise `Damaged`, `UnsupportedFormat` or
+        errors of the store.
+        """
         if (known := self._known.get(domain)) is not None:
             return known
         from . import writers
@@ -121,7 +122,7 @@ class StoreSealer(Sealer):
         return opened
 
     def _learn(self) -> None:
-        """Open all domains that there are; what nobody enrolled has made opens none."""
+        """Open all domains; an object that no enrolled host made opens none."""
         from concurrent.futures import ThreadPoolExecutor
 
         from . import writers
@@ -154,7 +155,7 @@ class WriterSealer(Sealer):
     selective = True
 
     def __init__(self, key: WriterKey, folder: Path, store: Store) -> None:
-        """The domain is kept in `folder`, if there is one; `KeyMissing` when its file cannot be
+        """Read the domain from `folder`, if it has one; raise `KeyMissing` when its file cannot be
         used.
         """
         self.encrypted = True
@@ -162,15 +163,15 @@ class WriterSealer(Sealer):
         self._names = key.names
         self._file = folder / f"{key.store.hex()}.{key.id.hex()[:16]}.domain"
         self._wrapped = b""
-        self._told = False  # the store has what lets others open the domain
+        self._published = False  # the store has the object that lets others open the domain
         if os.path.lexists(self._file):
             self._enter()
 
     def prepare(self) -> None:
-        """See that there is a domain, that its keys are durable, and that the store's key opens it;
-        store errors.
+        """Ensure that the domain exists, that its keys are durable, and that the store's key opens
+        it; raise errors of the store.
         """
-        if self._told:
+        if self._published:
             return
         if not self._wrapped:
             _make(self._file, self._key)
@@ -184,7 +185,7 @@ class WriterSealer(Sealer):
             there = False
         if not there:
             self._store.put(name, self._wrapped)
-        self._told = True
+        self._published = True
 
     def of(self, domain: bytes, name: str) -> Sealer:
         if not domain or domain != self.domain:
@@ -215,12 +216,12 @@ class WriterSealer(Sealer):
     def _enter(self) -> None:
         domain, master, wrapped = _read(self._file)
         super().__init__(master, encrypted=True, domain=domain)
-        self._names = self._key.names  # sessions of one name are one session, whoever writes
+        self._names = self._key.names  # equal names are one session, whichever host writes
         self._wrapped = wrapped
 
 
 def _read(path: Path) -> tuple[bytes, bytes, bytes]:
-    """A domain's id, master key and object, from its file; `KeyMissing`."""
+    """Read a domain's id, master key and object from its file; raise `KeyMissing`."""
     from .keys import read_secret
     from .writers import ID_SIZE, WRAPPED
 
@@ -246,7 +247,9 @@ def _read(path: Path) -> tuple[bytes, bytes, bytes]:
 
 
 def _make(path: Path, key: WriterKey) -> None:
-    """A new domain in the file `path`, durable; if another process is faster, its one."""
+    """Make a new domain in the file `path`, durable; if another process is faster, return the
+    domain of that one.
+    """
     from . import writers
     from .keys import write_secret
 
@@ -271,7 +274,8 @@ def _make(path: Path, key: WriterKey) -> None:
             os.close(folder)
     except OSError as error:
         raise KeyMissing(
-            f"{path} cannot be written: {error.strerror}", hint="It must lie beside the key file."
+            f"{path} cannot be written: {error.strerror}",
+            hint="It must be in the same folder as the key file.",
         ) from error
     finally:
         own.unlink(missing_ok=True)

@@ -1,15 +1,14 @@
-"""One checkpoint as one file: a store of its own, with a key of its own, that holds nothing else.
+"""One checkpoint as one file: a separate store, with its own key, that holds nothing else.
 
 An exported checkpoint is a whole store in an archive (`criuctl.store.archive`): config, packs,
-index and the one manifest.  Its master key is its own, so chunk ids and seals differ from those of
-the store that it is from: who is given a file and its key learns nothing of that store.  What opens
-the master key is told at the export: by default what opens the store, so whoever has the store's
-key has that of its exports.
+index and the one manifest. It has its own master key, so chunk ids and seals differ from those of
+the original store: a person who gets a file and its key learns nothing of that store. The secret
+that opens it is chosen at the export; by default it is the one that opens the original store.
 
-`copy` takes a checkpoint's content from one repository to a writer of another, chunk by chunk:
-every chunk is opened, verified by its id, named anew by the other's key, compressed and sealed by
-its writer, which leaves out what the other has already.  Memory is bounded: some MiB are read
-ahead, and the writer's buffers.
+`copy` takes a checkpoint's content from one repository to a writer of another, chunk by chunk.
+Every chunk is opened, verified by its id, named by the other store's key, compressed and sealed by
+its writer, which leaves out chunks that the other store has. Memory is bounded: some MiB are read
+ahead, plus the writer's buffers.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from ..report import Reporter
 from ..store import Store
 from . import keys
 from .chunks import StreamRef
+from .codec import fingerprint
 from .manifest import CheckpointSummary, Manifest
 from .repository import Repository
 from .storeconfig import load
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .buffers import PageBuffer
     from .writer import CheckpointWriter
 
-ORIGIN = "origin"  # a manifest's key for where the checkpoint was exported from
+ORIGIN = "origin"  # the manifest key for the store and checkpoint that it was exported from
 
 
 class ExportedCheckpoint(Repository):
@@ -43,7 +43,7 @@ class ExportedCheckpoint(Repository):
 
     @classmethod
     def unlock(cls, store: Store, config: Config, key: Key) -> Self:
-        """Open it with `key`; errors as `Repository.open`, told of the file."""
+        """Open the archive; errors as `Repository.open`, naming the file."""
         # A key for the store that is imported into says nothing about the file.
         try:
             about, opened = load(
@@ -54,7 +54,9 @@ class ExportedCheckpoint(Repository):
         return cls(store, config, about, opened)
 
     def only(self) -> CheckpointSummary:
-        """Its checkpoint; `Damaged` if it has not exactly one that can be read."""
+        """Return its checkpoint; raise `Damaged` if it does not have exactly one readable
+        checkpoint.
+        """
         unreadable: list[Any] = []
         found = self.list(unreadable=unreadable)
         for error in unreadable:
@@ -66,14 +68,14 @@ class ExportedCheckpoint(Repository):
         return found[0]
 
     def _cache_path(self) -> None:
-        """What is learned of it is of no use to anybody later."""
+        """Return None: a cache of this store would not be used again."""
 
 
 class Key:
-    """What shall open an exported checkpoint: a key file, a passphrase, or whatever this host has
-    that fits.
+    """The secret for an exported checkpoint: a key file, a passphrase, or any that this
+    host has.
 
-    `ask` is asked for a passphrase when one would do and nothing else has fitted.
+    `ask` is called for a passphrase when one would open it and nothing else has.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class Key:
         self._file, self._passphrase, self._ask = file, passphrase, ask
 
     def finder(self, url: str, config: Config) -> keys.Finder:
-        """For `storeconfig.load`; its errors name the file `url` and what it wants."""
+        """Return the key finder for `storeconfig.load`; its errors name the file `url` and the key
+        it needs.
+        """
 
         def find(slots: list[dict[str, Any]], file_id: str, _config: Config) -> keys.Opened:
             if self._file is not None:
@@ -94,13 +98,13 @@ class Key:
             if self._passphrase is not None:
                 return _by_passphrase(slots, file_id, self._passphrase, "the passphrase", url)
             for path in _key_files(config):
-                # it is of another store, or damaged: none of our business here
+                # a key of another store, or damaged: irrelevant here
                 with suppress(CriuctlError):
                     return _by_file(slots, file_id, path, url)
             if any(slot.get("type") == "passphrase" for slot in slots):
                 phrase, source = keys.find_passphrase(config)
                 if phrase is not None:
-                    with suppress(WrongKey):  # it may be that of the store
+                    with suppress(WrongKey):  # it may be the passphrase of the store
                         return _by_passphrase(
                             slots, file_id, phrase, f"the passphrase from {source}", url
                         )
@@ -127,7 +131,7 @@ def _by_file(slots: list[dict[str, Any]], file_id: str, path: Path, url: str) ->
         what = (
             "the exported master key"
             if key.master
-            else f"the key (fingerprint {keys.fingerprint(key.key)})"
+            else f"the key (fingerprint {fingerprint(key.key)})"
         )
         raise WrongKey(f"{what} in {path} does not open {url}", hint=_wanted(slots))
     return keys.Opened(master, str(path), key, "file", path)
@@ -143,7 +147,7 @@ def _by_passphrase(
 
 
 def _wanted(slots: list[dict[str, Any]], config: Config | None = None) -> str:
-    """Which key would do."""
+    """Describe the keys that would open it."""
     prints = keys.fingerprints(slots)
     if not prints:
         return (
@@ -161,10 +165,10 @@ def _wanted(slots: list[dict[str, Any]], config: Config | None = None) -> str:
 def copy(
     source: Repository, manifest: Manifest, writer: CheckpointWriter, reporter: Reporter
 ) -> Manifest:
-    """Give `writer` all the content of a checkpoint of `source`; returns the manifest that names it
+    """Copy all content of a checkpoint of `source` to `writer`; return the manifest for it
     there.
 
-    `Damaged` and `ObjectMissing` name what cannot be read of the source.
+    `Damaged` and `ObjectMissing` name the unreadable object of the source.
     """
     reader = source.reader(reporter)
     wanted = dict.fromkeys(manifest.streams())
@@ -182,7 +186,7 @@ def copy(
 
 
 def _give(writer: CheckpointWriter, stream: StreamRef, contents: Iterator[bytes]) -> None:
-    """The chunks of one stream, cut as they were."""
+    """Copy the chunks of one stream, cut as they were."""
     buffer: PageBuffer | None = None
     fill = 0
     try:
@@ -202,7 +206,7 @@ def _give(writer: CheckpointWriter, stream: StreamRef, contents: Iterator[bytes]
 
 
 def _renamed(manifest: Manifest, there: dict[StreamRef, StreamRef]) -> Manifest:
-    """The same checkpoint with other names of its streams."""
+    """Return the checkpoint's manifest with the new references of its streams."""
     holder = manifest.holder
     if holder is not None and holder.scrollback is not None:
         holder = replace(holder, scrollback=there[holder.scrollback])

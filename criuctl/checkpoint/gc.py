@@ -1,62 +1,60 @@
 """Garbage collection: freeing what no checkpoint needs, while others dump, restore and collect.
 
-Packs and index segments are shared, and hosts do not know of each other.  One run does:
+Packs and index segments are shared, and hosts do not know of each other. One run does:
 
-    1  look    which chunks do the manifests need, and which packs therefore (`liveness`)?
-    2  copy    what is needed of packs that are mostly garbage into new ones (`repack`); they are
-    not needed then.  Small
-               packs, of which every snapshot of an idle tree leaves one, are copied too once there
-               are many
-    3  mark    packs that nobody needs: put gc/marked-X.  Writers that begin later do not rely on
-    them.  Without a grace time they
-               are doomed at once instead
+    1  look    find the chunks that the manifests need, and so the needed packs (`liveness`)
+    2  copy    copy what is needed of packs that are mostly garbage into new ones (`repack`), after
+               which those packs are not needed.  Small packs, of which every snapshot of an idle
+               tree leaves one, are copied too once there are many.
+    3  mark    packs that are not needed: put gc/marked-X.  Writers that begin later do not rely on
+               them.  Without a grace time they are doomed at once instead.
     4  doom    packs marked at least the grace time ago and still not needed: put gc/doomed-X
-    5  look again, at manifests that came since; copy what is needed and is in doomed packs only
-    6  index   segments that tell of doomed packs, or of packs that are gone, are replaced by such
-    as do not, and many small
-               ones by a few; damaged ones go
+    5  look    again, at manifests that came since; copy what is needed and is in doomed packs only
+    6  index   replace segments that list doomed packs, or packs that are gone, by segments that do
+               not, and many small ones by a few; remove damaged ones
     7  delete  doomed packs, but those that a writer's intent names
     8  forget  lists whose packs are all gone
 
-Why nobody loses a chunk.  *Doom is final*: from the moment the list is put, its packs will go,
-nobody's chunk has its home there, and the list stands until the last of them is gone.
+Why no chunk is lost. *Doom is final*: once the list is put, its packs will be deleted, no chunk has
+its home there, and the list stays until the last of them is gone.
 
 - A writer puts its intent, then looks for doomed lists, then at its packs, then puts its manifest
   (`gclists.Intent`).  A collection puts its doomed list, then looks at intents, then at manifests
-  (step 5).  The store shows at once what was put, so either the writer sees its pack doomed (or
-  gone) and gives up, its tree running on; or the collection sees the intent, and spares the pack
-  this time; or it sees the manifest, and copies what it needs before deleting.
+  (step 5).  The store shows at once what was put.  So either the writer sees its pack doomed (or
+  gone) and gives up, while its tree runs on; or the collection sees the intent, and spares the
+  pack this time; or it sees the manifest, and copies what it needs before deleting.
 - Two collections may doom the two packs that hold one chunk.  Each looks at doomed lists after it
-  has put its own, and at the packs after that: the later one sees the other's list or that its
+  has put its own, and at the packs after that: the later one sees the other's list, or that its
   packs are gone, and copies the chunk.
-- Whoever comes across the list of a collection that died, or that is only slow, goes on with it:
-  steps 5 to 8 are the same for all lists, and deleting a pack twice does no harm, since its name is
-  never used again.
-- Cut off anywhere, a run leaves packs that nobody needs or lists that the next run goes on with.
+- A collection that finds the list of another one, dead or only slow, continues it: steps 5 to 8
+  are the same for all lists, and deleting a pack twice does no harm, since its name is never used
+  again.
+- An interrupted run leaves packs that are not needed, or lists that the next run continues.
   Nothing is ever undone.
-- Where there is no room, nothing is copied, and segments are not put together: the list of what is
-  doomed is all that it takes.
-- Readers found their places before: a reader that meets a pack gone looks where the segments tell
-  now, which is the new place, since segments that tell of a pack go before the pack does.  Whoever
-  lists segments while they are replaced may miss what both tell of: a reader that lacks a chunk
-  lists them once more, and a writer stores it once more.
+- Where there is no room, nothing is copied, and segments are not put together: the list of doomed
+  packs is the only object that is added.
+- A reader may have looked up its places before.  When a pack is gone it looks in the index again
+  and finds the new place, since segments that list a pack are removed before the pack is.  A host
+  that lists segments while they are replaced may miss the content of both: a reader that lacks a
+  chunk lists them once more, and a writer stores the chunk once more.
 
-Time decides only how soon, by the store's own clock: how long a mark must stand; and after a week
-an intent is a dead writer's (a writer whose commit takes more than a day gives up).  A grace time
-shorter than a dump makes that dump fail, with its tree running on; it never makes a checkpoint that
-lacks something.
+Time, by the store's clock, decides only how soon packs go: how long a mark must stand, and after a
+week an intent counts as a dead writer's (a writer whose commit takes more than a day gives up). A
+grace time shorter than a dump makes that dump fail, with its tree running on. It never makes a
+checkpoint that lacks something.
 
-What this rests on: that the store lists and reads at once what was put, and deletes for good.  S3,
-radosgw and folders do; no conditional writes are needed.  A server without those is usually one
-that caches listings, too: there a collection is safe only while nobody else writes, which is said.
-What the store refuses to delete (object lock) stays doomed, is told, and is tried again by the next
-run; where a bucket keeps versions, its own rules decide when the room is free.
+Requirements: the store lists and reads at once what was put, and deletes for good. S3, radosgw and
+folders do; no conditional writes are needed. A server without conditional writes usually caches
+listings as well: there a collection is safe only while no other host writes, and criuctl warns of
+it. What the store refuses to delete (object lock) stays doomed, is reported, and is tried again by
+the next run. Where a bucket keeps versions, its lifecycle rules decide when the space is free.
 
-A manifest that cannot be read ends the run before anything is removed: nobody knows what it needs.
+A manifest that cannot be read ends the run before anything is removed, because it is not known what
+it needs.
 
 Packs and segments of write-only hosts (`domains`) are collected like all others, by hosts that have
-the store's key; such a host itself cannot collect.  Why it never relies on a pack whose doom it
-cannot read is told in `gclists`.
+the store's key; such a host itself cannot collect. `gclists` explains why it never relies on a pack
+whose doom it cannot read.
 """
 
 from __future__ import annotations
@@ -79,13 +77,13 @@ if TYPE_CHECKING:
     from ..report import Reporter
     from .repository import Repository
 
-THRESHOLD = 0.5  # a pack that is needed for less of its size is copied
-SMALL_PACK = 1 << 20  # bytes; smaller packs are put together, once there are
-MANY = 64  # of them
+THRESHOLD = 0.5  # a pack is copied when less than this part of its size is needed
+SMALL_PACK = 1 << 20  # bytes; smaller packs are put together once there are
+MANY = 64  # this many of them
 _FETCHERS = 8
-_PACKS_AT_ONCE = 256  # whose indexes are read ahead
+_PACKS_AT_ONCE = 256  # packs whose indexes are read ahead
 _COPIED_AT_ONCE = 50_000  # chunks
-_SWEEP_AGE = 86400.0  # seconds after which what writers left unfinished is nobody's
+_SWEEP_AGE = 86400.0  # seconds after which unfinished objects of writers are removed
 
 
 class Collection:
@@ -100,18 +98,18 @@ class Collection:
         self._grace = grace
         self._live = Live(repository, reporter)
         self._now = 0.0
-        self._marked: dict[bytes, float] = {}  # pack -> since when
+        self._marked: dict[bytes, float] = {}  # pack -> time of its mark
         self._lists: list[PackList] = []
         self._doomed: list[PackList] = []
-        self._stale: list[PackList] = []  # marks that do not hold any more
+        self._stale: list[PackList] = []  # marks that are no longer in force
         self._writing: set[bytes] = set()
         self.done = Collected(dry_run=dry_run)
         self._removal = Removal(self._store, reporter, self.done)
         self._segments = Segments(repository, reporter, self._removal, self.done)
 
     def run(self) -> Collected:
-        """All steps; store errors, `Damaged` and `UnsupportedFormat` end it, and it can be run
-        again.
+        """Run all steps. Errors of the store, `Damaged` and `UnsupportedFormat` end the run, and it
+        can be run again.
         """
         done = self.done
         self._reporter.step("gc-look")
@@ -141,7 +139,7 @@ class Collection:
                     f"there is no room for copies: {error.message}", "only whole packs are freed"
                 )
         if not done.dry_run:
-            self._segments.tell_again(survey, self._all_doomed(), self._now, self._grace)
+            self._segments.restore_segments(survey, self._all_doomed(), self._now, self._grace)
             self._segments.remove_damaged(self._repository.index.unreadable)
         done.unneeded, done.unneeded_bytes = (
             len(unneeded),
@@ -174,8 +172,8 @@ class Collection:
     # ---------------------------------------------------------------------------------------
 
     def _look(self) -> Survey:
-        """What is needed now; the order of the readings is what the proof in the module's docstring
-        rests on.
+        """Find what is needed now. The proof in the module's docstring rests on the order of these
+        readings.
         """
         lists = list(gclists.found(self._store, self._sealer, "gc/"))
         self._doomed = [entry for entry in lists if entry.name.startswith(DOOMED)]
@@ -191,9 +189,9 @@ class Collection:
         self._writing = self._intents()
         self._live.look()
         survey = Survey.take(self._repository, packs, self._live.chunks, doomed=self._all_doomed())
-        # Checkpoints that came between the two listings have packs that came, too; or what is
-        # remembered here is damaged.
-        for learn in (self._repository.index.sync, self._repository.index.learn_anew):
+        # Checkpoints that came between the two listings have new packs as well; or this host's
+        # cache is damaged.
+        for learn in (self._repository.index.sync, self._repository.index.reload):
             if not survey.lost:
                 break
             packs = {**packs_of(self._store.list("packs/")), **packs}
@@ -215,8 +213,8 @@ class Collection:
         return set().union(*(entry.packs for entry in living))
 
     def _unneeded(self, survey: Survey) -> list[bytes]:
-        """Packs that may go: nobody's home, named by no writer, old enough that no dump under way
-        has made them.
+        """Return the packs that may go: no chunk has its home there, no writer names them, and they
+        are too old for a dump under way.
         """
         passed = self._all_doomed() | self._writing | survey.unreadable
         return [
@@ -229,7 +227,7 @@ class Collection:
         return name in self._marked or self._now - pack.modified >= self._grace
 
     def _to_copy(self, survey: Survey) -> list[bytes]:
-        """Packs that are needed, but are mostly garbage, or small and many."""
+        """Return the packs that are needed but are mostly garbage, or small and many."""
         passed = self._all_doomed() | self._writing
         needed = [
             (name, pack)
@@ -251,7 +249,7 @@ class Collection:
     # -----------------------------------------------------------------------------------------
 
     def _repack(self, survey: Survey, packs: list[bytes]) -> list[bytes]:
-        """Copy what is needed of these packs; returns those that are not needed any more."""
+        """Copy what is needed of these packs; return those that are no longer needed."""
         freed: list[bytes] = []
         members: dict[bytes, dict[bytes, int]] = {}
         chunks_there = 0
@@ -274,22 +272,24 @@ class Collection:
         return freed
 
     def _needed(self, survey: Survey, pack: bytes) -> dict[bytes, int] | None:
-        """What is needed of one pack; None if that cannot be told."""
+        """Return what is needed of one pack; None if that cannot be found out."""
         try:
-            return survey.mine(self._repository, pack, self._live.chunks)
+            return survey.needed(self._repository, pack, self._live.chunks)
         except (DataError, ObjectMissing) as error:
             self._reporter.warning(error.message, error.hint)
             return None
 
     def _copy(self, members: Mapping[bytes, Mapping[bytes, int]]) -> list[bytes]:
-        """Copy these packs' chunks; returns the packs of which nothing is needed any more."""
+        """Copy the chunks of these packs; return the packs of which nothing is needed any more."""
         sizes = {chunk: size for chunks in members.values() for chunk, size in chunks.items()}
         stored, failed = copy(self._repository, sizes, self._reporter) if sizes else (0, set())
         self.done.copied_bytes += stored
         return [pack for pack, chunks in members.items() if not failed.intersection(chunks)]
 
     def _mark(self, survey: Survey, unneeded: list[bytes]) -> list[bytes]:
-        """Mark what is not marked yet; returns what is ripe at once, without a grace time."""
+        """Mark the packs that have no mark yet; return those that can be doomed at once, without a
+        grace time.
+        """
         wanted = set(unneeded)
         fresh = dict.fromkeys(pack for pack in unneeded if pack not in self._marked)
         doomed = self._all_doomed()
@@ -297,15 +297,14 @@ class Collection:
             there = {pack for pack in entry.packs if pack in survey.packs and pack not in doomed}
             if there <= wanted and there:
                 continue
-            # Packs that are needed again: writers shall rely on them, so the rest gets a mark of
-            # its own.
+            # Some packs are needed again and writers may rely on them: the rest gets a new mark.
             self._stale.append(entry)
             fresh |= dict.fromkeys(
                 pack for pack in there & wanted if self._now - self._marked[pack] < self._grace
             )
         self.done.marked = len(fresh)
         if self._grace <= 0:
-            # doomed at once, so nobody need be told before
+            # doomed at once, so no mark is needed
             return [pack for pack in fresh if pack not in self._marked]
         if fresh:
             gclists.put(self._store, self._sealer, MARKED, fresh)
@@ -315,11 +314,11 @@ class Collection:
         try:
             gclists.put(self._store, self._sealer, DOOMED, packs)
         except StoreFull:
-            self._repository.cache.leave_disk()  # it may lie on the same one
+            self._repository.cache.leave_disk()  # it may be on the same disk
             gclists.put(self._store, self._sealer, DOOMED, packs)
 
     def _finish(self) -> Survey:
-        """Steps 5 to 8, for all doomed packs there are."""
+        """Do steps 5 to 8 for all packs that are doomed."""
         done = self.done
         survey = self._look()
         doomed = self._all_doomed()
@@ -331,7 +330,7 @@ class Collection:
         kept = (self._writing | survey.unreadable) & doomed
         for pack in doomed & survey.packs.keys() if failed else ():
             try:
-                if failed.intersection(survey.mine(self._repository, pack, self._live.chunks)):
+                if failed.intersection(survey.needed(self._repository, pack, self._live.chunks)):
                     kept.add(pack)
             except ObjectMissing:
                 continue  # another collection was faster, and has copied what was needed
@@ -354,14 +353,14 @@ class Collection:
         return survey
 
     def _absent(self, survey: Survey) -> set[bytes]:
-        """Packs that segments tell of and that are gone: another collection deleted them before
-        they were told of.
+        """Return packs that segments list but that are gone: another collection deleted them before
+        their segments were replaced.
 
-        While chunks are lost, the segments stay as they are: they name the pack that somebody may
-        bring back.
+        While chunks are lost, the segments stay as they are: they name the pack, which may be
+        restored from a backup.
         """
-        told = [pack for pack in self._repository.index.pack_sizes() if pack not in survey.packs]
-        if not told or survey.lost:
+        listed = [pack for pack in self._repository.index.pack_sizes() if pack not in survey.packs]
+        if not listed or survey.lost:
             return set()
 
         def absent(pack: bytes) -> bool:
@@ -373,11 +372,13 @@ class Collection:
             return False
 
         with ThreadPoolExecutor(_FETCHERS, "criuctl-gc") as pool:
-            return {pack for pack, gone in zip(told, pool.map(absent, told), strict=True) if gone}
+            return {
+                pack for pack, gone in zip(listed, pool.map(absent, listed), strict=True) if gone
+            }
 
     def _tidy(self) -> None:
-        """What else nobody needs: old marks, intents of dead writers, pins of checkpoints that are
-        gone, unfinished uploads.
+        """Remove what is not needed any more: old marks, intents of dead writers, pins of
+        checkpoints that are gone, unfinished uploads.
         """
         found = gclists.found(self._store, self._sealer, WRITING)
         dead = [entry.name for entry in found if self._now - entry.modified >= ABANDONED]
@@ -389,11 +390,13 @@ class Collection:
             self._store.sweep(max(self._grace, _SWEEP_AGE))
         except StoreDenied as error:
             self._reporter.warning(
-                f"what writers left unfinished stays: {error.message}", error.hint
+                f"unfinished objects of writers stay: {error.message}", error.hint
             )
 
     def _doom_for_all(self) -> list[str]:
-        """Put doomed lists anew that write-only hosts cannot read; returns the old ones."""
+        """Put doomed lists that write-only hosts cannot read again, readable for them; return the
+        old ones.
+        """
         found = gclists.found(self._store, self._sealer, DOOMED) if self._sealer.divided else ()
         old = [entry for entry in found if not entry.shared]
         for entry in old:
@@ -405,15 +408,15 @@ class Collection:
         if survey.lost:
             reporter.warning(
                 f"{survey.lost} chunks that checkpoints need are in no pack",
-                "`criuctl verify --all` tells which ones",
+                "`criuctl verify --all` shows which ones",
             )
         for pack in sorted(survey.unreadable)[:3]:
             reporter.warning(
-                f"{object_name(pack)} cannot be read, and no index tells of it", "it was left alone"
+                f"{object_name(pack)} cannot be read, and no index lists it", "it was left alone"
             )
         if not self._repository.capabilities.conditional_create:
             reporter.warning(
-                "the store promises nothing about writers at the same time",
-                "run `criuctl gc` there only while nobody else writes to it",
+                "the store guarantees nothing about concurrent writers",
+                "run `criuctl gc` there only while no other host writes to it",
             )
         self.done.warnings = list(reporter.warnings)

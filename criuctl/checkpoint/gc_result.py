@@ -1,5 +1,5 @@
-"""What a collection did: its account, and the removal of objects, with what the store refuses to
-remove.
+"""The result of a garbage collection, and the removal of objects, with those that the store refuses
+to delete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DELETERS = 8
 
 
 class Collected(Struct):
-    """What a run did, or would do."""
+    """The counts of a run, or of what it would do."""
 
     dry_run: bool = False
     checkpoints: int = 0
@@ -32,9 +32,10 @@ class Collected(Struct):
     unneeded_bytes: int = 0
     marked: int = 0  # packs newly marked
     waiting: int = 0  # packs not needed whose grace time is not over
-    young: int = 0  # packs that no checkpoint needs, or needs yet: they came within the grace time
+    # packs that came within the grace time and that no checkpoint needs, perhaps yet
+    young: int = 0
     young_bytes: int = 0
-    writers: int = 0  # dumps that are being committed just now
+    writers: int = 0  # dumps that are being committed at the moment
     repacked: int = 0  # packs whose needed part was copied
     copied_bytes: int = 0
     deleted: int = 0  # packs
@@ -52,25 +53,25 @@ class Collected(Struct):
 
 
 class Removal:
-    """Deletes objects; what the store refuses to delete is told, and stays."""
+    """Deletes objects; those that the store refuses to delete are reported, and stay."""
 
     def __init__(self, store: Store, reporter: Reporter, done: Collected) -> None:
         self._store, self._reporter, self._done = store, reporter, done
 
     def delete(self, names: Iterable[str]) -> set[str]:
-        """Delete objects; returns those that the store refuses to delete."""
+        """Delete objects; return those that the store refuses to delete."""
         names = list(names)
         with ThreadPoolExecutor(_DELETERS, "criuctl-gc") as pool:
-            fine = list(pool.map(self._delete_or_tell, names))
+            fine = list(pool.map(self._delete_or_report, names))
         return {name for name, gone in zip(names, fine, strict=True) if not gone}
 
     def delete_others(self, names: Iterable[str]) -> int:
-        """Delete objects that are no packs; returns how many the store refuses to delete."""
+        """Delete objects that are not packs; return how many the store refuses to delete."""
         refused = len(self.delete(names))
         self._done.refused_others += refused
         return refused
 
-    def _delete_or_tell(self, name: str) -> bool:
+    def _delete_or_report(self, name: str) -> bool:
         try:
             self._store.delete(name)
         except StoreDenied as error:

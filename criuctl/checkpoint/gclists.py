@@ -1,26 +1,25 @@
-"""What writers and garbage collections tell each other: short lists of packs in the store.
+"""Lists of packs in the store by which writers and garbage collections coordinate.
 
     writing/<32 hex>      a writer is about to publish a manifest that relies on these packs
     gc/marked-<32 hex>    nothing needed these packs: new checkpoints do not rely on them any more
-    gc/doomed-<32 hex>    these packs will be deleted, whatever comes: nothing may rely on them, for
-    ever
+    gc/doomed-<32 hex>    these packs will be deleted in any case: nothing may ever rely on them
 
-Lists are sealed, have random names, are put once and never changed.  What they are for, and why it
-is safe, is told in `criuctl.checkpoint.gc`; the whole of a writer's part is `Intent`:
+Lists are sealed, have random names, are put once and never changed. `criuctl.checkpoint.gc`
+explains their use, and why it is safe. A writer's part is `Intent`:
 
-    put writing/X  ->  look at doomed lists  ->  look at the packs themselves  ->  put the manifest
-    ->  delete writing/X
+    put writing/X  ->  look at doomed lists  ->  look at the packs themselves
+                   ->  put the manifest  ->  delete writing/X
 
 In a store that has write-only hosts all lists are sealed by the lists key, with the feature
-``lists``, for everybody who may write must read them; an older criuctl refuses them.  A collection
-that does not know yet of the first such host (it began before, or is an older criuctl) seals its
-lists by the store's own keys.  A write-only host cannot read those, and they may name its packs, so
-it takes *any doomed list that it cannot read* for one that does, and gives its commit up.  A marked
-one only advises, and is passed over.  Collections put what they find of such doomed lists anew, for
-all.
+``lists``, because every writer must be able to read them; an older criuctl refuses them. A
+collection that does not know of the first such host yet (it began before, or is an older criuctl)
+seals its lists by the store's own keys. A write-only host cannot read those, and they may name its
+packs. So it treats *any doomed list that it cannot read* as one that names its packs, and gives up
+its commit. An unreadable marked list is ignored, since marks only advise. Collections put the
+unreadable doomed lists that they find again, readable for all.
 
-Whoever looks at lists does so *after* having put its own.  A store that shows at once what was put
-(S3, radosgw, a local folder do) then guarantees that of a writer and a garbage collection at least
+A process looks at lists *after* it has put its own. A store that shows at once what was put (S3,
+radosgw and a local folder do) then guarantees that of a writer and a garbage collection at least
 one sees the other.
 """
 
@@ -48,19 +47,19 @@ WRITING: Final = "writing/"
 MARKED: Final = "gc/marked-"
 DOOMED: Final = "gc/doomed-"
 _CLOCK = "gc/now-"
-SHARED: Final = "lists"  # the feature of what is sealed by the lists key
+SHARED: Final = "lists"  # the feature of objects that are sealed by the lists key
 KIND = objects.Kind("list of packs", b"CRIUCTLG", 1, 64 << 20, frozenset({SHARED}), domains=False)
 
 # seconds after which a writer that has neither committed nor given up is dead
 ABANDONED = 7 * 86400.0
-# a writer that takes longer for its commit gives up, long before others think it dead
+# seconds; a writer whose commit takes longer gives up, long before other hosts think it dead
 _COMMIT_LIMIT = 86400.0
-_WHOLE_SECOND = 1.0  # S3 tells one object's time without the fraction that it tells in listings
+_WHOLE_SECOND = 1.0  # S3 reports an object's time without the fraction that its listings contain
 _ATTEMPTS = 3  # readings of a list that a weak store shows half written
 _DAMAGED = (
-    "It tells of packs, and only for as long as a dump or a garbage collection takes. While "
+    "It lists packs, and is needed only while a dump or a garbage collection runs. While "
     "neither is at it anywhere, "
-    "remove it: `criuctl gc` finds out anew what it told."
+    "remove it: `criuctl gc` then finds out again what it listed."
 )
 
 Prefix = Literal["writing/", "gc/marked-", "gc/doomed-"]
@@ -72,12 +71,12 @@ class PackList(Struct, frozen=True):
 
     name: str
     packs: frozenset[bytes]
-    modified: float  # by the store's clock
+    modified: float  # unix time, by the store's clock
     shared: bool = False  # write-only hosts can read it, too
 
 
 def put(store: Store, sealer: Sealer, prefix: Prefix, packs: Iterable[bytes]) -> str:
-    """Put a list under a new name, which is returned."""
+    """Put a list under a new name, and return the name."""
     name = prefix + secrets.token_hex(16)
     body = json.dumps({"packs": sorted(pack.hex() for pack in packs)}).encode("ascii")
     own, shared = sealer.for_lists()
@@ -86,10 +85,9 @@ def put(store: Store, sealer: Sealer, prefix: Prefix, packs: Iterable[bytes]) ->
 
 
 def found(store: Store, sealer: Sealer, prefix: str) -> Iterator[PackList]:
-    """The lists that are there under names with `prefix`; one that is removed meanwhile is left
-    out.
+    """Return the lists under names with `prefix`; one that is removed meanwhile is left out.
 
-    `Foreign` for one that a write-only host cannot read.
+    Raise `Foreign` for one that a write-only host cannot read.
     """
     for info in list(store.list(prefix)):
         if not info.name.startswith(_KINDS):
@@ -99,29 +97,29 @@ def found(store: Store, sealer: Sealer, prefix: str) -> Iterator[PackList]:
 
 
 def store_time(store: Store) -> float:
-    """What the store's clock says, which dates all objects: hosts need not agree on the time."""
+    """Return the time by the store's clock, which dates all objects: hosts need not agree on the
+    time.
+    """
     name = _CLOCK + secrets.token_hex(16)
-    store.put(name, b"")  # which takes no room on a disk that has none
+    store.put(name, b"")  # an empty object, which needs no space on a full disk
     try:
         return store.stat(name).modified + _WHOLE_SECOND
     finally:
-        with suppress(StoreDenied):  # one more of those that `clocks` finds
+        with suppress(StoreDenied):  # if it stays, `clocks` finds it later
             store.delete(name)
 
 
 def clocks(store: Store, before: float) -> list[str]:
-    """What collections that died while they looked at the clock have left since before that
-    time.
-    """
+    """Return the clock objects older than that time that dead collections have left."""
     return [info.name for info in store.list(_CLOCK) if info.modified < before]
 
 
 def avoided(store: Store, sealer: Sealer) -> frozenset[bytes]:
-    """The packs on which a checkpoint that begins now must not rely."""
+    """Return the packs on which a checkpoint that begins now must not rely."""
     packs: frozenset[bytes] = frozenset()
     for info in list(store.list("gc/")):
         if info.name.startswith(_KINDS):
-            # what a write-only host cannot read is told at its commit, if it matters
+            # a list that a write-only host cannot read is reported at its commit, if it matters
             with suppress(ObjectMissing, Foreign):
                 packs |= _read(store, sealer, info).packs
     return packs
@@ -134,7 +132,7 @@ def _read(store: Store, sealer: Sealer, info: ObjectInfo) -> PackList:
         except Damaged as error:
             if attempt < _ATTEMPTS:
                 continue
-            # it only advises: a collection takes it away, and marks what it named anew
+            # it only advises: a collection removes it, and marks its packs again
             if info.name.startswith(MARKED):
                 return PackList(info.name, frozenset(), info.modified)
             error.hint = _DAMAGED
@@ -159,7 +157,7 @@ def _open(sealer: Sealer, info: ObjectInfo, data: bytes) -> PackList:
 
 
 class Intent(Struct, eq=False):
-    """A writer's word that it is about to publish a manifest which relies on `packs`; `begin`,
+    """A writer's announcement that it will publish a manifest which relies on `packs`; `begin`,
     `check`, `end`.
     """
 
@@ -170,8 +168,8 @@ class Intent(Struct, eq=False):
     begun: float = 0.0
 
     def begin(self) -> None:
-        """Say it, and see that no garbage collection has decided otherwise; `Conflict` if one
-        has.
+        """Put the announcement, and check that no garbage collection has doomed these packs; raise
+        `Conflict` if one has.
         """
         self.begun = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.name = put(self.store, self.sealer, WRITING, self.packs)
@@ -181,7 +179,7 @@ class Intent(Struct, eq=False):
                     f"a garbage collection is deleting {object_name(gone[0])}, which this "
                     "checkpoint relies on",
                     hint=(
-                        "Dump again: what the pack holds is stored anew. A longer --grace for "
+                        "Dump again, which stores the pack's content again. A longer --grace for "
                         "`criuctl gc` avoids this."
                     ),
                     object=object_name(gone[0]),
@@ -204,8 +202,8 @@ class Intent(Struct, eq=False):
             ) from None
 
     def check(self) -> None:
-        """Raise `Conflict` if so much time has passed (a suspended host, say) that others may think
-        this writer dead.
+        """Raise `Conflict` if so much time has passed (on a suspended host, for example) that other
+        hosts may think this writer dead.
         """
         if time.clock_gettime(time.CLOCK_BOOTTIME) - self.begun > _COMMIT_LIMIT:
             raise Conflict(
@@ -214,8 +212,8 @@ class Intent(Struct, eq=False):
             )
 
     def end(self) -> None:
-        """The manifest is there, or surely never will be.  What cannot be removed is taken for dead
-        in a week.
+        """Remove the announcement: the manifest is there, or certainly never will be. If it cannot
+        be removed, it counts as dead after a week.
         """
         if self.name:
             with suppress(CriuctlError):

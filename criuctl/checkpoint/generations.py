@@ -1,36 +1,37 @@
 """How the keys of a store change: generations of its config.
 
-A store is made with the object ``config``, generation 0.  Each change of its key slots publishes
-the whole config anew, one generation higher, with the complete list of slots and a checksum under
-the master key, as the immutable object
+A store is made with the object ``config``, generation 0. Each change of its key slots publishes the
+whole config as a new generation, with a number one higher, the complete list of slots and a
+checksum under the master key. It is the immutable object
 
-    keys/<20-digit generation>              where the store has conditional writes: put if absent,
-    exactly one wins keys/<20-digit generation>-<32 hex>     elsewhere: no name is used twice, and
-    several may bear one number
+    keys/<20-digit generation>            where the store has conditional writes: put if absent,
+                                          exactly one writer wins
+    keys/<20-digit generation>-<32 hex>   elsewhere: no name is used twice, and several objects may
+                                          have one number
 
-*The newest generation whose checksum fits counts*, wherever it stands.  Several of the same number
-count together: the slots of all of them open the store.  What does not fit was written by nobody
-who has the key, and counts for nothing.
+*The newest generation whose checksum is correct is in force*, wherever it is stored. Several of the
+same number are in force together: the slots of all of them open the store. A text whose checksum is
+wrong was not written with the key and is ignored.
 
-    1  publish   put keys/N+1, N being the generation that was read; somebody else was faster: look
-    again, judge again 2  look      list keys/: if there is a newer generation, or another one of
-    the same number, begin again with what counts
-                 without ours.  (A slow writer may have won a number that had been used, superseded
-                 and removed.)
+    1  publish   put keys/N+1, where N is the generation that was read.  If another writer was
+                 faster: read again, decide again.
+    2  look      list keys/.  If there is a newer generation, or another one of the same number,
+                 begin again with what is in force without this one.  (A slow writer may have won a
+                 number that had been used, superseded and removed.)
     3  settle    write the same text to ``config``, where the store replaces objects atomically, so
-    that what was removed is
-                 gone from there, and that older versions of criuctl find the current slots; then
-                 remove older generations
+                 that removed slots are gone from there and older versions of criuctl find the
+                 current slots; then remove older generations.
 
-RULE: the store can be opened at every instant.  Until 1 is done the old generation counts, from
-then on the new one; settling changes no slot that counts.  ``config`` is only replaced while the
-same text stands, durable and read back, under a name of its own, and is itself dispensable: where
-it is absent or damaged the generations are asked.  Cut off anywhere, the next change, or `tidy`,
-settles.  Nothing is ever removed but what is older than a text that has been read back: not even
-one's own that was overtaken, since somebody may have settled on it.
+RULE: the store can be opened at every instant. Until step 1 is done the old generation is in force,
+from then on the new one; settling changes no slot in force. ``config`` is replaced only while the
+same text exists, durable and read back, under its own name in ``keys/``. It is dispensable: where
+it is absent or damaged the generations are read. If a change is interrupted, the next change, or
+`tidy`, settles. Only texts older than one that has been read back are removed. An overtaken text of
+this process stays too, since another process may have settled on it.
 
-No master key is changed, so no pack is rewritten; and whoever has once opened the store, or has a
-removed key and an old copy of the config, can read what is stored in it, also what will be.
+The master key never changes, so no pack is rewritten. A person who once opened the store, or who
+has a removed key and an old copy of the config, can still read all that is and will be stored in
+it.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ from .records import Confidential
 PREFIX = "keys/"
 _NAME = re.compile(r"keys/([0-9]{20})(?:-[0-9a-f]{32})?")
 _ATTEMPTS = 8  # races lost in a row before giving up
-# seconds, times the number of the attempt, at random: so that two do not overtake each other for
-# ever
+# seconds, times the number of the attempt, times a random factor: so that two processes do not
+# overtake each other endlessly
 _PAUSE = 0.05
 
 Slots = list[dict[str, Any]]
@@ -67,13 +68,15 @@ class Candidate(Confidential, frozen=True):
 
     @property
     def generation(self) -> int:
-        """Its number."""
+        """The generation's number."""
         number: int = self.body.get("generation", 0)
         return number
 
     @classmethod
     def read(cls, store: Store, name: str) -> Candidate | None:
-        """The object `name`; None if it is not there; `Damaged`, `UnsupportedFormat`."""
+        """Read the object `name`; return None if it does not exist; raise `Damaged` or
+        `UnsupportedFormat`.
+        """
         data = text.fetch(store, name)
         if data is None:
             return None
@@ -86,7 +89,7 @@ class Candidate(Confidential, frozen=True):
 
 
 class Current(Confidential, frozen=True):
-    """The generation that counts: what its texts say."""
+    """The generation in force: the combined content of its texts."""
 
     generation: int
     body: dict[str, Any]
@@ -95,7 +98,7 @@ class Current(Confidential, frozen=True):
 
     @classmethod
     def among(cls, candidates: Iterable[Candidate], sealer: Sealer) -> Current | None:
-        """The newest whose checksum fits."""
+        """Return the newest of the candidates whose checksum is correct."""
         valid = [candidate for candidate in candidates if text.fits(candidate.body, sealer)]
         if not valid:
             return None
@@ -104,7 +107,7 @@ class Current(Confidential, frozen=True):
         return cls(newest, texts[0].body, union(texts), texts)
 
     def without(self, overtaken: Collection[bytes]) -> Current:
-        """What counts beside these texts, if anything does."""
+        """Return the generation in force without these texts; None if there is none."""
         texts = (
             tuple(candidate for candidate in self.texts if candidate.data not in overtaken)
             or self.texts
@@ -113,19 +116,19 @@ class Current(Confidential, frozen=True):
 
 
 def number(name: str) -> int | None:
-    """The generation that stands under `name`, if it is the name of one."""
+    """Return the generation number in `name`; None if it is not the name of a generation."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match and 0 < int(match[1]) < text.MAX_GENERATION else None
 
 
 def names(store: Store) -> dict[str, int]:
-    """The names of all generations, with their numbers."""
+    """Return the names of all generations, with their numbers."""
     found = ((info.name, number(info.name)) for info in store.list(PREFIX))
     return {name: generation for name, generation in found if generation is not None}
 
 
 def union(candidates: Iterable[Candidate]) -> Slots:
-    """The slots of all of them, each once."""
+    """Return the slots of all candidates, each once."""
     slots: Slots = []
     for candidate in candidates:
         slots += [slot for slot in candidate.body.get("slots", []) if slot not in slots]
@@ -133,10 +136,10 @@ def union(candidates: Iterable[Candidate]) -> Slots:
 
 
 def read(store: Store, wanted: Iterable[str]) -> tuple[list[Candidate], bool]:
-    """Those of the generations that can be read, and whether one has been removed meanwhile.
+    """Return the readable ones of these generations, and whether one has been removed meanwhile.
 
-    A text that is no config at all was written by nobody who has the key; one of a newer format is
-    `UnsupportedFormat`.
+    A text that is not a config at all was not written with the key and is left out. One of a newer
+    format raises `UnsupportedFormat`.
     """
     found, gone = [], False
     for name in wanted:
@@ -163,7 +166,7 @@ class Changer:
         self.warnings: list[str] = []
 
     def current(self) -> Current:
-        """The generation that counts now."""
+        """Return the generation that is in force now."""
         current = None
         for _attempt in range(_ATTEMPTS):
             found, gone = read(self._store, [text.NAME, *names(self._store)])
@@ -178,11 +181,11 @@ class Changer:
         return current
 
     def change(self, change: Callable[[Slots], Slots]) -> Current:
-        """Publish what `change` makes of the slots; it is asked again whenever somebody else was
+        """Publish the slots that `change` returns. It is called again whenever another writer was
         faster.
 
-        It may raise; and if it changes nothing, nothing is published.  In the end the store is
-        settled.  Store errors: when one says *unreachable*, the change may have happened.
+        It may raise. If it changes nothing, nothing is published. In the end the store is settled.
+        Raise errors of the store; after `StoreUnreachable` the change may have happened.
         """
         overtaken: list[bytes] = []
         for attempt in range(_ATTEMPTS):
@@ -199,17 +202,17 @@ class Changer:
             overtaken.append(published.texts[0].data)
             time.sleep(_PAUSE * secrets.randbelow(100 * (attempt + 1)) / 100)
         raise Conflict(
-            "the keys of the store are being changed by somebody else at the same time",
+            "the keys of the store are being changed by another process at the same time",
             hint="Try again.",
         )
 
     def tidy(self) -> Current:
-        """Finish what an interrupted change has left."""
+        """Finish an interrupted change."""
         return self.change(lambda slots: slots)
 
     def settled(self) -> bool:
-        """Whether nothing older than what counts is left in the store, as far as it can be removed
-        there.
+        """Return whether the store holds nothing older than the generation in force, as far as it
+        can be removed there.
         """
         current = self.current()
         return not self._leftover(current) and (not self._conditional or self._in_config(current))
@@ -229,7 +232,7 @@ class Changer:
         return any(candidate.name == text.NAME for candidate in current.texts)
 
     def _publish(self, current: Current, slots: Slots) -> tuple[Current, bool]:
-        """Steps 1 and 2; whether nobody else was faster."""
+        """Do steps 1 and 2; return whether no other writer was faster."""
         if len(slots) > text.MAX_SLOTS:
             raise Conflict(
                 f"a store has {text.MAX_SLOTS} keys at most",
@@ -240,7 +243,7 @@ class Changer:
         body = {key: value for key, value in current.body.items() if key != "mac"}
         body |= {"slots": slots, "generation": generation, "changed": now(), "nonce": nonce}
         if any(slot.get("type") == text.WRITER for slot in slots):
-            body[text.WRITERS] = True  # and stays: what they wrote stays
+            body[text.WRITERS] = True  # never cleared: what the writers wrote stays
         data = text.text(body, self._sealer)
         name = f"{PREFIX}{generation:020d}" + ("" if self._conditional else f"-{nonce}")
         made = Current(generation, body, slots, (Candidate(name, data, text.parse(data)),))
@@ -257,7 +260,9 @@ class Changer:
         return made, not others and any(candidate.data == data for candidate in found)
 
     def _put(self, name: str, data: bytes) -> bool:
-        """Whether `data` is the object `name` now; after a lost answer the store tells."""
+        """Put `data` as the object `name`; return whether it is there now. After a lost answer the
+        store is asked.
+        """
         try:
             self._store.put(name, data, if_absent=True)
         except (ObjectExists, StoreUnreachable) as error:
@@ -274,7 +279,7 @@ class Changer:
         return True
 
     def _settle(self, current: Current) -> None:
-        """Step 3; what the store refuses is told, and tried again by the next change."""
+        """Do step 3. A refusal by the store is reported, and the next change tries again."""
         try:
             if self._conditional:
                 self._replace_config()
@@ -290,7 +295,9 @@ class Changer:
             )
 
     def _replace_config(self) -> None:
-        """Until what stands there is the newest: somebody slow may write an older one over it."""
+        """Write ``config`` until it holds the newest text: a slow process may write an older one
+        over it.
+        """
         for _attempt in range(_ATTEMPTS):
             newest = self.current()
             if self._in_config(newest) or not self._single(newest):
@@ -298,21 +305,22 @@ class Changer:
             self._store.put(text.NAME, newest.texts[0].data)
 
     def _see_config(self, current: Current) -> None:
-        """On a server that may replace an object by removing it first, ``config`` stays what it
-        is.
+        """On a server that may replace an object by removing it first, leave ``config`` as it is
+        and warn.
         """
         found, _gone = read(self._store, [text.NAME])
         if any(slot not in current.slots for slot in union(found)):
             self.warnings.append(
                 "the store has no conditional writes, so nothing in it is replaced, and the "
                 "object `config` goes on holding the "
-                "slots that it was made with: whoever has a removed key of those and reads it can "
+                "slots that it was made with: a person who has a removed key of those and reads "
+                "it can "
                 "open it, if not by criuctl"
             )
 
 
 def _foreign(data: bytes | None, sealer: Sealer) -> bool:
-    """Whether somebody without the key has written it."""
+    """Return whether the text was written without the key."""
     if data is None:
         return False
     try:
@@ -322,5 +330,5 @@ def _foreign(data: bytes | None, sealer: Sealer) -> bool:
 
 
 def described(slot: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """A new slot with what people are told of it."""
+    """Return a new slot with the facts that ``key list`` shows."""
     return {**slot, "created": now(), **({"label": label} if label else {})}

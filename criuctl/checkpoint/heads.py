@@ -1,10 +1,9 @@
-"""The records of a session's head in the store; what they mean is told in
-`criuctl.checkpoint.leases`.
+"""The records of a session's head in the store; `criuctl.checkpoint.leases` explains them.
 
-A record that is damaged keeps everybody from going on with its session.  What goes over it by a
-person's decision stands behind its number, which its name tells, and has an epoch that its home
-cannot have: no number raises the epoch by more than one, but after a loss numbers begin anew while
-a home's epoch goes on, so each counts for many.
+A damaged record blocks its session for all hosts. A person's decision can go past it: the new
+record follows its number, which its name contains, and has an epoch that its home cannot have. No
+number raises the epoch by more than one, but after a loss numbers start again while a home's epoch
+goes on, so each number counts for many epochs.
 """
 
 from __future__ import annotations
@@ -34,18 +33,16 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 8  # races lost in a row before giving up
 _DAMAGED = (
-    "It tells on which host a session lives. Bring the object back. If the session runs nowhere "
-    "any more, restore --take-over "
-    "goes over it; if it runs, remove the object, and its home claims the session again. A copy "
-    "(restore --as NAME) needs none "
-    "of that."
+    "It records the host that a session lives on. Bring the object back. If the session runs "
+    "nowhere any more, restore --take-over goes past it; if it runs, remove the object, and its "
+    "home claims the session again. A copy (restore --as NAME) needs none of that."
 )
 _LAST = (
     "Bring back the object that was there, or remove it. A copy (restore --as NAME) needs none of "
     "that."
 )
-_STRIDE = 20  # epochs that a number may stand for, in bits
-_KEPT = 4  # records of a session that are left at least; older ones are removed
+_STRIDE = 20  # bits: the epochs that a number may stand for
+_KEPT = 4  # records of a session that are kept at least; older ones are removed
 
 
 class Head(Record, frozen=True):
@@ -55,21 +52,21 @@ class Head(Record, frozen=True):
     host: str  # id of the home; "" when released for good
     host_name: str
     incarnation: int
-    epoch: int  # +1 with each claim: a home whose epoch is older may write nothing
+    epoch: int  # one higher with each claim; a home whose epoch is older may write nothing
     state: Literal["held", "released"]
     nonce: str
     time: str  # RFC 3339
     sequence: int = 0
     beat: int = 0  # how often the claim has been renewed
-    beaten: str = ""  # RFC 3339; when it was renewed last, by the clock of its home
-    # milliseconds without another beat after which anybody may take over; 0: only a person
+    beaten: str = ""  # RFC 3339; when it was last renewed, by the clock of its home
+    # milliseconds without another beat after which any host may take over; 0: only a person
     ttl: int = 0
-    ended: bool = False  # released for good: not to come back from a checkpoint
+    ended: bool = False  # released for good: it is not to be restored from a checkpoint
 
     def is_beat_of(self, other: Head) -> bool:
-        """Whether this is the very claim and beat that `other` is, under whatever number."""
-        mine = (self.session, self.host, self.state, self.epoch, self.beat, self.ttl)
-        return mine == (other.session, other.host, other.state, other.epoch, other.beat, other.ttl)
+        """Return whether this is the same claim and beat as `other`, under any number."""
+        own = (self.session, self.host, self.state, self.epoch, self.beat, self.ttl)
+        return own == (other.session, other.host, other.state, other.epoch, other.beat, other.ttl)
 
     def check(self, where: str) -> None:
         check_range(self.epoch, 0, 1 << 62, f"{where}.epoch")
@@ -80,8 +77,8 @@ class Head(Record, frozen=True):
 
 
 def read_head(repository: Repository, session: str, seen: Head | None = None) -> Head | None:
-    """The newest record of the session called `session`, None when there is none; `Damaged`, store
-    errors.
+    """Return the newest record of the session called `session`, None when there is none; raise
+    `Damaged` or errors of the store.
 
     Records never change: if it is the one that was `seen` before, it is not read again.
     """
@@ -94,19 +91,20 @@ def read_head(repository: Repository, session: str, seen: Head | None = None) ->
         try:
             return read_record(repository, names[-1])
         except ObjectMissing:
-            continue  # a newer one was written, and this one removed
+            continue  # a newer record was written, and this one was removed
     raise Conflict(f"the lease of {session!r} changes faster than it can be read")
 
 
 def put_record(repository: Repository, head: Head) -> bool:
-    """Publish `head` as number ``head.sequence``; False when somebody else has that number.
+    """Publish `head` as number ``head.sequence``; return False when another host has that
+    number.
 
-    An unknown outcome is resolved by asking the store; `StoreUnreachable` when it does not answer
-    that either.
+    An unknown outcome is resolved by asking the store; raise `StoreUnreachable` when it does not
+    answer that either.
     """
     name = record_name(repository, head)
     try:
-        head.check(name)  # what nobody could read again must not be written
+        head.check(name)  # a record that cannot be read back must not be written
     except Damaged:
         before = record_name(repository, head.with_use(sequence=head.sequence - 1))
         raise Damaged(
@@ -128,8 +126,8 @@ def put_record(repository: Repository, head: Head) -> bool:
 
 
 def standing(repository: Repository, session: SessionRef, *, over_damage: bool) -> Head | None:
-    """The newest record; with `over_damage`, what stands for one that is damaged: held by a host
-    that nobody knows.
+    """Return the newest record; with `over_damage`, a damaged one is replaced by a record held by
+    an unknown host.
     """
     try:
         return read_head(repository, session.name)
@@ -146,7 +144,7 @@ def standing(repository: Repository, session: SessionRef, *, over_damage: bool) 
 
 
 def record_name(repository: Repository, head: Head) -> str:
-    """The object that `head` is, or is to be."""
+    """Return the name of the object for `head`."""
     return f"{_folder(repository, head.session.name)}{head.sequence:020d}"
 
 
@@ -155,15 +153,15 @@ def _folder(repository: Repository, session: str) -> str:
 
 
 def _records(repository: Repository, session: str) -> list[str]:
-    """The names of a session's records, the newest last."""
+    """Return the names of a session's records, the newest last."""
     folder = _folder(repository, session)
     names = (info.name for info in repository.store.list(folder))
     return [name for name in names if len(name) == len(folder) + 20 and name[-20:].isdigit()]
 
 
 def read_record(repository: Repository, name: str) -> Head:
-    """The record that is the object `name`; `ObjectMissing`, `Damaged`, `Conflict` where it cannot
-    be seen from here.
+    """Return the record that is the object `name`; raise `ObjectMissing`, `Damaged`, or `Conflict`
+    where this host has no key for it.
     """
     try:
         data = repository.store.get(name, objects.LEASE.limit)
@@ -183,7 +181,7 @@ def read_record(repository: Repository, name: str) -> Head:
             object=name,
         ) from None
     except Damaged as error:
-        # else it is what opens it that is damaged
+        # otherwise the object that opens it is damaged
         if error.details.setdefault("object", name) == name:
             error.hint = _DAMAGED
         raise
@@ -193,8 +191,8 @@ def read_record(repository: Repository, name: str) -> Head:
 
 
 def clear(repository: Repository, head: Head) -> None:
-    """Remove records that are long superseded, every `_KEPT` records; they only cost room, so
-    trouble is no reason to fail.
+    """Remove records that are long superseded, every `_KEPT` records; errors are ignored, because
+    these only cost space.
     """
     if head.sequence % _KEPT:
         return

@@ -1,22 +1,21 @@
-"""Which chunk is in which pack: index segments in the store, a database of them on this host.
+"""Which chunk is in which pack: index segments in the store, and a database of them on this
+host.
 
 Each commit adds one or more immutable segments, objects under ``index/``, after its packs and
-before its manifest.  A host keeps all of them in its `cache.Cache`: `Index.sync` lists the
-segments, loads the new ones and forgets those that are gone.  Lookups never ask the store.
+before its manifest. A host keeps all of them in its `cache.Cache`: `Index.sync` lists the segments,
+loads the new ones and forgets those that are gone. Lookups need no request to the store.
 
 A segment's body is a sequence of
 
     16 s pack's name, u32 pack's size, u32 number of records, records as in a pack's own index
 
-What the index says is a hint that is always checked: chunks are verified when read, and packs that
-a new checkpoint shares with older ones are seen to be there before it is committed.  A pack that
-was found missing or damaged is *distrusted*: its chunks count as unknown, so that the next dump
-stores them again.  That ends when a missing one is there again, and when all of a damaged one was
-read and found whole.
+The index is a hint that is always checked: chunks are verified when read, and a commit checks that
+the packs it shares with older checkpoints exist. A pack that was found missing or damaged is
+*distrusted*: its chunks count as unknown, so that the next dump stores them again. That ends when a
+missing pack is there again, or when a damaged one was read as a whole without an error.
 
-A segment is sealed in the domain of its packs (`domains`), and may tell of no others, nor of
-others' chunks.  A write-only host keeps the names of the segments that it cannot read, as of empty
-ones.
+A segment is sealed in the domain of its packs (`domains`), and may list only packs and chunks of
+that domain. A write-only host records the segments that it cannot read as empty.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ _BATCH = 64  # ids per query
 _UNTOLD = "SELECT n FROM packs WHERE n NOT IN (SELECT pack FROM told)"
 _PACKS = "SELECT n, name, size, name IN (SELECT name FROM distrusted) FROM packs"
 _FETCHERS = 8
-_AT_ONCE = (4 << 20, 256)  # bytes and number of segments that are learned in one go
+_AT_ONCE = (4 << 20, 256)  # bytes and number of segments that are loaded in one transaction
 _MANY_PACKS = 20_000  # more packs than this are not listed before a dump
 _LISTED_AT_ONCE = 1000  # packs on one page of a listing, which takes as long as
-_LOOKS_PER_PAGE = 8  # looks at single packs
-_DAMAGED = "No checkpoint needs it: `criuctl gc` removes it, and tells anew what is in the packs."
+_LOOKS_PER_PAGE = 8  # this many requests for single packs
+_DAMAGED = "No checkpoint needs it: `criuctl gc` removes it, and writes new segments for its packs."
 
 
 def encode_segments(packs: Iterable[PackIndex]) -> Iterator[bytes]:
-    """The bodies of segments that tell of `packs`."""
+    """Return the bodies of segments that list `packs`."""
     body, records = bytearray(), 0
     for pack in packs:
         if records and records + len(pack) > _SEGMENT_RECORDS:
@@ -64,7 +63,7 @@ def encode_segments(packs: Iterable[PackIndex]) -> Iterator[bytes]:
 
 
 def decode_segment(name: str, body: bytes) -> list[PackIndex]:
-    """The packs that a segment tells of; `Damaged` when it tells of impossible ones."""
+    """Return the packs that a segment lists; raise `Damaged` when an entry is impossible."""
     packs, position = [], 0
     while position < len(body):
         end = position + PACK.size
@@ -81,7 +80,7 @@ def decode_segment(name: str, body: bytes) -> list[PackIndex]:
 
 
 def in_batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Names of objects of these sizes, so many at a time as fit into memory."""
+    """Group the names of objects of these sizes by what fits into memory at once."""
     batch: list[str] = []
     fill = 0
     for name, size in sizes.items():
@@ -104,17 +103,18 @@ class Index:
         self._packs: dict[int, tuple[bytes, int, int]] = {}
         self._generation = -1
         self._avoided: frozenset[bytes] = frozenset()
-        self._anew = False
-        self.unreadable: list[DataError] = []  # why segments could not be read at the last `sync`
+        self._reloaded = False
+        # errors of the segments that could not be read at the last `sync`
+        self.unreadable: list[DataError] = []
 
     # -- the store's segments
     # ------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Learn what the store's segments tell now; raises store errors.
+        """Load the store's new segments; raise errors of the store.
 
-        A segment that cannot be read is noted in `unreadable` and does not keep the others from
-        being used: what it told of counts as unknown to writers, and readers look into the packs
+        A segment that cannot be read is recorded in `unreadable` and does not prevent the others
+        from being used: writers treat its chunks as unknown, and readers look into the packs
         themselves.
         """
         self.unreadable = []
@@ -129,13 +129,13 @@ class Index:
             )
         self._forget(set(present))
 
-    def learn_anew(self) -> bool:
-        """Forget everything and learn it again, for what this host remembers may be damaged; False
-        if that was done before.
+    def reload(self) -> bool:
+        """Empty the cache and load every segment again, because the cache may be damaged; return
+        False if that was done before.
         """
-        if self._anew:
+        if self._reloaded:
             return False
-        self._anew = True
+        self._reloaded = True
 
         def forget(db: sqlite3.Connection) -> None:
             for table in ("chunks", "told", "packs", "segments"):
@@ -149,8 +149,8 @@ class Index:
     def read_segments(
         self, names: Sequence[str], unreadable: list[DataError]
     ) -> Iterator[tuple[str, list[PackIndex] | None]]:
-        """What each of these segments tells of, in this order; None for one that is gone, or is
-        noted in `unreadable`.
+        """Return the packs of each of these segments, in this order; None for one that is gone, or
+        is in `unreadable`.
         """
 
         def read(name: str) -> list[PackIndex] | None:
@@ -159,7 +159,7 @@ class Index:
             except ObjectMissing:
                 return None  # removed since it was listed
             except Foreign:
-                return []  # none of our packs is in it
+                return []  # it lists no pack that this host can read
             except DataError as error:
                 if isinstance(error, Damaged) and error.details.get("object") == name:
                     error.hint = _DAMAGED
@@ -172,10 +172,10 @@ class Index:
             yield from zip(names, in_parallel(read, names, _FETCHERS, "criuctl-index"), strict=True)
 
     def read_segment(self, name: str) -> list[PackIndex]:
-        """The packs that the segment `name` tells of; `ObjectMissing`, `Damaged`,
-        `UnsupportedFormat`, `Foreign`.
+        """Return the packs that the segment `name` lists; raise `ObjectMissing`, `Damaged`,
+        `UnsupportedFormat` or `Foreign`.
         """
-        if self._sealer.selective:  # others' may be many and large
+        if self._sealer.selective:  # segments of other hosts may be many and large
             with suppress(Damaged):
                 start = self._store.get_range(name, 0, objects.DECLARED)
                 self._sealer.of(objects.declared(objects.INDEX, name, start)[2], name)
@@ -187,7 +187,7 @@ class Index:
         return packs
 
     def publish(self, packs: Sequence[PackIndex], published: list[str]) -> None:
-        """Write segments that tell of `packs`, which must be durable; their names are appended to
+        """Write segments that list `packs`, which must be durable; append their names to
         `published`.
         """
         domains: dict[bytes, tuple[Sealer, list[PackIndex]]] = {}
@@ -236,7 +236,7 @@ class Index:
         self._cache.run(load, write=True)
 
     def _forget(self, here: set[str]) -> None:
-        """Forget the segments that are gone, and the packs that no other segment tells of."""
+        """Forget the segments that are gone, and the packs that no other segment lists."""
 
         def forget(db: sqlite3.Connection) -> None:
             gone = [
@@ -246,7 +246,7 @@ class Index:
             ]
             db.executemany("DELETE FROM segments WHERE n = ?", gone)
             db.execute("DELETE FROM told WHERE segment NOT IN (SELECT n FROM segments)")
-            # In one pass however many there are: chunks are not kept by pack.
+            # One pass, however many packs there are: chunks are not indexed by pack.
             if db.execute(f"{_UNTOLD} LIMIT 1").fetchone():
                 db.execute(f"DELETE FROM chunks WHERE pack IN ({_UNTOLD})")
                 db.execute(f"DELETE FROM packs WHERE n IN ({_UNTOLD})")
@@ -255,7 +255,8 @@ class Index:
         known = self._cache.run(
             lambda db: {row[0] for row in db.execute("SELECT name FROM segments")}
         )
-        # What was published while we were listing is not in the list, but not gone either: ask.
+        # A segment that was published during the listing is not in the list, but it is not gone:
+        # ask for it.
         if any(name not in here and not self._exists(name, here) for name in known):
             self._cache.run(forget, write=True)
 
@@ -273,7 +274,7 @@ class Index:
     def find(
         self, chunks: Sequence[bytes], *, distrusted: bool = False, failed: Collection[bytes] = ()
     ) -> dict[bytes, Place]:
-        """Where each of these chunks is; those that are nowhere are left out.
+        """Return where each of these chunks is; those that are nowhere are left out.
 
         Chunks in distrusted packs count as nowhere, unless `distrusted` asks for them where there
         is no other; of those, the packs that have `failed` come last.
@@ -310,7 +311,7 @@ class Index:
     def _pack_names(
         self, db: sqlite3.Connection, *, fresh: bool = False
     ) -> dict[int, tuple[bytes, int, int]]:
-        """Number -> (name, size, whether it is distrusted) of every pack."""
+        """Return number -> (name, size, whether it is distrusted) of every pack."""
         if fresh or self._generation != self._cache.generation or not self._packs:
             self._packs = {n: (name, size, bad) for n, name, size, bad in db.execute(_PACKS)}
             self._generation = self._cache.generation
@@ -320,13 +321,13 @@ class Index:
     # -----------------------------------------------------------------------------------------
 
     def pack_sizes(self) -> dict[bytes, int]:
-        """Name -> size of every pack that some segment tells of."""
+        """Return name -> size of every pack that a segment lists."""
         return self._cache.run(
             lambda db: dict(db.execute("SELECT name, size FROM packs").fetchall())
         )
 
     def plain_bytes(self) -> int:
-        """Plain bytes of all chunks that some pack holds, each counted once."""
+        """Return the plain bytes of all chunks in packs, each chunk counted once."""
         each = "SELECT MAX(plain) AS plain FROM chunks GROUP BY id"
         return self._cache.run(
             lambda db: int(db.execute(f"SELECT TOTAL(plain) FROM ({each})").fetchone()[0])
@@ -339,8 +340,8 @@ class Index:
         self._avoided = packs
 
     def inspect_packs(self) -> None:
-        """See which packs are there and whole, as far as a listing tells; the others are distrusted
-        until they are.
+        """Distrust the packs that a listing shows as missing or cut off, until they are whole
+        again.
         """
         expected = self.pack_sizes()
         if not expected or len(expected) > _MANY_PACKS:
@@ -357,11 +358,11 @@ class Index:
         )
 
     def check_packs(self, packs: Mapping[bytes, int], threads: int, *, listings: bool) -> list[str]:
-        """Which of these packs (name -> size) are not there, or not whole; they are distrusted from
-        now on.
+        """Return those of these packs (name -> size) that are missing or not whole; they are
+        distrusted from now on.
 
-        With `listings`, those of the store show at once what was put and deleted: one may take the
-        place of many looks.
+        With `listings`, the store's listings show at once what was put and deleted, so one listing
+        may replace many requests.
         """
         if not packs:
             return []
@@ -380,7 +381,7 @@ class Index:
         return [object_name(pack) for pack in bad]
 
     def _listed(self) -> dict[bytes, int]:
-        """Name -> size of every pack in the store."""
+        """Return name -> size of every pack in the store."""
         return {
             pack: info.size
             for info in self._store.list("packs/")
@@ -395,7 +396,7 @@ class Index:
 
     def distrust(self, packs: Sequence[bytes], *, damaged: bool = True) -> None:
         """Count the chunks of these packs as unknown from now on, on this host; if not `damaged`,
-        until they are there again.
+        until the packs are there again.
         """
         query = (
             "INSERT INTO distrusted VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET damaged = "
@@ -404,11 +405,11 @@ class Index:
         self._judge(query, [(pack, damaged) for pack in packs])
 
     def trust(self, packs: Sequence[bytes]) -> None:
-        """Whatever was wrong with these packs, they are whole."""
+        """Stop distrusting these packs: they are whole."""
         self._judge("DELETE FROM distrusted WHERE name = ?", [(pack,) for pack in packs])
 
     def distrusted(self, packs: Collection[bytes]) -> list[bytes]:
-        """Those of these packs that are distrusted."""
+        """Return those of these packs that are distrusted."""
         names = self._cache.run(
             lambda db: {name for (name,) in db.execute("SELECT name FROM distrusted")}
         )

@@ -1,17 +1,21 @@
-"""Who may open a store: key files, passphrases, recovery keys, and the slots that they open.
+"""The keys that open a store: key files, passphrases, recovery keys, and their slots.
 
-A store has one random master key, which never changes.  Each *slot* in the store's config holds it
-sealed by something that a person keeps: a key file (32 random bytes), a passphrase (scrypt) or a
-recovery key (`recovery`).  Whoever opens one slot has the master key, which is then checked against
-the config as a whole.  How slots come and go is told in `generations`.
+A store has one random master key, which never changes. Each *slot* in the store's config holds the
+master key sealed by a secret that a person keeps: a key file (32 random bytes), a passphrase
+(scrypt) or a recovery key (`recovery`). Opening one slot gives the master key, which is then
+checked against the whole config. `generations` adds and removes slots.
 
-Where a key is looked for, the first that is there counts: the variable ``CRIUCTL_RECOVERY_KEY``
-(for a store that has recovery keys), `Config.key_file` (``CRIUCTL_KEY_FILE``; ``-`` asks, or reads
-a line of standard input), the file
-``<store id>.key`` in `Config.key_dir`, `Config.passphrase_file`, `Config.passphrase_command`, the
-variable ``CRIUCTL_PASSPHRASE``.  A file in `Config.key_dir` that does not open the store is passed
-over where there is a passphrase.  A file may hold a recovery key, too.  Files with secrets that
-others may read or write are refused.
+Keys are looked for in this order, and the first that exists is used:
+
+1. the variable ``CRIUCTL_RECOVERY_KEY`` (for a store that has recovery keys)
+2. `Config.key_file` (``CRIUCTL_KEY_FILE``; ``-`` asks, or reads a line of standard input)
+3. the file ``<store id>.key`` in `Config.key_dir`
+4. `Config.passphrase_file`, then `Config.passphrase_command`
+5. the variable ``CRIUCTL_PASSPHRASE``
+
+A file in `Config.key_dir` that does not open the store is skipped where there is a passphrase. A
+file may also hold a recovery key. A file with a secret that other users can read or write is
+refused.
 
 A file may also hold the key of a write-only host (`writers`), which opens no slot: such a host has
 no master key.
@@ -29,7 +33,7 @@ import stat
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config import Config
 from ..errors import (
@@ -45,28 +49,25 @@ from ..errors import (
 from ..proc.folders import make_private
 from ..quoting import quoted
 from . import recovery
-from .codec import KEY_SIZE, derive
+from .codec import KEY_SIZE, derive, fingerprint
 from .records import Confidential
-
-if TYPE_CHECKING:
-    from .writers import WriterKey
+from .writers import WriterKey
 
 PASSPHRASE_VARIABLE = "CRIUCTL_PASSPHRASE"
 RECOVERY_VARIABLE = "CRIUCTL_RECOVERY_KEY"
-ASKED = "-"  # the name of the key file that is typed
+ASKED = "-"  # as the name of a key file: the key is typed
 
 _KEY_LINE = "criuctl key 1"
 _WRITER_LINE = "criuctl writer key "
 _MASTER_LINE = "criuctl master key 1"
 _SLOT = "criuctl 2026-11 key slot"
-_FINGERPRINT = "criuctl 2026-11 key fingerprint"
 _SCRYPT = {"n": 1 << 15, "r": 8, "p": 1}  # 32 MiB, about 0.1 s
-_SCRYPT_LIMIT = 1 << 30  # bytes that a slot may ask for
+_SCRYPT_LIMIT = 1 << 30  # bytes; a slot whose scrypt parameters need more memory is refused
 _MAX_SECRET_FILE = 4096
 
 
 class KeyText(Confidential, frozen=True):
-    """The content of a key file: what opens a slot, or an exported master key."""
+    """The content of a key file: the secret that opens a slot, or an exported master key."""
 
     key: bytes
     master: bool = False
@@ -74,11 +75,13 @@ class KeyText(Confidential, frozen=True):
 
     @property
     def slot(self) -> str:
-        """The kind of slot that it opens: file, recovery; master needs none."""
+        """The kind of slot that the key opens: file or recovery; "master" for a master key, which
+        needs none.
+        """
         return "master" if self.master else "recovery" if self.recovery else "file"
 
     def text(self) -> str:
-        """The file's content."""
+        """Return the file's content."""
         if self.recovery:
             return recovery.to_text(self.key) + "\n"
         line = _MASTER_LINE if self.master else _KEY_LINE
@@ -86,7 +89,7 @@ class KeyText(Confidential, frozen=True):
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> KeyText:
-        """From a key file's content; `WrongKey` when it is none."""
+        """Parse a key file's content; raise `WrongKey` if it is not one."""
         lines = text.decode("ascii", "replace").split("\n")
         if lines[0].startswith(_WRITER_LINE):
             raise WrongKey(
@@ -110,14 +113,9 @@ class KeyText(Confidential, frozen=True):
         return cls(key, lines[0] == _MASTER_LINE)
 
 
-def fingerprint(key: bytes) -> str:
-    """What may be shown of a key."""
-    return derive(key, _FINGERPRINT)[:8].hex()
-
-
 def new_key_file(path: Path) -> KeyText:
-    """Make a key file, 0600 in a 0700 folder, durable; an existing one is read and used as it
-    is.
+    """Make a key file, 0600 in a 0700 folder, durable; an existing one is read and used as
+    it is.
     """
     key = KeyText(secrets.token_bytes(KEY_SIZE))
     try:
@@ -128,9 +126,9 @@ def new_key_file(path: Path) -> KeyText:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a new file that nobody else can read; `FileExistsError`."""
+    """Write a new file that only its owner can read; raise `FileExistsError`."""
     try:
-        if not path.parent.exists():  # else it is where the operator wants the file
+        if not path.parent.exists():  # otherwise the operator chose this folder: leave its mode
             make_private(path.parent)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -159,8 +157,8 @@ def write_secret(path: Path, text: str) -> None:
 
 
 def read_secret(path: Path) -> bytes:
-    """The content of a small file that only we may read; `KeyMissing` says what is wrong with
-    it.
+    """Return the content of a small file that only this user can read; raise `KeyMissing`, which
+    says what is wrong.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -172,7 +170,7 @@ def read_secret(path: Path) -> bytes:
             if found.st_mode & 0o077 or found.st_uid not in (0, os.geteuid()):
                 raise KeyMissing(
                     f"{path} is not used: others than its owner may read or change it",
-                    hint=f"`chmod 600 {quoted(path)}`, and see who has read it.",
+                    hint=f"`chmod 600 {quoted(path)}`, and find out which users have read it.",
                 )
             return file.read(_MAX_SECRET_FILE)
     except OSError as error:
@@ -187,7 +185,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def file_slot(master: bytes, key: KeyText, store_id: str) -> dict[str, Any]:
-    """The slot that the key file or recovery key `key` opens."""
+    """Return the slot that the key file or recovery key `key` opens."""
     kind = key.slot
     return {
         "type": kind,
@@ -197,7 +195,7 @@ def file_slot(master: bytes, key: KeyText, store_id: str) -> dict[str, Any]:
 
 
 def passphrase_slot(master: bytes, passphrase: bytes, store_id: str) -> dict[str, Any]:
-    """The slot that `passphrase` opens."""
+    """Return the slot that `passphrase` opens."""
     slot: dict[str, Any] = {
         "type": "passphrase",
         "kdf": "scrypt",
@@ -208,15 +206,11 @@ def passphrase_slot(master: bytes, passphrase: bytes, store_id: str) -> dict[str
 
 
 def slot_fingerprint(slot: dict[str, Any]) -> str:
-    """What a slot is called: the fingerprint of its key; a passphrase has none, there it is a hash
-    of the slot.
+    """Return the name of a slot: its key's fingerprint, or for a passphrase slot a hash of the
+    slot.
     """
-    told = slot.get("fingerprint")
-    return (
-        told
-        if isinstance(told, str)
-        else derive(str(slot.get("wrapped")).encode(), _FINGERPRINT)[:8].hex()
-    )
+    recorded = slot.get("fingerprint")
+    return recorded if isinstance(recorded, str) else fingerprint(str(slot.get("wrapped")).encode())
 
 
 def _stretch(slot: dict[str, Any], passphrase: bytes) -> bytes:
@@ -270,28 +264,30 @@ def _unwrap(key: bytes, slot: dict[str, Any], associated: str) -> bytes | None:
 
 
 class Opened(Confidential, frozen=True):
-    """A master key and how it was come by; or, without one, the key of a write-only host."""
+    """A master key and how it was obtained; or, without a master key, the key of a
+    write-only host.
+    """
 
     master: bytes
-    source: str  # for people: a path, or the name of a setting
-    key: KeyText  # what to export: it opens the store again
+    source: str  # for messages: a path, or the name of a setting
+    key: KeyText  # the key to export: it opens the store as well
     slot: str = ""  # file | passphrase | recovery | master | writer
     file: Path | None = None
-    by: dict[str, Any] | None = None  # the slot itself, where there was one
+    by: dict[str, Any] | None = None  # the slot, if a slot was opened
     writer: WriterKey | None = None
 
 
-# slots, id of the store, configuration
+# arguments: slots, id of the store, configuration
 Finder = Callable[[list[dict[str, Any]], str, Config], Opened]
 
 
 def key_path(config: Config, store_id: str) -> Path:
-    """Where the key file of a store is kept by default."""
+    """Return the default path of a store's key file."""
     return Path(config.key_dir) / f"{store_id}.key"
 
 
 def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> Opened:
-    """Open a slot with what the configuration gives; `KeyMissing`, `WrongKey`."""
+    """Open a slot with the key that the configuration gives; raise `KeyMissing` or `WrongKey`."""
     if (typed := os.environ.get(RECOVERY_VARIABLE)) and _has_recovery(slots):
         key = KeyText(recovery.from_text(typed, RECOVERY_VARIABLE), recovery=True)
         return open_by_key(slots, store_id, key, RECOVERY_VARIABLE)
@@ -335,7 +331,7 @@ def open_by_file(slots: list[dict[str, Any]], store_id: str, path: Path) -> Open
     a recovery key.
     """
     if str(path) == ASKED:
-        return open_by_key(slots, store_id, asked_key(), "standard input")
+        return open_by_key(slots, store_id, typed_key(), "standard input")
     text = read_secret(path)
     if text.startswith(_WRITER_LINE.encode()):
         return _open_by_writer(slots, store_id, text, path)
@@ -343,8 +339,6 @@ def open_by_file(slots: list[dict[str, Any]], store_id: str, path: Path) -> Open
 
 
 def _open_by_writer(slots: list[dict[str, Any]], store_id: str, text: bytes, path: Path) -> Opened:
-    from .writers import WriterKey
-
     key = WriterKey.parse(text, str(path))
     if key.store.hex() != store_id:
         raise WrongKey(
@@ -356,18 +350,19 @@ def _open_by_writer(slots: list[dict[str, Any]], store_id: str, text: bytes, pat
     raise WrongKey(
         f"the key in {path} (fingerprint {key.fingerprint}) was removed from store "
         f"{store_id[:12]}: this host may write no more",
-        hint="`criuctl key list` tells which keys there are, on a host that has the store's key.",
+        hint="`criuctl key list` shows the store's keys, on a host that has the store's key.",
     )
 
 
 def open_by_key(
     slots: list[dict[str, Any]], store_id: str, key: KeyText, source: str, path: Path | None = None
 ) -> Opened:
-    """The same with a key that was read from `source`."""
+    """Open a slot with a key that was read from `source`."""
     if key.master:
         return Opened(key.key, source, key, "master", path)
     if (found := _opening(slots, store_id, key.slot, key.key)) is not None:
-        # A key on paper is not written to a file: what is exported is the master key.
+        # A recovery key is kept on paper and never written to a file: the master key is exported
+        # instead.
         keep = KeyText(found[0], master=True) if key.recovery else key
         return Opened(found[0], source, keep, key.slot, path, found[1])
     what = "the recovery key" if key.recovery else "the key"
@@ -384,7 +379,7 @@ def open_by_key(
 def open_by_passphrase(
     slots: list[dict[str, Any]], store_id: str, phrase: bytes, source: str
 ) -> Opened:
-    """The same with a passphrase."""
+    """Open a slot with a passphrase."""
     for slot in slots:
         if (found := _opening([slot], store_id, "passphrase", phrase)) is not None:
             return Opened(found[0], source, KeyText(found[0], master=True), "passphrase", by=slot)
@@ -394,7 +389,7 @@ def open_by_passphrase(
 def _opening(
     slots: Sequence[dict[str, Any]], store_id: str, kind: str, secret: bytes
 ) -> tuple[bytes, dict[str, Any]] | None:
-    """The master key and the first slot of the kind that `secret` opens."""
+    """Return the master key and the first slot of the kind that `secret` opens."""
     for slot in slots:
         if slot.get("type") == kind:
             key = _stretch(slot, secret) if kind == "passphrase" else secret
@@ -418,8 +413,10 @@ def _other_kinds(slots: Sequence[dict[str, Any]], kind: str) -> str:
 
 
 @cache
-def asked_key() -> KeyText:
-    """The key that is typed, once in a process; what stands in for the terminal gives one line."""
+def typed_key() -> KeyText:
+    """Return the typed key, asked once per process; without a terminal, a line of standard
+    input.
+    """
     import sys
     from getpass import getpass
 
@@ -436,12 +433,12 @@ def asked_key() -> KeyText:
 
 
 def fingerprints(slots: Sequence[dict[str, Any]], kind: str = "file") -> list[str]:
-    """Those of the key files (or other keys) that open these slots."""
+    """Return the fingerprints of the keys that open these slots: key files, or another kind."""
     return [str(slot.get("fingerprint")) for slot in slots if slot.get("type") == kind]
 
 
 def opened_by_key(slots: list[dict[str, Any]], store_id: str, key: bytes) -> bytes | None:
-    """The master key, if the key of a key file opens one of the slots."""
+    """Return the master key if the key of a key file opens one of the slots."""
     found = _opening(slots, store_id, "file", key)
     return found and found[0]
 
@@ -449,13 +446,13 @@ def opened_by_key(slots: list[dict[str, Any]], store_id: str, key: bytes) -> byt
 def opened_by_passphrase(
     slots: list[dict[str, Any]], store_id: str, passphrase: bytes
 ) -> bytes | None:
-    """The master key, if the passphrase opens one of the slots."""
+    """Return the master key if the passphrase opens one of the slots."""
     found = _opening(slots, store_id, "passphrase", passphrase)
     return found and found[0]
 
 
 def find_passphrase(config: Config) -> tuple[bytes | None, str]:
-    """The passphrase that the configuration gives, if any, and where it is from."""
+    """Return the passphrase that the configuration gives, if any, and its source."""
     if config.passphrase_file:
         return read_secret(Path(config.passphrase_file)).rstrip(b"\r\n"), config.passphrase_file
     if config.passphrase_command:
@@ -466,8 +463,8 @@ def find_passphrase(config: Config) -> tuple[bytes | None, str]:
 
 
 def _of_command(line: str) -> bytes:
-    """What the command prints.  Its words may hold a secret, and so may what it prints: no error
-    repeats them.
+    """Return the output of the passphrase command. Both the command line and its output may hold
+    secrets, so no error repeats them.
     """
     from ..proc.command import run
 
@@ -485,21 +482,20 @@ def _of_command(line: str) -> bytes:
         why = "it cannot be run"
     raise KeyMissing(
         f"passphrase_command gave no passphrase: {why}",
-        hint="It has to print the passphrase and to end with 0. Run it by hand to see what it "
-        "says.",
+        hint="It must print the passphrase and exit with 0. Run it by hand to see its output.",
     )
 
 
 def passphrase_source(config: Config) -> str:
-    """Where `find_passphrase` would find one, without looking at it; "" for nowhere."""
+    """Return the source that `find_passphrase` would use, without reading it; "" for none."""
     if config.passphrase_file or config.passphrase_command:
         return config.passphrase_file or "passphrase_command"
     return PASSPHRASE_VARIABLE if PASSPHRASE_VARIABLE in os.environ else ""
 
 
 def refuse_downgrade(store_id: str, config: Config) -> None:
-    """A store that says it is not encrypted while this host has a key for it was tampered with, or
-    mistaken.
+    """Refuse a store that says it is not encrypted while this host has a key for it: it may have
+    been tampered with.
     """
     known = config.key_file or (
         str(key_path(config, store_id)) if key_path(config, store_id).exists() else ""
@@ -509,7 +505,7 @@ def refuse_downgrade(store_id: str, config: Config) -> None:
             f"store {store_id[:12]} says that it is not encrypted, but there is a key for it: "
             f"{known}",
             hint=(
-                "Somebody may have replaced the store's config object. If it is meant to be "
+                "The store's config object may have been replaced. If the store is meant to be "
                 "plain, take the key away."
             ),
         )

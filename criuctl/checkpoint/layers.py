@@ -1,27 +1,25 @@
-"""Layers: of a window of memory that was stored before, only the pages that changed are stored
-again.
+"""Layers: of a window of memory that was stored before, only the changed pages are stored again.
 
-A chunk is named by all of its content, so one changed page makes a window new.  Memory that is read
+A chunk is named by all of its content, so one changed page makes a window new. Memory that is read
 in rounds (pre-copy) would be sent in whole windows each time, however few pages a program writes
-to.  So `Layers` remembers for each window where each of its pages is stored, and digests of its
-pages.  When the window comes again, the pages that differ go into the *patch*, which is a chunk in
-the making: pages of many windows, one after the other.  A window that is new, has another number of
-pages, or differs in nearly all of them, is stored whole.  So are the first few that changed,
-whatever is left of
-them: whole windows are found again by other checkpoints, and of a tree that changes little no
-layers are made.
+to. So `Layers` remembers for each window where each of its pages is stored, and digests of its
+pages. When the window comes again, the pages that differ go into the *patch*, a chunk that is still
+being filled with pages of many windows. A window that is new, has another number of pages, or
+differs in nearly all of them, is stored whole. So are the first few that changed, however small the
+change: other checkpoints can reuse whole windows, and for a tree that changes little no layers are
+made.
 
-What is remembered is told by where the window lies, which is but a hint where to look: what is the
-same is decided by digests alone.  They are GMAC: a hash of 128 bits that is universal under a
-secret key, here a random one that never leaves this process, as the digests do not.  So nobody who
-writes the memory can make a change that keeps the digest, and by chance one is missed in 2^116
-(NIST SP 800-38D; that the nonce is always the same would matter if anybody saw the digests).
-Processors have instructions for it, so that single pages take half as long as with BLAKE3.  (Sums
-with random weights would be faster, but are not safe: modulo 2^64 two words that both change their
-top bit cancel.)  What a reader gets is checked as always, by the ids of chunks.
+A window is remembered by its address, which is only a hint; the digests alone decide whether pages
+are equal. They are GMAC: a hash of 128 bits that is universal under a secret key, here a random one
+that never leaves this process, as the digests do not. So a program that writes the memory cannot
+make a change that keeps the digest, and by chance one is missed in 2^116 (NIST SP 800-38D; the
+constant nonce would matter only if the digests were visible). Processors have instructions for it,
+so that single pages take half as long as with BLAKE3. (Sums with random weights would be faster,
+but are not safe: modulo 2^64 two words that both change their top bit cancel.) The content that a
+reader gets is checked as always, by the ids of chunks.
 
-A `Composition` is the other side: which chunks a stream rests on, and which of their pages it
-consists of.  As long as all are whole chunks, it is an ordinary stream.
+A `Composition` is the result: the chunks of a stream, and the pages of them that it consists of.
+While all are whole chunks, it is an ordinary stream.
 
 Everything here belongs to one thread, the hasher (see `pipeline`).
 """
@@ -41,52 +39,53 @@ from .chunks import ENTRY, PAGE, WINDOW
 
 _DIGEST = 16  # bytes
 _NONCE = bytes(12)
-_BLOCK = 4 * PAGE  # that much at once takes half as long as its single pages
-# of a window's pages may have changed; a tree that writes that fast is still worth another round
+_BLOCK = 4 * PAGE  # hashing this much at once takes half as long as its single pages
+# the part of a window's pages that may have changed; a tree that writes that fast is still worth
+# another round
 _MOST = 7 / 8
-LITTLE = 8 << 20  # bytes of windows that are stored whole first though few of their pages changed
+LITTLE = 8 << 20  # bytes of windows that are stored whole first although few of their pages changed
 _REMEMBERED = 1 << 16  # windows; with 64 pages each, 16 GiB of memory, and some 120 MiB here
 
-At = tuple[Hashable, int]  # what a window is of, and the address of its first page there
+At = tuple[Hashable, int]  # the memory of a window, and the address of its first page there
 
 # Where a page is stored: the number of a chunk, and of a page in it, in one integer, so that the
-# page behind is one more.
+# next page is one more.
 _PAGE_BITS = 16
 _PAGE_MASK = (1 << _PAGE_BITS) - 1
 Places = Sequence[int]
 
 
 class Chunk:
-    """A chunk that is stored, or, while it has no id, the patch in the making."""
+    """A chunk that is stored, or, while it has no id, the patch that is being filled."""
 
     __slots__ = ("id", "number", "size", "used")
 
     def __init__(self, number: int, id: bytes = b"", size: int = 0) -> None:
         self.number, self.id, self.size = number, id, size
-        self.used = False  # a stream that is kept rests on it
+        self.used = False  # a stream that is kept uses it
 
 
 class Composition:
-    """What a stream is made of."""
+    """The composition of a stream."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
-        """`chunks` are all that places may be in, by number."""
+        """Make an empty composition; `chunks` are all chunks that places refer to, by number."""
         self.chunks: list[Chunk] = []
         self.size = 0
-        self.layered = False  # else it is its chunks, one after the other
+        self.layered = False  # otherwise it is its chunks, one after another
         self._all = chunks
         self._numbers: dict[int, int] = {}
         self._runs = array("Q")
 
     def add(self, places: Places) -> list[bytes]:
-        """The next window is made of these pages; the ids of the chunks that are new to the stream,
+        """Append a window of these pages; return the ids of the chunks that are new to the stream,
         if they have one yet.
         """
         before = len(self.chunks)
         numbers, runs = self._numbers, _runs(places)
         whole = self._all[runs[0][0] >> _PAGE_BITS]
         if len(runs) == 1 and runs[0] == (whole.number << _PAGE_BITS, whole.size // PAGE):
-            # once for each time that it is in the stream, as an ordinary one has it
+            # once for each occurrence in the stream, as an ordinary stream has it
             self._number(whole)
         else:
             self.layered = True
@@ -99,13 +98,13 @@ class Composition:
         return [chunk.id for chunk in self.chunks[before:] if chunk.id]
 
     def packed(self) -> tuple[bytes, int]:
-        """The list of its chunks, and their size."""
+        """Return the list of its chunks, and their size."""
         return b"".join(ENTRY.pack(c.id, c.size) for c in self.chunks), sum(
             c.size for c in self.chunks
         )
 
     def packed_runs(self) -> bytes:
-        """The list of its runs."""
+        """Return the list of its runs."""
         if sys.byteorder == "big":
             self._runs.byteswap()
         return self._runs.tobytes()
@@ -118,14 +117,14 @@ class Composition:
 
 
 class Settled(NamedTuple):
-    """What became of a window."""
+    """The places of a window's pages."""
 
     places: Places
-    new: bytes  # id of the chunk that all of it is, if that has to be stored
+    new: bytes  # id of the chunk for the whole window, if it has to be stored
 
 
 class _Version(Struct):
-    """A window as it was last seen."""
+    """The last seen version of a window."""
 
     blocks: bytes  # digests
     pages: bytes
@@ -133,7 +132,7 @@ class _Version(Struct):
 
 
 class Layers:
-    """What is known of the windows of memory."""
+    """The known windows of memory."""
 
     def __init__(
         self,
@@ -142,8 +141,8 @@ class Layers:
         store: Callable[[Chunk, PageBuffer, int, int], None],
         release: Callable[[PageBuffer], None],
     ) -> None:
-        """Patches are made in buffers that come from `acquire`; a finished one is handed to
-        `store`, at once.
+        """Set up; `acquire` returns buffers for patches; a finished one is handed to `store`, at
+        once.
         """
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -157,16 +156,17 @@ class Layers:
         self._versions: dict[Hashable, _Version] = {}
         self.chunks: list[Chunk] = []  # by number
         self._patch: Chunk | None = None
-        self._buffer: PageBuffer | None = None  # where the patch is, from `_start` to `_fill`
+        # of the patch, which is between `_start` and `_fill`
+        self._buffer: PageBuffer | None = None
         self._start = self._fill = 0
-        self._little = 0  # bytes of windows of which few pages changed
+        self._little = 0  # bytes of windows in which few pages changed
 
     def settle(self, at: At, content: memoryview, *, last: bool) -> Settled:
-        """Where the pages of this window are stored, or will be; with `last` it will not be seen
-        again.
+        """Return where the pages of this window are stored, or will be; with `last` it will not be
+        seen again.
         """
-        # Processes that share memory since a fork have it at the same address, and it is read but
-        # in one of them.
+        # Processes that share memory since a fork have it at the same address, and it is read in
+        # only one of them.
         known = self._versions.get(at) or self._versions.get(at[1])
         pages = len(content) // PAGE
         if known is not None and len(known.places) == pages:
@@ -183,7 +183,7 @@ class Layers:
         return self._settled(at, version, name, last=last)
 
     def end_patch(self) -> None:
-        """Hand over the patch as it is."""
+        """Store the patch as it is."""
         self._end_chunk()
         if self._buffer is not None:
             buffer, self._buffer = self._buffer, None
@@ -193,7 +193,7 @@ class Layers:
     # ----------------------------------------------------------------------------------------
 
     def _much(self, size: int) -> bool:
-        """Whether, with this window, more than `LITTLE` changed a little."""
+        """Return whether, with this window, more than `LITTLE` bytes changed a little."""
         self._little += size
         return self._little > LITTLE
 
@@ -206,9 +206,9 @@ class Layers:
         return _Version(self._digests(content, _BLOCK), self._digests(content, PAGE), array("Q"))
 
     def _compared(self, known: _Version, content: memoryview) -> tuple[_Version, list[int]]:
-        """What is known of this window now, its places as they were, and which pages have changed.
+        """Return the known version of this window, its old places, and which pages have changed.
 
-        Only where a block differs the digests of its pages are taken.
+        Only where a block differs the digests of its pages are computed.
         """
         blocks = self._digests(content, _BLOCK)
         changed: list[int] = []
@@ -235,7 +235,7 @@ class Layers:
         return self.chunks[-1]
 
     def _put(self, page: memoryview) -> int:
-        """Copy a page into the patch; its place then."""
+        """Copy a page into the patch; return its place."""
         if self._buffer is None:
             self._buffer = self._acquire()
             self._start = self._fill = 0
@@ -251,7 +251,7 @@ class Layers:
         return place
 
     def _end_chunk(self) -> None:
-        """Give the patch its name and store it."""
+        """Name the patch and store it."""
         chunk, buffer, start = self._patch, self._buffer, self._start
         if chunk is not None and buffer is not None:
             self._patch, self._start = None, self._fill
@@ -263,7 +263,7 @@ class Layers:
 
 
 def _differing(before: bytes, after: bytes) -> list[int]:
-    """Which digests differ."""
+    """Return which digests differ."""
     if before == after:
         return []
     places = range(0, len(before), _DIGEST)
@@ -273,7 +273,7 @@ def _differing(before: bytes, after: bytes) -> list[int]:
 
 
 def _runs(places: Iterable[int]) -> list[tuple[int, int]]:
-    """Pages that lie one behind the other: the place of the first, how many."""
+    """Return runs of pages that follow each other: the place of the first, and their number."""
     runs: list[tuple[int, int]] = []
     first = following = -1
     for place in places:

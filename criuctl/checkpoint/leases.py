@@ -1,35 +1,33 @@
-"""The session head: which host a session lives on, agreed upon through the store.
+"""The session head: the host that a session lives on, agreed upon through the store.
 
-A session's head is the newest of the records ``sessions/<token>/<20-digit sequence>``.  Each is a
+A session's head is the newest of the records ``sessions/<token>/<20-digit sequence>``. Each is a
 small sealed object, put once by `put(if_absent=True)` under the next sequence number and never
-changed: of any number of hosts that want to be the session's home exactly one wins, the others are
-told who.  A record holds a random nonce; after a lost answer the store is asked whose record is
-there.
+changed. When several hosts want to be the session's home, exactly one wins and the others get its
+name. A record holds a random nonce; after a lost answer the store is asked whose record is there.
 
     held      the session lives on `host`, or is being restored there
-    released  it lives nowhere: whoever comes first may claim it; `ended` says that nobody waits for
-    it either
+    released  it lives nowhere, and the first host to claim it gets it; `ended` says that the
+              session is over, so that it is not waited for
 
-A claim raises the *epoch*.  A host may take over what it holds itself, as when it was restarted in
-the middle of a restore; nobody else may: taking a session from a host that seems dead is a decision
-for a person (``restore --take-over``).  A take-over that comes to nothing is undone: the host that
-held the session holds it again, by its old epoch.  A take-over goes over a newest record that is
-damaged, too, by an epoch that its home cannot have (`heads.standing`).  A home may `pass_on` what
-it holds, which is how a migration ends.  What a home does that finds a higher epoch than its own is
-told in `criuctl.host.fencing`.
+A claim raises the *epoch*. A host may take over what it holds itself, for example after a restart
+in the middle of a restore. Taking a session from a host that seems dead is a decision for a person
+(``restore --take-over``). A take-over that fails is undone: the former host holds the session
+again, by its old epoch. A take-over also replaces a newest record that is damaged, by an epoch that
+its home cannot have (`heads.standing`). A home may `pass_on` what it holds, which is how a
+migration ends. `criuctl.host.fencing` handles a home that finds a higher epoch than its own.
 
-A lease runs out only if its home has said so: `renew` puts the same claim again, with one more
-`beat` and the seconds (`ttl`) after which it may be taken if no further beat is seen.  No clocks
-are compared: whoever watches counts those seconds by a clock of its own, from when it first saw
-that beat, and takes over what it has watched and nothing else (``claim(instead_of=...)``): both are
-puts under the next number, so either the home's next beat or the take-over is there, never both.
+A lease expires only if its home has said so. `renew` puts the same claim again, with one more
+`beat` and the seconds (`ttl`) after which it may be taken if no further beat is seen. No clocks are
+compared: a watching host counts those seconds by its own clock, from when it first saw that beat,
+and takes over exactly the record that it watched (``claim(instead_of=...)``). Both are puts under
+the next number, so either the home's next beat or the take-over wins, never both.
 
-A write-only host seals its leases in its own domain, and cannot read those of others: who holds a
-session whose newest record it cannot read it does not know, but not this host.  So it neither
-claims nor renews nor releases it, and writes nothing: `Conflict`.
+A write-only host seals its leases in its own domain, and cannot read those of others. If it cannot
+read a session's newest record, it knows only that another host wrote it. So it neither claims nor
+renews nor releases that session, and writes nothing: `Conflict`.
 
-On a store without conditional writes no such promise can be kept.  A claim there is a marker
-without a lease, and says so in `Claim.warning`.
+On a store without conditional writes no such guarantee is possible. A claim there is a marker
+without a lease, and `Claim.warning` says so.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ UNLEASED = (
 
 
 class Claim:
-    """A session claimed for this host; give it back with `release` unless the restore succeeded
+    """A session claimed for this host. `release` gives it back, unless the restore succeeded
     (`keep`).
     """
 
@@ -66,24 +64,24 @@ class Claim:
     ) -> None:
         self._repository = repository
         self.head = head
-        self._taken = taken  # the record that stood before, of another host or of its end
+        self._taken = taken  # the record before this claim: another host's, or a released one
         self.leased = leased
         self.refused = refused  # why the store takes no lease at all; "" if it does, or knows none
         self.warning = "" if leased else refused or UNLEASED
         self._done = False
 
     def keep(self) -> None:
-        """The session lives here now: the lease stays."""
+        """Keep the lease: the session lives here now."""
         self._done = True
 
     def clear(self) -> None:
-        """Remove the records that it follows long after, once nothing waits for that."""
+        """Remove old records of the session, later, when no operation waits for it."""
         if self.leased:
             clear(self._repository, self.head)
 
     def check(self) -> None:
-        """Before the session runs: `Conflict` if somebody has taken it over meanwhile; no answer of
-        the store means no.
+        """Check that the claim still stands before the session runs; raise `Conflict` if not. An
+        unreachable store counts as "not".
         """
         if not self.leased:
             return
@@ -99,7 +97,7 @@ class Claim:
             )
 
     def withdraw(self) -> None:
-        """Give back what was not seen to be ours: if it is, by what the store has."""
+        """Give back a claim that was not confirmed, if the store shows that it was made."""
         try:
             ours = (
                 read_record(self._repository, record_name(self._repository, self.head)).nonce
@@ -111,10 +109,11 @@ class Claim:
             self.release_unless_kept()
 
     def release_unless_kept(self) -> None:
-        """Give the lease back after a failure; a store that does not let us leaves it to us to take
-        over later.
+        """Give the lease back after a failure. If the store does not allow that, this host can take
+        it over later.
 
-        It is the failure that is told, and that decides what is done next, not that.
+        Errors are not raised here: the failure that came first is reported and decides what is done
+        next.
         """
         if self._done or not self.leased:
             return
@@ -122,7 +121,7 @@ class Claim:
         try:
             if self._taken is None:
                 _release(self._repository, self.head)
-            elif not self._taken.host:  # damaged: it counts again
+            elif not self._taken.host:  # damaged: that record is in force again
                 self._repository.store.delete(record_name(self._repository, self.head))
             else:
                 held = self._taken.state == "held"
@@ -132,7 +131,8 @@ class Claim:
                     self._taken if held else self._taken.with_use(epoch=self.head.epoch),
                 )
         except CriuctlError:
-            # taken over meanwhile, or still ours: either way nobody is shut out who may come in
+            # taken over meanwhile, or still held by this host: either way no host that may claim it
+            # is shut out
             return
 
 
@@ -151,14 +151,14 @@ def claim(
     copy: bool = False,
     seen: Head | None = None,
 ) -> Claim:
-    """Make this host (`host` is its id) the session's home, with an epoch above `above`; `Conflict`
-    says who holds it.
+    """Make this host (`host` is its id) the session's home, with an epoch above `above`; raise
+    `Conflict`, which names the holder.
 
-    What `host` holds itself is taken over; with `take_over`, a person's decision, what any host
-    holds; with `instead_of`, a lease that has run out, that one and no other.  The new lease runs
-    out after `ttl` milliseconds, unless it is renewed.  A `copy`, whose name is new, does without a
-    lease where the store takes no more writes: a backup that is only read.  `seen` is the newest
-    record as of just now, which then is not asked for again: if it is not any more, the put tells.
+    What `host` holds itself is taken over; with `take_over`, a person's decision, also what another
+    host holds; with `instead_of`, exactly that expired lease. The new lease expires after `ttl`
+    milliseconds, unless it is renewed. A `copy`, whose name is new, needs no lease where the store
+    takes no more writes, such as a backup that is only read. `seen` is the newest record as of just
+    now, which is then not read again; if there is a newer one, the put fails.
 
     Older records are left to `Claim.clear`.
     """
@@ -194,8 +194,8 @@ def claim(
         )
         if not leased:
             return Claim(repository, head, leased=False)
-        # What is to stand again if this comes to nothing: who holds it, or who has given it back
-        # and whether it has ended.
+        # The record to put back if this claim is given up: its holder, or that it was released and
+        # whether it has ended.
         taken = current if current is not None and (current.host != host or current.ended) else None
         mine = Claim(repository, head, leased=True, taken=taken)
         try:
@@ -211,9 +211,9 @@ def claim(
                 return Claim(repository, head, leased=False, refused=why)
             if won and _in_force(repository, head):
                 return mine
-        # a signal, say: nobody else will know that there is something to give back
+        # a signal, for example: the caller does not get the claim, so give it back here
         except BaseException:
-            # else it is as it was
+            # otherwise it is as it was
             if current is None or (current.state, current.host) != ("held", host):
                 mine.withdraw()
             raise
@@ -221,10 +221,11 @@ def claim(
 
 
 def renew(repository: Repository, session: SessionRef, *, host: str, ttl: int) -> Head | None:
-    """One more beat of what `host` holds, to run out `ttl` milliseconds later (0: never); the lease
-    as it is then.
+    """Renew what `host` holds by one more beat, to expire `ttl` milliseconds later (0: never);
+    return the lease as it is then.
 
-    What another host holds, or nobody, is returned as it is; None where there is no lease.
+    A lease of another host, or a released one, is returned unchanged. Return None where there is no
+    lease.
     """
     if not repository.capabilities.conditional_create:
         return None
@@ -245,11 +246,11 @@ def renew(repository: Repository, session: SessionRef, *, host: str, ttl: int) -
 
 
 def release(repository: Repository, session: str, *, host: str, seen: Head | None = None) -> bool:
-    """The session does not live on `host` any more (its tree was dumped and ended); False when it
-    was not held by it.
+    """Record that the session does not live on `host` any more (its tree was dumped and ended);
+    return False if `host` did not hold it.
 
-    `seen` is the newest record as of just now, which then is not asked for again; but where a
-    supervisor renews it, its next numbers may be used, and cleared, by now.
+    `seen` is the newest record as of just now, which is then not read again. But where a supervisor
+    renews it, its next numbers may be used, and cleared, by now.
     """
     if not repository.capabilities.conditional_create:
         return False
@@ -263,11 +264,11 @@ def release(repository: Repository, session: str, *, host: str, seen: Head | Non
 def end(
     repository: Repository, session: SessionRef, incarnation: int, *, host: str, host_name: str = ""
 ) -> bool:
-    """The session has ended on `host`, and nobody waits for it; False where nothing need, or may,
-    be said of that.
+    """Record that the session has ended on `host` for good; return False where no such record is
+    needed or allowed.
 
-    Of one without a lease that is said only if there is a checkpoint, of which somebody might think
-    that it is to come back.
+    A session without a lease gets this record only if it has a checkpoint, since otherwise nothing
+    suggests that it could come back.
     """
     if not repository.capabilities.conditional_create:
         return False
@@ -293,11 +294,11 @@ def pass_on(
     to_name: str,
     incarnation: int,
 ) -> Head | None:
-    """Make `to_host` the home of what `from_host` (or nobody) holds, by the next epoch; None where
-    the store gives no leases.
+    """Make `to_host` the home of what `from_host` holds (or of a released session), by the next
+    epoch; return None where the store gives no leases.
 
-    `Conflict` when another host has it.  Asked again after a lost answer it finds its own record
-    and returns that.
+    Raise `Conflict` when another host has it. When called again after a lost answer it finds its
+    own record and returns that.
     """
     if not repository.capabilities.conditional_create:
         return None
@@ -332,7 +333,7 @@ def _following(
     epoch: int,
     state: Literal["held", "released"],
 ) -> Head:
-    """A new record, to stand behind `current`."""
+    """Return a new record that follows `current`."""
     number = current.sequence + 1 if current else 1
     return Head(
         session, host, host_name, incarnation, epoch, state, os.urandom(16).hex(), now(), number
@@ -340,9 +341,9 @@ def _following(
 
 
 def _in_force(repository: Repository, head: Head) -> bool:
-    """Whether what was just put counts: whoever slept since it read the record before may have
-    found a number free that was used, and cleared, long ago.  It is read, too: a store that lets
-    two win has one record in the end.
+    """Return whether the record that was just put is in force. A process that slept since it read
+    the record before may have used a number that was used, and cleared, long ago. The record is
+    also read back, because a store that lets two writers win holds one record in the end.
     """
     newest = read_head(repository, head.session.name)
     return newest is not None and (newest.host, newest.epoch) == (head.host, head.epoch)
@@ -353,8 +354,8 @@ def _release(repository: Repository, current: Head) -> None:
 
 
 def _follow(repository: Repository, mine: Head, what: Head) -> None:
-    """Put `what` as the record after `mine`, or after a later beat of it; `Conflict` when it is not
-    ours any more.
+    """Put `what` as the record after `mine`, or after a later beat of it; raise `Conflict` when
+    this host does not hold the session any more.
     """
     current: Head | None = mine
     for _attempt in range(ATTEMPTS):
@@ -369,7 +370,7 @@ def _follow(repository: Repository, mine: Head, what: Head) -> None:
             clear(repository, head)
             return
         current = read_head(repository, mine.session.name)
-    raise Conflict(f"session {mine.session.name!r} was claimed by somebody else meanwhile")
+    raise Conflict(f"session {mine.session.name!r} was claimed by another host meanwhile")
 
 
 __all__ = [

@@ -1,14 +1,13 @@
 """Which chunks checkpoints need, and which packs are needed for that.
 
-`Live` gathers the chunks of all manifests; asked again, it reads only the manifests that are new.
+`Live` gathers the chunks of all manifests; a second look reads only the manifests that are new.
 `Survey.take` then gives each of these chunks one *home*: an existing pack that holds it, the
-fullest one if there are several.  A pack that is nobody's home is not needed.  Packs in `doomed`
-are no homes; a chunk that has none but doomed ones is *homeless*.
+fullest one if there are several. A pack that is no chunk's home is not needed. Packs in `doomed`
+are no homes. A chunk that is only in doomed packs is *homeless*.
 
-What is in a pack is taken from the index, or from the pack itself where no segment tells of it; a
-pack that cannot be read is nobody's home and is left alone.  Memory: some 110 bytes for each chunk
-that is needed, and a few hundred for each pack; the index is read as a stream from this host's
-cache.
+The content of a pack is taken from the index, or from the pack itself where no segment lists it. A
+pack that cannot be read is no home and is left alone. Memory: some 110 bytes for each chunk that is
+needed, and a few hundred for each pack; the index is read as a stream from this host's cache.
 """
 
 from __future__ import annotations
@@ -59,10 +58,10 @@ class Live:
         return len(self._read)
 
     def look(self) -> None:
-        """Add what the manifests need that came since the last look.
+        """Add what is needed by the manifests that came since the last look.
 
-        Any that cannot be read ends it, `Damaged` or `UnsupportedFormat`: nobody knows what it
-        needs.
+        One that cannot be read ends it with `Damaged` or `UnsupportedFormat`: it is not known what
+        that one needs.
         """
         names = [name for name in self._repository.catalog.names() if name not in self._read]
         with ThreadPoolExecutor(_FETCHERS, "criuctl-gc") as pool:
@@ -83,7 +82,7 @@ class Live:
             return None  # removed since it was listed
         except Damaged as error:
             raise Damaged(
-                f"nobody knows what a checkpoint needs: {error.message}",
+                f"it is unknown what a checkpoint needs: {error.message}",
                 hint="Nothing was removed. Bring the object back, or remove that checkpoint: "
                 f"criuctl rm {quoted(parse_name(name)[2][:12])}",
                 object=name,
@@ -94,7 +93,7 @@ class Live:
             try:
                 self._expand_all(manifest)
             except (Damaged, ObjectMissing):
-                # Another collection may have moved it meanwhile: a new reader learns where to.
+                # Another collection may have moved it meanwhile: a new reader finds the new place.
                 self._reader = self._repository.reader(self._reporter)
                 self._expand_all(manifest)
         except (Damaged, ObjectMissing) as error:
@@ -128,20 +127,20 @@ class Pack(Struct):
 
     name: bytes
     size: int
-    modified: float  # by the store's clock
+    modified: float  # unix time, by the store's clock
     marked: bool = False  # it was not needed at some time, and new checkpoints do not rely on it
     bad: bool = False  # this host found it damaged
-    holds: int = 0  # bytes in it of chunks that are needed
-    used: int = 0  # bytes of those whose home it is
+    holds: int = 0  # bytes of needed chunks in it
+    used: int = 0  # bytes of those chunks whose home it is
 
 
 class Survey(Struct):
-    """What `take` found."""
+    """The homes that `take` chose, and the packs and chunks without one."""
 
     packs: dict[bytes, Pack]
-    # packs that nobody tells of and that do not tell themselves
+    # packs that no segment lists and that cannot be read
     unreadable: set[bytes] = field(default_factory=set)
-    # packs of which no index segment tells, though they can be read
+    # readable packs that no index segment lists
     untold: set[bytes] = field(default_factory=set)
     # chunk -> plain size; it is in doomed packs only
     homeless: dict[bytes, int] = field(default_factory=dict)
@@ -162,7 +161,7 @@ class Survey(Struct):
 
         def look(db: sqlite3.Connection) -> None:
             nonlocal found
-            db.execute("BEGIN")  # both passes must see the same
+            db.execute("BEGIN")  # both passes must see the same data
             try:
                 for pack in packs.values():
                     pack.holds = pack.used = 0
@@ -180,8 +179,8 @@ class Survey(Struct):
         survey.lost = len(live) - found
         return survey
 
-    def mine(self, repository: Repository, pack: bytes, live: set[bytes]) -> dict[bytes, int]:
-        """Chunk -> plain size of what is needed in one pack."""
+    def needed(self, repository: Repository, pack: bytes, live: set[bytes]) -> dict[bytes, int]:
+        """Return the chunks (id -> plain size) whose home is this pack."""
         index = read_index(
             repository.store, object_name(pack), self.packs[pack].size, repository.sealer
         )
@@ -193,7 +192,7 @@ class Survey(Struct):
             places = list(group)
             found += 1
             homes = [row for row in places if row[1] not in doomed]
-            # A damaged pack is no home while another one, though doomed, can be copied from.
+            # A damaged pack is no home while a sound one, even a doomed one, can be copied from.
             sound = any(not self.packs[row[1]].bad for row in homes)
             if not homes or (not sound and any(not self.packs[row[1]].bad for row in places)):
                 self.homeless[chunk] = places[0][3]
@@ -209,13 +208,13 @@ class Survey(Struct):
     def _rows(
         self, db: sqlite3.Connection, live: set[bytes], own: dict[bytes, list[Row]]
     ) -> Iterator[Row]:
-        """Every place of every chunk that is needed, those of one chunk one after the other."""
+        """Yield every place of every needed chunk, those of one chunk in a row."""
         numbers = {
             n: name
             for n, name, size in db.execute("SELECT n, name, size FROM packs")
             if self._there(name, size)
         }
-        told: bytes | None = None
+        listed: bytes | None = None
         seen: set[bytes] = set()
         for chunk, number, stored, plain in db.execute(
             "SELECT id, pack, stored, plain FROM chunks ORDER BY id, pack"
@@ -223,10 +222,10 @@ class Survey(Struct):
             pack = numbers.get(number)
             if pack is None or chunk not in live:
                 continue
-            if chunk in own and chunk != told:
+            if chunk in own and chunk != listed:
                 yield from own[chunk]
                 seen.add(chunk)
-            told = chunk
+            listed = chunk
             yield chunk, pack, stored, plain
         for chunk, rows in own.items():
             if chunk not in seen:
@@ -239,12 +238,12 @@ class Survey(Struct):
     def _own_indexes(
         self, db: sqlite3.Connection, repository: Repository, live: set[bytes]
     ) -> dict[bytes, list[Row]]:
-        """What packs tell of themselves of which the index does not."""
-        told = db.execute(
+        """Read the indexes of the packs that no segment lists."""
+        listed = db.execute(
             "SELECT name, size, name IN (SELECT name FROM distrusted) FROM packs"
         ).fetchall()
-        known = {name for name, size, _bad in told if self._there(name, size)}
-        for name, _size, bad in told:
+        known = {name for name, size, _bad in listed if self._there(name, size)}
+        for name, _size, bad in listed:
             if name in self.packs:
                 self.packs[name].bad = bool(bad)
         rows: dict[bytes, list[Row]] = {}
@@ -268,7 +267,7 @@ class Survey(Struct):
 
 
 def packs_of(infos: Iterator[ObjectInfo]) -> dict[bytes, Pack]:
-    """The packs of a listing."""
+    """Return the packs of a listing."""
     return {
         name: Pack(name, info.size, info.modified)
         for info in infos

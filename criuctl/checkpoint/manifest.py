@@ -1,13 +1,14 @@
 """What a checkpoint is: the manifest and the records in it.
 
-A manifest names everything that a restore needs and everything that a person may ask about.  It is
-written once, last, by one atomic put, and never changed.  Its JSON is described by
-``images/manifest.schema.json``.  The records are plain data: who makes them and what is done with
-them is told in `criuctl.ops`.
+A manifest names everything that a restore needs, and everything that `show` displays. It is written
+once, last, by one atomic put, and never changed. Its JSON is described by
+``images/manifest.schema.json``. The records are plain data: `criuctl.dump` makes them and
+`criuctl.restore` uses them.
 
-Manifests are untrusted input: `Manifest.from_dict` checks types, ranges, names and paths, so that
-no name in one can lead a restore outside the folder that it writes to (paths of put-back files,
-which are absolute by nature, are checked to be plain and judged again where they are used).
+Manifests are untrusted input. `Manifest.from_dict` checks types, ranges, names and paths, so that
+no name in one can lead a restore outside the folder that it writes to. The paths of files to put
+back are absolute by nature: they are checked to be plain here, and checked again where they are
+used.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ PredicateKind = Literal["file", "command", "output", "age"]
 
 
 def now() -> str:
-    """The present time as manifests write it (RFC 3339, UTC, milliseconds)."""
+    """Return the present time as manifests write it (RFC 3339, UTC, milliseconds)."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class SessionRef(Record, frozen=True):
-    """Which session a checkpoint is of: the name people use, the id that outlives renames."""
+    """The session of a checkpoint: its name, and the id that survives a rename."""
 
     name: str
     id: str
@@ -65,7 +66,7 @@ class SessionRef(Record, frozen=True):
 
 
 class HostInfo(Record, frozen=True):
-    """The host of a dump, as far as a restore may care."""
+    """The host of a dump: the properties that a restore compares."""
 
     name: str = ""
     machine_id: str = ""
@@ -86,7 +87,7 @@ class ProcessRecord(Record, frozen=True):
     ppid: int = 0
     pgid: int = 0
     sid: int = 0
-    # clock ticks since boot; with `pid` and the host's boot_id the process's identity
+    # clock ticks since boot; together with `pid` and the host's boot_id it identifies the process
     start_time: int = 0
     command: str = ""
     argv: tuple[str, ...] = ()
@@ -97,9 +98,9 @@ class ProcessRecord(Record, frozen=True):
     state: str = ""
     threads: int = 1
     cgroups: dict[str, str] = field(default_factory=dict)  # hierarchy -> path
-    # thread, by its own number -> those it may run on: "0,3"
+    # thread number as the thread sees it -> the processors it may run on: "0,3"
     processors: dict[str, str] = field(default_factory=dict)
-    # thread, by its own number -> what is not as usual
+    # thread number as the thread sees it -> attributes that differ from the defaults
     manners: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def check(self, where: str) -> None:
@@ -110,7 +111,9 @@ class ProcessRecord(Record, frozen=True):
 
 
 class ImageFile(Record, frozen=True):
-    """One of CRIU's metadata images: its name and its length in the stream of all of them."""
+    """One of CRIU's metadata images: its name, and its length in the stream that holds all
+    of them.
+    """
 
     name: str
     size: int
@@ -130,7 +133,7 @@ class MemoryImage(Record, frozen=True):
     pages: int
     entries: StreamRef  # packed <QII vaddr, pages, flags>
     data: StreamRef  # its present pages in order, at most 256 KiB of address space in a chunk
-    # addresses (first, behind the last) of what it shares with no other task, where known
+    # addresses (first, end) of the memory that no other task shares, where known
     own: tuple[tuple[int, int], ...] = ()
 
     def check(self, where: str) -> None:
@@ -144,9 +147,7 @@ class MemoryImage(Record, frozen=True):
 
 
 class FileRecord(Record, frozen=True):
-    """A file of the tree as it was at the freeze; with `data` its contents are in the
-    checkpoint.
-    """
+    """A file of the tree as it was at the freeze; with `data` the checkpoint holds its contents."""
 
     path: str
     kind: str  # written | read | mapped | carried
@@ -160,13 +161,12 @@ class FileRecord(Record, frozen=True):
     digest: str = ""  # BLAKE3 of the contents, hex; "" when not taken
     data: StreamRef | None = None
     holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor)
-    append: bool = False  # every writer only appends
+    append: bool = False  # every writer opened it with O_APPEND
     xattrs: dict[str, str] = field(default_factory=dict)  # name -> base64
     target: str = ""  # of a symbolic link
-    # of one that is only read: script (an interpreter reads it) | data (mapped for itself, not as
-    # code)
+    # of a file that is only read: script (an interpreter reads it) | data (mapped, but not as code)
     role: str = ""
-    # what it belongs to: the data folder of a server, or the main file of SQLite
+    # the data folder of the server, or the main file of the SQLite database, that it belongs to
     database: str = ""
     mount: str = ""  # the mount point of its file system; "" for "/" and for file systems in memory
 
@@ -197,7 +197,8 @@ class LinkRecord(Record, frozen=True):
     uid: int = 0
     gid: int = 0
     digest: str = ""  # BLAKE3 of `data`, hex; "" when not taken
-    # by which the kernel finds the file under any name: its kind, ":", hex; "" where it has none
+    # the kernel's file handle, which finds the file under any name: its kind, ":", hex; "" where
+    # its file system has none
     handle: str = ""
 
     def check(self, where: str) -> None:
@@ -210,8 +211,8 @@ class LinkRecord(Record, frozen=True):
 
 
 class FifoRecord(Record, frozen=True):
-    """A named pipe with something in it that the tree had not read, and who else had it open at the
-    freeze.
+    """A named pipe that holds data which the tree had not read, and the outside processes that had
+    it open at the freeze.
     """
 
     path: str
@@ -225,17 +226,17 @@ class FifoRecord(Record, frozen=True):
 
 
 class InodeRecord(Record, frozen=True):
-    """What the tree had at a path that others than root decide about, or the folder of such a
-    socket or deleted file.
+    """The inode at a path that users other than root can change, or the folder of such a socket or
+    deleted file.
     """
 
     path: str
     device: int = 0
     inode: int = 0
     uid: int = 0
-    # nanoseconds of unix time at which it was made; 0 where its file system does not tell
+    # birth time in nanoseconds of unix time; 0 where the file system does not record it
     born: int = 0
-    # as in `LinkRecord`: it holds the generation, so that no later inode has the same
+    # as in `LinkRecord`: it includes the generation, so no later inode has the same handle
     handle: str = ""
 
     def check(self, where: str) -> None:
@@ -244,7 +245,7 @@ class InodeRecord(Record, frozen=True):
 
 
 class ExternalFile(Record, frozen=True):
-    """A file that CRIU could not reach by path and that the restore opens for it."""
+    """A file that CRIU could not reach by path. The restore opens it for CRIU."""
 
     key: str  # CRIU's name of the resource
     kind: str  # file | dir | device
@@ -256,17 +257,17 @@ class ExternalFile(Record, frozen=True):
 
 
 class TerminalRecord(Record, frozen=True):
-    """A terminal of the tree and what its line discipline held; PIDs and groups are the tree's own
-    numbers.
+    """A terminal of the tree and the data that its line discipline held. PIDs and process groups
+    are numbers of the tree's PID namespace.
     """
 
-    path: str  # "" if no descriptor of it was open
+    path: str  # "" if the tree had no descriptor of it open
     rdev: int = 0
     dev: int = 0
-    master: Literal["outside", "inside", "gone"] = "inside"  # gone: it has hung up
+    master: Literal["outside", "inside", "gone"] = "inside"  # gone: the master was closed
     holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor), those of /dev/tty included
     leader: int = 0  # the session leader in the tree that it controls; 0 for none
-    led_outside: bool = False  # it controls the root, whose session leader is not in the tree
+    led_outside: bool = False  # it controls the root, but the session leader is outside the tree
     foreground: int = 0  # its foreground process group, if that is in the tree
     rows: int = 0
     columns: int = 0
@@ -275,12 +276,12 @@ class TerminalRecord(Record, frozen=True):
     canonical: bool = True
     echo: bool = True
     stopped: bool = False  # output was stopped (^S)
-    # bytes of `input` that the line discipline had processed; the rest waited in front of it
+    # bytes of `input` that the line discipline had processed; the rest waited in its buffer
     queued: int = 0
-    input: StreamRef | None = None  # what was typed and not yet read: as secret as memory
+    input: StreamRef | None = None  # typed and not yet read: as secret as memory
     master_holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor) of a master inside
-    printed: StreamRef | None = None  # what such a master had not read yet
-    # nobody has it open any more: who reads from the master is told its end
+    printed: StreamRef | None = None  # data that such a master had not read yet
+    # no process has the slave open any more: a read from the master returns EIO
     slave_gone: bool = False
 
     def check(self, where: str) -> None:
@@ -299,25 +300,25 @@ class TerminalRecord(Record, frozen=True):
 
 
 class HolderRecord(Record, frozen=True):
-    """What a session's holder passed on: all that the next one needs to go on in its place."""
+    """The state that a session's holder handed over: all that its successor needs to continue."""
 
-    # the tree had PID and mount namespaces of its own, which end with its root
+    # the tree had its own PID and mount namespaces, which end with its root
     private: bool = False
     created: float = 0.0  # unix seconds
     command: tuple[str, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
-    workspace: str = ""  # the folder that travels with the session, if it was given one
+    workspace: str = ""  # the folder that is moved together with the session, if it has one
     rows: int = 24
     columns: int = 80
     base: int = 0  # offset of the first byte in `scrollback`
-    input_offset: int = 0  # where the output stood when something was typed last
+    input_offset: int = 0  # offset of the output at which something was last typed
     scrollback: StreamRef | None = None
-    # of the terminal, as the protocol of holders has them
+    # of the terminal, as the holder protocol writes them
     modes: dict[str, Any] = field(default_factory=dict)
-    roles: tuple[tuple[str, ...], ...] = ()  # (kind, name, role): the ceilings of operators
+    roles: tuple[tuple[str, ...], ...] = ()  # (kind, name, role): the highest role of each operator
     events: int = 0  # sequence of the last event
     audit: int = 0  # sequence of the last entry in the audit log
-    # by whom it stood still, whether halted, and the tree's PIDs that were stopped for it
+    # the operator that paused it, whether it was halted, and the PIDs in the tree that were stopped
     paused: dict[str, Any] | None = None
 
     def check(self, where: str) -> None:
@@ -331,14 +332,14 @@ UNCONNECTED = "unconnected"
 
 
 class ConnectionRecord(Record, frozen=True):
-    """A connected, listening or bound socket of the tree and what is to become of it.
+    """A connected, listening or bound socket of the tree, and the policy that applies to it.
 
-    One that is ``unconnected``, and that nothing can reach, is recorded for its options alone.
+    An ``unconnected`` socket that no peer can reach is recorded for its options alone.
     """
 
     pid: int
     fd: int
-    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor) of everybody who shares it
+    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor) of every process that shares it
     family: str = ""
     type: str = ""
     protocol: str = ""
@@ -355,16 +356,16 @@ class ConnectionRecord(Record, frozen=True):
     options: dict[str, Any] = field(default_factory=dict)
     tcp: dict[str, Any] = field(default_factory=dict)  # details of TCP_INFO
     host: str = ""  # the name under which a rule knows the peer
-    # unix and loopback: "PID (command)" behind the other end, where it is local
+    # unix and loopback: "PID (command)" of the process at the other end, if it is local
     peer_process: str = ""
     # application protocol: postgresql, redis, journal, tcp, or the name of a hook
     application: str = ""
-    # what that protocol found the peer to hold for us
+    # the session state that the peer holds for this connection, as that protocol reports it
     session: dict[str, Any] = field(default_factory=dict)
-    reason: str = ""  # why the policy is another one than was wished
-    ended: bool = False  # the dump ended it along with the tree, so it can only be made anew
-    # a TCP connection within the tree that its server has not accepted: nobody holds the other end
-    # yet
+    reason: str = ""  # why the policy differs from the requested one
+    ended: bool = False  # the dump ended it along with the tree, so it can only be made again
+    # a TCP connection within the tree that its server has not accepted yet: no descriptor of that
+    # end exists
     queued: bool = False
 
     @property

@@ -1,20 +1,22 @@
-"""The envelope of every object that is no pack: version before body, then a sealed head and a
-sealed body.
+"""The envelope of every object except packs: version before body, then a sealed head and a sealed
+body.
 
     8 s   magic, one per kind
-    u16   version            a reader refuses what is newer than it knows, before it looks at
-    anything else u16   bytes of the feature names that follow the header, space separated; a reader
-    refuses unknown ones u32   stored size of the head     u32  its plain size
+    u16   version            a reader refuses a newer one than it knows, before it reads anything
+                             else
+    u16   bytes of the feature names that follow the header, space separated; a reader refuses
+          unknown ones
+    u32   stored size of the head     u32  its plain size
     u32   stored size of the body     u32  its plain size
     ...   feature names, head, body
 
-Head and body are zstd frames sealed by `codec.Sealer` together with all that stands before the head
-and the object's name, so a header cannot be changed and an object cannot be passed off as another.
-Neither is much larger than what it is stored in (`bounds`); a frame that is too small for that is
-followed by a frame that zstd skips.  The head is for what is read often (a list of checkpoints
-needs only that) and stands within the first few KiB.
+Head and body are zstd frames sealed by `codec.Sealer` together with everything before the head and
+the object's name, so a header cannot be changed and an object cannot pass as another. Neither is
+much larger than its stored size (`bounds`); a frame that is too small for that is followed by a
+frame that zstd skips. The head is for what is read often (a list of checkpoints needs only that)
+and lies within the first few KiB.
 
-The feature ``writer:<32 hex>`` says by the keys of which write-only host's domain it is sealed
+The feature ``writer:<32 hex>`` names the write-only host's domain whose keys seal the object
 (`domains`).
 """
 
@@ -35,10 +37,10 @@ MAX_HEAD = 1 << 20  # plain bytes of a head
 MAX_FEATURES = 1024  # bytes of all feature names
 FIRST_READ = 4096  # bytes within which a head nearly always ends
 _WRITER = "writer:"
-# bytes that every object has, and within which its domain stands
+# bytes that every object has, and within which its domain is named
 DECLARED = HEADER.size + len(_WRITER) + 2 * PACK_NAME_SIZE
-_BOUND = OVERHEAD + 1024  # a zstd frame is no longer than its content and this
-# the header of a frame that zstd skips: its magic, bytes that follow
+_BOUND = OVERHEAD + 1024  # a zstd frame is at most this much longer than its content
+# the header of a frame that zstd skips: its magic, number of bytes that follow
 _SKIPPED, _SKIPPABLE = struct.Struct("<II"), 0x184D2A50
 
 
@@ -51,13 +53,13 @@ class Kind(Struct, frozen=True):
     magic: bytes
     version: int
     max_body: int
-    features: frozenset[str] = frozenset()  # the ones understood
+    features: frozenset[str] = frozenset()  # feature names that are understood
     domains: bool = True  # whether it may be of a write-only host's domain
-    free: int = bounds.FREE_BODY  # plain bytes of a body, whatever it is stored in
+    free: int = bounds.FREE_BODY  # plain bytes of a body that are allowed whatever its stored size
 
     @property
     def limit(self) -> int:
-        """The most bytes that an object of this kind can have."""
+        """The largest size in bytes of an object of this kind."""
         return HEADER.size + MAX_FEATURES + MAX_HEAD + self.max_body + 2 * _BOUND
 
 
@@ -74,22 +76,22 @@ LEASE = Kind("lease", b"CRIUCTLL", 1, 1 << 20)
 
 
 class Layout(Struct, frozen=True):
-    """What the header says: where head and body lie."""
+    """The content of a header: where head and body are."""
 
-    prefix: bytes  # header and feature names: sealed along
+    prefix: bytes  # header and feature names, which are sealed with head and body
     head: slice
     head_size: int
     body: slice
     body_size: int
     features: frozenset[str] = frozenset()
-    domain: bytes = b""  # of the write-only host's that it says it is of
+    domain: bytes = b""  # id of the domain that it claims; empty for the store's own
 
 
 def encode(
     kind: Kind, name: str, head: bytes, body: bytes, sealer: Sealer, features: tuple[str, ...] = ()
 ) -> bytes:
-    """The object called `name` with this head and body."""
-    # frames always: their sizes are checked before they are opened
+    """Return the object called `name` with this head and body."""
+    # always frames: their sizes are checked before they are opened
     compress = Compressor(3)._compress
     if sealer.domain:
         features = (*features, _WRITER + sealer.domain.hex())
@@ -114,13 +116,14 @@ def encode(
 
 
 def _padded(frame: bytes, least: int) -> bytes:
-    """The frame, and another one behind it if it is shorter than `least`: one that readers skip."""
+    """Return the frame, followed by one that readers skip if it is shorter than `least`."""
     missing = least - len(frame)
     return frame if missing <= 0 else frame + _SKIPPED.pack(_SKIPPABLE, missing) + bytes(missing)
 
 
 def layout(kind: Kind, name: str, start: bytes, size: int) -> Layout:
-    """What the object's first bytes say; `UnsupportedFormat`, or `Damaged` when they cannot be so.
+    """Parse the object's first bytes; raise `UnsupportedFormat`, or `Damaged` for impossible
+    values.
 
     `size` is that of the whole object.
     """
@@ -147,7 +150,7 @@ def layout(kind: Kind, name: str, start: bytes, size: int) -> Layout:
 
 
 def declared(kind: Kind, name: str, start: bytes) -> tuple[bytes, frozenset[str], bytes]:
-    """What stands before the head, the features that are required beside a domain's, and the
+    """Return everything before the head, the required features other than a domain's, and the
     domain; errors as `layout`.
     """
     if len(start) < HEADER.size:
@@ -181,7 +184,7 @@ def declared(kind: Kind, name: str, start: bytes) -> tuple[bytes, frozenset[str]
 
 
 def _domain(name: str, words: set[str]) -> bytes:
-    """The id of the domain that these features name."""
+    """Return the id of the domain that these features name."""
     if not words:
         return b""
     text = min(words).removeprefix(_WRITER)
@@ -190,13 +193,13 @@ def _domain(name: str, words: set[str]) -> bytes:
     except ValueError:
         domain = b""
     if len(words) > 1 or len(domain) != PACK_NAME_SIZE or domain.hex() != text:
-        raise broken(name, "it does not say who has written it")
+        raise broken(name, "it does not name the host that wrote it")
     return domain
 
 
 def open_head(name: str, found: Layout, data: bytes, sealer: Sealer) -> bytes:
-    """The head, from at least the first ``found.head.stop`` bytes of the object; `Damaged`,
-    `Foreign`.
+    """Return the head, from at least the first ``found.head.stop`` bytes of the object; raise
+    `Damaged` or `Foreign`.
     """
     own = sealer.of(found.domain, name)
     return _open(
@@ -205,7 +208,9 @@ def open_head(name: str, found: Layout, data: bytes, sealer: Sealer) -> bytes:
 
 
 def open_body(name: str, found: Layout, data: bytes, sealer: Sealer) -> bytes:
-    """The body, from the whole object, whose head is checked too; `Damaged`, `Foreign`."""
+    """Return the body, from the whole object, whose head is checked too; raise `Damaged` or
+    `Foreign`.
+    """
     open_head(name, found, data, sealer)
     own = sealer.of(found.domain, name)
     return _open(

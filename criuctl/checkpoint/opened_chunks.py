@@ -1,10 +1,10 @@
-"""Chunks that were opened before anybody asked for them.
+"""Chunks that were opened before they are needed.
 
-While a session's memory is still on its way, there is time to fetch, open and verify what has come;
-when the session runs and waits for a page, there is none.  `Gathered` is told of packs as they
-arrive and keeps the plain content of their chunks in anonymous memory.  It takes no more than the
-host can spare (`room` is asked before each piece), and what it has not is read as always, so that
-whatever goes wrong here costs time only.
+While a session's memory is still being transferred, there is time to fetch, open and verify the
+packs that have come; when the session runs and waits for a page, there is none. `Gathered` gets
+packs as they arrive and keeps the plain content of their chunks in anonymous memory. It takes no
+more than the host can spare (`room` is called before each piece). Chunks that it lacks are read as
+usual, so an error here costs only time.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ if TYPE_CHECKING:
     from ..store import Buffer
     from .reader import CheckpointReader
 
-_SLAB = 16 << 20  # bytes of memory taken at once; more than any chunk
+_SLAB = 16 << 20  # bytes of memory allocated at once; more than any chunk
 
 
 class _Full(Exception):
-    """There is no room for more."""
+    """There is no memory for more chunks."""
 
 
 class Gathered:
-    """Plain chunks by id; packs are opened by a thread of its own, in the order they come.  To be
-    closed.
-    """
+    """Plain chunks by id; a thread opens the packs in the order they come. Must be closed."""
 
     def __init__(self, reader: CheckpointReader, room: Callable[[int], bool]) -> None:
-        """`room` is asked whether so many more bytes may be taken."""
+        """Start the thread; `room` returns whether so many more bytes may be taken."""
         self._reader, self._room = reader, room
         self._chunks: dict[bytes, memoryview] = {}
         self._packs: SimpleQueue[tuple[str, int] | None] = SimpleQueue()
@@ -45,20 +43,20 @@ class Gathered:
         self._thread.start()
 
     def take(self, pack: str, size: int) -> None:
-        """This object of `size` bytes has come; returns at once."""
+        """Queue this object of `size` bytes; return at once."""
         self._packs.put((pack, size))
 
     def get(self, chunk: bytes) -> memoryview | None:
-        """The verified content of a chunk, if it is there."""
+        """Return the verified content of a chunk; None if it is not here."""
         return self._chunks.get(chunk)
 
     def wait(self) -> None:
-        """Until all packs that it was told of are opened."""
+        """Wait until all queued packs are opened."""
         self._packs.put(None)
         self._thread.join()
 
     def close(self) -> None:
-        """Give it all back."""
+        """Free all memory."""
         self._closing = True
         self.wait()
         self._chunks.clear()
@@ -72,7 +70,7 @@ class Gathered:
             except (_Full, OSError, MemoryError):
                 return
             except CriuctlError:
-                continue  # told when the chunk is asked for
+                continue  # reported when the chunk is requested
 
     def _keep(self, place: Place, content: Buffer) -> None:
         if self._closing or place.chunk in self._chunks:

@@ -2,16 +2,17 @@
 
     header   8 s magic, u16 version, u16 zero, u32 zero, 16 s the pack's random name
     records  32 s chunk id, u32 plain size, u32 stored size, u32 number, u8 codec, 3 zero bytes;
-    then the payload index    sealed: 32 s chunk id, u32 offset of the record, u32 stored size, u32
-    plain size, for each record footer   u32 stored size of the index, u32 number of records, u64
-    offset of the index, 8 s magic
+             then the payload
+    index    sealed: 32 s chunk id, u32 offset of the record, u32 stored size, u32 plain size, for
+             each record
+    footer   u32 stored size of the index, u32 number of records, u64 offset of the index, 8 s magic
 
-The sealed payload carries its record header as associated data.  A pack that was cut off lacks its
-footer; an index of a whole store can be made again from the packs alone (`read_index`).  A pack's
-name is random and never used twice, so no reader ever sees a changed one; whoever has the keys sees
-of which domain it is.
+The sealed payload carries its record header as associated data. A pack that was cut off lacks its
+footer; the index of a whole store can be made again from the packs alone (`read_index`). A pack's
+name is random and never used twice, so no reader ever sees a changed pack. With the keys, the name
+shows the pack's domain.
 
-`PackBuilder` fills a buffer that is reused from pack to pack: fresh memory is slow to touch.
+`PackBuilder` fills a buffer that is reused from pack to pack: touching new memory is slow.
 """
 
 from __future__ import annotations
@@ -36,18 +37,20 @@ HEADER = struct.Struct("<8sHHI16s")
 RECORD = struct.Struct("<32sIIIB3x")
 ENTRY = struct.Struct("<32sIII")  # id, offset, stored size, plain size
 FOOTER = struct.Struct("<IIQ8s")
-MAX_PACK = 256 << 20  # no pack is larger, whatever claims it
+MAX_PACK = 256 << 20  # bytes; a larger pack is refused
 MAX_RECORDS = 1 << 20
 
 
 def object_name(pack: bytes) -> str:
-    """Where the pack of this 16-byte name is."""
+    """Return the object name of the pack with this 16-byte name."""
     name = pack.hex()
     return f"packs/{name[:2]}/{name}"
 
 
 def pack_of(object: str) -> bytes | None:
-    """The inverse of `object_name`; None for an object that is no pack."""
+    """Return the name of the pack in `object`, the inverse of `object_name`; None for an object
+    that is not a pack.
+    """
     parts = object.split("/")
     try:
         pack = bytes.fromhex(parts[-1])
@@ -57,22 +60,22 @@ def pack_of(object: str) -> bytes | None:
 
 
 class PackIndex(Struct, frozen=True):
-    """What is in one pack: its name, its size in bytes, and an `ENTRY` per record."""
+    """The content of one pack: its name, its size in bytes, and an `ENTRY` per record."""
 
     pack: bytes
     size: int
     entries: bytes
 
     def __iter__(self) -> Iterator[tuple[bytes, int, int, int]]:
-        """(chunk id, offset, stored size, plain size) of each record."""
+        """Yield (chunk id, offset, stored size, plain size) of each record."""
         return ENTRY.iter_unpack(self.entries)
 
     def __len__(self) -> int:
         return len(self.entries) // ENTRY.size
 
     def check(self, where: str) -> None:
-        """`Damaged` unless every record can be where it is said to be; `where` is the object that
-        says so.
+        """Raise `Damaged` unless every record can be at its offset; `where` is the object that
+        lists them.
         """
         limit = self.size - FOOTER.size
         if (
@@ -80,28 +83,28 @@ class PackIndex(Struct, frozen=True):
             or len(self.entries) % ENTRY.size
             or len(self) > MAX_RECORDS
         ):
-            raise broken(where, f"it tells impossible sizes of pack {self.pack.hex()}")
+            raise broken(where, f"it lists impossible sizes of pack {self.pack.hex()}")
         for _name, offset, stored, plain in self:
             sizes = 0 < plain <= MAX_CHUNK and stored <= plain + TAG_SIZE
             if not (sizes and HEADER.size <= offset <= limit - RECORD.size - stored):
-                raise broken(where, f"it tells of an impossible record in pack {self.pack.hex()}")
+                raise broken(where, f"it lists an impossible record in pack {self.pack.hex()}")
 
 
 def check_writer(index: PackIndex, sealer: Sealer, where: str) -> None:
-    """`Damaged` unless pack and chunks are of the domain that `sealer` is of; the store's own keys
-    may tell of anything.
+    """Raise `Damaged` unless pack and chunks are of the domain that `sealer` is of; an object
+    sealed by the store's own keys may list anything.
 
-    Chunk ids stand in packs for all to see: no write-only host shall say of another's chunk that it
-    is in a pack of its own.
+    Chunk ids are readable in packs. A write-only host must not be able to claim that another host's
+    chunk is in a pack of its own.
     """
     if sealer.domain and not (
         sealer.owns(index.pack) and all(sealer.owns_chunk(chunk) for chunk, *_ in index)
     ):
-        raise broken(where, "it tells of packs or chunks that its writer has not made")
+        raise broken(where, "it lists packs or chunks that its writer has not made")
 
 
 class PackBuilder:
-    """Fills `buffer` with one pack after the other; used by one thread at a time."""
+    """Fills `buffer` with one pack after another; used by one thread at a time."""
 
     def __init__(self, sealer: Sealer, buffer: memoryview) -> None:
         self._buffer = buffer
@@ -112,21 +115,21 @@ class PackBuilder:
         buffer[: HEADER.size] = HEADER.pack(MAGIC, VERSION, 0, 0, self.pack)
 
     def __len__(self) -> int:
-        """Records so far."""
+        """The number of records so far."""
         return len(self._entries)
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
+        """The number of bytes so far."""
         return self._end
 
     def fits(self, plain: int) -> bool:
-        """Whether one more chunk of `plain` bytes fits, however badly it compresses."""
+        """Return whether one more chunk of `plain` bytes fits, even if it does not compress."""
         index = (len(self._entries) + 1) * ENTRY.size + TAG_SIZE + FOOTER.size
         return self._end + RECORD.size + plain + TAG_SIZE + index <= len(self._buffer)
 
     def add(self, chunk: bytes, plain: int, codec: int, payload: Buffer) -> int:
-        """Append a chunk; returns the bytes that it takes."""
+        """Append a chunk; return the stored bytes that it takes."""
         number = len(self._entries)
         start = self._end
         stored = len(payload) + self._seal.overhead
@@ -139,8 +142,8 @@ class PackBuilder:
         return RECORD.size + stored
 
     def finish(self) -> tuple[PackIndex, memoryview]:
-        """The pack as it is to be stored (in the builder's buffer) and its index; the builder is
-        done.
+        """Return the pack as it is to be stored (in the builder's buffer) and its index; the
+        builder is then empty.
         """
         entries = b"".join(self._entries)
         footer = FOOTER.pack(len(entries) + TAG_SIZE, len(self._entries), self._end, END)
@@ -151,7 +154,7 @@ class PackBuilder:
 
 
 class Place(Struct, frozen=True):
-    """Where a chunk is: its record's offset and sizes in a pack, and the size of the pack."""
+    """Where a chunk is: offset and sizes of its record, and name and size of the pack."""
 
     chunk: bytes
     pack: bytes
@@ -162,16 +165,16 @@ class Place(Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """Offset behind the record."""
+        """The offset of the end of the record."""
         return self.offset + RECORD.size + self.stored
 
 
 def damaged_chunk(place: Place, what: str) -> Damaged:
-    """The error for one record."""
+    """Return the error for one record."""
     name = object_name(place.pack)
     return Damaged(
         f"{name} is damaged: chunk {place.chunk.hex()[:16]} at offset {place.offset}: {what}",
-        hint="`criuctl verify --all` tells which checkpoints need it.",
+        hint="`criuctl verify --all` shows which checkpoints need it.",
         object=name,
         chunk=place.chunk.hex(),
     )
@@ -180,14 +183,14 @@ def damaged_chunk(place: Place, what: str) -> Damaged:
 def open_record(
     place: Place, record: memoryview, sealer: Sealer, seal: PackSealer, decompress: Decompressor
 ) -> Buffer:
-    """The verified plain content of the chunk whose record is `record`; `Damaged`.
+    """Return the verified plain content of the chunk whose record is `record`; raise `Damaged`.
 
-    What is returned may be a view into `record`.
+    The result may be a view into `record`.
     """
     header = record[: RECORD.size].tobytes()
     chunk, plain, stored, number, codec = RECORD.unpack(header)
     if (chunk, plain, stored) != (place.chunk, place.plain, place.stored):
-        raise damaged_chunk(place, "its record is not the one that the index tells of")
+        raise damaged_chunk(place, "its record is not the one that the index lists")
     try:
         content = decompress(codec, seal.open_record(number, record[RECORD.size :], header), plain)
     except SealBroken:
@@ -198,7 +201,9 @@ def open_record(
 
 
 def read_index(store: Store, name: str, size: int, sealer: Sealer) -> PackIndex:
-    """The index that a pack of `size` bytes carries; `Damaged`, `UnsupportedFormat`, `Foreign`."""
+    """Return the index of a pack of `size` bytes; raise `Damaged`, `UnsupportedFormat` or
+    `Foreign`.
+    """
     pack = pack_of(name)
     if pack is None or not HEADER.size + FOOTER.size <= size <= MAX_PACK:
         raise broken(name, "it is no pack")

@@ -1,19 +1,19 @@
-"""The way of new content into the store: hash, look up, compress, seal, pack, upload.
+"""The path of new content into the store: hash, look up, compress, seal, pack, upload.
 
     producer -> hasher -> workers -> uploaders
                 (one)    (one per core)
 
-The producer hands over *windows*, parts of buffers, in batches.  The hasher names each window's
-chunk, appends it to its stream and drops the window if the chunk is known, to the store's index or
-from earlier in this very dump.  What is new stays in its buffer until a worker has compressed and
-sealed it into a pack; full packs wait for an uploader.  So memory is bounded by two pools: buffers
-of plain windows, and buffers of packs.  Of windows of memory that were sent ahead the hasher knows
-the pages, and makes chunks of those that changed (`layers`).
+The producer hands over *windows*, parts of buffers, in batches. The hasher computes each window's
+chunk id, appends it to its stream, and drops the window if the chunk is known: in the store's
+index, or from earlier in this dump. New content stays in its buffer until a worker has compressed
+and sealed it into a pack; full packs wait for an uploader. So memory is bounded by two pools:
+buffers of plain windows, and buffers of packs. For memory windows that were sent ahead the hasher
+knows the pages, and makes chunks of those that changed (`layers`).
 
 Invariants: windows of one stream are hashed in the order they came; a chunk goes into one pack
-only; a pack is told of (`packs`) only after the store has it; the first error of any thread stops
-all of them, wakes whoever waits, and is raised by every later call.  After an error items still
-flow, but are dropped, so nobody waits for ever.
+only; a pack is listed (`packs`) only after the store has it; the first error of any thread stops
+all of them, wakes all waiting calls, and is raised by every later call. After an error items still
+flow, but are dropped, so no call waits endlessly.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from .streams import Stream, WriterStats
 _MIB = 1 << 20
 _PACK_BUDGET = 96 * _MIB  # for all packs being filled or uploaded
 _PACK_SIZES = (4 * _MIB + 64 * 1024, 16 * _MIB)  # smallest (it must hold the largest chunk), wanted
-# bytes of the first pack: the store has something to do soon; each one may be twice as large as the
+# bytes of the first pack, so that the store is busy soon; each pack may be twice as large as the
 # one before
 _FIRST = 2 << 20
-_SOON = 2 << 20  # of each pack while somebody waits
+_SOON = 2 << 20  # bytes of each pack while a caller waits
 _WORK = 4  # windows that a worker takes at once
 
-# where it lies, if it is memory that may come again
+# with its address, if it is memory that may come again
 Window = tuple[Stream, PageBuffer, int, int, At | None]
 Work = list[tuple[bytes, PageBuffer, int, int]]
 
@@ -69,7 +69,7 @@ class Pipeline:
         self.referenced: dict[bytes, int] = {}
         self._store, self._sealer, self._index, self._reporter = store, sealer, index, reporter
         self.level = config.compression  # zstd; may be changed at any time
-        # bytes with which a pack goes out though more would fit
+        # a pack of this many bytes is sent although more would fit
         self._enough, self._growing = _FIRST, True
         self.workers = workers = config.workers or min(len(os.sched_getaffinity(0)), 16)
         uploads = max(config.uploads, 1)
@@ -80,21 +80,21 @@ class Pipeline:
             max(config.buffers_mib * _MIB // BUFFER_SIZE, 6), BUFFER_SIZE, self.check, kept=1
         )
         self._pack_buffers = BufferPool(slots, size, self.check, memory=store.memory)
-        # packs that no worker is filling just now
+        # packs that no worker is filling at the moment
         self._open: list[tuple[PackBuilder, PageBuffer]] = []
         self._seen: set[bytes] = set()
         self._ahead: dict[bytes, int] = {}  # new chunks that no kept stream has, and their sizes
         self._compact: PageBuffer | None = None
         self._compact_fill = 0
-        self._layers: Layers | None = None  # once memory was sent ahead
+        self._layers: Layers | None = None  # set once memory was sent ahead
         self._windows: SimpleQueue[Sequence[Window] | threading.Event | None] = SimpleQueue()
         self._work: SimpleQueue[Work | None] = SimpleQueue()
         self._full: SimpleQueue[tuple[PackBuilder, PageBuffer] | None] = SimpleQueue()
-        self._state = threading.Condition(threading.Lock())  # guards what follows
+        self._state = threading.Condition(threading.Lock())  # guards the following attributes
         self._error: BaseException | None = None
-        self._working = 0  # windows given to the workers that are not in a pack
-        self._uploading = 0  # packs that are not in the store
-        self._puts = 0  # packs on their way just now
+        self._working = 0  # windows given to the workers that are not in a pack yet
+        self._uploading = 0  # packs that are not in the store yet
+        self._puts = 0  # uploads under way
         self._put_since = 0.0
         self._hasher = self._thread(self._hash, "hash")
         self._workers = [self._thread(self._compress, f"pack-{n}") for n in range(workers)]
@@ -112,17 +112,17 @@ class Pipeline:
             try:
                 for thread in self._threads:
                     thread.start()
-            except BaseException as error:  # there may be no room for more threads
+            except BaseException as error:  # there may be no memory for more threads
                 self.fail(error)
                 raise
 
     def hurry(self) -> None:
-        """From now on somebody waits for what is new: packs stay small."""
+        """Keep packs small from now on: a caller waits for new content."""
         with self._state:
             self._enough, self._growing = _SOON, False
 
     def submit(self, batch: Sequence[Window]) -> None:
-        """Hand over windows; each is a user of its buffer until it is through."""
+        """Hand over windows; each is a user of its buffer until it is processed."""
         self.check()
         self.start()
         self._windows.put(batch)
@@ -154,7 +154,7 @@ class Pipeline:
         self.check()
 
     def fail(self, error: BaseException) -> None:
-        """Stop everything because of `error`; the first one counts."""
+        """Stop everything because of `error`; the first error is kept."""
         with self._state:
             if self._error is None:
                 self._error = error
@@ -163,10 +163,11 @@ class Pipeline:
         self._pack_buffers.wake()
 
     def close(self, until: float | None = None) -> bool:
-        """End and join all threads and give the memory back; what is not durable by now is dropped.
+        """End and join all threads and give the memory back; content that is not durable by now is
+        dropped.
 
-        With `until`, a monotonic time, what has not ended by then is left to itself; whether all
-        has ended.
+        With `until`, a monotonic time, threads that have not ended by then are abandoned. Return
+        whether all have ended.
         """
         self.fail(Aborted("the dump was given up"))
         ended = True
@@ -188,8 +189,8 @@ class Pipeline:
         return ended
 
     def leave_out_unused(self) -> list[PackIndex]:
-        """Packs of nothing but what was sent ahead and is in no kept stream; they are no longer
-        told of.
+        """Take packs that hold only content sent ahead, and in no kept stream, off the list of
+        packs; return them.
         """
         ahead = self._ahead
         unused = [
@@ -207,8 +208,8 @@ class Pipeline:
         )
 
     def _guard(self, run: Callable[[], None]) -> None:
-        """Run one thread's loop until it ends by itself; its errors are the pipeline's, and what
-        follows is dropped.
+        """Run one thread's loop until it ends; an error becomes the pipeline's, and later items are
+        dropped.
         """
         while True:
             try:
@@ -224,7 +225,7 @@ class Pipeline:
                     if self._layers is not None and self._error is None:
                         self._layers.end_patch()
                     self._end_compact()
-                except BaseException as error:  # told before whoever waits goes on
+                except BaseException as error:  # recorded before waiting callers go on
                     self.fail(error)
                 finally:
                     batch.set()
@@ -276,7 +277,9 @@ class Pipeline:
         self._reporter.progress("pages", stats.bytes_in)
 
     def _unknown(self, sizes: dict[bytes, int], kept: Collection[bytes]) -> set[bytes]:
-        """Which of these chunks must be stored, now; `kept` are those that a kept stream has."""
+        """Return those of these chunks that must be stored now; `kept` are those that a kept stream
+        has.
+        """
         stats, ahead = self.stats, self._ahead
         fresh = [chunk for chunk in sizes if chunk not in self._seen]
         known = self._index.find(fresh) if fresh else {}
@@ -295,7 +298,9 @@ class Pipeline:
         return unknown
 
     def _layers_of(self, stream: Stream) -> Layers | None:
-        """What knows the windows of this stream, if any were, or are, sent ahead."""
+        """Return the page layers for this stream, if any of its windows were, or are, sent
+        ahead.
+        """
         if self._layers is None and not stream.kept:
             self._layers = Layers(
                 self._sealer.chunk_id, self._patch_buffer, self._patch, self.buffers.done
@@ -305,20 +310,20 @@ class Pipeline:
     def _patch_buffer(self) -> PageBuffer:
         """Wait for a spare buffer.
 
-        Windows wait for us in no more buffers than `acquire` gave; none of the others is ours then,
-        so the workers will be through with them.
+        Waiting windows use only buffers that `acquire` gave, and this thread holds none of the
+        others, so the workers will finish with them.
         """
         self._end_compact()
         return self.buffers.acquire(spare=True)
 
     def _patch(self, chunk: Chunk, buffer: PageBuffer, start: int, end: int) -> None:
-        """A chunk of changed pages is complete."""
+        """Store a complete chunk of changed pages."""
         if self._unknown({chunk.id: end - start}, [chunk.id] if chunk.used else ()):
             self.buffers.add(buffer)
             self._give([(chunk.id, buffer, start, end)])
 
     def _give(self, work: Work) -> None:
-        """Let the workers do this."""
+        """Give this work to the workers."""
         with self._state:
             self._working += len(work)
         for begin in range(0, len(work), _WORK):
@@ -352,7 +357,7 @@ class Pipeline:
             self._compact = None
 
     def _compress(self) -> None:
-        # made with the first work: an error before it would come again for ever, see `_guard`
+        # made with the first work item: an error before that would repeat endlessly, see `_guard`
         level, compress = 0, None
         while (work := self._work.get()) is not None:
             if compress is None or level != self.level:
@@ -362,7 +367,7 @@ class Pipeline:
                 self._pack(work, compress)
 
     def _pack(self, work: Work, compress: Compressor) -> None:
-        """Put these windows into a pack that nobody else is filling."""
+        """Put these windows into a pack that no other worker is filling."""
         spent = 0.0
         with self._state:
             current = self._open.pop() if self._open else None
@@ -415,7 +420,7 @@ class Pipeline:
 
     @contextmanager
     def _sending(self) -> Iterator[None]:
-        """Counts the time in which at least one pack is on its way."""
+        """Measure the time in which at least one pack is being uploaded."""
         with self._state:
             if not self._puts:
                 self._put_since = time.monotonic()
@@ -432,7 +437,7 @@ class Pipeline:
 def _join(threads: Iterable[threading.Thread], until: float | None) -> bool:
     ended = True
     for thread in threads:
-        if thread.ident is not None:  # else it could not be started
+        if thread.ident is not None:  # otherwise it could not be started
             thread.join(None if until is None else max(0.0, until - time.monotonic()))
             ended = ended and not thread.is_alive()
     return ended

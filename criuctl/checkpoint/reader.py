@@ -1,22 +1,21 @@
-"""Reading checkpoints: chunks out of packs, verified, to where they belong.
+"""Reading checkpoints: chunks are fetched from packs, verified, and written to their places.
 
-`CheckpointReader.write_to` is the way of large things.  It finds every chunk once, sorts them by
-pack and offset, joins neighbours into *spans*, and lets a few threads do the same thing side by
-side: fetch a span into a buffer of their own, open and verify each record, write it to every place
-that wants it.  On a store that answers slowly the threads wait for different spans; on a fast one
-they share the processors.  Memory is bounded by the threads' buffers.
+`CheckpointReader.write_to` is for large content. It looks up every chunk once, sorts the chunks by
+pack and offset, and joins neighbours into *spans*. A few threads each fetch a span into a buffer,
+open and verify each record, and write it to every place that needs it. On a store that answers
+slowly the threads wait for different spans; on a fast one they share the processors. Memory is
+bounded by the threads' buffers.
 
-A garbage collection may move chunks and delete the packs that they were in since their places were
-found, also long after it marked those packs; a chunk of a damaged pack may be sound in another one;
-and what this host remembers of the index may be damaged itself.  So where a pack fails, or a chunk
-is nowhere, and what is left turns out to be elsewhere, it is read there.
+The places of chunks can become wrong. A garbage collection may move chunks and delete their old
+packs, even long after it marked those packs. A chunk of a damaged pack may be sound in another one.
+This host's cache of the index may itself be damaged. So when a pack fails, or a chunk is not found,
+the chunk is looked up again and read from where it is now.
 
-A stream may be much longer than what is stored of it: the same chunk may stand in it again and
-again.  What is read at once is bounded by what is stored (`bounds`), everything else goes chunk by
-chunk.
+A stream may be much longer than its stored size, because one chunk can occur in it many times. What
+is read at once is bounded by the stored size (`bounds`); everything else is read chunk by chunk.
 
 Invariants: no byte is written that was not verified by its chunk's id; damage, or a chunk that is
-nowhere, raises, naming the object; the first error stops all threads.
+not found, raises an error naming the object; the first error stops all threads.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ if TYPE_CHECKING:
     from ..report import Reporter
     from ..store import Buffer, Store
 
-_SPAN = 8 << 20  # bytes fetched at once, at most (but one whole record)
-_SMALL_SPAN = 2 << 20  # when there is little to fetch, so that every thread has something to do
+_SPAN = 8 << 20  # bytes fetched at once, at most (but at least one whole record)
+_SMALL_SPAN = 2 << 20  # the limit when there is little to fetch, so that every thread gets a span
 _LITTLE = 64 << 20
-_GAP = 128 << 10  # unwanted bytes that are fetched rather than asking once more
-_ZEROS_STORED = 256  # no chunk of zeros is stored in more bytes
+_GAP = 128 << 10  # unwanted bytes between two records that are fetched to save a request
+_ZEROS_STORED = 256  # an upper bound on the stored size of a chunk of zeros
 _AHEAD = (32, 32 << 20)  # parts of a stream that are read at once, and bytes of their chunks
 _MAX_LIST = 1 << 30  # bytes of one stream's list of chunks
 
-ALIGNMENT = 4096  # bytes of a block, from which stores can read best
+ALIGNMENT = 4096  # stores read best at offsets and into buffers aligned to this
 
-# where to, offset there; the part of a chunk that belongs there: its first byte, bytes
+# descriptor or number, offset there; first byte and length of the part of a chunk
 Target = tuple[int, int, int, int]
 Sink = Callable[["Place", "Buffer"], None]
 
@@ -67,7 +66,7 @@ class Span(Struct, frozen=True):
 
 
 def plan_spans(places: Iterable[Place], limit: int) -> list[Span]:
-    """Join records that lie next to each other into spans of `limit` bytes at most, by pack and
+    """Join records that lie next to each other into spans of at most `limit` bytes, by pack and
     offset.
     """
     spans: list[Span] = []
@@ -87,7 +86,7 @@ def plan_spans(places: Iterable[Place], limit: int) -> list[Span]:
 
 
 def _ahead(parts: Iterable[Extent]) -> Iterator[list[Extent]]:
-    """The parts in groups that are read at once."""
+    """Group the parts that are read at once."""
     wanted: list[Extent] = []
     chunks = 0
     for part in parts:
@@ -101,17 +100,17 @@ def _ahead(parts: Iterable[Extent]) -> Iterator[list[Extent]]:
 
 
 class Targets:
-    """Which parts of chunks belong where: in files, by their descriptors, or whatever else has a
-    number and offsets.
+    """Where parts of chunks belong: in files, by descriptor, or in anything else with a number and
+    offsets.
     """
 
     def __init__(self) -> None:
         self.of: dict[bytes, list[Target]] = {}  # by chunk
         self.sizes: dict[bytes, int] = {}  # plain bytes of the chunks
-        self.ends: dict[int, int] = {}  # of what comes to each: the offset behind it
+        self.ends: dict[int, int] = {}  # by descriptor: the offset of the end of the content
 
     def add(self, where: int, offset: int, parts: Iterable[Extent]) -> None:
-        """These parts, one behind the other, belong to `where` at `offset`; `Damaged`."""
+        """Add these parts, in order, to `where` at `offset`; raise `Damaged`."""
         for chunk, size, skip, length in parts:
             self.of.setdefault(chunk, []).append((where, offset, skip, length))
             if self.sizes.setdefault(chunk, size) != size:
@@ -134,19 +133,19 @@ class CheckpointReader:
         self._threads = (config.workers or min(len(os.sched_getaffinity(0)), 8)) + max(
             config.uploads, 1
         )
-        # span buffers between two fetches: fresh memory is slow to touch
+        # span buffers between two fetches: touching new memory is slow
         self._spare: list[memoryview] = []
 
     def read(self, ref: StreamRef, free: int = bounds.FREE_CONTENT) -> bytes:
-        """The whole content of a small stream, or of one that is not larger than what it is stored
-        in allows; `Damaged`.
+        """Return the whole content of a small stream, or of one whose stored size allows its
+        length; raise `Damaged`.
         """
         self.check_size([ref], free)
         return b"".join(self.chunks(ref))
 
     def chunks(self, ref: StreamRef) -> Iterator[bytes]:
-        """The stream's content in order, chunk by chunk (of a layered one part by part), some MiB
-        read ahead; `Damaged`.
+        """Yield the stream's content in order, chunk by chunk (part by part if layered), reading
+        some MiB ahead; raise `Damaged`.
         """
         for wanted in _ahead(self.layout(ref).walk()):
             got = self.some({part.chunk: part.size for part in wanted})
@@ -154,7 +153,7 @@ class CheckpointReader:
                 yield got[chunk] if length == size else got[chunk][skip : skip + length]
 
     def check_size(self, refs: Sequence[StreamRef], free: int = bounds.FREE_CONTENT) -> None:
-        """`Damaged` if these streams together are larger than what their chunks are stored in
+        """Raise `Damaged` if these streams together are longer than the stored size of their chunks
         allows.
         """
         size = sum(ref.size for ref in refs)
@@ -172,15 +171,17 @@ class CheckpointReader:
             )
 
     def entries(self, ref: StreamRef) -> ChunkList:
-        """(id, plain bytes) of the chunks, in order, of a stream that is not layered; `Damaged`."""
+        """Yield (id, plain bytes) of the chunks of a stream that is not layered, in order; raise
+        `Damaged`.
+        """
         return ChunkList(self._entries(ref))
 
     def extents(self, ref: StreamRef) -> list[Extent]:
-        """What the stream is made of, in order; `Damaged`."""
+        """Yield the parts of the stream in order; raise `Damaged`."""
         return self.layout(ref).parts()
 
     def layout(self, ref: StreamRef) -> Layout:
-        """The same, to ask for what is needed of it; `Damaged`."""
+        """Return the stream's layout, for random access to its parts; raise `Damaged`."""
         if ref.pages is None or ref.runs is None:
             return Layout(self.entries(ref), None, ref.size)
         if ref.runs.size > _MAX_LIST:
@@ -188,7 +189,7 @@ class CheckpointReader:
         return Layout(self.entries(ref.pages), self.read(ref.runs, bounds.FREE_RUNS), ref.size)
 
     def some(self, sizes: dict[bytes, int]) -> dict[bytes, bytes]:
-        """The verified content of a few chunks, by id; `Damaged`."""
+        """Return the verified content of a few chunks, by id; raise `Damaged`."""
         got: dict[bytes, bytes] = {}
 
         def keep(place: Place, content: Buffer) -> None:
@@ -205,13 +206,13 @@ class CheckpointReader:
         self.write(targets)
 
     def write(self, targets: Targets) -> None:
-        """Write all to where it belongs; each chunk is verified before a byte of it is written.
+        """Write all parts to their targets; each chunk is verified before a byte of it is written.
 
         Zeros are left out where a file has no data yet, so that sparse files and memory stay
         sparse.
 
-        Raises `Damaged` or `ObjectMissing` naming the object, store errors, and `OSError` from
-        writing.
+        Raise `Damaged` or `ObjectMissing` naming the object, errors of the store, and `OSError`
+        from writing.
         """
         # Files without any data: zeros need not be written there.
         empty = {fd for fd in targets.ends if os.fstat(fd).st_blocks == 0}
@@ -229,12 +230,12 @@ class CheckpointReader:
                 os.ftruncate(fd, targets.ends[fd])
 
     def verify(self, streams: Iterable[StreamRef]) -> int:
-        """Read and check every chunk of these streams; returns their plain bytes.
+        """Read and check every chunk of these streams; return their plain bytes.
 
-        A damaged pack, or an index segment that cannot be read, is an error here, though a restore
-        may find its way without it.
+        A damaged pack, or an index segment that cannot be read, is an error here, although a
+        restore may succeed without it.
         """
-        # what this host remembers might do, and its segments in the store be damaged
+        # the local cache may be sound while the segments in the store are damaged
         self._index.sync()
         sizes: dict[bytes, int] = {}
         total = 0
@@ -244,13 +245,13 @@ class CheckpointReader:
                 sizes.update(ENTRY.iter_unpack(self._entries(ref)))
             if stream.runs is not None:
                 for _ in self.layout(stream).walk():
-                    pass  # which checks them
+                    pass  # yielding a chunk checks it
         used: dict[bytes, int] = {}
         self.fetch(
             sizes, lambda place, _content: used.update({place.pack: place.pack_size}), strict=True
         )
         for pack in self._index.distrusted(used):
-            with suppress(DataError, ObjectMissing):  # what is needed of it is sound
+            with suppress(DataError, ObjectMissing):  # verifying needs only the sound records
                 self.open_pack(object_name(pack), used[pack], lambda _place, _content: None)
                 self._index.trust([pack])
         for error in self._index.unreadable:
@@ -258,8 +259,8 @@ class CheckpointReader:
         return total
 
     def open_pack(self, name: str, size: int, sink: Sink) -> None:
-        """Give the verified content of every chunk of one pack of `size` bytes to `sink`;
-        `Damaged`, `ObjectMissing`.
+        """Pass the verified content of every chunk of one pack of `size` bytes to `sink`; raise
+        `Damaged` or `ObjectMissing`.
         """
         inner = read_index(self._store, name, size, self._sealer)
         places = (
@@ -275,7 +276,7 @@ class CheckpointReader:
     # ----------------------------------------------------------------------------------------
 
     def _entries(self, ref: StreamRef) -> bytes:
-        """The stream's packed list of chunks, checked."""
+        """Return the stream's packed list of chunks, checked."""
         packed = ref.chunks
         if ref.list is not None:
             if ref.list.size > _MAX_LIST:
@@ -285,8 +286,8 @@ class CheckpointReader:
         return packed
 
     def _places(self, sizes: dict[bytes, int], failed: Collection[bytes]) -> list[Place]:
-        """Where these chunks are; the index is asked, then the store for newer segments, then the
-        packs themselves.
+        """Return the places of these chunks: look in the index, then in newer segments of the
+        store, then in the packs themselves.
         """
         wanted = list(sizes)
         found = self._index.find(wanted, distrusted=True, failed=failed)
@@ -296,7 +297,7 @@ class CheckpointReader:
         fit = len(found) == len(wanted) and all(
             found[chunk].plain == size for chunk, size in sizes.items()
         )
-        if not fit and self._index.learn_anew():
+        if not fit and self._index.reload():
             found = self._index.find(wanted, distrusted=True, failed=failed)
         if len(found) < len(wanted):
             for error in self._index.unreadable:
@@ -312,9 +313,7 @@ class CheckpointReader:
         return list(found.values())
 
     def _search_packs(self, wanted: set[bytes]) -> dict[bytes, Place]:
-        """Look for chunks in the packs that no index segment tells of: packs describe
-        themselves.
-        """
+        """Look for chunks in packs that no index segment lists: packs describe themselves."""
         known = self._index.pack_sizes()
         found: dict[bytes, Place] = {}
         for info in self._store.list("packs/"):
@@ -324,17 +323,16 @@ class CheckpointReader:
             try:
                 inner = read_index(self._store, info.name, info.size, self._sealer)
             except (Damaged, ObjectMissing, Foreign):
-                continue  # it cannot help; the chunks it may have held are told as missing
+                continue  # it cannot be read; chunks that are only in it are reported as missing
             for chunk, offset, stored, plain in inner:
                 if chunk in wanted:
                     found[chunk] = Place(chunk, pack, offset, stored, plain)
         return found
 
     def fetch(self, sizes: dict[bytes, int], sink: Sink, *, strict: bool = False) -> None:
-        """Give every chunk's verified content to `sink`, from several threads, in no order; each
-        once.
+        """Pass every chunk's verified content to `sink` once, from several threads, in no order.
 
-        With `strict` damage is an error also where what is needed is sound elsewhere.
+        With `strict`, damage is an error also where another sound copy exists.
         """
         left = dict(sizes)
 
@@ -364,8 +362,8 @@ class CheckpointReader:
         *,
         strict: bool,
     ) -> bool:
-        """Whether what is left is, or may be, somewhere else than it was looked for: what failed is
-        distrusted by now.
+        """Return whether the remaining chunks are, or may be, in other places than before; the
+        failed packs are distrusted by now.
         """
         before = {place.chunk: place for place in places}
 
@@ -381,10 +379,10 @@ class CheckpointReader:
         if isinstance(error, ObjectMissing):
             strict = False
             self._index.sync()
-        if (strict or not changed()) and not (self._index.learn_anew() and changed()):
+        if (strict or not changed()) and not (self._index.reload() and changed()):
             return False
         if isinstance(error, Damaged):
-            self._reporter.warning(error.message, "What is needed of it is looked for elsewhere.")
+            self._reporter.warning(error.message, "Its chunks are looked for in other packs.")
         return True
 
     def _fetch(self, places: Sequence[Place], sink: Sink) -> None:
@@ -406,13 +404,13 @@ class CheckpointReader:
             finally:
                 job.stop()
                 for helper in helpers:
-                    if helper.ident is not None:  # else there was no room for one more
+                    if helper.ident is not None:  # otherwise it could not be started
                         helper.join()
         job.finish()
 
 
 class _Job:
-    """One fetch that several threads work at."""
+    """One fetch that several threads work on."""
 
     def __init__(
         self,
@@ -439,7 +437,7 @@ class _Job:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Take spans until none is left or somebody failed."""
+        """Take spans until none is left or a thread has failed."""
         buffer = self._buffer()
         try:
             decompress = Decompressor()
@@ -452,7 +450,7 @@ class _Job:
             self._spare.append(buffer)
 
     def stop(self) -> None:
-        """Let no thread take another span."""
+        """Stop the threads from taking another span."""
         with self._lock:
             self._spans = iter(())
 
@@ -472,7 +470,8 @@ class _Job:
             return None if self._error is not None else next(self._spans, None)
 
     def _read(self, span: Span, buffer: memoryview, decompress: Decompressor) -> None:
-        # From a whole block on, so that a store can read straight from its disk into the buffer.
+        # Start at a block boundary, so that a store can read straight from its disk into the
+        # buffer.
         start = span.start - span.start % ALIGNMENT
         view = buffer[: span.end - start]
         try:
@@ -485,7 +484,7 @@ class _Job:
                 self._sink(place, open_record(place, record, sealer, seal, decompress))
                 plain += place.plain
         except (Damaged, ObjectMissing) as error:
-            # The next dump must not rely on it.
+            # The next dump must not rely on this pack.
             self._index.distrust([span.pack], damaged=isinstance(error, Damaged))
             raise
         with self._lock:
@@ -494,12 +493,12 @@ class _Job:
 
 
 def only_zeros(place: Place, content: Buffer) -> bool:
-    """Whether a chunk is nothing but zeros."""
+    """Return whether the chunk contains only zeros."""
     return place.stored < _ZEROS_STORED and bytes(content).count(0) == place.plain
 
 
 def write_at(fd: int, view: memoryview, offset: int) -> None:
-    """Write all of `view` at `offset`; `OSError`."""
+    """Write all of `view` at `offset`; raise `OSError`."""
     while view:
         count = os.pwrite(fd, view, offset)
         if not count:  # the memory of a process that has ended

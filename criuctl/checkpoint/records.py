@@ -1,11 +1,11 @@
-"""Records that come from outside: typed structs to and from JSON, with every value checked.
+"""Records from outside: typed structs to and from JSON, with every value checked.
 
 A `Record` is a frozen `msgspec.Struct` whose field types are its schema: text, integers, flags,
-tuples, mappings, other records, and ``None`` where the type says so.  `Record.from_dict` takes a
-decoded JSON object that may be hostile and raises `Damaged` that names the field; no value gets in
-that its type does not allow, none is larger than a manifest can need.  Keys that this version does
-not know are kept in `Record.extra` and written back by `to_dict`, so ``from_dict(to_dict(x)) == x``
-and an old criuctl does not drop what a newer one noted.
+tuples, mappings, other records, and ``None`` where the type says so. `Record.from_dict` takes a
+decoded JSON object that may be hostile and raises `Damaged` that names the field. It accepts no
+value that the field's type forbids, and none larger than a manifest can need. Keys that this
+version does not know are kept in `Record.extra` and written back by `to_dict`, so
+``from_dict(to_dict(x)) == x`` and an old criuctl does not drop what a newer one recorded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Check = Callable[[Any, str], Any]
 
 
 def damaged(where: str, what: str) -> Damaged:
-    """The error for a value that no criuctl has written."""
+    """Return the error for a value that no criuctl has written."""
     return Damaged(
         f"the manifest is not valid: {where} {what}",
         hint="The checkpoint is damaged or was not made by criuctl.",
@@ -51,7 +51,7 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _number(value: Any, where: str) -> float:
-    # An integer is accepted but stays what it is, so that equality survives.
+    # An integer is accepted but stays an integer, so that equality survives.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
         raise damaged(where, "is not a number")
     return value
@@ -64,7 +64,7 @@ def _flag(value: Any, where: str) -> bool:
 
 
 def check_any(value: Any, where: str, depth: int = 0) -> Any:
-    """A free-form JSON value with bounded texts, numbers, lists and depth."""
+    """Check a free-form JSON value: texts, numbers, lists and depth are bounded."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -81,7 +81,7 @@ def check_any(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def _checker(kind: Any) -> Check:
-    """The check for one field type."""
+    """Return the check for one field type."""
     simple: dict[Any, Check] = {
         str: _text,
         int: _integer,
@@ -150,7 +150,7 @@ def _mapping(check: Check) -> Check:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON has it: records to mappings, tuples to lists."""
+    """Convert `value` for JSON: records to mappings, tuples to lists."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, tuple | list):
@@ -160,12 +160,12 @@ def plain(value: Any) -> Any:
     return value
 
 
-# by field, and whether the field has to be there
+# by field: its check, and whether the field is required
 _CHECKS: dict[type, dict[str, tuple[Check, bool]]] = {}
 
 
 class Confidential(Struct, frozen=True):
-    """A record with values that nobody may see in a message or a log."""
+    """A record with values that must not appear in a message or a log."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
@@ -177,17 +177,17 @@ class Record(Struct, frozen=True, kw_only=True):
     extra: dict[str, Any] = field(default_factory=dict)  # keys of a newer version, kept as they are
 
     def with_use(self, **changes: Any) -> Self:
-        """A copy with some fields replaced."""
+        """Return a copy with some fields replaced."""
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of the record, unknown keys included."""
+        """Return the record as JSON, unknown keys included."""
         known = {name: plain(value) for name, value in asdict(self).items() if name != "extra"}
         return {**{k: v for k, v in self.extra.items() if k not in known}, **known}
 
     @classmethod
     def from_dict(cls, value: Any, where: str = "") -> Self:
-        """The record in decoded JSON; `Damaged` names the field that is wrong."""
+        """Return the record in decoded JSON; raise `Damaged`, which names the wrong field."""
         where = where or cls.__name__
         if not isinstance(value, dict):
             raise damaged(where, "is not a mapping")
@@ -212,23 +212,23 @@ class Record(Struct, frozen=True, kw_only=True):
         return made
 
     def check(self, where: str) -> None:
-        """More rules than types can tell; raises `Damaged`."""
+        """Check rules beyond the types; raise `Damaged`."""
 
 
 def check_pattern(pattern: re.Pattern[str], value: str, where: str) -> None:
-    """`Damaged` unless `value` matches all of `pattern`."""
+    """Raise `Damaged` unless `value` matches all of `pattern`."""
     if pattern.fullmatch(value) is None:
         raise damaged(where, f"has the value {value[:80]!r}, which is not allowed")
 
 
 def check_range(value: int, low: int, high: int, where: str) -> None:
-    """`Damaged` unless ``low <= value <= high``."""
+    """Raise `Damaged` unless ``low <= value <= high``."""
     if not low <= value <= high:
         raise damaged(where, f"has the value {value}, which is not between {low} and {high}")
 
 
 def check_path(path: str, where: str) -> None:
-    """`Damaged` unless `path` is absolute, plain and without a way up."""
+    """Raise `Damaged` unless `path` is absolute, plain and without ".."."""
     parts = path.split("/")
     if (
         not path.startswith("/")
@@ -241,13 +241,13 @@ def check_path(path: str, where: str) -> None:
 
 
 def check_text_of_kernel(text: str, where: str) -> None:
-    """`Damaged` unless `text` is what a path, a name or a link can say."""
+    """Raise `Damaged` unless `text` can be a path, a name or the target of a link."""
     if not _of_the_kernel(text):
-        raise damaged(where, f"is {text[:80]!r}, which the kernel cannot be told")
+        raise damaged(where, f"is {text[:80]!r}, which cannot be passed to the kernel")
 
 
 def check_owner_and_mode(uid: int, gid: int, mode: int, where: str) -> None:
-    """`Damaged` unless a file can have these."""
+    """Raise `Damaged` unless a file can have these."""
     check_range(uid, 0, _MAX_OWNER, f"{where}.uid")
     check_range(gid, 0, _MAX_OWNER, f"{where}.gid")
     check_range(mode, 0, _MAX_MODE, f"{where}.mode")
@@ -255,7 +255,7 @@ def check_owner_and_mode(uid: int, gid: int, mode: int, where: str) -> None:
 
 def _of_the_kernel(text: str) -> bool:
     try:
-        # in whatever locale somebody only looks at it
+        # independent of the locale of the process that reads it
         return b"\0" not in text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return False

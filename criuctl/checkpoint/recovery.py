@@ -30,12 +30,12 @@ _BETWEEN = re.compile(r"[\s-]+")
 
 
 def new_secret() -> bytes:
-    """A fresh one."""
+    """Return a new secret."""
     return secrets.token_bytes(_SECRET)
 
 
 def to_text(secret: bytes) -> str:
-    """What a person writes down."""
+    """Return the text that a person writes down."""
     number = int.from_bytes(secret + derive(secret, _CHECKSUM)[:_HASH], "big")
     groups = []
     for group in reversed(range(GROUPS)):
@@ -49,15 +49,17 @@ def to_text(secret: bytes) -> str:
 
 
 def looks_like(text: str) -> bool:
-    """Whether `text` was meant to be one: a few words of letters, most of them of the right
-    length.
+    """Return whether `text` looks like a recovery key: a few words of letters, most of them of the
+    right length.
     """
     words = _BETWEEN.split(text.strip())
     return text.isascii() and 30 <= sum(map(len, words)) <= 64 and "".join(words).isalnum()
 
 
 def from_text(text: str, where: str) -> bytes:
-    """The secret; `WrongKey` tells which group is mistyped in what came from `where`."""
+    """Return the secret; raise `WrongKey`, which names the mistyped group in what came from
+    `where`.
+    """
     words = [word for word in _BETWEEN.split(text.strip().upper()) if word]
     whole = "".join(words)
     for number, word in enumerate(words, 1):

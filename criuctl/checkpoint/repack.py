@@ -1,10 +1,10 @@
-"""Copying chunks into new packs, so that the packs they were in can go.
+"""Copying chunks into new packs, so that their old packs can be deleted.
 
-Chunks are read and verified, compressed and sealed anew and put; then index segments tell of the
-new packs.  Nothing is removed here: a copy that is cut off anywhere leaves packs that nobody needs,
-and the next garbage collection finds them.  What was sealed in a domain (`domains`) is sealed in it
-again, so that whoever stored it goes on knowing it.  Memory is bounded: one pack's buffer and some
-MiB of plain content.
+Chunks are read and verified, compressed, sealed and put again; then index segments list the new
+packs. Nothing is removed here: an interrupted copy leaves packs that are not needed, and the next
+garbage collection finds them. What was sealed in a domain (`domains`) is sealed in it again, so
+that the host that stored it still recognises it. Memory is bounded: one pack's buffer and some MiB
+of plain content.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _AHEAD = 16 << 20  # plain bytes read at once
 def copy(
     repository: Repository, sizes: dict[bytes, int], reporter: Reporter
 ) -> tuple[int, set[bytes]]:
-    """Copy these chunks (id -> plain size) into new packs; returns the bytes stored, and the chunks
-    that cannot be read.
+    """Copy these chunks (id -> plain size) into new packs; return the bytes stored, and the
+    unreadable chunks.
     """
     made: list[PackIndex] = []
     failed: set[bytes] = set()
@@ -37,7 +37,7 @@ def copy(
     buffer = memoryview(bytearray(_PACK))
     builder: PackBuilder | None = None
     domain = b""
-    contents: dict[bytes, tuple[bytes, bytes]] = {}  # chunk -> pack that it was in, content
+    contents: dict[bytes, tuple[bytes, bytes]] = {}  # chunk -> the pack that it was in, content
 
     def keep(place: Place, content: Buffer) -> None:
         contents[place.chunk] = place.pack, bytes(content)
@@ -76,7 +76,7 @@ def copy(
 
 
 def _by_domain(repository: Repository, sizes: dict[bytes, int]) -> dict[bytes, int]:
-    """The same, what is of one domain together."""
+    """Group the chunks by domain."""
     if not repository.sealer.divided:
         return sizes
     places = repository.index.find(list(sizes), distrusted=True)

@@ -1,23 +1,25 @@
 """A store with checkpoints in it: making it, opening it, finding checkpoints.
 
-    config                                        what the store is: format, id, key slots,
-    capabilities keys/<20 digits>                              the same, newer: since keys were
-    changed (`generations`) packs/<2 hex>/<32 hex>                        sealed chunks (`packs`)
-    index/<32 hex>                                which chunk is in which pack (`index`)
-    checkpoints/<token>/<20 digits>-<id>          manifests; the token stands for the session's name
-    pins/<32 hex>                                 pinned checkpoints, by id: a manifest itself never
-    changes writing/, gc/                                 what writers and garbage collections tell
-    each other (`gclists`) numbers/<token>/<20 digits>                   numbers of removed newest
-    checkpoints, so that none is used twice sessions/<token>/<20 digits>                  leases
-    (`leases`) writers/<32 hex>                              what opens what a write-only host has
-    stored (`domains`)
+    config                            what the store is: format, id, key slots, capabilities
+    keys/<20 digits>                  the same, newer: since keys were changed (`generations`)
+    packs/<2 hex>/<32 hex>            sealed chunks (`packs`)
+    index/<32 hex>                    which chunk is in which pack (`index`)
+    checkpoints/<token>/<20 digits>-<id>
+                                      manifests; the token stands for the session's name
+    pins/<32 hex>                     pinned checkpoints, by id: a manifest itself never changes
+    writing/, gc/                     lists by which writers and garbage collections coordinate
+                                      (`gclists`)
+    numbers/<token>/<20 digits>       numbers of removed newest checkpoints, so that none is used
+                                      twice
+    sessions/<token>/<20 digits>      leases (`leases`)
+    writers/<32 hex>                  sealed domain keys of write-only hosts (`domains`)
 
-RULE: a checkpoint exists if and only if its manifest does.  A manifest is put by one atomic put
+RULE: a checkpoint exists if and only if its manifest does. A manifest is put by one atomic put
 under a name that holds the checkpoint's random id, so nothing is ever overwritten, whatever the
-store promises.
+store guarantees.
 
-Opening reads one object and one list, finds the key and proves it.  `list` reads the heads of
-manifests only, each once per host.  Everything found in a store is checked before it is believed.
+Opening reads one object and one list, finds the key and proves it. `list` reads only the heads of
+manifests, each once per host. Everything read from a store is checked before it is used.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ from . import keys, objects
 from .cache import Cache
 from .catalog import Catalog, load_json, manifest_name, parse_name
 from .chunks import LAYERS
+from .codec import fingerprint
 from .manifest import MANIFEST_VERSION, CheckpointSummary, Manifest
 from .storeconfig import StoreConfig, create, load
 
@@ -64,8 +67,8 @@ if TYPE_CHECKING:
     from .reader import CheckpointReader
     from .writer import CheckpointWriter
 
-_FRESH = 60.0  # seconds for which what was learned of the store will do for one more writer
-_PATIENT_MIB = 32  # of buffers for a producer that may wait
+_FRESH = 60.0  # seconds; another writer may reuse what was learned of the store within them
+_PATIENT_MIB = 32  # of buffers for a patient producer
 
 
 class Repository:
@@ -78,10 +81,11 @@ class Repository:
         self.config = config
         self.about = about
         self._opened = opened
-        # of manifests, that everybody knows who will read them
+        # only features of manifests: every reader of a store's config knows these
         self.features = objects.MANIFEST.features
-        self.hangs = False  # the store does not answer, and what was asked of it is left to itself
-        self._learned = float("-inf")  # when what a new checkpoint may rely on was learned
+        self.hangs = False  # a store request was abandoned because the store does not answer
+        # monotonic time at which a writer's prerequisites were last read
+        self._learned = float("-inf")
 
     # -- making and opening
     # ----------------------------------------------------------------------------
@@ -97,12 +101,13 @@ class Repository:
         recovery: bytes | None = None,
         config: Config,
     ) -> Repository:
-        """Make a store; `Conflict` if there is one already.  The key is made, and durable, before
-        the store is.
+        """Make a store and return its repository; raise `Conflict` if there is one already.
 
-        With `passphrase` the master key is sealed by it, else by `key_file`, which is made if it
-        does not exist (by default in ``config.key_dir``).  `recovery` is the secret of a recovery
-        key that opens it, too.
+        The key is made, and is durable, before the store is.
+
+        With `passphrase` the master key is sealed by it. Otherwise it is sealed by `key_file`,
+        which is made if it does not exist (by default in ``config.key_dir``). `recovery` is the
+        secret of a recovery key that opens the store as well.
         """
         about, opened = create(
             store,
@@ -116,12 +121,14 @@ class Repository:
 
     @classmethod
     def open(cls, store: Store, config: Config, *, create_local: bool = False) -> Repository:
-        """Open a store: `StoreNotInitialised`, `KeyMissing`, `WrongKey`, `UnsupportedFormat`,
-        `Damaged`, store errors.
+        """Open an existing store.
 
-        With `create_local` an absent or empty folder becomes a new store, not encrypted.  Another
-        store than the one that this host has pinned there is `StoreChanged`, a plain one in S3 that
-        was never pinned `StoreNotTrusted` (`storepins`).
+        Raise `StoreNotInitialised`, `KeyMissing`, `WrongKey`, `UnsupportedFormat`, `Damaged` or an
+        error of the store.
+
+        With `create_local` an absent or empty folder becomes a new store, not encrypted. A store
+        that differs from the one this host has pinned raises `StoreChanged`. A plain store in S3
+        that was never pinned raises `StoreNotTrusted` (`storepins`).
         """
         about, opened = load(store, config, create_local=create_local)
         return cls(store, config, about, opened)
@@ -133,32 +140,32 @@ class Repository:
 
     @property
     def encrypted(self) -> bool:
-        """Whether what is stored can be read with the key only."""
+        """Whether the key is needed to read what is stored."""
         return self.about.encrypted
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the store was found to promise when it was made."""
+        """The capabilities of the store, as found when it was made."""
         return self.about.capabilities
 
     @property
     def sealer(self) -> Sealer:
-        """The store's keys at work."""
+        """The sealer that holds the store's keys."""
         return self.about.sealer
 
     @cached_property
     def cache(self) -> Cache:
-        """What this host remembers of the store."""
+        """This host's cache of the store's index and heads."""
         return Cache(self._cache_path(), self.id)
 
     @cached_property
     def catalog(self) -> Catalog:
-        """Which checkpoints there are."""
+        """The catalog of checkpoints."""
         return Catalog(self.store, self.sealer, self.cache)
 
     @cached_property
     def index(self) -> Index:
-        """Which chunk is in which pack."""
+        """The index: which chunk is in which pack."""
         from .index import Index
 
         return Index(self.store, self.sealer, self.cache)
@@ -175,13 +182,14 @@ class Repository:
         self.close()
 
     def close(self) -> None:
-        """Close what this host remembers; the store itself is closed by whoever opened it."""
-        if "cache" in self.__dict__ and not self.hangs:  # which may lie in the store's own folder
+        """Close the local cache. The caller that opened the store closes the store."""
+        # the cache may lie in the store's own folder
+        if "cache" in self.__dict__ and not self.hangs:
             self.cache.close()
 
     def key_info(self) -> dict[str, Any]:
-        """What may be shown of the key: how the store is opened, by which slot, where the key file
-        is.
+        """Describe the key without revealing it: how the store is opened, by which slot, and the
+        path of the key file.
         """
         opened = self._opened
         by = (opened.by or {}).get("fingerprint") if opened else None
@@ -189,9 +197,7 @@ class Repository:
             "kind": opened.slot if opened else "none",
             "file": str(opened.file) if opened and opened.file else None,
             "source": opened.source if opened else None,
-            "fingerprint": keys.fingerprint(opened.key.key)
-            if opened and opened.slot == "file"
-            else by,
+            "fingerprint": fingerprint(opened.key.key) if opened and opened.slot == "file" else by,
             "slots": [
                 {"type": s.get("type"), "fingerprint": s.get("fingerprint")}
                 for s in self.about.slots
@@ -200,11 +206,11 @@ class Repository:
 
     @property
     def write_only(self) -> bool:
-        """Whether this host can add to the store, but not read what others have stored."""
+        """Whether this host can add to the store but not read what others have stored."""
         return self._opened is not None and self._opened.writer is not None
 
     def need_key(self, what: str) -> None:
-        """`Conflict` on a write-only host, which cannot do `what`."""
+        """Raise `Conflict` on a write-only host, which cannot do `what`."""
         if self.write_only:
             raise Conflict(
                 f"this host is write-only, so it cannot {what}",
@@ -213,11 +219,11 @@ class Repository:
 
     @property
     def opened(self) -> keys.Opened | None:
-        """What opened it; None for a store that is not encrypted."""
+        """The result of opening a key slot; None for a store that is not encrypted."""
         return self._opened
 
     def key_changer(self) -> Changer:
-        """What adds and removes keys; `Conflict` if the store has none."""
+        """Return the object that adds and removes keys; raise `Conflict` if the store has none."""
         from .generations import Changer
 
         if self._opened is None:
@@ -228,15 +234,17 @@ class Repository:
         )
 
     def key_text(self) -> str:
-        """The content of a key file that opens this store; `Conflict` if it has no key."""
+        """Return the content of a key file that opens this store; raise `Conflict` if it has no
+        key.
+        """
         if self._opened is None:
             raise Conflict("the store is not encrypted, so it has no key to export")
         self.need_key("export the store's key, which it does not have")
         return self._opened.key.text()
 
     def export_key(self, path: Path) -> None:
-        """Write a key file that opens this store to the new file `path`, 0600; `Conflict` if it
-        exists.
+        """Write a key file that opens this store to the new file `path`, mode 0600; raise
+        `Conflict` if it exists.
         """
         try:
             keys.write_secret(path, self.key_text())
@@ -251,20 +259,21 @@ class Repository:
         if self.about.unpinned:
             reporter.warning(
                 f"the store in {self.store.url} could not be pinned ({self.about.unpinned}): "
-                "another one in its place would not"
-                " be noticed",
+                "criuctl would not notice a different store in its place",
                 "Name a state_dir that may be written.",
             )
 
     def preflight_write(self) -> None:
-        """See that a dump can be written: the store takes objects, and its index is known here."""
+        """Check that a dump can be written: the store takes objects, and this host has its
+        index.
+        """
         side_by_side("criuctl-preflight", self._learn, self.store.check_writable)
 
     def writer(self, reporter: Reporter, *, patient: bool = False) -> CheckpointWriter:
-        """A writer of one checkpoint; use it as a context manager.
+        """Return a writer of one checkpoint; use it as a context manager.
 
-        A `patient` producer may wait for the store, since it has nothing to do before all is
-        durable: then a few buffers will do, which are touched for the first time sooner than many.
+        A `patient` producer has nothing to do until everything is durable, so it may wait for the
+        store. It gets few buffers, because touching new memory for the first time is slow.
         """
         from .pipeline import Pipeline
         from .writer import CheckpointWriter
@@ -277,16 +286,16 @@ class Repository:
         return CheckpointWriter(self, pipeline, reporter, layers=LAYERS in self.features)
 
     def reader(self, reporter: Reporter) -> CheckpointReader:
-        """A reader of checkpoints' contents."""
+        """Return a reader of checkpoints' contents."""
         from .reader import CheckpointReader
 
         return CheckpointReader(self.store, self.sealer, self.index, self.config, reporter)
 
     def verify(self, manifest: Manifest, reporter: Reporter) -> int:
-        """Read and check everything that a restore of the checkpoint would read; returns the plain
+        """Read and check everything that a restore of the checkpoint would read; return the plain
         bytes.
 
-        Raises `Damaged` or `ObjectMissing` naming the object.
+        Raise `Damaged` or `ObjectMissing` naming the object.
         """
         return self.reader(reporter).verify(manifest.streams())
 
@@ -294,16 +303,16 @@ class Repository:
     # ---------------------------------------------------------------------------
 
     def resolve(self, ref: str) -> CheckpointSummary:
-        """The checkpoint that ``NAME`` (its newest), ``NAME@N`` or an id's beginning (4 digits or
-        more) names.
+        """Resolve ``NAME`` (the newest checkpoint), ``NAME@N``, or the first 4 or more digits of an
+        id.
 
-        A negative N counts from the end.  Raises `NoSuchCheckpoint`, `AmbiguousRef`, and `Damaged`
-        or `UnsupportedFormat` when it is there but cannot be read.
+        A negative N counts from the end. Raise `NoSuchCheckpoint`, `AmbiguousRef`, and `Damaged` or
+        `UnsupportedFormat` when the checkpoint exists but cannot be read.
         """
         return self.catalog.resolve(ref)
 
     def resolve_damaged(self, ref: str) -> CheckpointSummary:
-        """What the name of its manifest tells of a checkpoint that cannot be read; no session if
+        """Summarise an unreadable checkpoint from the name of its manifest; the session is empty if
         `ref` does not name it.
         """
         (name,) = self.catalog.locate(ref)
@@ -313,23 +322,23 @@ class Repository:
         return CheckpointSummary(checkpoint, session, "", number, 0, "", "", object=name)
 
     def stored_by(self, checkpoint: str) -> dict[str, str] | None:
-        """Fingerprint and label of the write-only host that has stored the checkpoint, which was
+        """Return fingerprint and label of the write-only host that stored the checkpoint, which was
         resolved or listed before.
 
-        None for one that a host with the store's key has stored.  Unlike the name of the host in
-        the manifest this is proved.
+        Return None if a host with the store's key stored it. Unlike the host name in the manifest,
+        this is proved cryptographically.
         """
         domain = self.catalog.domains.get(checkpoint)
         if domain is None:
             return None
-        fingerprint = self.sealer.author(domain)
+        author = self.sealer.author(domain)
         labels = [
-            str(s.get("label", "")) for s in self.about.slots if s.get("fingerprint") == fingerprint
+            str(s.get("label", "")) for s in self.about.slots if s.get("fingerprint") == author
         ]
-        return {"fingerprint": fingerprint, "label": next(iter(labels), "")}
+        return {"fingerprint": author, "label": next(iter(labels), "")}
 
     def manifest(self, ref: str | CheckpointSummary) -> Manifest:
-        """The whole manifest; `AmbiguousRef`, `Damaged`, `UnsupportedFormat`,
+        """Return the whole manifest; raise `AmbiguousRef`, `Damaged`, `UnsupportedFormat` or
         `NoSuchCheckpoint`.
         """
         if isinstance(ref, str):
@@ -345,7 +354,7 @@ class Repository:
         return made.with_use(pinned=True) if pinned and not made.pinned else made
 
     def manifest_at(self, name: str) -> Manifest:
-        """The manifest that is the object `name`; errors as `manifest`."""
+        """Return the manifest that is the object `name`; errors as `manifest`."""
         _token, number, checkpoint = parse_name(name)
         try:
             data = self.store.get(name, objects.MANIFEST.limit)
@@ -367,18 +376,18 @@ class Repository:
         return manifest
 
     def newest_of(self, session: str) -> tuple[int, str] | None:
-        """Number and id of the newest checkpoint of that name, by the names of manifests alone;
-        None for none.
+        """Return number and id of the session's newest checkpoint, from the names of manifests
+        alone; None if it has none.
         """
         names = self.catalog.names(session)
         return parse_name(next(reversed(names)))[1:] if names else None
 
     def next_number(self, manifest: Manifest) -> int:
-        """The number of the next checkpoint of the manifest's session."""
+        """Return the number of the next checkpoint of the manifest's session."""
         return self.catalog.next_number(self.sealer.token(manifest.session.name))
 
     def publish(self, manifest: Manifest, number: int | None = None) -> CheckpointSummary:
-        """Put the manifest under its session's next number: the commit point.  Everything it names
+        """Put the manifest under its session's next number: the commit point. All that it names
         must be durable.
         """
         token = self.sealer.token(manifest.session.name)
@@ -387,8 +396,7 @@ class Repository:
         body = json.dumps(numbered.to_dict(), separators=(",", ":"), allow_nan=False).encode(
             "ascii"
         )
-        # What we could not read again must not be written: this raises before anything is
-        # committed.
+        # A manifest that cannot be read back must not be written: this raises before the commit.
         Manifest.from_dict(json.loads(body))
         summary = CheckpointSummary.of(numbered, name)
         head = json.dumps(summary.to_stored(), separators=(",", ":"), allow_nan=False).encode(
@@ -400,8 +408,8 @@ class Repository:
         return summary
 
     def remove(self, summary: CheckpointSummary) -> None:
-        """Remove a checkpoint; what its packs held is left to the garbage collection.  `Conflict`
-        if it is pinned.
+        """Remove a checkpoint; raise `Conflict` if it is pinned. The garbage collection removes its
+        packs.
         """
         if summary.pinned or self.catalog.is_pinned(summary.id):
             raise Conflict(
@@ -414,7 +422,7 @@ class Repository:
             try:
                 self.store.put(used, b"")
             except StoreFull:
-                self.store.delete(summary.object)  # which makes room for it
+                self.store.delete(summary.object)  # frees the space that the tombstone below needs
                 with suppress(StoreFull):
                     self.store.put(used, b"")
         self.store.delete(summary.object)
@@ -423,7 +431,7 @@ class Repository:
     # ----------------------------------------------------------------------------------------
 
     def _learn(self) -> None:
-        """Learn what a new checkpoint may rely on."""
+        """Read the state of the store that a new checkpoint depends on."""
         from . import gclists
 
         def read_index() -> None:
@@ -438,7 +446,7 @@ class Repository:
         self._learned = time.monotonic()
 
     def _put_once(self, name: str, data: bytes) -> None:
-        """Put an object whose name nobody else can use; after a lost answer the store itself tells
+        """Put an object whose name no other writer can use; after a lost answer the store is asked
         what happened.
         """
         try:
@@ -455,15 +463,15 @@ class Repository:
             raise
 
     def _cache_path(self) -> Path | None:
-        """Where what this host remembers is kept: inside a local store if possible, so that it goes
-        when the store goes.
+        """Return the path of the local cache: inside a local store if possible, so that it is
+        removed with the store.
         """
         from ..store.local import LocalStore
 
         if self.capabilities.kind == "memory":
             return None
         # Hosts that share a folder must not share a database: SQLite's locks do not reach across
-        # hosts.  And one that knows other keys knows other packs.
+        # hosts. A host with other keys can read other packs, so it needs its own database too.
         writer = (
             f"writer {self._opened.writer.id.hex()} "
             if self._opened and self._opened.writer
@@ -481,11 +489,11 @@ class Repository:
         unreadable: list[DataError] | None = None,
         hidden: list[DataError] | None = None,
     ) -> list[CheckpointSummary]:
-        """The checkpoints (of one session) by session and number.
+        """List the checkpoints (of one session) by session and number.
 
-        A manifest that cannot be read (damaged, or of a newer criuctl) is no reason not to show the
-        others: it is left out and its error is appended to `unreadable`, or to `hidden` where a
-        write-only host must not read it.
+        A manifest that cannot be read (damaged, or of a newer criuctl) does not hide the others: it
+        is left out and its error is appended to `unreadable`, or to `hidden` where a write-only
+        host must not read it.
         """
         errors: list[DataError] = []
         found = self.catalog.summaries(self.catalog.names(session), errors)
@@ -497,7 +505,7 @@ class Repository:
 
 
 def _host() -> str:
-    """What tells this host from others."""
+    """Return text that differs between hosts."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             if found := Path(path).read_text().strip():

@@ -1,13 +1,12 @@
-"""What a store is, and who can open it: making its config, and finding the one that counts.
+"""What a store is, and who can open it: making its config, and finding the one in force.
 
-The config is JSON in the clear (`configobject`), the object ``config``; since keys come and go it
-may also stand, newer, under
-``keys/`` (`generations`).  Opening reads the first, lists the second, and reads of them only what
-is newer.
+The config is JSON in the clear (`configobject`), the object ``config``; since keys are added and
+removed, newer versions of it may be under ``keys/`` (`generations`). Opening reads the first, lists
+the second, and reads of them only what is newer.
 
-A write-only host (`writers`) cannot check what the config says, since whoever can could also make
-one.  It takes the newest there is, which must have its slot.  So somebody who can put objects can
-keep it from writing, and learns nothing.
+A write-only host (`writers`) cannot verify the config, since the key that verifies it could also
+make one. It uses the newest that contains its slot. So an attacker who can put objects can keep it
+from writing, but learns nothing.
 """
 
 from __future__ import annotations
@@ -46,15 +45,17 @@ from .packs import pack_of
 from .records import Confidential
 from .storepins import Pin, Pinning
 
-# what a folder that only ever was a store may hold besides objects
+# other names that a folder used only as a store may contain
 _OURS = {".tmp", ".cache", "lost+found"}
-_GONE_HINT = """Put `config` back from a copy: a backup of the folder, an older version in the bucket.
-Without it nothing there can be read; then make a store elsewhere, or remove what is left."""
-_ATTEMPTS = 8  # to read generations while others replace them
+_GONE_HINT = (
+    "Put `config` back from a copy: a backup of the folder, an older version in the bucket.\n"
+    "Without it nothing there can be read; then make a store elsewhere, or remove what is left."
+)
+_ATTEMPTS = 8  # to read generations while other hosts replace them
 
 
 class StoreConfig(Confidential, frozen=True):
-    """What the config says that counts."""
+    """The contents of the config that are used."""
 
     id: str
     encrypted: bool
@@ -66,7 +67,7 @@ class StoreConfig(Confidential, frozen=True):
     generation: int = 0
     # what this host expects at the place; None where it cannot record that, or nothing is pinned
     pin: Pin | None = None
-    unpinned: str = ""  # why it cannot
+    unpinned: str = ""  # why this host cannot record it
 
 
 def create(
@@ -143,13 +144,13 @@ def create(
     try:
         _put(store, data)
     except BaseException:
-        # After a lost answer the config may be there all the same: a key that may be needed is
-        # kept.
+        # After a lost answer the config may exist all the same: keep a key that may be needed.
         if made is not None and _surely_absent(store, data):
             made.unlink(missing_ok=True)
         raise
     pinning.record(store_id, opened, encrypted=encryption, how="init")
-    if pinning.unrecorded and pinning.remote and not encryption:  # no later command would use it
+    # no later command would use the store
+    if pinning.unrecorded and pinning.remote and not encryption:
         raise PlatformError(
             f"the store in {store.url} was made, but could not be pinned as a plain one: "
             f"{pinning.unrecorded}",
@@ -170,7 +171,7 @@ def load(
     """Read the store's config, compare it with its pin, let `find` find its key, and prove it; see
     `Repository.open`.
 
-    `pinning` is what counts as pinned, if not what this host knows.
+    `pinning` is the pin to use, if not this host's.
     """
     pinning = pinning or Pinning.of(store, config)
     about, opened = _load(store, config, create_local, find, pinning)
@@ -186,7 +187,8 @@ def _with_pin(about: StoreConfig, pinning: Pinning) -> StoreConfig:
 def _load(
     store: Store, config: Config, create_local: bool, find: keys.Finder, pinning: Pinning
 ) -> tuple[StoreConfig, keys.Opened | None]:
-    sealed = pinning.pin is not None and pinning.pin.encrypted  # what is made by itself is plain
+    # a store that is made implicitly is plain
+    sealed = pinning.pin is not None and pinning.pin.encrypted
     try:
         first, problem = _config(store)
     except NoSuchBucket:
@@ -206,7 +208,8 @@ def _load(
             except Conflict:  # another criuctl was faster
                 first, problem = _config(store)
         else:
-            first, problem = _config(store)  # another criuctl may have made it since we looked
+            # another criuctl may have made it since it was looked for
+            first, problem = _config(store)
     if first is not None:
         pinning.check_config(first.body, store.url)
     if first is not None and first.body["encryption"] == "none":
@@ -231,8 +234,8 @@ def _load(
     try:
         return _open(store, candidates, problem, config, find)
     except (DataError, KeyMissing):
-        # What was not read because `config` says the same may say something else if `config` is
-        # damaged.
+        # A generation was not read because `config` says the same. If `config` is damaged, that is
+        # not so.
         more, _gone = generations.read(store, [name for name in names if name not in newer])
         known = {candidate.data for candidate in candidates}
         if all(candidate.data in known for candidate in more):
@@ -241,8 +244,8 @@ def _load(
 
 
 def _expected(candidates: list[Candidate], pinning: Pinning, store: Store) -> list[Candidate]:
-    """Those of the pinned store, if one is pinned; what else anybody has put there is not looked
-    at.  `StoreChanged`.
+    """Return the candidates of the pinned store, if one is pinned; others are ignored. Raise
+    `StoreChanged`.
     """
     if pinning.pin is None:
         return candidates
@@ -253,7 +256,7 @@ def _expected(candidates: list[Candidate], pinning: Pinning, store: Store) -> li
 
 
 def _config(store: Store) -> tuple[Candidate | None, Damaged | None]:
-    """What stands in the object ``config``; a damaged one is no reason not to look further."""
+    """Read the object ``config``; a damaged one does not end the search."""
     try:
         return Candidate.read(store, NAME), None
     except Damaged as error:
@@ -261,7 +264,7 @@ def _config(store: Store) -> tuple[Candidate | None, Damaged | None]:
 
 
 def _newer(names: Mapping[str, int], first: Candidate | None) -> list[str]:
-    """The generations that may say something else than `first`: newer ones, and several of its own
+    """Return the generations that may differ from `first`: newer ones, and several of its own
     number.
     """
     known = first.generation if first is not None else -1
@@ -287,8 +290,8 @@ def _open(
     config: Config,
     find: keys.Finder,
 ) -> tuple[StoreConfig, keys.Opened]:
-    """The newest of the candidates that is valid, opened; what `find` cannot open tells nothing of
-    what is valid.
+    """Open the newest valid candidate. Validity is unknown for a candidate that `find`
+    cannot open.
     """
     groups: dict[tuple[int, str], list[Candidate]] = {}
     for candidate in candidates:
@@ -308,9 +311,9 @@ def _open(
                 for candidate in candidates
                 if candidate.body["id"] == store_id
             ):
-                continue  # a newer one does not have its slot any more
-            theirs = WriterSealer(opened.writer, Path(opened.source).parent, store)
-            return _understood(group[0].body, theirs, generations.union(group)), opened
+                continue  # a newer candidate no longer has its slot
+            others = WriterSealer(opened.writer, Path(opened.source).parent, store)
+            return _understood(group[0].body, others, generations.union(group)), opened
         sealer = Sealer(opened.master, encrypted=True)
         current = Current.among((c for c in candidates if c.body["id"] == store_id), sealer)
         if current is None:
@@ -328,7 +331,7 @@ def _open(
                 raise WrongKey(
                     f"the key from {opened.source} was removed from store {store_id[:12]}",
                     hint=(
-                        "`criuctl key list` tells which keys open it, on a host that has one of "
+                        "`criuctl key list` shows which keys open it, on a host that has one of "
                         "them."
                     ),
                 ) from None
@@ -377,7 +380,7 @@ def _surely_absent(store: Store, data: bytes) -> bool:
 
 
 def _empty_folder(store: Store) -> bool:
-    """Whether `store` is a local folder that does not exist, or holds nothing."""
+    """Return whether `store` is a local folder that does not exist, or is empty."""
     from ..store.local import LocalStore
 
     if not isinstance(store, LocalStore):
@@ -391,7 +394,7 @@ def _empty_folder(store: Store) -> bool:
 
 
 def _has_packs(store: Store) -> bool:
-    """Whether there is what only a store has, though nothing says what it is."""
+    """Return whether there are objects that only a store has, although there is no config."""
     return any(pack_of(info.name) is not None for info in store.list("packs/"))
 
 

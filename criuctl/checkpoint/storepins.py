@@ -1,25 +1,25 @@
 """Which store this host expects at a place: its id, whether it is encrypted, and which master key
 it has.
 
-Whoever can write to a folder or a bucket can replace the store in it.  So, as ssh does with the
+A user who can write to a folder or a bucket can replace the store in it. So, as ssh does with the
 keys of hosts, a host records the store that it makes or meets first at a place (`Store.place`), and
-refuses another one there before it reads anything further or writes anything.  A pin is one small
-file in ``state_dir/stores``, named by a hash of the place.
+refuses a different one there before it reads anything further or writes anything. A pin is one
+small file in ``state_dir/stores``, named by a hash of the place.
 
 - `store init` pins the store that it makes; any other command the store that it meets first; `store
   trust` the one there now.
 - Compared are the id and the encryption, both as soon as the config is read and before any key is
   looked for, and the fingerprint of the master key once that is known.  Adding, removing and
   rotating keys changes none of them.
-- A store in S3 that is not encrypted is never pinned on first use: anybody on the way could have
-  put it there.
+- A store in S3 that is not encrypted is never pinned on first use: an attacker on the network path
+  could have put it there.
 - Two first uses at the same time: the file is made by link(2), so one wins, and the other compares
-  itself with that.
-- Where a plain store is gone, as that of a disk which is not mounted, a dump makes another plain
-  one in its place; the former is accepted when it is back.  In place of an encrypted store nothing
-  is made unless `store init` is asked for.
+  its store with that pin.
+- Where a plain store is gone, for example because its disk is not mounted, a dump makes another
+  plain one in its place; the former is accepted when it is back.  An encrypted store is never
+  replaced, except by `store init`.
 - A pin that cannot be written (a read-only state folder, a user who is not root) leaves the store
-  as trusted as before there were pins; the caller reports that.  A pin that is there and cannot be
+  as trusted as it was without pins; the caller reports that.  A pin that exists and cannot be
   understood is an error, never "none".
 
 A pin does not protect a store without encryption from forged contents: its config can be copied.
@@ -44,6 +44,7 @@ from ..proc.folders import make_private
 from ..quoting import quoted
 from ..store import Store
 from . import keys
+from .codec import fingerprint
 from .manifest import now
 
 How = Literal["init", "first-use", "trusted"]
@@ -54,7 +55,7 @@ _FORMER = 8
 
 
 class Pin(Struct, frozen=True, forbid_unknown_fields=False):
-    """What is expected at one place."""
+    """The store that is expected at one place."""
 
     place: str
     id: str
@@ -66,21 +67,21 @@ class Pin(Struct, frozen=True, forbid_unknown_fields=False):
     # ids of plain stores that were pinned here before a plain one was made in their place
     former: tuple[str, ...] = ()
 
-    def told(self) -> str:
-        """For a message."""
+    def description(self) -> str:
+        """Describe the pinned store for a message."""
         return f"store {self.id[:12]}, {'encrypted' if self.encrypted else 'not encrypted'}"
 
 
 class Pinning:
-    """The pin of the place of one store; made by `of`."""
+    """The pin of one store's place; made by `of`."""
 
     def __init__(self, place: str, path: Path, pin: Pin | None, unreadable: str = "") -> None:
         self.place, self.path, self.pin = place, path, pin
-        self.unrecorded = unreadable  # why there is no pin though there should be one
+        self.unrecorded = unreadable  # why there is no pin although there should be one
 
     @classmethod
     def of(cls, store: Store, config: Config) -> Pinning:
-        """As this host knows it; `Damaged` if the file cannot be understood."""
+        """Read the pin that this host has; raise `Damaged` if the file cannot be understood."""
         place = store.place()
         path = _path(place, config)
         try:
@@ -99,8 +100,8 @@ class Pinning:
     # -------------------------------------------------------------------------------------
 
     def check_config(self, body: dict[str, Any], url: str) -> None:
-        """`StoreChanged` unless this config is that of the pinned store, as far as anybody can tell
-        without a key.
+        """Raise `StoreChanged` unless this config is that of the pinned store, as far as can be
+        seen without a key.
         """
         if self.pin is None:
             return
@@ -117,7 +118,7 @@ class Pinning:
             raise self._changed(found, url, plain=not encrypted)
 
     def check_key(self, opened: keys.Opened | None, url: str) -> None:
-        """`StoreChanged` unless the key that opened the store is that of the pinned one."""
+        """Raise `StoreChanged` unless the key that opened the store is that of the pinned one."""
         if self.pin is not None and (key := _fingerprint(opened)) and self.pin.key not in ("", key):
             raise self._changed(
                 f"store {self.pin.id[:12]} with another master key", url, plain=False
@@ -126,9 +127,8 @@ class Pinning:
     def _changed(self, found: str, url: str, *, plain: bool) -> StoreChanged:
         assert self.pin is not None
         return StoreChanged(
-            f"{url} is not the store that it was: this host has pinned {self.pin.told()}, since "
-            f"{self.pin.since},"
-            f" and finds {found}; nothing was read or written",
+            f"{url} is not the store that it was: this host has pinned {self.pin.description()}, "
+            f"since {self.pin.since}, and finds {found}; nothing was read or written",
             hint="Another user may have replaced it: find out before anything is restored from it "
             "or stored in it."
             " If it was replaced on purpose,"
@@ -139,17 +139,17 @@ class Pinning:
         )
 
     def gone(self, url: str) -> StoreNotInitialised:
-        """The error for a place at which there is no store any more."""
+        """Return the error for a place at which there is no store any more."""
         assert self.pin is not None
         return StoreNotInitialised(
-            f"the store in {url} is gone: this host has pinned {self.pin.told()}, since "
+            f"the store in {url} is gone: this host has pinned {self.pin.description()}, since "
             f"{self.pin.since}",
             hint=f"Mount what holds it. `criuctl store init --store {quoted(url)}` makes a new "
             "one.",
         )
 
     def check_plain(self, store_id: str, config: Config, url: str) -> None:
-        """`Conflict` for a store without encryption that this host has no reason to expect: it is
+        """Raise `Conflict` for a plain store that this host has no reason to expect, because it is
         not pinned.
         """
         if self.pin is not None:
@@ -165,8 +165,7 @@ class Pinning:
             )
         if self.remote:
             raise StoreNotTrusted(
-                f"{url} is not encrypted, and this host has neither made it so nor been told "
-                "that it is",
+                f"{url} is not encrypted, and this host has neither made it nor pinned it",
                 hint="If it is meant to be plain, so that every user of the bucket can read or "
                 "forge checkpoints: "
                 f"`criuctl store trust --store {quoted(url)} --no-encrypt`.",
@@ -177,8 +176,8 @@ class Pinning:
     # -------------------------------------------------------------------------------------
 
     def met(self, store_id: str, opened: keys.Opened | None, *, encrypted: bool, url: str) -> None:
-        """Record what was met and proved, unless it is recorded already; `StoreChanged` if another
-        was recorded meanwhile.
+        """Record the store that was opened and proved, unless a pin exists; raise `StoreChanged` if
+        a different one was recorded meanwhile.
         """
         key = _fingerprint(opened)
         if self.pin is not None:
@@ -187,10 +186,10 @@ class Pinning:
             return
         if not self.place or self.unrecorded:
             return
-        mine = Pin(self.place, store_id, encrypted, key, "first-use", now())
+        pin = Pin(self.place, store_id, encrypted, key, "first-use", now())
         try:
-            _write(self.path, mine, replace=False)
-            self.pin = mine
+            _write(self.path, pin, replace=False)
+            self.pin = pin
         except FileExistsError:
             self.pin = _read(self.path, self.place)
             self.check_config(
@@ -227,7 +226,7 @@ class Pinning:
 
 
 class Trusting(Pinning):
-    """The pin of a place, about to be replaced by what is there now; made by `at`."""
+    """The pin of a place that is about to be replaced by the store there now; made by `at`."""
 
     before: Pin | None = None
     _wanted: str = ""
@@ -235,7 +234,7 @@ class Trusting(Pinning):
 
     @classmethod
     def at(cls, store: Store, config: Config, store_id: str, *, plain: bool) -> Trusting:
-        """Of a store whose id begins with `store_id`, and which may be `plain`."""
+        """Return the pin for a store whose id begins with `store_id`, and which may be `plain`."""
         try:
             known = Pinning.of(store, config)
         except Damaged:  # it is about to be replaced
@@ -248,7 +247,7 @@ class Trusting(Pinning):
         if not body["id"].startswith(self._wanted):
             raise StoreChanged(
                 f"{url} is store {body['id']}, not {self._wanted}",
-                hint="Nothing was changed: see who put it there.",
+                hint="Nothing was changed: find out who put it there.",
                 store=url,
             )
 
@@ -272,8 +271,8 @@ def _path(place: str, config: Config) -> Path:
 
 
 def _fingerprint(opened: keys.Opened | None) -> str:
-    """Of the master key; "" where there is none, or it is not known."""
-    return keys.fingerprint(opened.master) if opened is not None and opened.master else ""
+    """Return the fingerprint of the master key; "" where there is none, or it is not known."""
+    return fingerprint(opened.master) if opened is not None and opened.master else ""
 
 
 def _read(path: Path, place: str) -> Pin | None:
@@ -298,10 +297,10 @@ def _read(path: Path, place: str) -> Pin | None:
 
 
 def _write(path: Path, pin: Pin, *, replace: bool) -> None:
-    """Write the file, whole and durable; `FileExistsError` if there is one that shall not be
-    replaced.
+    """Write the file, whole and durable; raise `FileExistsError` if one exists and `replace` is not
+    set.
     """
-    # the state folder itself: what is made on the way is open to all
+    # the state folder itself: folders made on the way to it are readable by all
     make_private(path.parent.parent)
     make_private(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")

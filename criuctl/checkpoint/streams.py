@@ -1,4 +1,4 @@
-"""What the pipeline keeps account of: the streams being written, and what a dump came to."""
+"""The streams being written, and the counts of a dump."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ class Stream(Struct):
 
     packed: bytearray = field(default_factory=bytearray)  # `chunks.ENTRY` records
     size: int = 0  # bytes hashed
-    tail: bytearray = field(default_factory=bytearray)  # small things that do not fill a chunk yet
-    # instead of `packed` and `size`, when it is memory of which some was sent ahead
+    # small content that does not fill a chunk yet
+    tail: bytearray = field(default_factory=bytearray)
+    # used instead of `packed` and `size` for memory that was partly sent ahead
     made: Composition | None = None
-    # False: its chunks are sent ahead, but it is nobody's content and is not remembered
+    # False: its chunks are sent ahead, but it is not part of the checkpoint
     kept: bool = True
 
 
 class WriterStats(Struct):
-    """What a dump came to."""
+    """The counts and times of a dump."""
 
     bytes_in: int = 0  # plain bytes of all windows
     bytes_new: int = 0  # plain bytes that the store did not have
     bytes_stored: int = 0  # bytes of the packs written for them
     chunks: int = 0
     chunks_new: int = 0
-    packing: float = 0.0  # seconds of all workers together
-    sending: float = 0.0  # seconds in which packs were on their way
-    bytes_unused: int = 0  # of `bytes_new`: sent ahead, but in no stream that is kept (by now)
+    packing: float = 0.0  # seconds, summed over all workers
+    sending: float = 0.0  # seconds in which at least one pack was being uploaded
+    bytes_unused: int = 0  # of `bytes_new`: sent ahead, but in no stream that is kept

@@ -1,13 +1,13 @@
 """Writing one checkpoint: streams in, packs, then the manifest.
 
-A `CheckpointWriter` is a context manager.  `commit` is the commit point: everything before it can
-be given up, and leaving the context without it does so: threads are joined, memory is given back,
-and packs that nobody can know of yet are deleted as far as the store lets us.
+A `CheckpointWriter` is a context manager. `commit` is the commit point. Before it everything can be
+given up, and leaving the context without a commit does so: threads are joined, memory is given
+back, and packs that no other writer can know of are deleted as far as the store allows.
 
-Writing order, which every reader may rely on: packs, index segments, manifest.  Once a segment is
+Writing order, which every reader may rely on: packs, index segments, manifest. Once a segment is
 published other writers may rely on its packs, so from then on nothing is deleted any more, whatever
-fails.  An `Intent` in the store stands around the commit, so that garbage collections on other
-hosts know of it.
+fails. An `Intent` in the store covers the commit, so that garbage collections on other hosts know
+of it.
 """
 
 from __future__ import annotations
@@ -39,56 +39,56 @@ if TYPE_CHECKING:
     from ..store import Buffer
     from .repository import Repository
 
-_BATCH = 16  # windows handed over at once
-_MEASURABLE = 32 << 20  # plain bytes from which on speeds are measured
-_LAST = 5.0  # seconds in which what has been given up may end
-_CHECKERS = 8  # packs looked at side by side at the commit
+_BATCH = 16  # windows handed over to the pipeline at once
+_MEASURABLE = 32 << 20  # plain bytes; below this, speeds are not measured
+_LAST = 5.0  # seconds that abandoned threads have to end
+_CHECKERS = 8  # threads that check packs at the commit
 
 
 class FileDigest(Struct, frozen=True):
-    """What `CheckpointWriter.add_file` read."""
+    """The result of `CheckpointWriter.add_file`."""
 
     digest: str  # BLAKE3 of the contents, hex
     size: int  # bytes read
-    changed: bool  # somebody wrote to the file meanwhile: the contents may be of no one moment
+    changed: bool  # the file was written to meanwhile: its contents may mix several moments
 
 
 class CheckpointWriter:
     """Takes the content of one checkpoint; made by `Repository.writer`.
 
-    `acquire`, `window` and `release` are the fast way in: content is written into buffers of the
-    pool and never copied again unless that frees memory.  All methods may be called from any
-    thread; the windows of one stream keep the order of the calls.
+    `acquire`, `window` and `release` are the fast path: content is written into buffers of the
+    pool, and it is copied only when that frees memory. All methods may be called from any thread;
+    the windows of one stream keep the order of the calls.
     """
 
     def __init__(
         self, repository: Repository, pipeline: Pipeline, reporter: Reporter, *, layers: bool = True
     ) -> None:
-        """Without `layers` everything is stored in whole windows."""
+        """Make a writer; without `layers` everything is stored in whole windows."""
         self._repository = repository
         self._layers = layers
         self._pipeline = pipeline
         self._reporter = reporter
         self._streams: dict[Hashable, Stream] = {}
-        self._tailed: list[Stream] = []  # all streams with a tail are among them
+        self._tailed: list[Stream] = []  # contains every stream that has a tail
         self._ahead = Stream(kept=False)
         self._lock = threading.RLock()
         self._pending: list[Window] = []
-        self._small: PageBuffer | None = None  # where small things are copied to
+        self._small: PageBuffer | None = None  # the buffer that small content is copied to
         self._small_fill = 0
         self._zeros: PageBuffer | None = None
-        self._dirty = False  # windows were handed over since the hasher was waited for
-        self._published: list[str] = []  # index segments that others may see
-        self._unused: list[PackIndex] = []  # packs that nobody can know of
-        self._intent: Intent | None = None  # until the manifest is there, or surely never will be
+        self._dirty = False  # windows were submitted since the last wait for the hasher
+        self._published: list[str] = []  # index segments that other writers may have seen
+        self._unused: list[PackIndex] = []  # packs that no other writer can know of
+        self._intent: Intent | None = None  # set until the manifest exists, or certainly never will
         self._committed = False
-        self._told: threading.Thread | None = None
+        self._ending: threading.Thread | None = None
         self._committing: threading.Thread | None = None
         self._given_up = False
 
     @property
     def stats(self) -> WriterStats:
-        """What it came to so far; exact after `flush`."""
+        """Return the counts and times so far; they are exact after `flush`."""
         return self._pipeline.stats
 
     def __enter__(self) -> Self:
@@ -103,10 +103,10 @@ class CheckpointWriter:
         self.close()
 
     def close(self) -> None:
-        """End all threads; without a `commit`, give the checkpoint up.  May be called again.
+        """End all threads and, without a `commit`, give the checkpoint up. Idempotent.
 
-        After `give_up` what hangs in the store is left to itself, and what is in the store to the
-        garbage collection.
+        After `give_up`, requests that hang in the store are abandoned, and objects already in the
+        store are left to the garbage collection.
         """
         until = time.monotonic() + _LAST if self._given_up else None
         ended = self._pipeline.close(until)
@@ -118,15 +118,16 @@ class CheckpointWriter:
             return
         if self._intent is not None:
             self._intent.end()
-        if self._told is not None:
-            self._told.join()
+        if self._ending is not None:
+            self._ending.join()
         if not self._committed and not self._published:
             self._unused += self._pipeline.packs
             self._pipeline.packs = []
         while self._unused:
             try:
                 self._repository.store.delete(object_name(self._unused.pop().pack))
-            except StoreUnreachable:  # so are the others; they are left to the garbage collection
+            except StoreUnreachable:
+                # The other deletions would fail too: the garbage collection removes these packs.
                 self._unused.clear()
             except CriuctlError:
                 continue
@@ -134,8 +135,8 @@ class CheckpointWriter:
         self._pending.clear()
 
     def give_up(self, error: CriuctlError) -> None:
-        """Nobody waits for the store any more: every call under way, and every later one, raises
-        `error`; from any thread.
+        """Make every call under way, and every later one, raise `error` instead of waiting for the
+        store. Callable from any thread.
         """
         self._given_up = True
         self._pipeline.fail(error)
@@ -144,8 +145,8 @@ class CheckpointWriter:
     # ---------------------------------------------------------------------------------------
 
     def acquire(self) -> PageBuffer:
-        """A free buffer of `BUFFER_SIZE` bytes; waits while all are in use.  Raises what went wrong
-        in any thread.
+        """Return a free buffer of `BUFFER_SIZE` bytes; wait while all are in use. Raise the first
+        error of any thread.
         """
         self._submit()
         return self._pipeline.buffers.acquire()
@@ -153,11 +154,11 @@ class CheckpointWriter:
     def window(
         self, key: Hashable, buffer: PageBuffer, start: int, end: int, at: int | None = None
     ) -> None:
-        """``buffer.view[start:end]`` is the next chunk of the stream `key`; it must not change
-        until it is released.
+        """Append ``buffer.view[start:end]`` to the stream `key` as its next chunk. It must not
+        change until it is released.
 
-        With `at`, it is pages of the memory `key`, the first of them at that address: if they were
-        sent `ahead`, those that have not changed since are not stored again.
+        With `at`, the window is pages of the memory `key`, starting at that address. Pages that
+        were sent `ahead` and have not changed since are not stored again.
         """
         if (
             not 0 <= start < end <= len(buffer.view)
@@ -178,12 +179,13 @@ class CheckpointWriter:
     def ahead(
         self, buffer: PageBuffer, start: int, end: int, key: Hashable = None, at: int | None = None
     ) -> None:
-        """``buffer.view[start:end]`` will probably be a chunk of a stream: store it now, if the
-        store does not have it.
+        """Store ``buffer.view[start:end]`` now if the store lacks it: it will probably be a chunk
+        of a stream.
 
-        It belongs to no stream.  Once a `window` has the same content it is known; what none has is
-        `WriterStats.bytes_unused`, and left to the garbage collection.  With `at`, as for `window`:
-        of what was sent ahead before, only the pages that have changed are stored.
+        It belongs to no stream yet. A later `window` with the same content reuses it. Content that
+        no window uses is counted in `WriterStats.bytes_unused` and left to the garbage collection.
+        `at` is as for `window`: only the pages that changed since they were last sent ahead are
+        stored.
         """
         with self._lock:
             self._window(
@@ -195,8 +197,8 @@ class CheckpointWriter:
             )
 
     def release(self, buffer: PageBuffer) -> None:
-        """Nothing more is written into `buffer`; it is used again when its last window is
-        through.
+        """Hand `buffer` back: it is complete, and is used again when its last window is
+        processed.
         """
         self._submit()
         self._pipeline.buffers.done(buffer)
@@ -218,9 +220,9 @@ class CheckpointWriter:
     def add_file(self, key: Hashable, fd: int, size: int) -> FileDigest:
         """Append the first `size` bytes of an open regular file to the stream `key`.
 
-        Holes are not read.  A file that is shorter by now ends early: `FileDigest.size` tells, and
-        `changed`.  Raises `OSError` for what cannot be read.  The descriptor's own file offset is
-        left as it is.
+        Holes are not read. If the file has become shorter, reading ends early: see
+        `FileDigest.size` and `changed`. Raise `OSError` if it cannot be read. The descriptor's file
+        offset is left as it is.
         """
         from blake3 import blake3
 
@@ -253,10 +255,10 @@ class CheckpointWriter:
         return FileDigest(hasher.hexdigest(), done, changed=not same or done < size)
 
     def _add_hole(self, stream: Stream, size: int, hasher: Any) -> None:
-        """`size` zeros, whole pieces of the one buffer of zeros."""
+        """Append `size` zeros in whole pieces, all from the one buffer of zeros."""
         if self._zeros is None:
             self._zeros = PageBuffer(memoryview(bytes(FILE_PIECE)))
-            self._zeros.users = 1  # for ever: it is nobody's to fill
+            self._zeros.users = 1  # never released: it must not be filled with other content
         for start in range(0, size, FILE_PIECE):
             piece = min(FILE_PIECE, size - start)
             hasher.update(self._zeros.view[:piece])
@@ -265,10 +267,9 @@ class CheckpointWriter:
         self._submit()
 
     def adapt(self, before: WriterStats) -> int:
-        """Fit the compression of what comes to the store, by what it came to since `before`; the
-        zstd level.
+        """Choose the zstd level that suits the store, from the progress since `before`; return it.
 
-        A level that the configuration sets to another value than the default is a wish, and stays.
+        A level that the configuration sets to another value than the default is kept.
         """
         pipeline, now = self._pipeline, self.stats
         packing, sending = now.packing - before.packing, now.sending - before.sending
@@ -286,8 +287,8 @@ class CheckpointWriter:
         return pipeline.level
 
     def hurry(self) -> None:
-        """From now on somebody waits: what is new is on its way soon, in smaller packs, beside what
-        is still being read.
+        """Send new content soon, in smaller packs, while other content is still being read: a
+        caller is waiting from now on.
         """
         self._pipeline.hurry()
 
@@ -295,9 +296,9 @@ class CheckpointWriter:
     # --------------------------------------------------------------------------------------
 
     def hashed(self) -> None:
-        """Wait until every window so far is hashed and, if the store knows it, dropped.
+        """Wait until every window so far is hashed and, if the store has its content, dropped.
 
-        What is new is in memory of ours then: whoever owns the original may go on.
+        New content is then in this process's memory, so the owner of the original may change it.
         """
         with self._lock:
             while self._tailed:
@@ -309,19 +310,21 @@ class CheckpointWriter:
         self._pipeline.check()
 
     def stream(self, key: Hashable) -> StreamRef:
-        """The reference to the stream `key` as it is now; waits for its windows to be hashed."""
+        """Return the reference to the stream `key` as it is now; wait for its windows to be
+        hashed.
+        """
         self.hashed()
         return self._reference(self._streams.get(key) or Stream())
 
     def keys(self) -> frozenset[Hashable]:
-        """Of all streams so far."""
+        """Return the keys of all streams so far."""
         with self._lock:
             return frozenset(self._streams)
 
     def keep(self, keys: Collection[Hashable]) -> None:
-        """Give up all other streams: they are to be written anew.
+        """Drop all other streams: they are to be written again.
 
-        What comes again is known.  What does not was stored for nothing, and is left to the garbage
+        Content that comes again is not stored twice. Content that does not is left to the garbage
         collection.
         """
         self.hashed()
@@ -339,27 +342,28 @@ class CheckpointWriter:
         """Make everything durable, then publish `manifest` under the session's next number: THE
         commit point.
 
-        `allowed` is asked just before that, beside the packs, and raises if it must not be.
+        `allowed` is called just before that, while the packs are checked. It raises to forbid the
+        commit.
 
-        Raises `Damaged` when a pack of the checkpoint is gone, as when it shares one with older
-        checkpoints (the next dump stores it again), `Conflict` when a garbage collection is
-        deleting one, and every error of the store; then there is no checkpoint, but after
-        `StoreUnreachable`, which leaves it open.  So does an interrupt: what the store is asked for
-        is asked by a thread, so that the caller can be interrupted wherever the store hangs.
+        Raise `Damaged` when a pack of the checkpoint is gone, for example one that it shares with
+        older checkpoints (the next dump stores it again), `Conflict` when a garbage collection is
+        deleting one, and every error of the store. Then there is no checkpoint, except after
+        `StoreUnreachable` or an interrupt, which leave it open whether there is one. A thread makes
+        the store's requests, so that the caller can be interrupted wherever the store hangs.
         """
         self.flush()
         work = Later(lambda: self._commit(manifest, allowed))
         thread = threading.Thread(target=work.run, name="criuctl-commit", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # there is no room for one more
+        except RuntimeError:  # no more threads can be made
             work.run()
         else:
             self._committing = thread
         try:
             return work.result()
         except BaseException as error:
-            if thread.is_alive():  # we are interrupted, and it shall not go on to the manifest
+            if thread.is_alive():  # interrupted: stop the thread before it puts the manifest
                 self._pipeline.fail(error)
             raise
 
@@ -389,41 +393,44 @@ class CheckpointWriter:
                 "packs of this checkpoint, or of older ones, are missing or cut off in the "
                 f"store: {', '.join(missing[:4])}",
                 hint=(
-                    "Dump again: what they held is stored anew. `criuctl verify --all` tells "
-                    "which checkpoints are hurt."
+                    "Dump again, which stores their content again. `criuctl verify --all` shows "
+                    "which checkpoints are damaged."
                 ),
                 object=missing[0],
             )
         try:
             index.publish(self._pipeline.packs, self._published)
         except BaseException as error:
-            # The segment may be there, and others may see it, also when a signal has ended the wait
-            # for the store's answer.
+            # The segment may exist, and other hosts may see it. This is also so when a signal has
+            # ended the wait for the store's answer.
             if isinstance(error, StoreUnreachable) or not isinstance(error, CriuctlError):
                 self._published.append("perhaps")
             raise
         self._reporter.step("manifest")
         intent.check()
         self._pipeline.check()
-        self._intent = None  # whatever interrupts this leaves open whether there is a manifest
+        # after an interrupt from here on it is unknown whether there is a manifest
+        self._intent = None
         try:
             summary = self._repository.publish(manifest, number)
         except CriuctlError as error:
             self._intent = None if isinstance(error, StoreUnreachable) else intent
             raise
         self._committed = True
-        self._end_aside(intent)
+        self._end_in_background(intent)
         return summary
 
-    def _end_aside(self, intent: Intent) -> None:
-        """The manifest is there: the frozen tree need not wait for what is removed."""
-        told = threading.Thread(target=intent.end, name="criuctl-told", daemon=True)
+    def _end_in_background(self, intent: Intent) -> None:
+        """Remove the intent in a thread: the manifest exists, so the frozen tree need not wait for
+        this.
+        """
+        thread = threading.Thread(target=intent.end, name="criuctl-intent", daemon=True)
         try:
-            told.start()
-        except RuntimeError:  # there is no room for one more
+            thread.start()
+        except RuntimeError:  # no more threads can be made
             intent.end()
         else:
-            self._told = told
+            self._ending = thread
 
     # -- inside
     # ----------------------------------------------------------------------------------------
@@ -437,7 +444,7 @@ class CheckpointWriter:
             self._submit()
 
     def _submit(self) -> None:
-        """Hand the pending windows over."""
+        """Hand the pending windows over to the pipeline."""
         with self._lock:
             if self._pending:
                 batch, self._pending = self._pending, []
@@ -445,7 +452,7 @@ class CheckpointWriter:
                 self._pipeline.submit(batch)
 
     def _end_tail(self, stream: Stream) -> None:
-        """Make a chunk of what `add_bytes` has gathered."""
+        """Make a chunk of the bytes that `add_bytes` has gathered."""
         size = len(stream.tail)
         if not size:
             return
@@ -478,20 +485,20 @@ class CheckpointWriter:
         return StreamRef(size, b"", self._small_stream(packed))
 
     def _small_stream(self, content: Buffer) -> StreamRef:
-        """A stream that only a reference tells of."""
+        """Store a stream that only another reference points to."""
         inner: Hashable = ("part of a reference", object())
         self.add_bytes(inner, content)
         return self.stream(inner)
 
 
 def _hole(fd: int, offset: int, size: int) -> int:
-    """How many bytes from `offset` on are whole pieces in a hole of the file, which has `size`
+    """Return how many bytes from `offset` are whole pieces inside a hole of the file of `size`
     bytes; 0 for data.
     """
     position = os.lseek(fd, 0, os.SEEK_CUR)
     try:
         data = os.lseek(fd, offset, os.SEEK_DATA)
-    except OSError:  # ENXIO: no data behind `offset`; any other error will be met again by reading
+    except OSError:  # ENXIO: no data after `offset`; reading reports any other error
         data = size
     finally:
         os.lseek(fd, position, os.SEEK_SET)
@@ -501,7 +508,7 @@ def _hole(fd: int, offset: int, size: int) -> int:
 
 
 def _read(fd: int, target: memoryview, offset: int) -> int:
-    """Fill `target` from `offset`, holes with zeros; returns the bytes there are."""
+    """Fill `target` from `offset`, holes with zeros; return the number of bytes read."""
     done = 0
     while done < len(target):
         count = os.preadv(fd, [target[done:]], offset + done)

@@ -1,29 +1,28 @@
-"""Write-only hosts: what they are given, and how what they wrote is opened by whoever has the
-store's key.
+"""Write-only hosts: the keys that they have, and how the store's key opens what they wrote.
 
-A host that may be broken into need not be able to read what others have stored.  Who has the
-store's key makes it a *writer key*, a file with
+A host that may be broken into need not be able to read what others have stored. A host with the
+store's key makes a *writer key* for it, a file with
 
     the public half of the store's key pair    to seal for the store what only the store's key opens
-    an id and a secret of its own              which prove that somebody enrolled it
-    the names key and the lists key            to name sessions, and to read what garbage
-    collections say
+    an id and a secret of its own              which prove that the host was enrolled
+    the names key and the lists key            to name sessions, and to read the lists of garbage
+                                               collections
 
-and notes it in a slot of the store's config, of the type ``writer``, that opens nothing.  All of it
-follows from the master key (the secret from the id), so nothing else is stored, and what a removed
-writer has written stays readable.
+and records it in a slot of the store's config, of the type ``writer``, that opens nothing. All of
+it follows from the master key (the secret from the id), so nothing else is stored, and what a
+removed writer has written stays readable.
 
-What such a host writes is sealed by keys of a *domain* that it has made itself (`domains`).  The
+What such a host writes is sealed by keys of a *domain* that it has made itself (`domains`). The
 domain's master key is in
 
-    writers/<32 hex, the domain's id>   8 s magic, u16 version, u16 zero, u32 zero, 16 s the
-    writer's id,
-                                        32 s ephemeral public key, 48 s sealed master key
+    writers/<32 hex, the domain's id>   8 s magic, u16 version, u16 zero, u32 zero,
+                                        16 s the writer's id, 32 s ephemeral public key,
+                                        48 s sealed master key
 
 sealed by AES-256-GCM with a key that is derived from the X25519 secret of the ephemeral and the
-store's key pair, both public keys, the writer's secret, and the ids of store, writer and domain.  A
-public key alone would let anybody who can put objects add checkpoints that are restored, and run,
-elsewhere: the writer's secret is what they lack.
+store's key pair, both public keys, the writer's secret, and the ids of store, writer and domain.
+With a public key alone, anyone who can put objects could add checkpoints that are restored, and
+run, on other hosts: the writer's secret prevents that.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ import struct
 from typing import Any
 
 from ..errors import Damaged, UnsupportedFormat, WrongKey
-from .codec import KEY_SIZE, NAMES, TAG_SIZE, derive, keyed_hash
+from .codec import KEY_SIZE, NAMES, TAG_SIZE, derive, fingerprint, keyed_hash
 from .configobject import WRITER
 from .records import Confidential
 
@@ -65,13 +64,13 @@ class WriterKey(Confidential, frozen=True):
     lists: bytes
 
     def text(self) -> str:
-        """The file's content."""
+        """Return the file's content."""
         content = b"".join((self.store, self.public, self.id, self.secret, self.names, self.lists))
         return f"{LINE}\n{base64.b64encode(content).decode()}\n"
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> WriterKey:
-        """The inverse of `text`; `WrongKey`."""
+        """Parse a key file's content, the inverse of `text`; raise `WrongKey`."""
         lines = text.decode("ascii", "replace").split("\n")
         if lines[0] != LINE and lines[0].startswith("criuctl writer key "):
             raise UnsupportedFormat(f"{where} is a key file of a newer criuctl: {lines[0]}")
@@ -92,23 +91,21 @@ class WriterKey(Confidential, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """What may be shown of it."""
-        from .keys import fingerprint
-
+        """The fingerprint of the secret, by which this key is shown and listed."""
         return fingerprint(self.secret)
 
     def slot(self) -> dict[str, Any]:
-        """What stands in the store's config for it."""
+        """Return the slot for it in the store's config."""
         return {"type": WRITER, "id": self.id.hex(), "fingerprint": self.fingerprint}
 
 
 def enrol(master: bytes, store_id: str) -> WriterKey:
-    """A new writer key for the store."""
+    """Return a new writer key for the store."""
     return writer_key(master, store_id, secrets.token_bytes(ID_SIZE))
 
 
 def writer_key(master: bytes, store_id: str, writer: bytes) -> WriterKey:
-    """The key of the writer with this id, which follows from the master key."""
+    """Return the key of the writer with this id, which follows from the master key."""
     return WriterKey(
         bytes.fromhex(store_id),
         _pair(master).public_key().public_bytes_raw(),
@@ -120,12 +117,12 @@ def writer_key(master: bytes, store_id: str, writer: bytes) -> WriterKey:
 
 
 def lists_key(master: bytes) -> bytes:
-    """What lists of packs are sealed by in a store that has writers."""
+    """Return the key that seals lists of packs in a store that has writers."""
     return derive(master, _LISTS)
 
 
 def domain_of(name: str) -> bytes | None:
-    """The id of the domain whose object is called `name`; None for another one's name."""
+    """Return the id of the domain whose object is called `name`; None if it is not such a name."""
     text = name.removeprefix(PREFIX)
     try:
         domain = bytes.fromhex(text)
@@ -135,9 +132,7 @@ def domain_of(name: str) -> bytes | None:
 
 
 def wrap(key: WriterKey, domain: bytes, master: bytes) -> bytes:
-    """The object that lets whoever has the store's key open the domain with this id and master
-    key.
-    """
+    """Return the object with which the store's key opens the domain of this id and master key."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -150,8 +145,8 @@ def wrap(key: WriterKey, domain: bytes, master: bytes) -> bytes:
 
 
 def unwrap(master: bytes, store_id: str, name: str, data: bytes) -> bytes:
-    """The master key of the domain whose object `name` holds `data`; `Damaged` when no enrolled
-    writer has made it.
+    """Return the master key of the domain whose object `name` holds `data`; raise `Damaged` when no
+    enrolled writer has made it.
     """
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
@@ -183,7 +178,7 @@ def unwrap(master: bytes, store_id: str, name: str, data: bytes) -> bytes:
 
 
 def author(data: bytes) -> bytes:
-    """The id of the writer that has made the object of a domain, which was unwrapped before."""
+    """Return the id of the writer that made the object of a domain, which was unwrapped before."""
     writer: bytes = WRAPPED.unpack(data)[4]
     return writer
 
@@ -199,11 +194,11 @@ def _secret(master: bytes, writer: bytes) -> bytes:
 
 
 def _wrapping(*parts: bytes) -> bytes:
-    return derive(b"".join(parts), _DOMAIN)  # all of them have fixed sizes
+    return derive(b"".join(parts), _DOMAIN)  # unambiguous: every part has a fixed size
 
 
 def lost(name: str) -> Damaged:
-    """The error for the object of a domain that is not there."""
+    """Return the error for a domain's object that does not exist."""
     return Damaged(
         f"{name} is missing, which opens what a write-only host has stored",
         hint=_AGAIN,

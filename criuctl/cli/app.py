@@ -1,9 +1,8 @@
-"""What one invocation was asked globally, and the one way by which its result leaves.
+"""The global options of one invocation, and the one place that prints its result.
 
-`App` is filled by the global options (see `pages`) and given to every command by click's context.
-A command asks it for the configuration and for a reporter, and hands it the result; whether that
-becomes JSON, a table on a terminal or plain text is decided here.  Results go to standard output
-and nothing else does.
+`App` is filled by the global options (see `pages`), and click's context passes it to every command.
+A command gets the configuration and a reporter from it, and hands it the result. `App` decides
+whether that becomes JSON, a table on a terminal or plain text. Only results go to standard output.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ DEGRADED = 11  # done, but something that policy calls optional failed
 
 
 def _settled(config: Config) -> Config:
-    """With a store that is the same one for who reads its name elsewhere later: a hook, the
-    recovery after a boot.
+    """Return the configuration with an absolute store URL, for later readers of its name: a hook,
+    the recovery after a boot.
     """
     if config.store.startswith("/"):
         return config
     from ..store import from_anywhere
 
-    # what is wrong with it is told by the command that opens it
+    # the command that opens the store reports the error
     with suppress(UsageError, FileNotFoundError):
         return config.with_options(store=from_anywhere(config.store))
     return config
@@ -49,13 +48,13 @@ class App:
         self.quiet = False
         self.store: str | None = None
         self.config_file: str | None = None
-        # the one JSON value is on standard output: what goes wrong from then on is told elsewhere
+        # the one JSON value is printed: later errors go to standard error
         self.answered = False
         self._config: Config | None = None
 
     @property
     def config(self) -> Config:
-        """Files, then variables, then options; read when first asked for."""
+        """The configuration: files, then variables, then options; read on first use."""
         if self._config is None:
             from .. import config
 
@@ -63,8 +62,8 @@ class App:
         return self._config
 
     def store_coming(self) -> AbstractContextManager[None]:
-        """For a command that loads much of its own before it opens the store: an S3 client is
-        loaded beside that.
+        """Load the S3 client in the background, for a command that loads much else before it opens
+        the store.
         """
         from ..store import coming
 
@@ -72,11 +71,10 @@ class App:
 
     @contextmanager
     def reporting(self, *, bars: bool = True) -> Iterator[Reporter]:
-        """A reporter for one operation; its progress bars are off the terminal when the block is
-        left.
+        """Yield a reporter for one operation; its progress bars are removed when the block
+        is left.
 
-        Operations on several things at once have no `bars`: one terminal has not room for all of
-        theirs.
+        Operations on several things at once have no `bars`: a terminal has no room for all of them.
         """
         from .output import make_reporter
 
@@ -94,11 +92,11 @@ class App:
         *,
         raw: bool = False,
     ) -> None:
-        """Print a result: `value` as JSON under --json, else the text of `brief` under -q, else of
-        `human`.
+        """Print a result: `value` as JSON under --json, otherwise the text of `brief` under -q, or
+        of `human`.
 
-        Empty text prints nothing.  Control characters are escaped unless the text is `raw`, as what
-        a session has printed.
+        Empty text prints nothing. Control characters are escaped unless the text is `raw`, such as
+        a session's output.
         """
         if self.json:
             import json
@@ -119,9 +117,7 @@ class App:
         empty: str,
         brief: Callable[[], str] | None = None,
     ) -> None:
-        """Print a list: a table for people (with `empty` said on standard error if there are no
-        rows).
-        """
+        """Print a list: a table for people (without rows, `empty` goes to standard error)."""
         if self.json or (self.quiet and brief is not None):
             self.emit(value, lambda: "", brief)
             return

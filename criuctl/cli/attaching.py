@@ -1,5 +1,5 @@
-"""Attaching as `run`, `attach` and `restore --attach` do it: the terminal is ours until the session
-or the user ends that.
+"""Attaching, for `run`, `attach` and `restore --attach`: the session uses this terminal until it
+ends or the user detaches.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def attach_to(
     patience: float = 10.0,
     session: Session | None = None,
 ) -> int:
-    """Be attached to session `name`; the session's exit code, or 0 after the detach key.
+    """Attach to session `name`; return the session's exit code, or 0 after the detach key.
 
-    `start` shows the log from that offset instead of the screen of now; `quiet` says nothing when
-    the session ends.
+    `start` shows the log from that offset instead of the current screen; `quiet` prints no message
+    when the session ends.
     """
     key = app.config.detach_key
     with contextlib.ExitStack() as stack:
@@ -67,7 +67,7 @@ def attach_to(
             ended = attachment.run(session)
         except NotShown as error:
             raise ResultLost(
-                f"what the session shows could not be written: {error.strerror}"
+                f"the session's output could not be written: {error.strerror}"
             ) from error
         finally:
             with contextlib.suppress(OSError):

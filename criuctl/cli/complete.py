@@ -18,14 +18,14 @@ PATIENCE = 1.0  # seconds that a person at a prompt can be made to wait
 
 
 def _in_time(ask: Callable[[], list[CompletionItem]]) -> list[CompletionItem]:
-    """What `ask` returns, or nothing if it fails or takes longer than `PATIENCE`."""
+    """Return the result of `ask`, or nothing if it fails or takes longer than `PATIENCE`."""
     answer: list[CompletionItem] = []
 
     def run() -> None:
         try:
             answer.extend(ask())
         except Exception:
-            # No store, no key, no permission: the command itself will say so when it is run.
+            # No store, no key, no permission: the command itself reports that when it is run.
             answer.clear()
 
     thread = threading.Thread(target=run, daemon=True)
@@ -41,7 +41,9 @@ def _app(ctx: click.Context) -> App:
 def checkpoint_ref(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Sessions' names; their numbered checkpoints once a name is there; ids once they are begun."""
+    """Complete names of sessions; their numbered checkpoints after a name; ids after the first
+    digit.
+    """
 
     def ask() -> list[CompletionItem]:
         from ..ops.inspect import list_checkpoints
@@ -68,7 +70,7 @@ def checkpoint_ref(
 def session_name(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Names of the sessions that have a checkpoint in the store."""
+    """Complete names of the sessions that have a checkpoint in the store."""
 
     def ask() -> list[CompletionItem]:
         from ..ops.inspect import list_checkpoints
@@ -82,7 +84,9 @@ def session_name(
 
 
 def store_key(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Labels of the keys that open the store, and fingerprints of those that have none."""
+    """Complete labels of the keys that open the store, and fingerprints of those without a
+    label.
+    """
 
     def ask() -> list[CompletionItem]:
         from ..ops.store_keys import key_list
@@ -100,7 +104,7 @@ def store_key(ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
 def running_session(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Names of the sessions that run on this host."""
+    """Complete names of the sessions that run on this host."""
 
     def ask() -> list[CompletionItem]:
         from ..host.registry import Registry
@@ -116,7 +120,7 @@ def running_session(
 
 
 def session(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of the sessions of this host, with their states."""
+    """Complete names of the sessions of this host, with their states."""
 
     def ask() -> list[CompletionItem]:
         from ..ops.sessions import sessions
@@ -134,7 +138,7 @@ def session(ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 def process_id(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The PIDs of this host, once the first digit is typed."""
+    """Complete PIDs of this host, after the first digit."""
     if not incomplete.isdigit():
         return []
 
@@ -149,14 +153,14 @@ def process_id(
                 with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as comm:
                     items.append(CompletionItem(pid, help=comm.read().strip()))
             except OSError:
-                continue  # it ended while we looked
+                continue  # it ended meanwhile
         return items
 
     return _in_time(ask)
 
 
 def target(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """A PID once digits are typed, else the name of a session that runs here, or of a configured
+    """Complete a PID after a digit, otherwise the name of a running session or of a configured
     tree.
     """
     if incomplete.isdigit():

@@ -1,8 +1,8 @@
-"""What becomes of several things at once: a line for each as soon as it is known, or one element of
+"""The outcomes of several things at once: a line for each as soon as it is known, or one element of
 a JSON array.
 
-Under --json every element stands on a line of its own, behind the ``[`` or the ``,``: whoever reads
-along takes lines, whoever waits for the end has one JSON value.
+Under --json every element is on its own line, after the ``[`` or the ``,``. A reader can take the
+lines as they come, or the whole as one JSON value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class JsonArray:
-    """The array, as it grows."""
+    """A JSON array that is printed element by element."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -32,48 +32,50 @@ class JsonArray:
         self.begun = True
 
     def close(self) -> None:
-        """Print its end."""
+        """Print the end of the array."""
         write_result("]" if self.begun else "[]")
 
 
-def tell_failure(name: str, error: CriuctlError) -> None:
-    """What has failed, and what to do about it."""
+def print_failure(name: str, error: CriuctlError) -> None:
+    """Print what failed and the hint."""
     tell(f"criuctl: {printable(name)}: {printable(error.message)}")
     if error.hint:
         tell(f"  hint: {printable(error.hint)}")
 
 
-def tell_each(
+def print_each(
     app: App,
     outcomes: Iterable[T],
-    told: Callable[[T], int],
+    print_outcome: Callable[[T], int],
     body: Callable[[T], Any],
     *,
     to_the_end: bool = False,
 ) -> list[int]:
-    """Tell of each outcome: `told` prints it for people and gives its exit code, `body` is its
-    JSON.  The exit codes.
+    """Print each outcome, and return the exit codes.
 
-    What ends it before its time, a signal say, is the last element once there are others.  When
-    nobody listens any more, that does, too, unless all is to be done `to_the_end`: then it is one
-    more exit code.
+    `print_outcome` prints it for people and returns its exit code; `body` is its JSON.
+
+    An error that ends the loop, for example a signal, becomes the last element if others were
+    printed before. A closed standard output ends the loop as well, except with `to_the_end`: then
+    it is one more exit code.
     """
     array = JsonArray()
     codes: list[int] = []
 
-    def tell_of(outcome: T) -> int:
+    def print_one(outcome: T) -> int:
         if app.json:
             app.answered = True
             array.add(body(outcome))
-        return told(outcome)
+        return print_outcome(outcome)
 
-    telling = insistent(tell_of, codes) if to_the_end else tell_of
+    print_it = insistent(print_one, codes) if to_the_end else print_one
     try:
         for outcome in outcomes:
-            code = telling(outcome)  # which may add to the codes, too
+            code = print_it(outcome)  # it may add to the codes, too
             codes.append(code)
     except (CriuctlError, OSError) as error:
-        of_us = of_the_host(error) if isinstance(error, OSError) else error  # a full disk, say
+        # a full disk, for example
+        of_us = of_the_host(error) if isinstance(error, OSError) else error
         if of_us is None or not array.begun:
             raise
         array.add({"error": of_us.to_dict()})
@@ -96,35 +98,33 @@ def tell_each(
         codes.append(128 + number)
     except Exception:
         if array.begun:
-            array.close()  # a bug, which is told on standard error
+            array.close()  # a bug, which is reported on standard error
         raise
     finally:
         if isinstance(outcomes, Generator):
-            outcomes.close()  # when nobody listens any more, what is under way ends now
+            outcomes.close()  # when standard output is closed, the operations under way end now
     if app.json:
         array.close()
     return codes
 
 
-def insistent(told: Callable[[T], int], codes: list[int]) -> Callable[[T], int]:
-    """`told`, which goes on when nobody listens any more; the exit code that tells of that is added
-    to `codes`.
+def insistent(print_outcome: Callable[[T], int], codes: list[int]) -> Callable[[T], int]:
+    """Make `print_outcome` continue when standard output is closed; add the exit code for that to
+    `codes`.
     """
 
     def insists(outcome: T) -> int:
         try:
-            return told(outcome)
+            return print_outcome(outcome)
         except (BrokenPipeError, ResultLost) as error:
-            codes.append(_unheard(error))
-            return told(outcome)
+            codes.append(_discard_output(error))
+            return print_outcome(outcome)
 
     return insists
 
 
-def _unheard(error: BrokenPipeError | ResultLost) -> int:
-    """Standard output takes nothing any more, and leads nowhere from here on; the exit code that
-    tells.
-    """
+def _discard_output(error: BrokenPipeError | ResultLost) -> int:
+    """Redirect a closed standard output to nowhere; return the exit code for it."""
     discard(1)
     if isinstance(error, BrokenPipeError):
         return 128 + signal.SIGPIPE

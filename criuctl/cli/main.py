@@ -1,16 +1,15 @@
 """The program: the table of commands, the signals, and the one error boundary.
 
-Everything below raises; only this module decides what a person reads and which exit code a script
-sees:
+All other modules raise. Only this module decides which message a person reads and which exit code a
+script gets:
 
 - a `CriuctlError`: its message and hint on standard error (or ``{"error": ...}`` on standard output
   under --json), the exit code of its class;
 - a usage error of click: the same, exit 2;
 - SIGINT, SIGTERM, SIGHUP: the first one becomes an exception in the main thread, *once*, so that
-  the operation under way cleans up (a tree is thawed, a half-restored one removed); what comes
-  after it is told but changes nothing, for an interrupted clean-up is what must not happen.  Exit
-  128+N;
-- a reader of standard output that went away: nothing is said, exit 141, as of SIGPIPE;
+  the operation under way cleans up (a tree is thawed, a half-restored one removed).  Later signals
+  are reported and ignored, because a clean-up must not be interrupted.  Exit 128+N;
+- the reader of standard output went away: no message, exit 141, as of SIGPIPE;
 - a file of criuctl's own that this host does not let it read or write: as a `PlatformError`;
 - anything else is a bug: one line of apology, the traceback under -v, exit 1.
 """
@@ -54,7 +53,7 @@ COMMANDS: dict[str, Entry] = {
         f"{_HERE}.attach:attach", "Show a session on this terminal, and type into it.", "Sessions"
     ),
     "ls": Entry(f"{_HERE}.ls:ls", "List the sessions of this host.", "Sessions"),
-    "status": Entry(f"{_HERE}.status:status", "Tell all about a session.", "Sessions"),
+    "status": Entry(f"{_HERE}.status:status", "Show the details of a session.", "Sessions"),
     "send": Entry(f"{_HERE}.send:send", "Type into a session.", "Sessions"),
     "capture": Entry(
         f"{_HERE}.capture:capture", "Print what a session shows, or what it printed.", "Sessions"
@@ -68,12 +67,12 @@ COMMANDS: dict[str, Entry] = {
     "pause": Entry(f"{_HERE}.pause:pause", "Freeze a session.", "Sessions"),
     "resume": Entry(f"{_HERE}.resume:resume", "Let a paused or halted session go on.", "Sessions"),
     "halt": Entry(
-        f"{_HERE}.halt:halt", "Stop an agent: freeze now, drop what it typed.", "Sessions"
+        f"{_HERE}.halt:halt", "Stop an agent: freeze now, drop its unread input.", "Sessions"
     ),
     "signal": Entry(f"{_HERE}.signal:signal_", "Send a signal to a session.", "Sessions"),
     "kill": Entry(f"{_HERE}.kill:kill", "End every process of a session.", "Sessions"),
     "forget": Entry(
-        f"{_HERE}.forget:forget", "Remove what is kept of sessions that have ended.", "Sessions"
+        f"{_HERE}.forget:forget", "Remove the output and logs of ended sessions.", "Sessions"
     ),
     "fence": Entry(
         f"{_HERE}.fence:fence", "Stop sessions that another host has taken over.", "Sessions"
@@ -87,7 +86,7 @@ COMMANDS: dict[str, Entry] = {
         "Sessions",
     ),
     "check": Entry(
-        f"{_HERE}.check:check", "Tell whether a process tree can be dumped.", "Checkpoints"
+        f"{_HERE}.check:check", "Check whether a process tree can be dumped.", "Checkpoints"
     ),
     "connections": Entry(
         f"{_HERE}.connections:connections", "List a process tree's connections.", "Checkpoints"
@@ -119,17 +118,21 @@ COMMANDS: dict[str, Entry] = {
         f"{_HERE}.migrate:migrate", "Move a running tree to another host.", "Checkpoints"
     ),
     "receive": Entry(
-        f"{_HERE}.receive:receive", "What migrate starts on the other host.", "Checkpoints"
+        f"{_HERE}.receive:receive",
+        "Receive a migration; started by migrate on the other host.",
+        "Checkpoints",
     ),
     "list": Entry(f"{_HERE}.list:list_", "List the checkpoints of a store.", "Looking and keeping"),
-    "show": Entry(f"{_HERE}.show:show", "Show what a checkpoint holds.", "Looking and keeping"),
+    "show": Entry(
+        f"{_HERE}.show:show", "Show the contents of a checkpoint.", "Looking and keeping"
+    ),
     "verify": Entry(
         f"{_HERE}.verify:verify",
         "Read a checkpoint in full and check every byte.",
         "Looking and keeping",
     ),
     "diff": Entry(
-        f"{_HERE}.diff:diff", "Tell what differs between two checkpoints.", "Looking and keeping"
+        f"{_HERE}.diff:diff", "Show the differences between two checkpoints.", "Looking and keeping"
     ),
     "export": Entry(
         f"{_HERE}.export:export", "Write a checkpoint to a file.", "Looking and keeping"
@@ -147,10 +150,12 @@ COMMANDS: dict[str, Entry] = {
     "prune": Entry(
         f"{_HERE}.prune:prune", "Remove old checkpoints by rule.", "Looking and keeping"
     ),
-    "gc": Entry(f"{_HERE}.gc:gc", "Free what no checkpoint needs any more.", "Looking and keeping"),
+    "gc": Entry(
+        f"{_HERE}.gc:gc", "Free the space that no checkpoint needs any more.", "Looking and keeping"
+    ),
     "events": Entry(
         f"{_HERE}.events:events",
-        "Tell what was done on this host, and how it ended.",
+        "Show the operations of this host and their outcomes.",
         "Looking and keeping",
     ),
     "metrics": Entry(
@@ -162,7 +167,9 @@ COMMANDS: dict[str, Entry] = {
     "store": Entry(
         f"{_HERE}.store:store", "Make and describe stores and their keys.", "Setting up"
     ),
-    "key": Entry(f"{_HERE}.key:key", "Say who may open an encrypted store.", "Setting up"),
+    "key": Entry(
+        f"{_HERE}.key:key", "List and change the keys of an encrypted store.", "Setting up"
+    ),
     "doctor": Entry(
         f"{_HERE}.doctor:doctor", "Check this host, its CRIU and the store.", "Setting up"
     ),
@@ -252,18 +259,17 @@ class Signalled(KeyboardInterrupt):
 
 @contextmanager
 def signals_as_exception() -> Iterator[None]:
-    """While inside, the first SIGINT, SIGTERM or SIGHUP raises `Signalled`; later ones only say why
-    not.
+    """While inside, raise `Signalled` for the first SIGINT, SIGTERM or SIGHUP; report and ignore
+    later ones.
 
-    A signal that whoever started criuctl has set to be ignored (nohup, a shell's background job)
-    stays so.
+    A signal that was ignored when criuctl started (nohup, a shell's background job) stays ignored.
     """
     raised = False
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         nonlocal raised
         if raised:
-            # os.write: a print could re-enter a buffered stream that the signal has interrupted.
+            # os.write: print could re-enter a buffered stream that the signal has interrupted.
             os.write(2, b"criuctl: already stopping; cleaning up first\n")
             return
         raised = True
@@ -281,12 +287,13 @@ def signals_as_exception() -> Iterator[None]:
 
 
 def program(at_end: Callable[[], None] | None = None) -> NoReturn:
-    """What ``criuctl`` on the PATH calls: `main`, `at_end`, then the end of the process.
+    """Run `main` and `at_end`, then end the process: the function behind ``criuctl`` on the
+    PATH.
 
-    Taking the interpreter down object by object would take a tenth of a second with boto3 loaded,
-    to no purpose: what must be undone has been, and threads have been joined, when `main` returns.
+    The normal shutdown of the interpreter would take a tenth of a second with boto3 loaded, without
+    any use: when `main` returns, all clean-up is done and all threads are joined.
     """
-    # who ignores it, and lets its children do so, lets them not wait for theirs
+    # a parent that ignores SIGCHLD passes that on, and criuctl could then not wait for its children
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = main()
     if at_end is not None:
@@ -294,7 +301,7 @@ def program(at_end: Callable[[], None] | None = None) -> NoReturn:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    # a closed stream: Python itself knows best what to say and which code that is
+    # a closed stream: leave message and exit code to Python
     except (OSError, AttributeError):
         sys.exit(code)
     os._exit(code)
@@ -309,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     fill_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Paths and commands are bytes to the kernel; one that is no valid text must not fail a
+            # Paths and commands are bytes to the kernel; one that is not valid text must not fail a
             # listing.
             stream.reconfigure(errors="backslashreplace")
     app = App()
@@ -328,7 +335,7 @@ def _run(args: list[str], app: App) -> int:
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except click.UsageError as error:
-        # What stands behind the mistake was not read any more.
+        # click did not parse the arguments after the mistake.
         app.json = app.json or "--json" in (args[: args.index("--")] if "--" in args else args)
         return _fail(_as_usage_error(error), app)
     except click.ClickException as error:
@@ -352,12 +359,14 @@ def _run(args: list[str], app: App) -> int:
         return _fail(NO_MEMORY, app)
     except RuntimeError as error:
         return _fail(NO_THREADS, app) if _lacks_threads(error) else _bug(error, app)
-    except Exception as error:  # the boundary: whatever else arrives here is a bug by definition
+    except Exception as error:  # the error boundary: any other exception is a bug by definition
         return _bug(error, app)
 
 
 def _lacks_threads(error: BaseException | None) -> bool:
-    """Whether it all began with a thread that could not be started; Python has no class for it."""
+    """Return whether the cause was a thread that could not be started; Python has no exception
+    class for it.
+    """
     while error is not None:
         if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
             return True
@@ -387,7 +396,7 @@ def _coloured() -> bool:
 
 
 def _in_json(app: App) -> bool:
-    """Whether an error is to be the one JSON value."""
+    """Return whether an error is to be printed as the one JSON value."""
     return app.json and not app.answered
 
 
@@ -403,33 +412,33 @@ def _print_error(body: dict[str, Any]) -> None:
 
 
 def _fail(error: CriuctlError, app: App) -> int:
-    # which says that standard output takes nothing
+    # `ResultLost` says that standard output takes no data
     if _in_json(app) and not isinstance(error, ResultLost):
         _print_error(error.to_dict())
     elif obstacles := [f for f in error.details.get("findings", ()) if f["level"] == "error"]:
         from .commands.check import findings_lines
 
-        # Each obstacle on a line, with its own remedy: the message has them all in one sentence.
+        # Each obstacle on its own line, with its remedy; the message has them all in one sentence.
         _say("refused before anything was touched:")
         for line in findings_lines(obstacles):
             tell(f"  {line}")
     else:
         _say(error.message, error.hint)
     if app.verbose:
-        _tell_causes(error)
+        _print_causes(error)
     if app.verbose > 1:
-        _tell_traceback(error)
+        _print_traceback(error)
     return error.exit_code
 
 
-def _tell_causes(error: BaseException) -> None:
+def _print_causes(error: BaseException) -> None:
     cause = error.__cause__
     while cause is not None:
         tell(f"  caused by: {type(cause).__name__}: {printable(cause)}")
         cause = cause.__cause__
 
 
-def _tell_traceback(error: BaseException) -> None:
+def _print_traceback(error: BaseException) -> None:
     import traceback
 
     tell("".join(traceback.format_exception(error)).rstrip())
@@ -446,7 +455,7 @@ def _bug(error: BaseException, app: App) -> int:
     else:
         _say(message, hint)
     if app.verbose:
-        _tell_traceback(error)
+        _print_traceback(error)
     return 1
 
 
@@ -465,16 +474,16 @@ def _interrupted(interrupt: KeyboardInterrupt, app: App) -> int:
     else:
         _say(f"stopped by {name}")
     if app.verbose > 1:
-        _tell_traceback(interrupt)
+        _print_traceback(interrupt)
     return 128 + number
 
 
 def _complete(instruction: str) -> int:
-    """Answer the shell's question; a completion never says anything on standard error."""
+    """Answer the shell's completion request; never print to standard error."""
     from click.shell_completion import shell_complete
 
     try:
         return shell_complete(cli, {"obj": App()}, PROGRAM, COMPLETE_VARIABLE, instruction)
     except (Exception, KeyboardInterrupt):
-        # The user is in the middle of a line; a message there would be worse than no completion.
+        # The user is typing a command line; a message there would be worse than no completion.
         return 1

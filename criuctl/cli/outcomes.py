@@ -1,4 +1,4 @@
-"""What became of connections, or will, in lines for people: a dump's, a plan's and a restore's."""
+"""The outcomes of connections as lines for people: of a dump, a plan and a restore."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 from .text import printable
 
-_ALIKE = 5  # connections that are told one by one, if all is the same with them
+_ALIKE = 5  # similar connections that are printed one by one
 
 
-def connection_lines(told: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """One line for each connection; many that are alike in all that counts become one."""
+def connection_lines(connections: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """Return one line for each connection; many similar ones are merged into one line."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for c in told:
+    for c in connections:
         warnings = c.get("details", {}).get("warnings")
-        # a hook may say anything
+        # a hook may return any text
         more = [f"warning: {text}" for text in warnings] if isinstance(warnings, list) else []
         more += [f"hint: {c['hint']}"] if c.get("hint") else []
         groups.setdefault((c["peer"], c[key], c["application"], c["reason"], *more), []).append(c)
     lines = []
     for (peer, word, application, reason, *more), alike in groups.items():
         first = alike[0]
-        who = f"PID {first['pid']} fd {first['fd']}: {printable(first['local'] or '(no name)')}"
+        source = f"PID {first['pid']} fd {first['fd']}: {printable(first['local'] or '(no name)')}"
         if len(alike) > _ALIKE:
-            who = (
+            source = (
                 f"{len(alike)} connections of PIDs "
                 f"{', '.join(str(p) for p in sorted({c['pid'] for c in alike})[:4])}"
             )
@@ -34,7 +34,7 @@ def connection_lines(told: Sequence[Mapping[str, Any]], key: str) -> list[str]:
         why = f": {printable(reason)}" if reason else ""
         line = f" -> {printable(peer or '(no name)')} {printable(word)}{how}{why}"
         lines += (
-            [who + line]
+            [source + line]
             if len(alike) > _ALIKE
             else [
                 f"PID {c['pid']} fd {c['fd']}: {printable(c['local'] or '(no name)')}{line}"

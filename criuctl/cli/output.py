@@ -1,15 +1,15 @@
-"""What an operation tells while it runs, on standard error.
+"""The events of a running operation, on standard error.
 
-The same events become, by choice of the reporter:
+The reporter decides how the same events are shown:
 
 - nothing (-q, or --json without -v: warnings are in the result's JSON),
 - JSON lines (--json -v),
 - plain lines when standard error is no terminal: warnings, and steps under -v,
-- progress bars on a terminal, one per name that the operation reports, gone when it ends.
+- progress bars on a terminal, one per name that the operation reports, removed at the end.
 
-A reporter never fails its operation: when nobody reads standard error any more, the words are
-dropped.  Bars are drawn by one thread from numbers that the operation's threads merely leave
-behind, so telling costs an operation (a frozen tree waits for it) next to nothing.
+A reporter never fails its operation: when standard error is closed, the output is dropped. One
+thread draws the bars from numbers that the operation's threads store, so reporting costs an
+operation (a frozen tree waits for it) almost nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _REDRAW = 0.1  # seconds between two drawings of the bars
-# of what operations report, where their own word is terse
+# clearer titles for some names that operations report
 _TITLES = {"pages": "memory read", "upload": "stored"}
 _JSON_PROGRESS = 0.5  # seconds between two progress lines of one name
 
 
 def make_reporter(*, json: bool, verbose: int, quiet: bool, bars: bool = True) -> Reporter:
-    """The reporter that these options and standard error ask for."""
+    """Return the reporter for these options and the kind of standard error."""
     if json and verbose:
         return JsonReporter()
     if json or quiet:
@@ -117,7 +117,7 @@ class BarReporter(LineReporter):
         self._amounts: dict[str, tuple[int, int | None, str]] = {}
         self._step = ""
         self._over = threading.Event()
-        self._lock = threading.Lock()  # guards _live and whose turn it is to write
+        self._lock = threading.Lock()  # guards _live and the order of writing
         self._live: Progress | None = None
         self._thread: threading.Thread | None = None
 
@@ -153,14 +153,14 @@ class BarReporter(LineReporter):
             try:
                 self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
             except OSError:
-                discard(2)  # the terminal went away
+                discard(2)  # the terminal is gone
 
     def _draw(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn
 
         class Bar(BarColumn):
-            """Nothing for what has no known end: a pulsing bar says little and takes long to
+            """A bar; nothing for an unknown total, because a pulsing bar says little and is slow to
             draw.
             """
 
@@ -178,7 +178,7 @@ class BarReporter(LineReporter):
             console=Console(stderr=True),
             transient=True,
             auto_refresh=False,
-            redirect_stdout=False,  # rich must not put its own objects in the place of the streams
+            redirect_stdout=False,  # rich must not replace the streams
             redirect_stderr=False,
         )
         tasks: dict[str, TaskID] = {}
@@ -191,7 +191,7 @@ class BarReporter(LineReporter):
                     self._update(live, tasks)
                     live.refresh()
         except OSError:
-            discard(2)  # the terminal went away under the bars; the operation goes on unseen
+            discard(2)  # the terminal is gone; the operation continues without bars
         finally:
             with self._lock:
                 self._live = None
@@ -224,7 +224,9 @@ def _amount(done: int, total: int | None, unit: str) -> str:
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """A table on a terminal: as wide as the terminal allows, bold headings, long cells folded."""
+    """Print a table on a terminal: as wide as the terminal allows, bold headings, long cells
+    folded.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,6 @@
-"""Passphrases on the terminal: typed, never shown, never an argument, which others could read."""
+"""Passphrases on the terminal: typed, never shown, and never an argument, which other users could
+read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from ..errors import UsageError
 
 
 def ask(prompt: str, *, twice: bool = False) -> bytes:
-    """What is typed there; `UsageError` where there is no terminal."""
+    """Prompt for a passphrase on the terminal; raise `UsageError` where there is none."""
     if not sys.stdin.isatty():
         raise UsageError(
             "--passphrase asks on a terminal, and there is none",

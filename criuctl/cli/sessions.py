@@ -1,4 +1,6 @@
-"""What the commands on sessions share: their arguments and the words for a session's state."""
+"""Shared parts of the commands on sessions: their arguments, and the words for a session's
+state.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def name_argument(function: F) -> F:
-    """The argument NAME: a session of this host."""
+    """Add the argument NAME: a session of this host."""
     return click.argument("name", shell_complete=complete.session, help="The session's name.")(
         function
     )
 
 
 def take_option(function: F) -> F:
-    """The option ``--take``."""
+    """Add the option ``--take``."""
     return click.option(
         "--take",
         is_flag=True,
         help=(
-            "Take the write lease from whoever holds it.  [default: end with 9 when somebody else "
+            "Take the write lease from its holder.  [default: end with 9 when another client "
             "writes]"
         ),
     )(function)
 
 
 def timeout_option(what: str, default: float | None, most: float = 31536000) -> Callable[[F], F]:
-    """The option ``--timeout``, in seconds."""
+    """Add the option ``--timeout``, in seconds."""
     return click.option(
         "--timeout",
         type=Seconds(min=0, max=most),
@@ -46,7 +48,7 @@ def timeout_option(what: str, default: float | None, most: float = 31536000) -> 
 
 
 def command_argument(*, required: bool, help: str) -> Callable[[F], F]:
-    """The argument ``-- CMD...``."""
+    """Add the argument ``-- CMD...``."""
     metavar = "-- CMD..." if required else "[-- CMD...]"
     return click.argument(
         "command", nargs=-1, required=required, type=click.UNPROCESSED, metavar=metavar, help=help
@@ -54,7 +56,7 @@ def command_argument(*, required: bool, help: str) -> Callable[[F], F]:
 
 
 def state_words(body: Mapping[str, Any]) -> str:
-    """The state for people, with what an ended session ended with."""
+    """Return the state in words, with the exit status of an ended session."""
     state = str(body["state"])
     if state == "exited":
         number = body.get("exit_signal")
@@ -65,7 +67,7 @@ def state_words(body: Mapping[str, Any]) -> str:
 
 
 def command_words(command: list[str], limit: int = 60) -> str:
-    """A command for a table."""
+    """Return a command as text for a table."""
     import shlex
 
     text = printable(shlex.join(command))

@@ -1,8 +1,8 @@
-"""The two streams: results on standard output, all else on standard error.
+"""The two streams: results on standard output, everything else on standard error.
 
-What goes wrong with a stream is never mistaken for the operation's failure.  A closed standard
-error is ignored.  A closed reader of standard output raises BrokenPipeError, which `main` ends
-quietly.  A result that cannot be written for another reason is an error of its own, `ResultLost`.
+An error of a stream is never reported as the operation's failure. A closed standard error is
+ignored. A closed reader of standard output raises BrokenPipeError, which `main` ends silently. A
+result that cannot be written for another reason is a separate error, `ResultLost`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ class ResultLost(CriuctlError):
 
 
 def write_result(text: str) -> None:
-    """Print `text` and a newline on standard output, now.
+    """Print `text` and a newline on standard output, and flush.
 
-    Raises BrokenPipeError when the reader has gone, `ResultLost` on any other failure (a full disk
-    behind
-    ``>`` above all).
+    Raise BrokenPipeError when the reader has gone, `ResultLost` on any other failure (mostly a full
+    disk behind ``>``).
     """
     _write(lambda stream: stream.write(text + "\n"))
 
 
 def unheard(write: Callable[[], object]) -> bool:
-    """`write` the result of what is done for good; whether nobody takes it, which is told, and is
-    no failure of what was done.
+    """Call `write` for the result of an operation that cannot be undone. Return whether the output
+    is lost, which is reported but is not a failure of the operation.
     """
     try:
         write()
@@ -49,7 +48,7 @@ def unheard(write: Callable[[], object]) -> bool:
 
 
 def write_bytes(data: bytes) -> None:
-    """Print `data` as it is; raises as `write_result` does."""
+    """Print `data` unchanged; raise as `write_result` does."""
     _write(lambda stream: stream.buffer.write(data))
 
 
@@ -68,9 +67,7 @@ def _write(write: Callable[[TextIO], object]) -> None:
 
 
 def tell(line: str) -> None:
-    """Print one line, without credentials, on standard error; if nobody can read it, go on
-    without.
-    """
+    """Print one line, without credentials, on standard error; ignore a closed stream."""
     stream = sys.stderr
     if stream is None:
         return
@@ -78,12 +75,13 @@ def tell(line: str) -> None:
         stream.write(redacted(line) + "\n")
         stream.flush()
     except OSError:
-        discard(2)  # a closed pipe, or a terminal that went away
+        discard(2)  # a closed pipe, or a terminal that is gone
 
 
 def discard(descriptor: int) -> None:
-    """Send what is still in the buffer of a broken stream nowhere, or the interpreter's own flush
-    at exit would fail once more and change the exit code."""
+    """Discard the data in the buffer of a broken stream. Otherwise the interpreter's flush at exit
+    would fail again and change the exit code.
+    """
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, descriptor)
@@ -92,25 +90,29 @@ def discard(descriptor: int) -> None:
 
 
 def fill_standard_streams() -> None:
-    """What is closed among 0, 1 and 2 leads nowhere; else the next file would get its number, and
-    be written messages into.
+    """Open /dev/null in the place of closed descriptors among 0, 1 and 2. Otherwise the next file
+    would get that number, and messages would be written to it.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            # which is given the lowest number that is free: this one
+            # open returns the lowest free number: this one
             os.open(os.devnull, os.O_RDWR)
 
 
 def reader_gone() -> bool:
-    """Has the reader of standard output gone?  (A broken pipe elsewhere is another matter.)"""
+    """Return whether the reader of standard output has gone; a broken pipe elsewhere is another
+    matter.
+    """
     poll = select.poll()
     poll.register(1, 0)
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def jsonable(value: Any) -> Any:
-    """For ``json.dumps(default=...)``: records by their own ``to_dict``, anything else as text."""
+    """Convert for ``json.dumps(default=...)``: records by their ``to_dict``, anything else
+    to text.
+    """
     to_dict = getattr(value, "to_dict", None)
     return to_dict() if to_dict is not None else str(value)

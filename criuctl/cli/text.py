@@ -1,8 +1,7 @@
 """Words and numbers for people: sizes, ages, tables and trees as text.
 
-Whatever comes out of a checkpoint or a process (commands, paths, labels) may hold control
-characters, and a store may hold checkpoints of somebody else: `printable` goes over all of it
-before a terminal sees it.
+Text from a checkpoint or a process (commands, paths, labels) may hold control characters, and a
+store may hold checkpoints of other people. `printable` escapes all of it before a terminal gets it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def printable(value: object) -> str:
-    r"""`value` as text in which control characters and undecodable bytes are escapes (``\x1b``)."""
+    """Return `value` as text in which control characters and undecodable bytes are escapes
+    (``\x1b``).
+    """
     text = str(value)
     if text.isprintable():
         return text
@@ -26,8 +27,8 @@ def printable(value: object) -> str:
 
 
 def harmless(text: str) -> str:
-    """`text` of several lines, none of which commands the terminal: `printable` but for its line
-    ends and tabs.
+    """Return `text` of several lines without control sequences: `printable`, but line ends and tabs
+    are kept.
     """
     if all(line.isprintable() for line in text.split("\n")):
         return text
@@ -35,7 +36,9 @@ def harmless(text: str) -> str:
 
 
 def size(number: int | float) -> str:
-    """Bytes in the largest unit that leaves at least one digit before the point: ``1.5 MiB``."""
+    """Return bytes in the largest unit that leaves at least one digit before the point: ``1.5
+    MiB``.
+    """
     value = float(number)
     for unit in _UNITS:
         if abs(value) < 1024 or unit == _UNITS[-1]:
@@ -47,7 +50,9 @@ def size(number: int | float) -> str:
 
 
 def duration(milliseconds: float | None) -> str:
-    """A span of time with two or three significant digits: ``87 ms``, ``1.42 s``, ``3 min 5 s``."""
+    """Return a span of time with two or three significant digits: ``87 ms``, ``1.42 s``, ``3 min 5
+    s``.
+    """
     if milliseconds is None:
         return "-"
     if milliseconds < 1000:
@@ -62,7 +67,7 @@ def duration(milliseconds: float | None) -> str:
 
 
 def age(created: str, now: datetime | None = None) -> str:
-    """How long ago the RFC 3339 time `created` was; the text itself if it is no such time."""
+    """Return the age of the RFC 3339 time `created`; the text itself if it is not such a time."""
     try:
         then = datetime.fromisoformat(created)
     except ValueError:
@@ -74,7 +79,7 @@ def age(created: str, now: datetime | None = None) -> str:
 
 
 def span(seconds: float) -> str:
-    """So many seconds in the largest unit of which there are two."""
+    """Return a number of seconds in the largest unit of which there are at least two."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"
@@ -82,24 +87,24 @@ def span(seconds: float) -> str:
 
 
 def plural(number: int, noun: str, nouns: str = "") -> str:
-    """``1 process``, ``2 processes``."""
+    """Return number and noun: ``1 process``, ``2 processes``."""
     return f"{number} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def labels(values: Mapping[str, str]) -> str:
-    """``a=1 b=2``, sorted."""
+    """Return labels as ``a=1 b=2``, sorted."""
     return " ".join(f"{printable(k)}={printable(v)}" for k, v in sorted(values.items()))
 
 
 class Column(NamedTuple):
-    """One column of a table: its heading, and whether numbers are lined up at the right."""
+    """One column of a table: its heading, and whether numbers are right-aligned."""
 
     heading: str
     right: bool = False
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
-    """Columns two spaces apart under upper-case headings; nothing is cut off."""
+    """Return a table: columns two spaces apart under upper-case headings; nothing is cut off."""
     lines = [
         [c.heading.upper() for c in columns],
         *([printable(cell) for cell in row] for row in rows),
@@ -116,17 +121,17 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """``name   value`` lines, values lined up."""
+    """Return ``name value`` lines with aligned values."""
     pairs = [(printable(name), printable(value)) for name, value in rows]
     width = max((len(name) for name, _ in pairs), default=0)
     return "\n".join(f"{name.ljust(width)}  {value}".rstrip() for name, value in pairs)
 
 
 def process_tree(processes: Sequence[Mapping[str, Any]]) -> str:
-    """The processes drawn like ``pstree -p -a``: children indented under their parents.
+    """Draw the processes like ``pstree -p -a``: children indented under their parents.
 
-    Processes whose parent is not among them are roots.  Records come from a manifest, so a loop of
-    parents must not hang the drawing: whatever no root reaches is drawn as a root of its own.
+    Processes without a parent in the list are roots. Records come from a manifest, so a loop of
+    parents must not hang the drawing: a process that no root reaches is drawn as a root.
     """
     by_pid = {p["pid"]: p for p in processes}
     children: dict[int, list[Mapping[str, Any]]] = {}
@@ -147,7 +152,7 @@ def process_tree(processes: Sequence[Mapping[str, Any]]) -> str:
         return f"{line}  [{count} threads]" if isinstance(count, int) and count > 1 else line
 
     def draw(root: Mapping[str, Any]) -> None:
-        # A stack, not recursion: a chain of a thousand processes is a legal tree.
+        # A stack instead of recursion: a chain of a thousand processes is a valid tree.
         stack: list[tuple[Mapping[str, Any], str, str]] = [(root, "", "")]
         while stack:
             p, lead, below = stack.pop()

@@ -1,10 +1,9 @@
-"""External connections: what is recorded of them, what becomes of them, and how they are given
-back.
+"""External connections: their records, their policies, and how they are given back.
 
-A connection whose other end is outside the tree has its other half in another kernel; nothing can
-keep that half but its owner.  `record` writes down what a tree holds, `rules` decides a policy for
-each connection (``keep``, ``reconnect``, ``hangup``, ``refuse``), and `protocols` speak to the
-peer: at the freeze to learn what the session holds there, at the restore to connect the same socket
-again and set it up anew.  `survey` is the dump's way through all this (`detect` tells protocols
-apart, `drain` waits, `inspecting` asks), `reconnect` the restore's.
+The other half of a connection to outside the tree is in another kernel; only its owner can keep
+that half. `record` describes what a tree holds, `rules` decides a policy for each connection
+(``keep``, ``reconnect``, ``hangup``, ``refuse``), and `protocols` speak to the peer: at the freeze
+to learn the session state there, at the restore to connect the same socket again and set up the
+session. `survey` does all this for a dump (`detect` recognises protocols, `drain` waits,
+`peer_inspection` asks), `reconnect` for a restore.
 """

@@ -1,13 +1,13 @@
-"""Telling peers that a connection is over when the tree that held it has been dumped and ended.
+"""Closing the connections of a tree that has been dumped and ended, so that their peers notice.
 
-CRIU leaves the sockets of a tree that it ends in repair mode, in which they vanish without a word:
-a server would keep the session, with its locks and its place among the permitted connections, until
-it has something to say.  So a dump that ends the tree holds a duplicate of each connection that is
-not to be kept, and closes it in order once the tree is gone, the checkpoint is complete and the
-firewall lock is taken down.
+CRIU leaves the sockets of a tree that it ends in repair mode, in which they vanish silently: a
+server would keep the session, with its locks and its place among the permitted connections, until
+it sends something. So a dump that ends the tree holds a duplicate of each connection that is not to
+be kept, and closes it in order once the tree is gone, the checkpoint is complete and the firewall
+lock is taken down.
 
-Accepted connections are reset instead: an orderly end would leave their port taken for a while, and
-the restored listener wants it.  A duplicate changes nothing while the tree lives: when the dump
+Accepted connections are reset instead: an orderly end would leave their port in use for a while,
+and the restored listener needs it. A duplicate changes nothing while the tree lives: when the dump
 fails it is simply closed, and the connection stays with the tree.
 """
 
@@ -31,16 +31,16 @@ _ABORT, _NO_WAIT = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
 
 
 class Farewell:
-    """The connections of one dump whose peers are to be told."""
+    """The connections of one dump that are to be closed visibly to their peers."""
 
     def __init__(self) -> None:
         self._held: list[tuple[socket.socket, bool]] = []  # and whether it is to be reset
 
     def hold(self, connections: Iterable[Connection]) -> None:
-        """Borrow every TCP connection that is not to be kept, and note it; one that cannot be
-        reached ends without a word.
+        """Duplicate every TCP connection that is not to be kept, and record it; one that cannot be
+        reached ends silently.
 
-        So do those for which there is no room: the dump needs descriptors too.
+        So do those for which there are no descriptors left, since the dump needs some too.
         """
         pidfds: dict[int, int] = {}
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
@@ -68,13 +68,13 @@ class Farewell:
                 os.close(fd)
 
     def say(self) -> None:
-        """Close them as a program would that ends; the tree must be gone."""
+        """Close them like a program that ends; the tree must be gone."""
         for sock, reset in self._held:
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
                 unsent = struct.unpack("i", ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
-                # What the peer has not taken must not reach it now: the restored program may say it
-                # again.
+                # Data that the peer has not received must not reach it now: the restored program
+                # may send it again.
                 sock.setsockopt(
                     socket.SOL_SOCKET, socket.SO_LINGER, _ABORT if unsent or reset else _NO_WAIT
                 )
@@ -83,7 +83,7 @@ class Farewell:
         self.drop()
 
     def drop(self) -> None:
-        """Let go of the duplicates; whoever else holds the connections keeps them."""
+        """Close the duplicates; other holders keep the connections."""
         for sock, _reset in self._held:
             sock.close()
         self._held.clear()

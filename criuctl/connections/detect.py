@@ -1,9 +1,8 @@
-"""Which application protocol a connection speaks, when no rule says so.
+"""The application protocol of a connection for which no rule names one.
 
-`by_appearance` goes by what the record holds: the well-known port or path, or the program behind
-the peer.  `probe` asks a peer that gives nothing away over a new connection of our own, never over
-the program's.  It is used before the freeze, only where the answer matters, and every peer is asked
-once.
+`by_appearance` uses the record: the well-known port or path, or the program behind the peer.
+`probe` asks an unrecognised peer over a new connection of criuctl's, never over the program's. It
+is used before the freeze, only where the answer matters, and every peer is asked once.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _REDIS_ANSWERS = (b"+PONG", b"-NOAUTH", b"-DENIED", b"-NOPERM", b"-LOADING", b"-
 
 
 def by_appearance(record: ConnectionRecord) -> str:
-    """``postgresql``, ``redis``, ``journal``, or "" when it cannot be told by looking."""
+    """Return ``postgresql``, ``redis``, ``journal``, or "" when the record does not show it."""
     if record.type != "stream":
         return ""
     found = _COMMAND.fullmatch(record.peer_process)
@@ -58,7 +57,9 @@ def by_appearance(record: ConnectionRecord) -> str:
 
 
 def probe(peers: Mapping[str, Dial], seconds: float = PROBE_SECONDS) -> dict[str, str]:
-    """Peer -> its application protocol, "" for none that we know; many are asked at once."""
+    """Return peer -> its application protocol, "" for an unknown one; many peers are asked
+    at once.
+    """
     if not peers:
         return {}
     found = in_parallel(
@@ -68,8 +69,8 @@ def probe(peers: Mapping[str, Dial], seconds: float = PROBE_SECONDS) -> dict[str
 
 
 def _ask(dial: Dial, seconds: float) -> str:
-    """PostgreSQL answers its question with one byte at once; Redis takes that for half a line, so
-    it is asked on its own.
+    """Ask one peer. PostgreSQL answers its question with one byte at once; Redis takes that for
+    half a line, so Redis is asked over a separate connection.
     """
     deadline = time.monotonic() + seconds
     with ExitStack() as stack:
@@ -80,9 +81,9 @@ def _ask(dial: Dial, seconds: float) -> str:
             if answer is None or not _postgresql(answer[1]):
                 second = stack.enter_context(_opened(dial, deadline))
                 second.sendall(_REDIS_PING)
-                # The first may have been slow only; one that answered, or hung up, has told enough.
+                # The first may only have been slow; an answer or a hang-up is enough.
                 answer = _first_of([first, second] if answer is None else [second], deadline)
-        except (OSError, CriuctlError):  # the process from whose place it was asked may have ended
+        except (OSError, CriuctlError):  # that process may have ended
             return ""
         if answer is None:
             return ""
@@ -109,8 +110,8 @@ def _opened(dial: Dial, deadline: float) -> socket.socket:
 
 
 def _first_of(asked: list[socket.socket], deadline: float) -> tuple[socket.socket, bytes] | None:
-    """Which of them said something first, and what; None when the time is over or all have hung
-    up.
+    """Return the first socket that answered, and the answer; None when the time is over or all have
+    hung up.
     """
     waiting = list(asked)
     while waiting:

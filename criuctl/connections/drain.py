@@ -1,9 +1,9 @@
 """Waiting until connections are idle: nothing queued on either side, and no byte moved between two
 looks.
 
-Done before the freeze, while the program runs and can finish what it is about.  Nobody can see from
-outside whether a peer is still thinking about a request; a connection on which nothing happens for
-`PAUSE` passes for idle.
+This is done before the freeze, while the program runs and can finish its requests. It is not
+visible from outside whether a peer still works on a request; a connection without traffic for
+`PAUSE` counts as idle.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Key = tuple[int, int]
 def wait_idle(
     look: Callable[[], Mapping[Key, ConnectionRecord]], deadlines: Mapping[Key, float]
 ) -> list[ConnectionRecord]:
-    """Wait for the connections in `deadlines` (of `time.monotonic`); those that did not become idle
-    in time.
+    """Wait for the connections in `deadlines` (of `time.monotonic`); return those that did not
+    become idle in time.
 
-    `look` tells how things are.  A connection that is gone is idle.
+    `look` returns the current records. A connection that is gone is idle.
     """
     waiting = dict(deadlines)
     before: dict[Key, Any] = {}
@@ -53,7 +53,7 @@ def wait_idle(
 
 
 def _traffic(record: ConnectionRecord) -> tuple[Any, ...]:
-    # A unix socket has no counters; its queues are all there is to see.
+    # A unix socket has no counters; only its queues are visible.
     return (
         record.inode,
         record.rqueue,

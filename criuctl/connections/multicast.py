@@ -1,7 +1,7 @@
-"""The multicast groups that a socket is in: which they are, and joining them again.
+"""The multicast groups that a socket is in: finding them, and joining them again.
 
-No system call tells the groups of a socket.  But ``/proc`` tells the groups of each interface,
-whoever has joined them, and a socket that is asked for its filter of one group on one interface
+No system call lists the groups of a socket. But ``/proc`` lists the groups of each interface, of
+all sockets together, and a socket that is asked for its filter of one group on one interface
 answers whether it is in it.
 """
 
@@ -21,14 +21,14 @@ from ..proc.syscalls import getsockopt_of
 
 _SIOCGIFNAME, _SIOCGIFINDEX = 0x8910, 0x8933
 _MCAST_MSFILTER = 48
-_EXCLUDE = 0  # MCAST_EXCLUDE: from all but those sources; with none it is what a plain join is
+_EXCLUDE = 0  # MCAST_EXCLUDE: from all sources but those listed; without a list it is a plain join
 _LEVELS = {socket.AF_INET: socket.IPPROTO_IP, socket.AF_INET6: socket.IPPROTO_IPV6}
 # struct group_filter: interface, group, mode, number of sources; their addresses follow
 _FILTER = struct.Struct("=I4x128sII")
 _REQUEST = struct.Struct("=I4x128s")  # struct group_req: interface, group
 _MCAST_JOIN_GROUP = 42
 _ADDRESS, _SOURCES = 128, 64
-_EVERYBODY = ("224.0.0.1", "ff01::1", "ff02::1")  # every host is in those, with no socket
+_EVERYBODY = ("224.0.0.1", "ff01::1", "ff02::1")  # every host is in those without any socket
 _SOLICITED = "ff02::1:ff"
 
 Group = tuple[int, str, int, str]
@@ -36,14 +36,14 @@ Group = tuple[int, str, int, str]
 
 
 def groups(pid: int) -> list[Group]:
-    """The groups that somebody in the net namespace of the process may have joined."""
+    """Return the groups that sockets in the net namespace of the process may have joined."""
     found: list[Group] = []
     index, name = 0, ""
-    with suppress(OSError, NoSuchProcess):  # no IPv4, no multicast; or it has ended
+    with suppress(OSError, NoSuchProcess):  # no IPv4, no multicast; or the process has ended
         for line in read_lines(pid, "net/igmp")[1:]:
             words = line.split()
             if not line[:1].isspace():
-                # a long name meets the colon behind it
+                # a long name touches the colon after it
                 index, name = int(words[0]), words[1].removesuffix(":")
             else:
                 found.append(
@@ -69,7 +69,7 @@ def groups(pid: int) -> list[Group]:
 
 
 def joined(sock: socket.socket, among: Sequence[Group]) -> list[list[Any]]:
-    """Those that the socket is in: ``[group, interface, mode, sources]``."""
+    """Return the groups that the socket is in: ``[group, interface, mode, sources]``."""
     found: list[list[Any]] = []
     for family, group, index, name in among:
         if family != sock.family:
@@ -80,7 +80,7 @@ def joined(sock: socket.socket, among: Sequence[Group]) -> list[list[Any]]:
         try:
             getsockopt_of(sock.fileno(), _LEVELS[sock.family], _MCAST_MSFILTER, asked)
         except OSError:
-            continue  # EADDRNOTAVAIL: it is not
+            continue  # EADDRNOTAVAIL: it is not in this group
         _index, _group, mode, number = _FILTER.unpack_from(asked)
         starts = [_FILTER.size + n * _ADDRESS for n in range(min(number, _SOURCES))]
         found.append(
@@ -95,11 +95,11 @@ def joined(sock: socket.socket, among: Sequence[Group]) -> list[list[Any]]:
 
 
 def join(sock: socket.socket, wanted: Any) -> list[str]:
-    """Join recorded groups; returns those that could not be, as text.  What it is in already stays
-    as it is.
+    """Join recorded groups; return those that could not be joined, as text. Present memberships
+    stay.
     """
     refused = []
-    # of a manifest, which may hold anything
+    # from a manifest, which may hold anything
     for entry in wanted if isinstance(wanted, list) else [wanted]:
         try:
             group, name, mode, sources = entry
@@ -126,7 +126,7 @@ def join(sock: socket.socket, wanted: Any) -> list[str]:
 
 
 def device_number(sock: socket.socket, name: str) -> int:
-    """The number of an interface in the net namespace of the socket; 0 for none."""
+    """Return the number of an interface in the net namespace of the socket; 0 for none."""
     return (
         int(
             struct.unpack_from(
@@ -139,7 +139,7 @@ def device_number(sock: socket.socket, name: str) -> int:
 
 
 def device_name(sock: socket.socket, number: int) -> str:
-    """The name of it; "" for none."""
+    """Return the interface's name; "" for none."""
     return (
         fcntl.ioctl(sock, _SIOCGIFNAME, struct.pack("16si12x", b"", number))[:16]
         .rstrip(b"\0")
@@ -150,7 +150,7 @@ def device_name(sock: socket.socket, number: int) -> str:
 
 
 def _packed(family: int, host: str) -> bytes:
-    """A struct sockaddr_storage."""
+    """Return a packed struct sockaddr_storage."""
     raw = socket.inet_pton(family, host)
     head = (
         struct.pack("=HH4s", family, 0, raw)

@@ -1,15 +1,15 @@
-"""Asking the peers of frozen connections, many at a time, what they hold; nothing that goes wrong
-here harms a dump.
+"""Asking the peers of frozen connections, many at a time, for their session state; no error here
+harms a dump.
 
-Each question is asked over the program's own connection, by the application protocol, in a thread
-of its own, on a duplicate of the socket.  When the time is over whatever still asks is cut off: its
-duplicate is turned into
-``/dev/null`` under its hands, so that no late word of ours can reach the connection.
+Each question is asked over the program's own connection, by the application protocol, in its own
+thread, on a duplicate of the socket. When the time is over the remaining threads are cut off: each
+duplicate is replaced by ``/dev/null`` under its number, so that no late byte can reach the
+connection.
 
-What a question leaves behind matters as much as its answer.  If something was sent and its answer
-may yet come, the program would take that answer for its own; such a connection is shut down, which
-the program is told of by the kernel like of any end.  A protocol that raises `CannotRebuild` or
-`PeerAway` vouches that it has cleaned up itself.
+A question may leave an answer behind. If something was sent and its answer may still come, the
+program would take that answer for one to its own request; such a connection is shut down, and the
+program sees that like any other end. A protocol that raises `CannotRebuild` or `PeerAway`
+guarantees that it has cleaned up itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..errors import CriuctlError
 from .protocols.base import ApplicationProtocol, Settings
 
 SECONDS = 3.0  # for the questions of one dump: the tree is frozen meanwhile
-# more for every question: a hundred sessions lost would be worse than a second longer frozen
+# more for every question: losing a hundred sessions would be worse than a second longer frozen
 SECONDS_EACH = 0.02
 # seconds more for the answer to a question that was already asked: leaving it unread would be worse
 GRACE = 2.5
@@ -44,16 +44,16 @@ _BYTES_SENT = struct.Struct("=200xQ")  # of struct tcp_info, Linux 4.19
 
 
 class Question(Struct, frozen=True):
-    """One idle connection and who speaks its protocol."""
+    """One idle connection and its protocol."""
 
-    record: ConnectionRecord  # with PIDs as we see them
+    record: ConnectionRecord  # with PIDs as criuctl sees them
     protocol: ApplicationProtocol
     settings: Settings
     borrow: Callable[[], socket.socket]  # the program's socket; closed here
 
 
 class Answer(Struct):
-    """What was learned; with a `reason` it was nothing that a session could be built from."""
+    """The result of a question; with a `reason` the session cannot be rebuilt from it."""
 
     session: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
@@ -73,7 +73,7 @@ class _Task(Struct):
 def ask_all(
     questions: Sequence[Question], seconds: float | None = None, grace: float = GRACE
 ) -> list[Answer]:
-    """An answer to each question, in their order, after `seconds` and `grace` at most."""
+    """Return an answer to each question, in their order, after at most `seconds` and `grace`."""
     deadline = time.monotonic() + (
         SECONDS + SECONDS_EACH * len(questions) if seconds is None else seconds
     )
@@ -93,7 +93,7 @@ def ask_all(
         for worker in workers:
             worker.join(max(0.0, deadline + grace - time.monotonic()))
     finally:
-        # Interrupted or not: nobody speaks on a connection whose program may be running again.
+        # Even when interrupted: no thread may use a connection whose program may be running again.
         answers = [_collect(task) for task in tasks]
     return answers
 
@@ -127,9 +127,9 @@ def _ask(task: _Task, deadline: float) -> None:
             answer = Answer(reason="the peer has sent something of its own accord")
     except CriuctlError as error:
         answer = Answer(reason=error.message)
-    except BaseException as error:  # whatever a protocol does wrong, the dump goes on
+    except BaseException as error:  # an error of a protocol must not fail the dump
         with task.lock:
-            shut = not task.over and _shut_if_asked(task)
+            shut = not task.over and _shut_if_sent(task)
         answer = Answer(reason=f"looking at the session failed: {type(error).__name__}", shut=shut)
     with task.lock:
         if not task.over:
@@ -145,15 +145,15 @@ def _collect(task: _Task) -> Answer:
             return task.answer
         if task.sock is None:
             return Answer(reason="there was no time to look at the session")
-        shut = _shut_if_asked(task)
-        # Not closed: the number must stay taken as long as the thread may use it.
+        shut = _shut_if_sent(task)
+        # Not closed: the number must stay in use while the thread may use it.
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), task.sock.fileno(), inheritable=False)
         return Answer(reason="the peer did not answer in time", shut=shut)
 
 
-def _shut_if_asked(task: _Task) -> bool:
-    """End the connection unless nothing was sent."""
+def _shut_if_sent(task: _Task) -> bool:
+    """End the connection if something was sent on it."""
     assert task.sock is not None
     now = _sent(task.sock)
     if now is not None and now == task.sent:
@@ -164,7 +164,7 @@ def _shut_if_asked(task: _Task) -> bool:
 
 
 def _sent(sock: socket.socket) -> int | None:
-    """Bytes that ever were sent; None where the kernel does not count."""
+    """Return the bytes that were ever sent; None where the kernel does not count them."""
     if sock.family == socket.AF_UNIX:
         return None
     try:
@@ -176,7 +176,7 @@ def _sent(sock: socket.socket) -> int | None:
 
 
 def unread(sock: socket.socket) -> int:
-    """Bytes that have come and nobody has read."""
+    """Return the received bytes that are still unread."""
     return _count(sock, termios.FIONREAD)
 
 

@@ -1,18 +1,19 @@
-"""The hand-back engine: many connections at a time are connected again, each within its deadline.
+"""The reconnect engine: many connections at a time are connected again, each within its
+deadline.
 
 The tree is held meanwhile, so a try changes nothing that it could see: the socket is borrowed for
-the try, connected, given to its application protocol, and let go.  Between tries nothing is
-borrowed and no thread waits: a connection whose peer is away goes back into a queue that is ordered
-by time (exponential backoff with jitter), so that a hundred dead peers do not keep a living one
-waiting.  What cannot be connected in time, or not at all, is hung up here as well.
+the try, connected, given to its application protocol, and let go. Between tries nothing is borrowed
+and no thread waits: a connection whose peer is away goes back into a queue that is ordered by time
+(exponential backoff with jitter), so that a hundred dead peers do not delay a living one.
+Connections that cannot be made in time, or not at all, are hung up here as well.
 
-A unix stream can be connected only once in its life.  So before the first of those to one server,
-its protocol is rehearsed on a socket of our own, until that does not end in `PeerAway`: a server
-that takes connections but says that it is still starting up does not cost the program its socket.
+A unix stream can be connected only once in its life. So before the first of those to one server,
+its protocol is rehearsed on a separate socket until that does not end in `PeerAway`: a server that
+accepts connections but reports that it is still starting up does not cost the program its socket.
 
-No thread outlives `Engine.run`, however it ends: what is still under way is woken
-(`dialling.connect` watches a descriptor, everything else finds its socket shut down) and what
-nevertheless hangs, is a daemon thread on a dead socket.
+No thread outlives `Engine.run`, however it ends: threads under way are woken (`dialling.connect`
+watches a descriptor, all others find their socket shut down). A thread that hangs nevertheless is a
+daemon thread on a dead socket.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from .protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settin
 from .rules import endpoint
 
 _WORKERS = 256  # tries at a time; each holds a descriptor or two
-# seconds for one try, so that a peer that takes connections and says nothing is tried again
+# seconds for one try, so that a silent peer is tried again
 _TRY = 10.0
-# seconds of them until it is connected, so that hosts that are off do not occupy all workers
+# seconds of them for connecting, so that hosts that are off do not occupy all workers
 _DIAL = 4.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-_GRACE = 2.0  # seconds that a try may take to notice that it is over
-_NAMES_KEPT = 5.0  # seconds for which an address of a name is not asked for again
+_GRACE = 2.0  # seconds that a try may take to notice that time is over
+_NAMES_KEPT = 5.0  # seconds for which the addresses of a name are reused
 
-_SHORTAGE = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})  # of ours
+_SHORTAGE = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})  # shortages on this host
 _AWAY = _SHORTAGE | {
     getattr(errno, name)
     for name in (
@@ -68,31 +69,32 @@ _AWAY = _SHORTAGE | {
 
 
 class Job(Struct, frozen=True):
-    """One connection to be given back."""
+    """One connection to connect again."""
 
     record: ConnectionRecord
-    protocol: ApplicationProtocol | None  # None: connecting is all there is to do
+    protocol: ApplicationProtocol | None  # None: only connect
     settings: Settings
-    seconds: float  # until it must be back
+    seconds: float  # until it must be connected
     # the program's socket, restored unconnected; the caller closes it
     borrow: Callable[[], socket.socket]
-    pid: int = 0  # a process that holds it, as we see it: paths are resolved as it would
-    user: Credentials | None = None  # that it will have: it is to be allowed no more than that
+    pid: int = 0  # a process that holds it, as criuctl sees it: paths are resolved in its view
+    # of the restored process: the connection gets no more rights than these
+    user: Credentials | None = None
 
 
 class Result(Struct, frozen=True):
-    """What became of it; a connection that is not `connected` is hung up."""
+    """The outcome; a connection that is not `connected` is hung up."""
 
     connected: bool
     reason: str = ""
     attempts: int = 0
     seconds: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)  # of the application protocol
-    hint: str = ""  # what would help, where it is known
+    hint: str = ""  # a remedy, if one is known
 
 
 class _State(Struct):
-    """A job's way to its result."""
+    """The progress of a job."""
 
     job: Job
     number: int
@@ -104,15 +106,15 @@ class _State(Struct):
     result: Result | None = None
 
     def failed(self, reason: str, hint: str = "") -> None:
-        """Why the try under way was no success; one that the deadline cut off knows less than the
-        one before it.
+        """Record why the current try failed; a try that was cut off by the deadline has a less
+        useful reason than the one before.
         """
         if self.attempts == 1 or time.monotonic() < self.deadline:
             self.last, self.hint = reason, hint
 
 
 class Engine:
-    """Gives `jobs` back, all at the same time."""
+    """Connects all `jobs` again at the same time."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.began = time.monotonic()
@@ -129,7 +131,9 @@ class Engine:
         self._rehearsal = threading.Lock()
 
     def run(self) -> list[Result]:
-        """The results, in the order of the jobs.  A signal ends it early, by its exception."""
+        """Return the results, in the order of the jobs. A signal ends it early, by its
+        exception.
+        """
         if not self.states:
             return []
         self._cancel = os.eventfd(0, os.EFD_CLOEXEC)
@@ -142,7 +146,7 @@ class Engine:
                 )
                 try:
                     worker.start()
-                except RuntimeError:  # no more threads for us here: fewer do it too
+                except RuntimeError:  # no more threads can be made: fewer are enough
                     if workers:
                         break
                     raise
@@ -170,7 +174,7 @@ class Engine:
             os.close(self._cancel)
 
     def _forsaken(self, state: _State) -> Result:
-        """A try that did not end: the socket is dead, whatever the thread still believes."""
+        """Abandon a try that did not end: its socket is dead."""
         with contextlib.suppress(OSError), state.job.borrow() as sock:
             connecting.hang_up(sock)
         return self._result(state, "its application protocol did not come to an end")
@@ -198,7 +202,9 @@ class Engine:
         return None
 
     def _try(self, state: _State) -> float | None:
-        """One attempt; the seconds until the next one, or None when there is a result."""
+        """Make one attempt; return the seconds until the next one, or None when there is a
+        result.
+        """
         state.attempts += 1
         job = state.job
         try:
@@ -214,7 +220,7 @@ class Engine:
                         state.result = self._result(state, "", facts)
                     return None
                 except (PeerAway, OSError) as error:
-                    state.failed(_told(error), getattr(error, "hint", ""))
+                    state.failed(_reason(error), getattr(error, "hint", ""))
                     pause = (
                         self._pause(state)
                         if isinstance(error, PeerAway) or error.errno in _AWAY
@@ -227,14 +233,14 @@ class Engine:
                     state.failed(error.message, error.hint)
                 except connecting.Cancelled:
                     return None
-                # a protocol's bug costs its own connection, not the restore
+                # a protocol's bug fails its own connection, not the restore
                 except Exception as error:
                     state.last = f"{type(error).__name__}: {error}"
                 connecting.hang_up(sock)
                 with self._changed:
                     state.borrowed = None
         except OSError as error:
-            state.last = f"its socket cannot be reached: {_told(error)}"
+            state.last = f"its socket cannot be reached: {_reason(error)}"
             if error.errno in _SHORTAGE and (pause := self._pause(state)) is not None:
                 return pause
         except CriuctlError as error:
@@ -243,8 +249,8 @@ class Engine:
         return None
 
     def _go_on(self) -> None:
-        """`Cancelled` once it is over: nothing may be done to a program that runs, however late a
-        thread comes to it.
+        """Raise `Cancelled` once the run is over: a late thread must not touch a program
+        that runs.
         """
         if self._stopped:
             raise connecting.Cancelled
@@ -263,7 +269,7 @@ class Engine:
         return min(pause, max(0.0, left - 0.05)) if left > 0.1 else None
 
     def _connect(self, job: Job, sock: socket.socket, deadline: float) -> dict[str, Any]:
-        """Connect and set up; raises for everything that is no success."""
+        """Connect and set up; raise for every failure."""
         if not getattr(job.protocol, "connects", False):
             self._dial(job, sock, deadline)
         if job.protocol is None:
@@ -274,8 +280,8 @@ class Engine:
         return facts if isinstance(facts, dict) else {}
 
     def _rehearse(self, state: _State, sock: socket.socket, deadline: float) -> None:
-        """Find out on a socket of ours that the server is ready; raises what is worth another
-        try.
+        """Check on a separate socket that the server is ready; raise for errors that are worth
+        another try.
         """
         job = state.job
         if sock.family != socket.AF_UNIX or sock.type == socket.SOCK_DGRAM or job.protocol is None:
@@ -289,12 +295,12 @@ class Engine:
         try:
             if job.record.peer in self._rehearsed:
                 return
-            # an abstract name is another server's in another net namespace
+            # an abstract name is a different server in another net namespace
             with sockdiag.socket_beside(sock) as own:
                 with self._changed:
                     state.borrowed = own
                 self._dial(job, own, deadline)
-                # that is for the program's own socket to find out
+                # the program's own socket will find that out
                 with contextlib.suppress(CannotRebuild):
                     job.protocol.reconnect(
                         own, job.record, replace(job.settings, process=job.pid), deadline
@@ -311,8 +317,8 @@ class Engine:
         if sock.family == socket.AF_UNIX:
             name = connecting.spelled(record.peer)
             self._go_on()
-            # Whoever listens there is told who connects (SO_PEERCRED), and whether one may is for
-            # the kernel to say.
+            # The listener sees the credentials of the connecting process (SO_PEERCRED), and the
+            # kernel checks its permission.
             if name is not None:
                 with acting_as(job.user):
                     connecting.connect(sock, name, deadline, self._cancel)
@@ -328,7 +334,8 @@ class Engine:
         addresses = self._addresses(record.host or host, port, sock.family)
         for number, address in enumerate(addresses, 1):
             try:
-                # The last address may take all the time that is left, the others their share of it.
+                # The last address may take all the time that is left, the others an equal share of
+                # it.
                 self._go_on()
                 share = (deadline - time.monotonic()) / (len(addresses) - number + 1)
                 connecting.connect(
@@ -341,9 +348,7 @@ class Engine:
                 connecting.disconnect(sock)
 
     def _addresses(self, host: str, port: int, family: int) -> list[connecting.Address]:
-        """The peer's addresses, asked of the host's resolver anew, but not by every connection for
-        itself.
-        """
+        """Return the peer's addresses, newly resolved, but not separately for every connection."""
         key = (host, port, family)
         known = self._names.get(key)
         if known is None or time.monotonic() - known[0] > _NAMES_KEPT:
@@ -356,7 +361,7 @@ class Engine:
 
 
 def _spent(sock: socket.socket) -> bool:
-    """Whether it is a unix stream that has had its one connect."""
+    """Return whether it is a unix stream whose one connect is used up."""
     if sock.family != socket.AF_UNIX or sock.type == socket.SOCK_DGRAM:
         return False
     try:
@@ -367,8 +372,8 @@ def _spent(sock: socket.socket) -> bool:
 
 
 def _leave(own: socket.socket) -> None:
-    """End our connection and wait until the server has: what it held there is free again for the
-    program.
+    """Close this connection and wait until the server has closed it too: its resources there are
+    free again for the program.
     """
     own.shutdown(socket.SHUT_WR)
     poller = select.poll()
@@ -380,5 +385,5 @@ def _leave(own: socket.socket) -> None:
         pass
 
 
-def _told(error: PeerAway | OSError) -> str:
+def _reason(error: PeerAway | OSError) -> str:
     return error.message if isinstance(error, PeerAway) else (error.strerror or str(error))

@@ -1,11 +1,9 @@
-"""What a tree holds of connections, written down: one record for each socket that has, or waits
-for, another end.
+"""The records of a tree's connections: one for each socket that has, or waits for, another end.
 
-Taken twice: while the tree runs, to decide what can be decided early, and when it is frozen, for
-the manifest.  On the frozen tree every moment counts: one pass over the kernel's tables, one
-borrowed duplicate for each external socket (its options and TCP_INFO), and the search for the
-process behind a local peer, which looks at every descriptor of the host, only for peers that the
-first look has not met.
+They are made twice: while the tree runs, for early decisions, and when it is frozen, for the
+manifest. On the frozen tree time matters: one pass over the kernel's tables, one borrowed duplicate
+for each external socket (its options and TCP_INFO). The search for the process behind a local peer
+looks at every descriptor of the host, and is made only for peers that the first pass has not met.
 """
 
 from __future__ import annotations
@@ -39,31 +37,28 @@ _UNACCEPTED = frozenset({"established", "fin-wait-1", "fin-wait-2"})
 
 
 class Connection(Struct):
-    """One record, and the socket that it is of: outer PIDs, which only this host knows."""
+    """One record, and its socket, with outer PIDs, which only this host knows."""
 
     record: ConnectionRecord
     held: TreeSocket
 
 
 class Look(Struct):
-    """Everything that one look at a tree has found; the next look takes over what cannot have
-    changed.
-    """
+    """The result of one pass over a tree; the next pass takes over what cannot have changed."""
 
     connections: list[Connection]
-    # inode of a peer -> "PID (command)"; "" for nobody that we see
+    # inode of a peer -> "PID (command)"; "" if no visible process holds it
     owners: dict[int, str] = field(default_factory=dict)
-    # it holds TCP connections, or may: a descriptor that is on its way over a unix socket is not
-    # seen
+    # it holds TCP connections, or may: a descriptor in transit over a unix socket is not visible
     tcp: bool = True
 
     @property
     def external(self) -> list[Connection]:
-        """Those with another end outside the tree, or in nobody's hands."""
+        """The connections whose other end is outside the tree or has no holder."""
         return [c for c in self.connections if c.record.external]
 
     def unix_keys(self) -> list[str]:
-        """CRIU's names of the unix sockets of which it is to save only our half."""
+        """CRIU's names of the unix sockets of which it saves only the tree's half."""
         return [
             f"unix[{c.record.inode}]"
             for c in self.external
@@ -78,17 +73,17 @@ def look(
     before: Look | None = None,
     details: bool = True,
 ) -> Look:
-    """Every listening, bound or connected internet socket of the tree, and every unix socket with
-    another end outside.
+    """Return every listening, bound or connected internet socket of the tree, and every unix socket
+    with another end outside.
 
-    The PIDs of records are the tree's own.  With `details`, options, and TCP_INFO of the external
-    ones, are read; then other internet sockets are recorded as well, if they have options that CRIU
-    does not save, or are bound.
+    The PIDs of records are those of the tree's PID namespace. With `details`, options, and TCP_INFO
+    of the external ones, are read; then other internet sockets are recorded as well, if they have
+    options that CRIU does not save, or are bound.
     """
     inner = {p.pid: p.ns_pid for p in tree}
     every = tree_sockets(opened)
     found = [s for s in every if _wanted(s)]
-    sent = _sent(opened)  # who had the other end may have sent it into the tree meanwhile
+    sent = _sent(opened)  # the holder of the other end may have sent it into the tree meanwhile
     owners = _owners(
         filter(_external, found),
         set(inner),
@@ -125,7 +120,9 @@ def look(
 
 
 def _sent(opened: Mapping[int, Sequence[Descriptor]]) -> bool:
-    """Whether descriptors were sent to a unix socket of the tree and wait there to be received."""
+    """Return whether descriptors were sent to a unix socket of the tree and wait there to be
+    received.
+    """
     lines = (
         line
         for list_of in opened.values()
@@ -137,8 +134,8 @@ def _sent(opened: Mapping[int, Sequence[Descriptor]]) -> bool:
 
 
 def _queued(s: TreeSocket, owners: Mapping[int, str]) -> TreeSocket:
-    """The socket; with its other end inside if that is among the descriptors that were sent, as
-    nobody holds it.
+    """Return the socket; with its other end inside if that is among the sent descriptors, because
+    it has no holder.
     """
     return (
         s._replace(where=Peer.INSIDE)
@@ -155,11 +152,11 @@ def _wanted(s: TreeSocket) -> bool:
 
 
 def _maybe_tcp(s: TreeSocket) -> bool:
-    """Whether it is a TCP connection, or was one, or has messages waiting, which may carry the
+    """Return whether it is a TCP connection, or was one, or has waiting messages that may carry the
     descriptor of one.
 
-    What a connection that is over has queued is saved as of any other, and the kernel tells only
-    its holder that it had a peer.
+    The queue of an ended connection is saved like any other, and the kernel shows only to its
+    holder that it had a peer.
     """
     kernel = s.socket
     if kernel.family == "unix":
@@ -168,7 +165,7 @@ def _maybe_tcp(s: TreeSocket) -> bool:
 
 
 def _bound(s: TreeSocket) -> bool:
-    """Whether it is a datagram socket that takes from everybody: a server's."""
+    """Return whether it is a datagram socket that receives from any sender: a server's."""
     kernel = s.socket
     return (
         kernel.type == "dgram"
@@ -179,7 +176,7 @@ def _bound(s: TreeSocket) -> bool:
 
 
 def _unconnected(s: TreeSocket) -> bool:
-    """Whether it is an internet socket that has no other end, and that nothing can reach: new, raw,
+    """Return whether it is an internet socket without another end that no peer can reach: new, raw,
     or of an ended connection.
     """
     kernel = s.socket
@@ -200,15 +197,15 @@ def _external(s: TreeSocket) -> bool:
 
 
 def unaccepted(s: TreeSocket) -> bool:
-    """Whether it is a TCP connection within the tree whose other end waits to be accepted: CRIU
-    saves nothing of that.
+    """Return whether it is a TCP connection within the tree whose other end waits to be accepted:
+    CRIU saves nothing of that.
     """
     return s.where is Peer.QUEUED and s.socket.family != "unix" and s.socket.state in _UNACCEPTED
 
 
 def untaken(held: Iterable[TreeSocket]) -> Iterator[Finding]:
-    """What waits for programs of a tree, and CRIU does not save; it comes and goes from one moment
-    to the next.
+    """Return findings about data that waits for programs of a tree and that CRIU does not save; it
+    changes from one moment to the next.
     """
     sockets = list(held)
     own = Counter(
@@ -247,8 +244,8 @@ def untaken(held: Iterable[TreeSocket]) -> Iterator[Finding]:
 
 
 def orphaned(s: TreeSocket) -> bool:
-    """Whether the other end was in this host's kernel and is closed: what it sent is queued here,
-    nobody is there to lose.
+    """Return whether the other end was in this host's kernel and is closed: its data is queued
+    here, and no peer can be lost.
     """
     return s.loopback and s.socket.state == "close-wait" and not s.peer_inode
 
@@ -256,7 +253,7 @@ def orphaned(s: TreeSocket) -> bool:
 def _owners(
     outside: Iterable[TreeSocket], inside: set[int], known: Mapping[int, str]
 ) -> dict[int, str]:
-    """Who holds the other ends that are on this host."""
+    """Return the holders of the other ends that are on this host."""
     wanted = {s.peer_inode for s in outside if s.peer_inode}
     owners = {inode: known[inode] for inode in wanted if inode in known}
     unknown = wanted - owners.keys()
@@ -307,11 +304,11 @@ def _record(
 
 
 def _direction(s: TreeSocket, listening: Set[int | str]) -> str:
-    """Who called whom; "" for a pair that was made connected, and for what is not connected.
+    """Return which end connected; "" for a socket pair, and for an unconnected socket.
 
-    No kernel keeps this.  An accepted TCP connection has a port on which the tree listens; one
-    whose listener is closed by now passes for initiated.  An accepted unix socket bears its
-    listener's name, and its client seldom has one.
+    No kernel keeps this. An accepted TCP connection has a port on which the tree listens; one whose
+    listener is closed by now counts as initiated. An accepted unix socket has its listener's name,
+    and its client seldom has one.
     """
     kernel = s.socket
     if not kernel.connected:
@@ -328,13 +325,13 @@ def _direction(s: TreeSocket, listening: Set[int | str]) -> str:
 
 
 class _Borrower:
-    """Duplicates of the tree's sockets, one at a time, as is the pidfd: a tree may have more
-    processes than we descriptors.
+    """Makes duplicates of the tree's sockets, one at a time, and one pidfd at a time: a tree may
+    have more processes than this process may have descriptors.
     """
 
     def __init__(self) -> None:
         self._pid, self._pidfd = 0, -1
-        self._groups: dict[int, list[multicast.Group]] = {}  # of each net namespace
+        self._groups: dict[int, list[multicast.Group]] = {}  # by net namespace
 
     def __enter__(self) -> _Borrower:
         return self
@@ -348,10 +345,10 @@ class _Borrower:
         self._pid = 0
 
     def details(self, s: TreeSocket, external: bool) -> dict[str, Any]:
-        """The record's fields that only the socket itself can tell; nothing of a socket that is
+        """Return the record's fields that only the socket itself has; nothing for a socket that is
         gone.
 
-        Of one that CRIU will restore for certain, only what it does not restore.
+        For a socket that CRIU will certainly restore, only the fields that CRIU does not.
         """
         try:
             if s.pid != self._pid:
@@ -376,7 +373,7 @@ class _Borrower:
 
 
 def tcp_info(sock: socket.socket) -> dict[str, Any]:
-    """What of TCP_INFO tells people, and `drain`, how a connection is doing; {} where there is
+    """Return the fields of TCP_INFO that are shown, and that `drain` needs; {} where there are
     none.
     """
     try:

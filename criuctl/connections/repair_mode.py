@@ -1,15 +1,15 @@
-"""TCP connections of a tree whose CRIU was killed are taken out of repair mode, in which every call
+"""Taking a tree's TCP connections out of repair mode after CRIU was killed; in that mode every call
 of the program on them fails.
 
 CRIU puts the connections into repair mode while it looks at them, and takes them out again before
-it lets the tree go on.  When it is killed meanwhile the kernel lets the tree go on at once, and the
-connections stay as they are, for good.  So a thread waits for CRIU's end for as long as it may not
-end the tree, and mends them without waiting for whatever else the dump is busy with: a program that
-waits for events notices nothing; one that waits in a call, which is entered again first, gets EPERM
-from it.
+it lets the tree go on. When CRIU is killed meanwhile, the kernel lets the tree go on at once, and
+the connections stay in repair mode for good. So a thread waits for CRIU's end during the time in
+which CRIU may not end the tree, and mends the connections without waiting for other work of the
+dump. A program that waits for events notices nothing; one that waits in a call, which is entered
+again first, gets EPERM from it.
 
-Of a CRIU that ends as it should nothing is left to mend.  The thread is gone before CRIU may end
-the tree: the connections of a tree that has ended must not say a word.
+After a CRIU that ends in order there is nothing to mend. The thread is gone before CRIU may end the
+tree, because the connections of an ended tree must not send anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TCP_REPAIR = 19
 
 
 class Mendable(NamedTuple):
-    """One of them, and how it was."""
+    """A connection, and its former options."""
 
     pid: int
     fd: int
@@ -38,8 +38,8 @@ class Mendable(NamedTuple):
 
 
 class RepairMode:
-    """The connections of one dump that CRIU may leave in repair mode; `mended` is how many it
-    has.
+    """The connections of one dump that CRIU may leave in repair mode; `mended` is how many it has
+    taken out of it.
     """
 
     def __init__(self) -> None:
@@ -49,12 +49,12 @@ class RepairMode:
         self._wake = -1
 
     def watch(self, conversation: int, criu: int, connections: Iterable[Connection]) -> None:
-        """The tree is frozen, and CRIU, spoken to over that socket, is about to look at its
-        connections.
+        """Watch for CRIU's end. The tree is frozen, and CRIU, reached over the socket
+        `conversation`, is about to look at its connections.
 
-        `criu` is its PID or its parent's.  Where its parent ends first, CRIU has ended when it has
-        hung up as well; when we hang up on it, it lets go of the tree by itself, and has ended when
-        there is no such process any more.
+        `criu` is its PID or its parent's. Where its parent ends first, CRIU has ended when it has
+        hung up as well; when this process hangs up on it, it lets go of the tree by itself, and has
+        ended when the process is gone.
         """
         self.rest()
         self.known = []
@@ -71,14 +71,14 @@ class RepairMode:
         thread = threading.Thread(target=self._wait, args=fds, name="criuctl-repairs", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # there can be no more
+        except RuntimeError:  # no more threads can be made
             for fd in fds:
                 os.close(fd)
             raise
         self._wake, self._thread = fds[0], thread
 
     def rest(self) -> None:
-        """CRIU is about to be told that it may end the tree, or has ended."""
+        """Stop watching: CRIU is about to be allowed to end the tree, or has ended."""
         if self._thread is not None:
             os.eventfd_write(self._wake, 1)
             self._thread.join()
@@ -86,13 +86,13 @@ class RepairMode:
             self._thread = None
 
     def mend(self) -> None:
-        """CRIU has ended, and the tree has not."""
+        """Mend the connections: CRIU has ended, and the tree has not."""
         self.mended += mend(self.known)
 
     def _wait(self, wake: int, conversation: int, criu: int) -> None:
         poller = select.poll()
         poller.register(wake, select.POLLIN)
-        poller.register(conversation, 0)  # POLLHUP is always told
+        poller.register(conversation, 0)  # POLLHUP is always reported
         poller.register(criu, select.POLLIN)
         lasting = {conversation, criu}
         while lasting and wake not in (told := {fd for fd, _events in poller.poll()}):
@@ -106,21 +106,22 @@ class RepairMode:
 
 
 def mend(connections: Iterable[Mendable]) -> int:
-    """Take those that are in repair mode out of it; how many were."""
+    """Take those that are in repair mode out of it; return how many were."""
     mended = 0
     for one in connections:
         with suppress(OSError), _borrowed(one) as sock:
             if sock.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR):
                 sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
                 mended += 1
-            # Not only then: whoever was mending it may have been killed before this.
+            # Done in any case: a former process that mended it may have been killed before this
+            # step.
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) != one.reused:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, one.reused)
     return mended
 
 
 def _borrowed(one: Mendable) -> socket.socket:
-    """A duplicate of the tree's socket; `OSError` when it is not there any more."""
+    """Return a duplicate of the tree's socket; raise `OSError` when it is not there any more."""
     pidfd = os.pidfd_open(one.pid)
     try:
         sock = borrow_socket(pidfd, one.fd)

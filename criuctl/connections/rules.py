@@ -1,15 +1,14 @@
-"""Which connection gets which policy: the rules of the configuration, and the one place that
-decides.
+"""The policy of each connection: the rules of the configuration, and the one place that decides.
 
 ``connection_rules`` is a list; the first rule whose every ``match`` key fits a connection is the
-rule for it.  Rules are read here and nowhere else, and deciding is pure: a record, the rules, and
-what the command line says.  The same function serves the dump, where the record has no policy yet,
-and the restore, where the record says what the dump decided.  In order of precedence: the command
-line; the first matching rule; at a restore, the dump's decision; the default policy.  Not
-everything that is wished for exists: `decide` says what is done instead, and why.
+rule for it. Rules are read only here, and deciding is a pure function of a record, the rules, and
+the command line. It serves the dump, where the record has no policy yet, and the restore, where the
+record has the dump's decision. In order of precedence: the command line; the first matching rule;
+at a restore, the dump's decision; the default policy. Not every request can be fulfilled: `decide`
+returns the nearest policy, and the reason.
 
-What a rule says of secrets (where to find one) is never written to a manifest: a restore takes it
-from its own host's configuration.  Whose connections may have one is said in `lending`.
+References to secrets in a rule are never written to a manifest: a restore takes them from its own
+host's configuration. `secret_scope` decides which connections may use a secret.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 POLICIES = get_args(ConnectionPolicy)
 TRANSPORTS = frozenset({"tcp", "udp", "unix"})
 FALLBACKS = ("hangup", "refuse")
-DEADLINE = 30.0  # seconds in which a connection must be back, unless a rule says else
-JOURNAL = "journal"  # the application protocol of what services print
-_JOURNAL_DEADLINE = 5.0  # where journald runs, it is there at once
-_QUEUED_DEADLINE = 2.0  # the server's queue has room at once, or not before it runs
+DEADLINE = 30.0  # seconds in which a connection must be back, unless a rule sets another time
+JOURNAL = "journal"  # the application protocol of the output of services
+_JOURNAL_DEADLINE = 5.0  # where journald runs, it is reachable at once
+_QUEUED_DEADLINE = 2.0  # the server's queue has room at once, or not before the server runs
 _SYN = 1  # bytes that are acknowledged before anything was sent
 _RULE_KEYS = (
     "match",
@@ -53,28 +52,28 @@ _RULE_KEYS = (
 _MATCH_KEYS = ("peer", "local", "port", "host", "protocol", "process", "user", "direction", "path")
 _SECRET_KEYS = ("env", "file", "command")
 _MOST_SECONDS = 86400.0
-UNKNOWN_USER = -1  # no process has it
+UNKNOWN_USER = -1  # a user ID that no process has
 _ALIVE = ("established", "syn-sent", "syn-recv")
 
 
 class Match(Struct, frozen=True):
-    """What a connection must be like; an empty tuple matches everything."""
+    """The conditions of a rule; an empty tuple matches everything."""
 
     peers: tuple[Network, ...] = ()
-    locals: tuple[Network, ...] = ()  # our own address
-    ports: tuple[tuple[int, int], ...] = ()  # of the peer; of accepted connections, our own
+    locals: tuple[Network, ...] = ()  # the tree's address
+    ports: tuple[tuple[int, int], ...] = ()  # of the peer; of accepted connections, the tree's
     hosts: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()  # tcp, udp, unix, or an application protocol
     processes: tuple[str, ...] = ()  # globs of the command of a process that holds it
-    # of every process that holds it; -1 for a name that nobody has here
+    # of every process that holds it; -1 for a name that does not exist here
     users: tuple[int, ...] = ()
     directions: tuple[str, ...] = ()
-    # globs of the unix path: the peer's, of accepted connections our own
+    # globs of the unix path: the peer's, of accepted connections the tree's
     paths: tuple[str, ...] = ()
 
     @property
     def pinned(self) -> bool:
-        """Whether it names the peer, and not any."""
+        """Whether it names the peer, and does not match any peer."""
         anywhere = any(not network.prefixlen for network in self.peers) or any(
             glob[0] in "*?[" for glob in self.paths
         )
@@ -100,12 +99,12 @@ class Rule(Struct, frozen=True):
 
     @property
     def terms(self) -> Terms | None:
-        """Who gets its secret; None if it has none."""
+        """The conditions for the use of its secret; None if it has none."""
         return Terms(self.match.users, self.match.pinned) if self.lends else None
 
 
 class Rules(Struct, frozen=True):
-    """All rules, in order, and the policy of connections that none of them speaks of."""
+    """All rules, in order, and the policy of connections that no rule matches."""
 
     rules: tuple[Rule, ...] = ()
     default: str = "hangup"
@@ -117,25 +116,24 @@ class Rules(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True):
-    """What is to become of one connection."""
+    """The decision for one connection."""
 
     policy: str  # keep | reconnect | hangup | refuse
     # with policy reconnect: postgresql, redis, journal, tcp, or the name of a hook; "" is not known
     # yet
     application: str = ""
     settings: Settings = field(default_factory=Settings)
-    on_failure: str = "hangup"  # hangup | refuse: what a reconnect that cannot be done becomes
+    on_failure: str = "hangup"  # hangup | refuse: the policy if a reconnect is not possible
     deadline: float = DEADLINE  # seconds a reconnect may take
     drain: float = 0.0  # seconds a dump may wait for it to become idle
-    reason: str = ""  # why the policy is not the one that was asked for
-    # the rule that says so; "" for the command line, the dump's decision or the default
+    reason: str = ""  # why the policy differs from the requested one
+    # the rule that decided; "" for the command line, the dump's decision or the default
     rule: str = ""
-    host: str = ""  # the name by which that rule knows the peer
+    host: str = ""  # the name of the peer in that rule
     terms: Terms | None = None  # of the rule's secret
 
 
 # -- deciding
-# -----------------------------------------------------------------------------------------------------
 
 
 def decide(
@@ -147,11 +145,11 @@ def decide(
     addresses: Mapping[str, Collection[str]] | None = None,
     owners: Mapping[int, Owner] | None = None,
 ) -> Decision:
-    """The policy for an external connection, and everything a reconnect needs to know.
+    """Return the policy for an external connection, and everything that a reconnect needs.
 
-    `wish` is the command line's policy for all.  `commands` are the commands of the tree's
-    processes by the PIDs that the record uses, `owners` what the kernel says of them; `addresses`
-    are those of `Rules.hosts`, at a dump (later `record.host` is looked at).
+    `wish` is the command line's policy for all. `commands` are the commands of the tree's processes
+    by the PIDs that the record uses, `owners` their credentials according to the kernel;
+    `addresses` are those of `Rules.hosts`, at a dump (later `record.host` is used).
     """
     if record.queued:
         return _not_accepted(record)
@@ -159,8 +157,7 @@ def decide(
     rule, host = find(record, rules, commands or {}, addresses or {}, owners)
     policy = wish or (rule.policy if rule else "") or record.policy or _default(record, rules)
     deadline = _JOURNAL_DEADLINE if record.application == JOURNAL else DEADLINE
-    # A rule that matches by the address speaks of that address, whatever name the record has for
-    # it.
+    # A rule that matches by the address is about that address, whatever name the record has for it.
     named = host or ("" if rule is not None and rule.match.peers else record.host)
     decided = Decision(policy, record.application, deadline=deadline, host=named)
     if rule is not None:
@@ -182,7 +179,7 @@ def decide(
 
 
 def unless_lent(decided: Decision, holders: Sequence[Owner]) -> Decision:
-    """`decided`, without a secret that the connection's `holders` may not have."""
+    """Return `decided`, without a secret that the connection's `holders` may not use."""
     if decided.terms is None or secret_scope.may_have(decided.terms, holders):
         return decided
     decided = replace(decided, settings=secret_scope.without_secret(decided.settings))
@@ -194,16 +191,17 @@ def unless_lent(decided: Decision, holders: Sequence[Owner]) -> Decision:
 
 
 def owners_of(record: ConnectionRecord, owners: Mapping[int, Owner]) -> list[Owner]:
-    """What is known of the processes that hold it; none of them if it is not known of all."""
+    """Return the credentials of the processes that hold it; none if they are not known for all."""
     pids = {pid for pid, _fd in record.holders or ((record.pid, record.fd),)}
     return [owners[pid] for pid in sorted(pids)] if pids <= owners.keys() else []
 
 
 def _not_accepted(record: ConnectionRecord) -> Decision:
-    """Within the tree, so no policy is asked: its server does not know it, and gets another like it
-    if nothing is lost by that.
+    """Decide for a connection within the tree that was not accepted. No policy applies: its server
+    does not know it, and gets a similar one if no data is lost.
 
-    What was sent is in the queue of the server's end, which nobody can read before it is accepted.
+    Data that was sent is in the queue of the server's end, which cannot be read before it is
+    accepted.
     """
     sent = record.wqueue or record.state != "established" or record.tcp.get("bytes_acked", 0) > _SYN
     if sent:
@@ -214,17 +212,17 @@ def _not_accepted(record: ConnectionRecord) -> Decision:
 
 
 def _default(record: ConnectionRecord, rules: Rules) -> str:
-    # Nothing of a datagram socket lives in another kernel: connected to the same address it is what
-    # it was.
+    # A datagram socket has no state in another kernel: connected to the same address it is what it
+    # was.
     if record.datagrams:
         return "keep"
-    # Nor of a service's to the journal; without it, it ends as soon as it prints something, or
-    # nobody reads that.
+    # Nor has a service's socket to the journal; without it the service ends as soon as it prints
+    # something, or its output is lost.
     return "reconnect" if record.application == JOURNAL else rules.default
 
 
 def _possible(record: ConnectionRecord, decided: Decision, *, asked: bool) -> Decision:
-    """The nearest to `decided` that there is for such a connection."""
+    """Return the possible policy for such a connection that is nearest to `decided`."""
     if record.datagrams:
         return replace(decided, policy="keep") if decided.policy == "reconnect" else decided
     if decided.policy == "keep" and record.application == JOURNAL:
@@ -235,7 +233,7 @@ def _possible(record: ConnectionRecord, decided: Decision, *, asked: bool) -> De
             "the other half of a unix connection cannot be kept: it is closed when the tree ends",
         )
     if decided.policy != "reconnect":
-        # What the dump found out about a wish that it could not grant is still the reason.
+        # If the dump could not fulfil a request, its reason still applies.
         return (
             replace(decided, reason=record.reason) if decided.policy == record.policy else decided
         )
@@ -267,7 +265,7 @@ def find(
     addresses: Mapping[str, Collection[str]],
     owners: Mapping[int, Owner],
 ) -> tuple[Rule | None, str]:
-    """The first rule that matches, and the host name by which it does."""
+    """Return the first rule that matches, and the host name by which it does."""
     for rule in rules.rules:
         if rule.match.users:
             holders = owners_of(record, owners)
@@ -280,7 +278,7 @@ def find(
 
 
 def endpoint(address: str) -> tuple[str, int]:
-    """Host and port of an internet address as records write it; ("", 0) for anything else."""
+    """Return host and port of an internet address in a record; ("", 0) for anything else."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         return "", 0
@@ -293,7 +291,7 @@ def _matches(
     commands: Mapping[int, str],
     addresses: Mapping[str, Collection[str]],
 ) -> str | None:
-    """The host name that matched ("" where none is asked for); None if the record is not meant."""
+    """Return the host name that matched ("" for a match without one); None for no match."""
     accepted = record.direction == "accepted"
     unix = record.family == "unix"
     peer_host, peer_port = ("", 0) if unix else endpoint(record.peer)
@@ -350,11 +348,10 @@ def _within(host: str, networks: Sequence[Network]) -> bool:
 
 
 # -- reading
-# ------------------------------------------------------------------------------------------------------
 
 
 def parse(config: Config) -> Rules:
-    """The rules of the configuration; `ConfigError` names file, rule and key."""
+    """Read the rules of the configuration; `ConfigError` names file, rule and key."""
     return Rules(
         tuple(_rule(raw, where) for where, raw in config.connection_rules), config.connections
     )
@@ -461,7 +458,7 @@ def _user(item: Any, where: str) -> int:
     try:
         return pwd.getpwnam(item).pw_uid
     except KeyError:
-        return UNKNOWN_USER  # a configuration may be that of several hosts; `doctor` tells
+        return UNKNOWN_USER  # a configuration may be shared by several hosts; `doctor` reports it
 
 
 def _choice(
@@ -488,7 +485,7 @@ def _seconds(raw: Mapping[str, Any], key: str, default: float, where: str) -> fl
 
 
 def _secret(raw: Any, where: str) -> dict[str, Any]:
-    """A reference to a secret.  What is not one may be a secret itself, so its value is never
+    """Read a reference to a secret. A malformed one may be a secret itself, so its value is never
     repeated.
     """
     if raw == {}:

@@ -1,20 +1,20 @@
-"""To whose connections the secret of a rule is lent.
+"""The connections that may use the secret of a rule.
 
-A rule with a ``secret`` has criuctl, which is root, log in at a peer and hand the connection to a
-program.  What a process says of itself is no reason for that: any user may call a process
-``worker1``, and connect it to a server of his own, which is then told the password.  So a secret is
-lent where one of these holds for every process that has the socket:
+A rule with a ``secret`` makes criuctl, which is root, log in at a peer and hand the connection to a
+program. A process's own claims are not enough for that: any user may call a process ``worker1``,
+and connect it to a server of that user, which would then get the password. So a secret is used
+where one of these holds for every process that has the socket:
 
 - the rule's ``match`` has ``user``, and all its user IDs are among those: these users may know the
   secret;
 - all its user IDs are 0;
 - the rule's ``match`` names the peer (``peer``, ``host`` or ``path``), and the process is in
-  criuctl's own user namespace: else it may be root of a network or mount namespace where that
+  criuctl's own user namespace: otherwise it may be root of a network or mount namespace where that
   address or path is a server of its own.
 
 The last is for configurations that know their servers: a process of any user that connects there is
-logged in.  `doctor` asks to name the users.  At a restore it is decided by what CRIU will make of
-the processes, and not by what a manifest says.
+logged in. `doctor` recommends to name the users. At a restore the credentials that CRIU will give
+the processes decide, not those in a manifest.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ _ROOT = frozenset({0})
 
 
 class Owner(Struct, frozen=True):
-    """What the kernel says of a process that holds a socket."""
+    """The kernel's data about a process that holds a socket."""
 
-    uids: frozenset[int]  # real, effective, saved, of the file system
-    apart: bool = False  # in another user namespace than criuctl
+    uids: frozenset[int]  # real, effective, saved, file system
+    other_userns: bool = False  # in another user namespace than criuctl
 
 
-UNKNOWN = Owner(frozenset({-1}), apart=True)
+UNKNOWN = Owner(frozenset({-1}), other_userns=True)
 
 
 class Terms(Struct, frozen=True):
-    """What a rule says of who gets its secret."""
+    """A rule's conditions for the use of its secret."""
 
-    users: tuple[int, ...] = ()  # of its match; empty: not said
+    users: tuple[int, ...] = ()  # of its match; empty: not given
     pinned: bool = False  # its match names the peer
 
 
 def of_tree(tree: Sequence[Process]) -> dict[int, Owner]:
-    """Of the processes of a live tree, by the PIDs that its records use; those that have just ended
-    are left out.
+    """Return the owners in a live tree, by the PIDs that its records use; processes that have just
+    ended are left out.
     """
     ours = namespaces("self").get("user")
     found = {}
@@ -67,29 +67,31 @@ def of_tree(tree: Sequence[Process]) -> dict[int, Owner]:
 
 
 def has_secret(settings: Settings) -> bool:
-    """Whether a rule refers to a secret, its own or one to ask the server with."""
+    """Return whether a rule refers to a secret: its own, or one to ask the server with."""
     return bool(settings.secret) or _ASKING in settings.options
 
 
 def without_secret(settings: Settings) -> Settings:
-    """What a rule says, but for where its secrets are."""
+    """Return a rule's settings without the references to secrets."""
     return replace(
         settings, secret={}, options={k: v for k, v in settings.options.items() if k != _ASKING}
     )
 
 
 def may_have(terms: Terms, owners: Iterable[Owner]) -> bool:
-    """Whether processes of `owners` get the secret; nobody, where nothing is known of them."""
+    """Return whether processes of `owners` may use the secret; False if nothing is known of
+    them.
+    """
     known = list(owners)
     if terms.users:
         return bool(known) and all(owner.uids <= set(terms.users) for owner in known)
     if known and all(owner.uids == _ROOT for owner in known):
         return True
-    return terms.pinned and not any(owner.apart for owner in known)
+    return terms.pinned and not any(owner.other_userns for owner in known)
 
 
 def refusal(rule: str, owners: Iterable[Owner]) -> str:
-    """Why a connection is not reconnected by this rule, and how it would be."""
+    """Return why a connection is not reconnected by this rule, and the remedy."""
     uids = sorted({uid for owner in owners for uid in owner.uids})
     whose = f"of user {', '.join(map(str, uids))}" if uids else "of a user that is not known"
     return (

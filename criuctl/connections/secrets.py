@@ -1,14 +1,14 @@
-"""Secrets by reference: a rule says where one is found, never what it is.
+"""Secrets by reference: a rule names the place of a secret, never the secret itself.
 
     secret: {env: PGPASSWORD}               # of criuctl's own environment
-    secret: {file: /etc/criuctl/db.secret}  # mode 0600 or stricter, owned by us or root; its first
-    line
+    secret: {file: /etc/criuctl/db.secret}  # its first line; mode 0600 or stricter, owned by
+                                            # root or criuctl's user
     secret: {command: [pass, show, db]}     # prints it; gets an allow-listed environment
 
-They are read when they are needed, at the restore again, so a credential that was changed meanwhile
-is the fresh one.  Many connections with one rule ask at the same time: what a command printed
-serves all of them for some seconds.  No value read here goes into an error text: not what a file
-holds, not what a command printed.
+They are read when they are needed, at the restore again, so a changed credential is used at once.
+Many connections with one rule ask at the same time: the output of a command serves all of them for
+some seconds. No value read here goes into an error text: neither the content of a file nor the
+output of a command.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class SecretUnavailable(CriuctlError):
 
 
 def check(reference: Mapping[str, Any], where: str) -> None:
-    """`ConfigError` unless `reference` is {} or has one known kind with a value of its type."""
+    """Raise `ConfigError` unless `reference` is {} or has one known kind with a value of
+    its type.
+    """
     if not reference:
         return
     if len(reference) != 1 or next(iter(reference)) not in _KINDS:
@@ -59,8 +61,8 @@ def check(reference: Mapping[str, Any], where: str) -> None:
 def resolve(
     reference: Mapping[str, Any], *, timeout: float = 10.0, environ: Mapping[str, str] = os.environ
 ) -> str | None:
-    """The secret, or None for an empty reference; `SecretUnavailable` says which reference failed
-    and why.
+    """Return the secret, or None for an empty reference; `SecretUnavailable` says which reference
+    failed and why.
     """
     if not reference:
         return None
@@ -111,7 +113,7 @@ def _of_command(argv: tuple[str, ...], timeout: float) -> str:
 
 
 def _run(argv: tuple[str, ...], timeout: float) -> str:
-    name = argv[0]  # its arguments may be telling
+    name = argv[0]  # its arguments may be secret
     try:
         done = command.run(argv, timeout=max(timeout, 0.1), check=False)
     except TimedOut:

@@ -1,8 +1,8 @@
 """Socket options that a socket may lose when it is restored, by their names.
 
-A connection that is made anew is a fresh socket; others lose only what CRIU does not save (those
-not in `SAVED`).  Only what differs from a new socket of the same kind is recorded: the rest is the
-kernel's default on any host.  Values are whole numbers, text (a device, a congestion control) or
+A connection that is made again is a new socket; others lose only what CRIU does not save (those not
+in `SAVED`). Only values that differ from a new socket of the same kind are recorded: the rest is
+the kernel's default on any host. Values are whole numbers, text (a device, a congestion control) or
 lists of numbers (linger, times as seconds and microseconds).
 """
 
@@ -28,7 +28,7 @@ _SOL, _TCP, _IP, _IPV6 = (
 _UDP = socket.IPPROTO_UDP
 _ANY, _INET, _INET6, _STREAM = "any", "inet", "inet6", "tcp"
 _INTERNET = "ip"  # IPv4 and IPv6, which speaks IPv4 with peers that have only that
-# of a connection it is no setting any more; nor of a listener
+# not settings of a connection any more; the second not of a listener either
 _ALONE, _NEW = "tcp-alone", "tcp-new"
 _DGRAM, _RAW, _PACKETS = "udp", "raw", "packets"  # packets: either of them
 _GROUPS = "MCAST_JOIN_GROUP"
@@ -202,7 +202,8 @@ def _all(sock: socket.socket, without: Set[str] = frozenset()) -> dict[str, Any]
     kinds, found = _kinds(sock), {}
     for name, (kind_of, level, option, kind) in OPTIONS.items():
         if kind_of in kinds and name not in without:
-            with suppress(OSError):  # an option that this kernel or this kind of socket has not
+            # an option that this kernel or this kind of socket does not have
+            with suppress(OSError):
                 found[name] = _get(sock, level, option, kind)
     return found
 
@@ -216,7 +217,7 @@ def _fresh(family: int, kind: int, protocol: int) -> Mapping[str, Any]:
 def changed(
     sock: socket.socket, groups: Sequence[multicast.Group] = (), *, unsaved: bool = False
 ) -> dict[str, Any]:
-    """The options of `sock` that differ from those of a new socket of ours, and which of these
+    """Return the options of `sock` that differ from those of a new socket, and which of these
     multicast groups it is in.
 
     With `unsaved` only those that CRIU does not restore.
@@ -235,8 +236,8 @@ def changed(
 
 
 def apply(sock: socket.socket, options: Mapping[str, Any]) -> list[str]:
-    """Set recorded options on `sock`, where they are others; returns the names of those that it did
-    not take.
+    """Set recorded options on `sock` where they differ; return the names of those that it
+    rejected.
     """
     refused = []
     for name, value in options.items():
@@ -266,7 +267,7 @@ def apply(sock: socket.socket, options: Mapping[str, Any]) -> list[str]:
             OSError,
             struct.error,
         ):
-            # Of a manifest, which may hold anything.
+            # from a manifest, which may hold anything
             refused.append(name)
     return refused
 

@@ -1,11 +1,10 @@
-"""The connections of a tree on the way into a checkpoint: looked at, decided, waited for, asked
-about.
+"""The connections of a tree during a dump: recorded, decided, waited for, their peers asked.
 
-Two moments.  `Survey.ahead`, while the tree runs: names are resolved, peers that give nothing away
-are probed (over connections of our own), refused connections stop the dump, busy ones are waited
-for.  `Survey.frozen`: the record that the manifest gets, every decision made again on what is there
-now, and the sessions of connections that are to be reconnected learned from their peers.  The first
-is optional: `criuctl connections` stops half way through it.
+There are two moments. `Survey.ahead`, while the tree runs: names are resolved, unrecognised peers
+are probed (over new connections), refused connections stop the dump, busy ones are waited for.
+`Survey.frozen`: the record for the manifest is made, every decision is made again on the current
+state, and the session state of connections that are to be reconnected is learned from their peers.
+The first is optional: `criuctl connections` uses only half of it.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from .rules import TRANSPORTS, Decision, Rules, decide, endpoint, parse
 from .secret_scope import Owner, of_tree
 
 _RESOLVE_SECONDS = 2.0  # for all host names together
-# for which a dump waits for servers of the tree; between two looks
+# seconds for which a dump waits for servers of the tree to accept; between two looks
 _ACCEPT_SECONDS, _ACCEPT_PAUSE = 1.0, 0.02
-_FREEZES = 5  # that a dump may try in order to meet drained connections idle
-_PROBE_TCP_ONLY = "tcp"  # what a peer speaks whom nobody understands
+_FREEZES = 5  # freezes that a dump may try in order to find drained connections idle
+_PROBE_TCP_ONLY = "tcp"  # the answer for a peer with an unknown protocol
 
-# a tree, and what each of its living processes has open
+# a tree, and the open descriptors of each of its living processes
 Seen = tuple[list[Process], dict[int, list[Descriptor]]]
 
 
 class FreezeAgain(CriuctlError):
-    """The frozen tree was not what its dump was prepared for: nothing has been taken of it, and it
-    is to be frozen once more.
+    """The frozen tree has changed since the dump was prepared. Nothing was taken of it, and it is
+    to be frozen once more.
     """
 
     exit_code = 5
@@ -55,15 +54,15 @@ class FreezeAgain(CriuctlError):
 
 
 class NotIdle(FreezeAgain):
-    """A connection that was to be waited for was busy at the very moment of the freeze; there is
-    time to try again.
+    """A connection that was to be waited for was busy at the moment of the freeze; there is time to
+    try again.
     """
 
     code = "not-idle"
 
 
 class Survey:
-    """One tree's connections, seen from a dump."""
+    """One tree's connections, during a dump."""
 
     def __init__(
         self,
@@ -75,8 +74,8 @@ class Survey:
         ending: bool = False,
         rules: Rules | None = None,
     ) -> None:
-        """`wish` is the command line's policy, `ending` whether the dump ends the tree, and its
-        connections with it.
+        """Set up the survey. `wish` is the command line's policy, `ending` whether the dump ends
+        the tree, and its connections with it.
         """
         self.config = config
         self.rules = rules if rules is not None else parse(config)
@@ -84,13 +83,13 @@ class Survey:
         self.wish = wish
         self.drain = drain
         self.ending = ending
-        self.shield = True  # whether CRIU has TCP connections to lock in the firewall, or may have
-        # made by the tree, to be hung up with no rule or option that says so
+        self.shield = True  # whether CRIU has, or may have, TCP connections to lock in the firewall
+        # initiated by the tree, to be hung up without a rule or option that says so
         self.unasked: list[Connection] = []
         self._addresses: dict[str, frozenset[str]] = {}
         self._spoken: dict[str, str] = {}  # peer -> application protocol, as probed
         self._before: Look | None = None
-        # of the tree that was looked at last
+        # of the tree at the last look
         self._owned: tuple[Sequence[Process], dict[int, Owner]] | None = None
         self._busy: dict[Key, float] = {}  # seconds to wait for each
         self._until: dict[Key, float] = {}  # when its time is over, of `time.monotonic`
@@ -100,8 +99,8 @@ class Survey:
     # -- before the freeze
 
     def look(self, root: int, *, details: bool = True) -> list[Connection]:
-        """What the running tree holds, each external connection with the decision for it; probes
-        what has to be known.
+        """Return the running tree's connections, each external one with its decision; probe peers
+        where necessary.
         """
         tree, found = self._seen(root, details=details)
         self._resolve()
@@ -111,10 +110,10 @@ class Survey:
         return [Connection(record, c.held) for (record, _decision), c in decided]
 
     def ahead(self, root: int, seen: Seen | None = None) -> None:
-        """Everything that can be found out before the freeze.  `Vetoed` for a connection that may
-        not be given up.
+        """Do everything that is possible before the freeze. Raise `Vetoed` for a connection that
+        must not be given up.
 
-        `seen` is the tree, if somebody has just looked at it.
+        `seen` is the tree, if the caller has just looked at it.
         """
         tree, found = self._seen(root, details=False, seen=seen)
         self.shield = found.tcp
@@ -131,15 +130,19 @@ class Survey:
             seconds = max(self.drain, decision.drain)
             if seconds and not record.datagrams:
                 self._busy[c.held.pid, c.held.fd] = seconds
-        self._tell_missing(wanted.difference(BUILT_IN, {""}))
+        self._warn_of_missing(wanted.difference(BUILT_IN, {""}))
 
     def _unasked(self, record: ConnectionRecord, decision: Decision) -> bool:
-        """Not of what the tree has accepted: its clients are used to come again."""
+        """Return whether it is given up without a rule. Accepted connections are not counted: their
+        clients come again.
+        """
         made = not record.datagrams and record.direction == "initiated" and not record.queued
         return made and decision.policy == "hangup" and not (self.wish or decision.rule)
 
-    def _tell_missing(self, names: set[str]) -> None:
-        """Hooks that rules name and that are not here; the host of the restore may have them."""
+    def _warn_of_missing(self, names: set[str]) -> None:
+        """Warn of hooks that rules name and that do not exist here; the host of the restore may
+        have them.
+        """
         if not names:
             return
         from ..hooks.contract import RECONNECT
@@ -167,13 +170,15 @@ class Survey:
             self._until = self._until or {
                 key: began + seconds for key, seconds in self._busy.items()
             }
-            # who is late was told
+            # late ones are already reported
             waiting = {key: until for key, until in self._until.items() if until > began}
             if waiting:
                 self._wait(root, waiting)
 
     def _unaccepted(self, found: Look) -> bool:
-        """Whether a server of the tree is to have another moment for its own tree's connections."""
+        """Return whether a server of the tree gets more time to accept its own tree's
+        connections.
+        """
         if not any(c.record.queued for c in found.connections):
             return False
         self._accepted_until = self._accepted_until or time.monotonic() + _ACCEPT_SECONDS
@@ -203,7 +208,7 @@ class Survey:
             )
 
     def _resolve(self) -> None:
-        """The addresses of every host name in the rules, asked all at once and once only."""
+        """Resolve every host name in the rules, all at once and only once."""
         names = [name for name in self.rules.hosts if name not in self._addresses]
         if not names:
             return
@@ -232,7 +237,7 @@ class Survey:
                 )
 
     def _probe(self, found: Look, tree: Sequence[Process]) -> None:
-        """Ask the peers of which it matters what they speak."""
+        """Ask the peers whose protocol matters."""
         peers: dict[str, detect.Dial] = {}
         for c in found.external:
             if (
@@ -256,8 +261,8 @@ class Survey:
     # -- when the tree is frozen
 
     def frozen(self, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> Look:
-        """The connections of the frozen tree as the manifest gets them.  `Vetoed`, as in `ahead`;
-        `FreezeAgain`.
+        """Return the connections of the frozen tree for the manifest. Raise `Vetoed`, as in
+        `ahead`, or `FreezeAgain`.
         """
         found = look(tree, opened, before=self._before)
         if found.tcp and not self.shield:
@@ -268,7 +273,7 @@ class Survey:
         if self._unaccepted(found):
             self._before = found
             raise NotIdle("a connection within the tree waits to be accepted")
-        self._probe(found, tree)  # of connections that are newer than the first look
+        self._probe(found, tree)  # for connections that are newer than the first look
         decided = [self._decided(c, tree) for c in found.connections]
         for record, _decision in decided:
             refuse(record)
@@ -293,8 +298,8 @@ class Survey:
         return found
 
     def _meet_idle(self, c: Connection, wished: str) -> None:
-        """`NotIdle` if a connection is busy, or its session such that it cannot be rebuilt now, and
-        may be waited for.
+        """Raise `NotIdle` if a connection is busy, or its session cannot be rebuilt at the moment,
+        and it may be waited for.
         """
         if time.monotonic() >= self._until.get((c.held.pid, c.held.fd), 0.0):
             return
@@ -310,10 +315,10 @@ class Survey:
         connections: Sequence[Connection],
         decided: Sequence[tuple[ConnectionRecord, Decision]],
     ) -> dict[int, Answer]:
-        """An answer for each connection that is to be reconnected by a protocol of ours.
+        """Return an answer for each connection that is to be reconnected by a built-in protocol.
 
-        One that ends with the tree is asked too, if it is plain what it speaks: a restore may then
-        still be told to reconnect it.  One of a tree that goes on is not spoken to without a wish.
+        The peer of one that ends with the tree is asked too, if its protocol is clear, so that a
+        restore may still reconnect it. For a tree that continues, a peer is asked only on request.
         """
         answers: dict[int, Answer] = {}
         asked: list[int] = []
@@ -373,14 +378,14 @@ class Survey:
                 else record
             )
         session = dict(answer.session)
-        for text in session.pop("warnings", ()):  # for whoever dumps, not for the restore
+        for text in session.pop("warnings", ()):  # for the report of the dump, not for the restore
             self.reporter.warning(f"PID {record.pid} fd {record.fd}: {text}")
         return replace(record, session=session)
 
     # -- deciding
 
     def _decided(self, c: Connection, tree: Sequence[Process]) -> tuple[ConnectionRecord, Decision]:
-        """The record with its policy, and all that was decided; listening and internal sockets have
+        """Return the record with its policy, and the decision; listening and internal sockets have
         no policy.
         """
         record = c.record
@@ -413,7 +418,7 @@ class Survey:
         return made, decision
 
     def _owners_of(self, tree: Sequence[Process]) -> Mapping[int, Owner]:
-        """Only asked for rules that look at it."""
+        """Return the owners in the tree, read only for rules that need them."""
         if not any(rule.lends or rule.match.users for rule in self.rules.rules):
             return {}
         if self._owned is None or self._owned[0] is not tree:
@@ -426,13 +431,13 @@ def _read(root: int) -> Seen:
     opened: dict[int, list[Descriptor]] = {}
     for process in tree:
         if not process.zombie:
-            with suppress(NoSuchProcess):  # it runs, so a child may end while we look
+            with suppress(NoSuchProcess):  # the tree runs, so a child may end meanwhile
                 opened[process.pid] = descriptors(process.pid)
     return tree, opened
 
 
 def _asks(record: ConnectionRecord) -> bool:
-    """Whether a reconnect of this connection would need to know what the session holds."""
+    """Return whether a reconnect of this connection would need the session's state."""
     return (
         record.direction == "initiated"
         and record.state == "established"
@@ -441,7 +446,7 @@ def _asks(record: ConnectionRecord) -> bool:
 
 
 def refuse(record: ConnectionRecord) -> None:
-    """Policy ``refuse``: a tree with such a connection is not dumped now."""
+    """Refuse the dump: a connection with policy ``refuse`` is open."""
     if not record.external or record.policy != "refuse":
         return
     why = f": {record.reason}" if record.reason else ""
@@ -467,7 +472,7 @@ def _borrower(pid: int, fd: int) -> Callable[[], socket.socket]:
 
 
 def _dial(c: Connection) -> detect.Dial | None:
-    """How to reach the peer of a connection from where the tree is."""
+    """Return how to reach the peer of a connection from the tree's network namespace."""
     record, pid = c.record, c.held.pid
     if record.family == "unix":
         if not record.peer:

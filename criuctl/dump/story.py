@@ -108,7 +108,7 @@ def dump(
             labels=wishes.labels,
             leave_running=wishes.leave_running,
         )
-        stack.enter_context(hooks.telling("dump-failed"))
+        stack.enter_context(hooks.on_failure("dump-failed"))
 
         # Preflight: what can be known to fail is found before anything is touched.
         reporter.step("preflight")

@@ -1,14 +1,13 @@
-"""The contract of hooks: phases, what a hook is asked and how it may answer (``hooks/README.md``
-tells it to people).
+"""The contract of hooks: phases, the input of a hook and its possible answers (``hooks/README.md``
+explains it to users).
 
 A hook reads one JSON object from its standard input and writes one, or nothing, to its standard
-output: ``{"ok": bool, "veto": reason, "warnings": [text], "data": {...}}``.  Exit 0 is success,
-exit 10 a veto, every other exit a failure.  What does not keep to that (no JSON, values of the
-wrong kind, too much of it) is a failure too.
+output: ``{"ok": bool, "veto": reason, "warnings": [text], "data": {...}}``. Exit 0 is success, exit
+10 a veto, every other exit a failure. Output that violates this (no JSON, values of the wrong kind,
+too much of it) is a failure too.
 
-What a failure leads to is decided by phase: ``veto`` (as if the hook had said no), ``warn`` (told,
-exit 11) or
-``ignore`` (only recorded).  A phase after the fact cannot veto.
+The phase decides what a failure causes: ``veto`` (like a veto of the hook), ``warn`` (reported,
+exit 11) or ``ignore`` (only recorded). A phase after the fact cannot veto.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class Phase(Struct, frozen=True):
 
     name: str
     when: str
-    policy: Policy  # what a failure leads to unless the configuration says else
-    vetoes: bool  # whether anything can be stopped there
+    policy: Policy  # the effect of a failure unless the configuration sets another
+    vetoes: bool  # whether the phase can still stop the operation
 
 
 PHASES = {
@@ -84,8 +83,8 @@ PHASES = {
 
 
 def policies(config: Config) -> dict[str, Policy]:
-    """What a failed hook leads to, by phase; `ConfigError` for what the configuration cannot
-    mean.
+    """Return the effect of a failed hook, by phase; raise `ConfigError` for an impossible
+    configuration.
     """
     found: dict[str, Policy] = {name: phase.policy for name, phase in PHASES.items()}
     for name, policy in config.hook_failure.items():
@@ -105,23 +104,23 @@ def policies(config: Config) -> dict[str, Policy]:
 
 
 class BadAnswer(CriuctlError):
-    """A hook has answered something that is not in the contract."""
+    """A hook's answer violates the contract."""
 
     code = "bad-answer"
 
 
 class Answer(Struct, frozen=True):
-    """What a hook has said on its standard output."""
+    """The answer of a hook on its standard output."""
 
     ok: bool = True
     veto: str = ""
-    reason: str = ""  # of a failure that it tells itself
+    reason: str = ""  # of a failure that the hook reports itself
     warnings: tuple[str, ...] = ()
     data: dict[str, Any] = field(default_factory=dict)
 
 
 def decode(output: bytes) -> dict[str, Any]:
-    """The JSON object that a hook has printed, {} for nothing; raises `BadAnswer`."""
+    """Return the JSON object that a hook has printed, {} for nothing; raise `BadAnswer`."""
     if not output.strip():
         return {}
     try:
@@ -139,9 +138,7 @@ def decode(output: bytes) -> dict[str, Any]:
 
 
 def understand(body: Mapping[str, Any]) -> Answer:
-    """The answer in a decoded object; keys that the contract does not have are left for later
-    versions.
-    """
+    """Return the answer in a decoded object; unknown keys are left for later versions."""
     kinds: dict[str, tuple[type, ...]] = {
         "ok": (bool,),
         "veto": (str, bool, type(None)),
@@ -174,7 +171,7 @@ def _excerpt(output: bytes) -> str:
 
 
 class HookResult(Struct, frozen=True):
-    """What became of one hook; goes into reports and manifests."""
+    """The result of one hook, for reports and manifests."""
 
     name: str
     phase: str

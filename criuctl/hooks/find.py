@@ -1,10 +1,9 @@
-"""Which hooks there are: those built in, those that ship, and the executables in the configured
-folders.
+"""The existing hooks: built in, shipped with criuctl, and executables in the configured folders.
 
-An executable stands in ``FOLDER/PHASE/``.  Hooks of one phase run in the order of their file names,
-whatever folder they are in; a file in a later folder takes the place of one of the same name (those
-that ship come first), and one that is empty or not executable takes it away.  Hidden files and
-editors' or packagers' left-overs are no hooks.
+An executable is in ``FOLDER/PHASE/``. Hooks of one phase run in the order of their file names,
+whatever folder they are in. A file in a later folder replaces one of the same name (those that ship
+come first); an empty or not executable file removes it. Hidden files and left-overs of editors or
+package managers are not hooks.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class Hook(Struct, frozen=True):
         return body | {key: value for key, value in more.items() if value}
 
 
-# What criuctl does itself at these moments; they come before the executables of their phase and
-# cannot be masked.
+# Steps that criuctl itself does at these moments; they come before the executables of their phase
+# and cannot be masked.
 BUILT_IN = (
     Hook("frozen", "connections", "built-in", about="records every connection of the tree"),
     Hook(
@@ -82,13 +81,15 @@ BUILT_IN = (
 
 
 def shipped_folder() -> str:
-    """The hooks that ship: inside the installed package, or in the checkout."""
+    """Return the folder of the hooks that ship: inside the installed package, or in the
+    checkout.
+    """
     installed = Path(__file__).parent / "shipped"
     return str(installed if installed.is_dir() else Path(__file__).parents[2] / "hooks")
 
 
 def _executables(top: str, phase: str, origin: Origin) -> Iterator[tuple[str, Hook | None]]:
-    """The files of one folder by name: a hook, or None for one that masks."""
+    """Return the files of one folder by name: a hook, or None for a file that masks."""
     folder = os.path.join(top, phase)
     try:
         names = os.listdir(folder)
@@ -122,7 +123,7 @@ def _executables(top: str, phase: str, origin: Origin) -> Iterator[tuple[str, Ho
             )
             continue
         if found is not None:
-            # Also where it would only mask: whoever can write here must not switch off a hook
+            # Also where it would only mask: a user who can write here must not switch off a hook
             # either.
             yield name, Hook(phase, name, origin, path, refused=found[0], hint=found[1])
         elif status.st_size == 0 or not status.st_mode & 0o111:
@@ -132,7 +133,7 @@ def _executables(top: str, phase: str, origin: Origin) -> Iterator[tuple[str, Ho
 
 
 def executables(config: Config, phase: str) -> list[Hook]:
-    """The executables of `phase` in the order in which they run."""
+    """Return the executables of `phase` in the order in which they run."""
     found: dict[str, Hook | None] = dict(_executables(shipped_folder(), phase, "shipped"))
     for top in config.hook_dirs:
         found.update(_executables(top, phase, "configured"))
@@ -140,7 +141,7 @@ def executables(config: Config, phase: str) -> list[Hook]:
 
 
 def all_hooks(config: Config, phase: str | None = None) -> list[Hook]:
-    """Every hook, built in or not, by phase and in order."""
+    """Return every hook, built in or not, by phase and in order."""
     names = PHASES if phase is None else [phase]
     return [
         h

@@ -3,13 +3,13 @@ as its protocol.
 
 The hook gets the program's own socket, unconnected, as descriptor 3, the connection's record on
 standard input, and the rule's secret, if it has one, on descriptor 4: a pipe with nothing else in
-it, so that it is in no environment, no argument list and no file.  It connects the socket, speaks
-whatever the peer wants to hear, and answers ``{"outcome": "reconnected" | "failed", "retry": bool,
-"reason": text, "data": {...}}``.
+it, so that the secret is in no environment, no argument list and no file. It connects the socket,
+sets up the session with the peer, and answers ``{"outcome": "reconnected" | "failed", "retry":
+bool, "reason": text, "data": {...}}``.
 
-Nothing is believed that can be looked at: a socket that is not connected afterwards is not
-reconnected.  The file status flags of the socket belong to the program; whatever the hook set (a
-library that makes it non-blocking) is taken back.
+The answer is verified where possible: a socket that is not connected afterwards counts as failed.
+The file status flags of the socket belong to the program; changes by the hook (such as a library
+that makes it non-blocking) are undone.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def run_reconnect(
     deadline: float,
     facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Have the hook `name` connect the socket `sock_fd`; ``outcome``, ``retry``, ``reason``,
-    ``data`` and ``seconds``.
+    """Run the hook `name` to connect the socket `sock_fd`; return ``outcome``, ``retry``,
+    ``reason``, ``data`` and ``seconds``.
 
-    `record` is the connection's record as JSON has it, `options` are those of its rule, `facts`
-    more keys for the hook.  `deadline` is of `time.monotonic`; the hook's own time-out ends it
-    before that.  Never raises for what the hook does; `ConfigError` when there is no such hook.
+    `record` is the connection's record as JSON, `options` are those of its rule, `facts` are more
+    keys for the hook. `deadline` is of `time.monotonic`; the hook's own time-out ends it before
+    that. An error of the hook never raises; `ConfigError` means that there is no such hook.
     """
     hook = find_hook(config, RECONNECT, name)
     if hook.refused:
@@ -87,7 +87,7 @@ def _failed(reason: str, *, retry: bool = False, hint: str = "") -> dict[str, An
 
 
 def _answer(who: str, stdout: bytes, error: str) -> dict[str, Any]:
-    """What the hook said, brought into form; a crash or a time-out outweighs it."""
+    """Return the hook's answer in a uniform shape; a crash or a time-out overrides it."""
     try:
         body = decode(stdout)
     except BadAnswer as bad:
@@ -104,7 +104,7 @@ def _answer(who: str, stdout: bytes, error: str) -> dict[str, Any]:
 
 
 def _not_connected(sock_fd: int) -> str:
-    """Why the socket is not connected; "" if it is."""
+    """Return why the socket is not connected; "" if it is."""
     with socket.socket(fileno=os.dup(sock_fd)) as sock:
         pending = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if pending:
@@ -124,7 +124,7 @@ def _not_connected(sock_fd: int) -> str:
 
 
 def _secret_pipe(secret: str) -> int:
-    """The reading end of a pipe that holds the secret and then ends."""
+    """Return the reading end of a pipe that holds only the secret."""
     data = secret.encode()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
@@ -142,7 +142,7 @@ def _secret_pipe(secret: str) -> int:
 
 
 def _without(answer: dict[str, Any], secret: str | None) -> dict[str, Any]:
-    """The answer with the secret crossed out of its texts, should the hook have repeated it."""
+    """Return the answer with the secret removed from its texts, in case the hook repeated it."""
     secret = (secret or "").strip()
     if secret and len(answer["stderr"]) == STDERR_TAIL:
         answer["stderr"] = answer["stderr"][len(secret) :]  # it may begin in the middle of one

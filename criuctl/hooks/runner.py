@@ -1,9 +1,9 @@
-"""Running hooks: one executable at a time, under a watcher that ends all of it; see
+"""Running hooks: one executable at a time, under a watcher that ends all its processes; see
 `criuctl.proc.hookwatch`.
 
-`Hooks` belongs to one operation.  It knows the facts that hooks are told, runs the hooks of a phase
-in order, puts their warnings into the operation's report, and turns a veto, or a failure where the
-phase's policy says so, into `Vetoed`.  Everything that a hook answers is kept in `results`.
+`Hooks` belongs to one operation. It has the facts for hooks, runs the hooks of a phase in order,
+puts their warnings into the operation's report, and turns a veto, or a failure where the phase's
+policy says so, into `Vetoed`. All answers of hooks are kept in `results`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _SPARE = 30.0  # seconds beyond a hook's own time in which its watcher must have
 
 
 class Ended(Struct, frozen=True):
-    """How a hook's process ended, and what it printed."""
+    """The end of a hook's process, and its output."""
 
-    error: str  # why that is a failure; "" if it is none
+    error: str  # why that is a failure; "" if it is not
     vetoed: bool
     stdout: bytes
     stderr: str
@@ -54,7 +54,7 @@ class Ended(Struct, frozen=True):
 
 
 def check(config: Config) -> None:
-    """`ConfigError` for what the configuration says of hooks and cannot mean."""
+    """Raise `ConfigError` for an impossible configuration of hooks."""
     policies(config)
     for key in ("hook_timeout", "hook_timeout_frozen"):
         if not 0 < getattr(config, key) < _LONGEST:
@@ -68,13 +68,13 @@ def check(config: Config) -> None:
 
 
 def phase_timeout(config: Config, phase: str) -> float:
-    """Seconds that one hook of `phase` may take."""
+    """Return the seconds that one hook of `phase` may take."""
     return config.hook_timeout_frozen if phase == "frozen" else config.hook_timeout
 
 
 def environment(config: Config, hook: Hook, body: Mapping[str, Any]) -> dict[str, str]:
-    """What a hook sees beyond the plain environment of every helper: what the configuration passes
-    on, and who it is.
+    """Return the environment of a hook beyond that of every helper: variables from the
+    configuration, and the hook's identity.
     """
     passed = {name: os.environ[name] for name in config.hook_env if name in os.environ}
     told = {
@@ -94,7 +94,7 @@ def execute(
     timeout: float,
     fds: Mapping[int, int] | None = None,
 ) -> Ended:
-    """Run the executable of `hook` with `body` as JSON; `fds` are its more descriptors, by the
+    """Run the executable of `hook` with `body` as JSON; `fds` are additional descriptors, by the
     numbers it sees.
     """
     numbers = dict(fds or {})
@@ -157,7 +157,7 @@ def _failure(end: Mapping[str, Any], timeout: float) -> str:
 
 
 def run_hook(config: Config, hook: Hook, body: Mapping[str, Any]) -> HookResult:
-    """Run one executable and judge its answer; whatever it does becomes a result."""
+    """Run one executable and judge its answer; every failure becomes a result."""
     if hook.refused:
         return HookResult(
             hook.name, hook.phase, hook.origin, ok=False, error=f"it was not run: {hook.refused}"
@@ -196,24 +196,22 @@ def _last_line(text: str) -> str:
 
 
 class Hooks(Struct):
-    """The hooks of one operation; see the module's text."""
+    """The hooks of one operation; see the module's docstring."""
 
     config: Config
     reporter: Reporter
-    facts: dict[str, Any] = field(default_factory=dict)  # what every hook is told
+    facts: dict[str, Any] = field(default_factory=dict)  # facts for every hook
     results: list[HookResult] = field(default_factory=list)
     degraded: bool = False  # something optional failed
-    done: bool = False  # the operation has succeeded: `telling` is silent from here on
-    # phase -> `degraded` when its hooks were run
+    done: bool = False  # the operation has succeeded: `on_failure` runs no hooks from here on
+    # phase -> `degraded` before its hooks were run
     before: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check(self.config)  # a bad configuration is told before anything is touched
+        check(self.config)  # a wrong configuration is reported before anything is touched
 
     def run(self, phase: str, **facts: Any) -> None:
-        """Run the hooks of `phase`, all told `facts` (which later phases are told, too); raises
-        `Vetoed`.
-        """
+        """Run the hooks of `phase` with `facts` (which later phases get, too); raise `Vetoed`."""
         self.facts.update(facts)
         self.before[phase] = self.degraded
         try:
@@ -254,15 +252,13 @@ class Hooks(Struct):
             self.reporter.warning(said, hook.hint)
 
     def forget(self, phase: str) -> None:
-        """What the hooks of `phase` said does not count: it comes again."""
+        """Forget the results of the hooks of `phase`: it comes again."""
         self.results[:] = [result for result in self.results if result.phase != phase]
         self.degraded = self.before.get(phase, self.degraded)
 
     @contextmanager
-    def telling(self, phase: str) -> Iterator[None]:
-        """When the block fails, run the hooks of `phase`, told the error, and let the error go
-        on.
-        """
+    def on_failure(self, phase: str) -> Iterator[None]:
+        """When the block fails, run the hooks of `phase` with the error, and raise it again."""
         try:
             yield
         except BaseException as error:
@@ -271,13 +267,13 @@ class Hooks(Struct):
             raise
 
     def records(self) -> list[dict[str, Any]]:
-        """All results so far, as JSON."""
+        """Return all results so far, as JSON."""
         return [result.to_dict() for result in self.results]
 
 
 def request(phase: str, facts: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What a hook reads: the contract's keys first; of ``recorded`` results only those of hooks of
-    its own name.
+    """Return the input of a hook: the contract's keys first; of ``recorded`` results only those of
+    hooks of its own name.
     """
     body = {"version": VERSION, "phase": phase, **facts}
     if "recorded" in facts:
@@ -286,7 +282,7 @@ def request(phase: str, facts: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """An error as hooks are told it: as in the command line's JSON."""
+    """Return an error as in the command line's JSON."""
     if isinstance(error, CriuctlError):
         return {
             key: value
@@ -308,7 +304,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 
 def find_hook(config: Config, phase: str, name: str) -> Hook:
-    """The executable of this phase and name; `ConfigError` if there is none."""
+    """Return the executable of this phase and name; raise `ConfigError` if there is none."""
     for hook in executables(config, phase):
         if hook.name == name:
             return hook

@@ -1,9 +1,9 @@
-"""Whether an executable may be run with our rights: only its owner may change it, and that is root
-or we.
+"""Whether an executable may be run with criuctl's rights: only its owner may change it, and the
+owner is root or criuctl's user.
 
-Every folder and symlink on the way to the file is judged as well, for who can write to one of them
-can put another file in its place.  The way begins at the folder that the configuration names; what
-is above that is the operator's own choice.  Outside of it (a symlink led there) a sticky folder
+Every folder and symlink on the way to the file is checked as well, because a user who can write to
+one of them can replace the file. The way begins at the folder that the configuration names; the
+folders above it are the operator's own choice. Outside of it (through a symlink) a sticky folder
 such as /tmp is as safe as its entries.
 """
 
@@ -14,11 +14,11 @@ import stat
 
 from ..quoting import quoted
 
-_MAX_LINKS = 40  # as the kernel has it
+_MAX_LINKS = 40  # the kernel's limit
 
 
 def _way(path: str) -> list[tuple[str, os.stat_result]]:
-    """Every folder and symlink on the way to `path`, and what it leads to at last, each once."""
+    """Return every folder and symlink on the way to `path`, and its target, each once."""
     pending = [part for part in path.split("/") if part][::-1]
     here, links = "/", 0
     passed: dict[str, os.stat_result] = {"/": os.lstat("/")}
@@ -44,8 +44,8 @@ def _way(path: str) -> list[tuple[str, os.stat_result]]:
 
 
 def objection(path: str, top: str) -> tuple[str, str] | None:
-    """Why `path`, below the configured folder `top`, may not be run, and what to do; None if it
-    may.
+    """Return why `path`, below the configured folder `top`, may not be run, and the remedy; None if
+    it may.
     """
     real_top = os.path.realpath(top)
     above = {one for one, _ in _way(os.path.abspath(top))} - {real_top}

@@ -1,21 +1,11 @@
-"""What criuctl does: the modules here are its operations, one story per file, as a command's name
-has it.
+"""The operations of criuctl, one module per operation, named like its command.
 
-What a story is made of lies in a package beside it, by subject.  Those use each other and the nouns
-of this host (`registry`, `host`, `target`, `holders`, `hooking`); a story they use where one
-operation is a part of another: a recovery restores.
+The steps of an operation are in the packages next to it, by subject. Those use each other and the
+modules about this host (`registry`, `host`, `target`, `holders`, `hooking`). An operation uses
+another one only as a part of itself: a recovery restores.
 
-- `checks`: what CRIU refuses, found before anything is touched
-- `dumps`: the steps of a dump, from the look before it to the manifest
-- `restores`: the steps of a restore: its plan, memory, CRIU's part, connections handed back
-- `openfiles`: files of a tree: recorded, judged by the time of the restore, put back, laid over
-  this host's
-- `resources`: what else of the kernel CRIU leaves to its caller, each kind at both ends: names,
-  pipes, locks, timers, terminals
 - `moving`: the two ends of a migration
-- `supervising`: homes, leases and fences; what a supervisor sees and decides
-- `scheduling`: what is done at which time, to which sessions
-- `storing`: what is in a store: rules of retention, comparisons, keys
-- `journal`: what was done on this host: events, and what becomes of them
-- `failures`: what CRIU's messages mean
+- `supervising`: homes, leases and fences; a supervisor's observations and decisions
+- `scheduling`: which operations run at which time, on which sessions
+- `storing`: the contents of a store: retention rules, comparisons, keys
 """

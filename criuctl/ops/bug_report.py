@@ -1,14 +1,14 @@
-"""What somebody who is to help needs to see of a host, on one page, without secrets.
+"""A bug report: what a helper must see of a host, on one page, without secrets.
 
-The page is made of what is known to be harmless, never of everything but what looks dangerous: of
-the configuration only numbers, choices and folders are shown and of any other key that it is set;
-of S3 the endpoint's host, of sessions names and states, of events codes.  Command lines,
-environments, labels and messages of programs are not looked at.  What is left, sentences of
-findings and CRIU's own, might quote something: so the values of variables that sound like secrets,
-and the configured passphrase, are struck out of the whole page at last.
+The page is made only of data that is known to be harmless. Of the configuration, numbers, choices
+and folders are shown, and of any other key only that it is set; of S3 the endpoint's host, of
+sessions names and states, of events codes. Command lines, environments, labels and messages of
+programs are not read. The rest, texts of findings and CRIU's own errors, might quote a secret: so
+the values of variables that sound like secrets, and the configured passphrase, are removed from the
+whole page at the end.
 
-Each part is made for itself: one that fails says so in its place, for it is on broken hosts that
-the page is wanted.
+Each part is made separately: a part that fails is replaced by its error, because the page is needed
+on broken hosts.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _SOUNDS_SECRET = re.compile(
     r"PASS|SECRET|TOKEN|KEY|CREDENTIAL|AUTH|COOKIE|PRIVATE|_PWD$", re.IGNORECASE
 )
 _MAY_HOLD_ONE = frozenset({"preamble", "command"})  # of a connection rule, of a host
-_SHORTEST = 4  # what is shorter is struck out of nothing: it would be found everywhere
+_SHORTEST = 4  # shorter secrets are not removed: they would match everywhere
 
 Part = Callable[[Config], Any]
 
 
 def report(config: Config) -> dict[str, Any]:
-    """The page as a JSON object; each part that could not be made is ``{"error": ...}``."""
+    """Return the page as a JSON object; each part that could not be made is ``{"error": ...}``."""
     parts: dict[str, Part] = {
         "versions": _versions,
         "host": _host,
@@ -86,7 +86,7 @@ def report(config: Config) -> dict[str, Any]:
     for name, make in parts.items():
         try:
             body[name] = make(config)
-        # on a broken host anything may be; the other parts are wanted all the more
+        # on a broken host anything may fail; the other parts are needed all the more
         except Exception as error:
             body[name] = {"error": str(error)}
     struck: dict[str, Any] = _strike(body, _secrets(config))
@@ -199,7 +199,7 @@ def _configuration(config: Config) -> dict[str, Any]:
 
 
 def shown(name: str, value: Any) -> Any:
-    """What may be seen of a key of the configuration."""
+    """Return what may be shown of a key of the configuration."""
     if isinstance(value, bool | int | float) or (isinstance(value, str) and value in _CHOICES):
         return value
     if name in _FOLDERS:
@@ -228,7 +228,9 @@ def _sessions(config: Config) -> dict[str, Any]:
 
 
 def _logs(config: Config) -> list[dict[str, Any]]:
-    """The logs that failed runs of CRIU have left, newest first, each with its first error."""
+    """Return the logs that failed runs of CRIU have left, newest first, each with its first
+    error.
+    """
     try:
         paths = sorted((Path(config.state_dir) / "logs").glob("*.log"), reverse=True)[:LOGS]
     except FileNotFoundError:
@@ -246,11 +248,10 @@ def _logs(config: Config) -> list[dict[str, Any]]:
 
 
 # -- secrets
-# --------------------------------------------------------------------------------------------
 
 
 def _secrets(config: Config) -> list[str]:
-    """What must not be seen, the longest first."""
+    """Return the texts to remove, the longest first."""
     own = {f"CRIUCTL_{name.upper()}" for name in Config.__struct_fields__} - {
         "CRIUCTL_PASSPHRASE_COMMAND"
     }
@@ -277,7 +278,7 @@ def _secrets(config: Config) -> list[str]:
 
 
 def _texts(value: Any, suspect: bool = False) -> Iterator[str]:
-    """The texts in a nested value that stand under a name which sounds like a secret."""
+    """Return the texts in a nested value under names that sound like secrets."""
     if isinstance(value, str) and suspect:
         yield value
     elif isinstance(value, Mapping):
@@ -291,7 +292,7 @@ def _texts(value: Any, suspect: bool = False) -> Iterator[str]:
 
 
 def _strike(value: Any, secrets: Iterable[str]) -> Any:
-    """`value` with every secret struck out of every text in it."""
+    """Return `value` with every secret removed from every text in it."""
     if isinstance(value, str):
         for secret in secrets:
             value = value.replace(secret, STRUCK)

@@ -1,10 +1,10 @@
-"""What has changed between two checkpoints of one store: processes, descriptors, connections,
-files, memory.
+"""The differences between two checkpoints of one store: processes, descriptors, connections, files,
+memory.
 
-Everything is told from the two manifests, CRIU's small images (descriptors and mappings) and the
-names of chunks; see `diffparts` and `diffmemory`.  The memory itself is read only if pages are to
-be counted exactly, and then only where it differs.  The checkpoints may be of different sessions:
-what is paired with what is told by `diffparts.pair`.
+They are found from the two manifests, CRIU's small images (descriptors and mappings) and the names
+of chunks; see `storing.diff_parts` and `storing.diff_memory`. The memory itself is read only if
+pages are to be counted exactly, and then only where it differs. The checkpoints may be of different
+sessions: `diff_parts.pair` decides what is compared with what.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Space(Struct, frozen=True):
     """The memory of one process, or of a shared object, in both checkpoints."""
 
     kind: str  # task, shmem
-    # the tree's own PID, or the object's id; None if only the other checkpoint has it
+    # the PID in the tree's namespace, or the object's id; None if only the other checkpoint has it
     before: int | None
     after: int | None
     regions: list[Region]
 
     def total(self, name: str) -> int:
-        """Bytes of all regions: before, after, changed, added or removed."""
+        """Return the bytes of all regions: before, after, changed, added or removed."""
         return sum(getattr(region, name) for region in self.regions)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON: regions that differ, and the sums of all."""
+        """Return JSON: regions that differ, and the sums of all."""
         differing = [r.to_dict() for r in self.regions if r.changed or r.added or r.removed]
         ids = {"kind": self.kind, "before_id": self.before, "after_id": self.after}
         return {**ids, **{name: self.total(name) for name in _AMOUNTS}, "regions": differing}
@@ -58,7 +58,7 @@ _AMOUNTS = ("before", "after", "changed", "added", "removed")
 
 
 class Difference(Struct, frozen=True):
-    """What `diff` found."""
+    """The result of `diff`."""
 
     store: str
     before: Manifest
@@ -73,12 +73,12 @@ class Difference(Struct, frozen=True):
 
     @property
     def parts(self) -> dict[str, Part]:
-        """By the names that people and programs see."""
+        """Return the parts, by the names that people and programs see."""
         names = ("processes", "descriptors", "connections", "files")
         return {name: getattr(self, name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer's JSON."""
+        """Return the answer as JSON."""
         memory = {name: sum(space.total(name) for space in self.spaces) for name in _AMOUNTS}
         same = not any(part.differs for part in self.parts.values())
         same = same and not (memory["changed"] or memory["added"] or memory["removed"])
@@ -103,7 +103,7 @@ def _about(m: Manifest) -> dict[str, Any]:
 
 
 def _changed_about(before: Manifest, after: Manifest) -> list[dict[str, Any]]:
-    """What differs in where and how they were taken."""
+    """Return the differences in where and how the checkpoints were taken."""
     rows = [(name, getattr(before.host, name), getattr(after.host, name)) for name in _HOST]
     rows += [
         ("criu", before.criu.get("version"), after.criu.get("version")),
@@ -161,7 +161,7 @@ def diff(
 
 
 class _Side:
-    """One of the two checkpoints, and what is read of it when it is needed."""
+    """One of the two checkpoints; its parts are read when they are needed."""
 
     def __init__(self, manifest: Manifest, reader: CheckpointReader, reporter: Reporter) -> None:
         self.manifest = manifest
@@ -171,7 +171,7 @@ class _Side:
 
     @cached_property
     def descriptors(self) -> dict[int, dict[int, image_records.OpenFile]]:
-        """PID -> descriptor -> what it is; nothing where the images cannot be understood."""
+        """Return PID -> descriptor -> its file; empty where the images cannot be understood."""
         try:
             return image_records.descriptors(self._images.get)
         except (PlatformError, Damaged) as error:
@@ -180,15 +180,15 @@ class _Side:
 
     @cached_property
     def areas(self) -> dict[int, list[Area]]:
-        """PID -> mappings by address; likewise."""
+        """Return PID -> mappings by address; likewise."""
         try:
             return image_records.areas(self._images.get)
         except (PlatformError, Damaged) as error:
-            self._untold("memory is told by address only", error)
+            self._untold("memory is shown by address only", error)
             return {}
 
     def windows(self, image: MemoryImage) -> Windows:
-        """The windows of one memory image; `Damaged`."""
+        """Return the windows of one memory image; raise `Damaged`."""
         return memory_windows(image, self._reader)
 
     def _untold(self, what: str, error: PlatformError | Damaged) -> None:
@@ -197,7 +197,9 @@ class _Side:
 
 
 def _changed_bytes(reader: CheckpointReader, before: FileRecord, after: FileRecord) -> int:
-    """Bytes of pieces of the second file's content that the first one's has not at that place."""
+    """Return the bytes of the second file's pieces that the first file does not have at the same
+    place.
+    """
 
     def pieces(ref: StreamRef | None) -> dict[tuple[int, bytes], int]:
         found, position = {}, 0
@@ -213,8 +215,8 @@ def _changed_bytes(reader: CheckpointReader, before: FileRecord, after: FileReco
 def _spaces(
     old: _Side, new: _Side, found: Pairing, exact: CheckpointReader | None
 ) -> Iterator[Space]:
-    """The address spaces: those of paired processes, and shared objects of the same id, or of none
-    in order.
+    """Return the address spaces: those of paired processes, and shared objects of the same id, the
+    others in order.
     """
     images: list[tuple[MemoryImage | None, MemoryImage | None]] = []
     for kind in ("task", "shmem"):
@@ -248,7 +250,7 @@ def _spaces(
 
 
 def _unchanged(before: MemoryImage, after: MemoryImage) -> Space:
-    """Nothing needs to be read for this."""
+    """Return whether nothing needs to be read for this."""
     return Space(
         before.kind, before.id, after.id, [Region(0, 0, "", before.data.size, after.data.size)]
     )
@@ -259,9 +261,7 @@ def _areas(side: _Side, image: MemoryImage | None) -> list[Area]:
 
 
 def _shared(before: list[MemoryImage], after: list[MemoryImage]) -> dict[int, int]:
-    """Which shared object is which: those of the same id, then by size; a restore gives them other
-    ids.
-    """
+    """Pair shared objects: by the same id, then by size; a restore gives them other ids."""
     same = {image.id for image in before} & {image.id for image in after}
     left = sorted((i for i in before if i.id not in same), key=lambda i: (i.pages, i.id))
     right = sorted((i for i in after if i.id not in same), key=lambda i: (i.pages, i.id))

@@ -1,9 +1,9 @@
-"""Is this host ready?  CRIU, kernel, rights, folders, configuration, clock and store, each with a
-remedy.
+"""Checks whether this host is ready: CRIU, kernel, rights, folders, configuration, clock and store,
+each with a remedy.
 
-`doctor` asks the parts themselves: it starts CRIU, makes a private tmpfs, writes and removes a
-probe in the store.  It leaves nothing behind and tells no secrets: of keys and credentials only
-whether they work.  A finding's code is that of the error which a command would end with.
+`doctor` tries the parts themselves: it starts CRIU, makes a private tmpfs, writes and removes a
+probe in the store. It leaves nothing behind and shows no secrets: of keys and credentials only
+whether they work. A finding's code is that of the error with which a command would end.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _LOW_MEMORY = 256 << 20
 
 
 def doctor(config: Config) -> list[Finding]:
-    """All findings about this host, errors first."""
+    """Return all findings about this host, errors first."""
     return _ask(
         config,
         (
@@ -82,14 +82,14 @@ def doctor(config: Config) -> list[Finding]:
 
 
 def readiness(config: Config) -> list[Finding]:
-    """The part of it that a restore of somebody else's checkpoint needs, errors first: no store, no
-    room.
+    """Return the findings that matter for a restore of another host's checkpoint, errors first: no
+    store, no space.
     """
     return _ask(config, (_rights, _criu, _kernel, _programs, _folders))
 
 
 def store_readiness(config: Config) -> list[Finding]:
-    """Whether something can be stored into the configured store, errors first."""
+    """Return findings about storing into the configured store, errors first."""
     return _ask(config, (_store,))
 
 
@@ -106,7 +106,7 @@ def _ask(config: Config, checks: Sequence[Callable[[Config], Iterator[Finding]]]
 
 
 def versions(config: Config) -> dict[str, Any]:
-    """What a bug report needs; ``criu`` is None where none is found."""
+    """Return the versions that a bug report needs; ``criu`` is None where none is found."""
     try:
         found = binary.find(config)
         criu: dict[str, Any] | None = {
@@ -127,7 +127,7 @@ def versions(config: Config) -> dict[str, Any]:
 
 
 def features() -> dict[str, Any]:
-    """What this kernel has of what criuctl and CRIU make use of."""
+    """Return the features of this kernel that criuctl and CRIU use."""
     try:
         netfilter.tables()
         nftables = True
@@ -215,7 +215,7 @@ def _hooks(config: Config) -> Iterator[Finding]:
     from ..hooks.find import all_hooks
     from ..hooks.runner import check
 
-    check(config)  # raises for what the configuration cannot mean
+    check(config)  # raises for an impossible configuration
     for hook in all_hooks(config):
         if hook.refused:
             text = f"the {hook.phase} hook {hook.name!r} will not be run: {hook.refused}"
@@ -355,8 +355,8 @@ def _folders(config: Config) -> Iterator[Finding]:
 
 
 def _probe_folder(path: Path) -> Path:
-    """Write a probe where `path` is, or will be made at first use; returns the folder that is
-    there.  `OSError`.
+    """Write a probe where `path` is, or will be made at first use; return the existing folder.
+    Raise `OSError`.
     """
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     with tempfile.TemporaryFile(dir=nearest):
@@ -395,10 +395,7 @@ def _configuration(config: Config) -> Iterator[Finding]:
             text += (
                 "a process of any user that connects to its peer is logged in with it"
                 if rule.match.pinned
-                else (
-                    "it matches by what processes say of themselves, so only connections of "
-                    "root's get it"
-                )
+                else ("it matches by the processes' own claims, so only connections of root get it")
             )
             yield Finding(
                 "warning",
@@ -409,7 +406,9 @@ def _configuration(config: Config) -> Iterator[Finding]:
 
 
 def _named(config: Config) -> Iterator[Finding]:
-    """What of the configuration is read only when it is needed, which may be at night, by cron."""
+    """Check the parts of the configuration that are read only when they are needed, for example at
+    night by cron.
+    """
     from ..files import predicates
     from ..host import configured_trees, retention
     from ..session.client.keyboard import DetachKey
@@ -461,8 +460,8 @@ def _store(config: Config) -> Iterator[Finding]:
         yield Finding("info", "store", f"the store {store.url} can be written; it is {sealed}")
         if problem := repository.about.unpinned:
             text = (
-                f"the store {store.url} is not pinned on this host ({problem}): another one in "
-                "its place is not noticed"
+                f"the store {store.url} is not pinned on this host ({problem}): criuctl does not "
+                "notice a different store in its place"
             )
             yield Finding(
                 "warning", "store-not-pinned", text, "Name a state_dir that may be written."

@@ -1,14 +1,14 @@
-"""The environment that a session inherits: its caller's, without what only criuctl may know.
+"""The environment that a session inherits: its caller's, without criuctl's own secrets.
 
-The environment of a process lies in its memory, so whatever a session inherits is in every
-checkpoint of it, readable for each holder of the store's key and for each process that runs as the
-session's user.  Of the variables ``CRIUCTL_*`` a session therefore gets an allow-list: numbers and
-choices, and the texts in `_PLAIN`, which say where things are.  A criuctl that runs inside finds
-its sessions and stores by them.  Passphrases, keys, commands, rules, and any variable that this
-list does not know, of a hook say, stay outside.
+The environment of a process is in its memory, so a session's environment is in every checkpoint of
+it, readable for each holder of the store's key and for each process that runs as the session's
+user. Of the variables ``CRIUCTL_*`` a session therefore gets an allow-list: numbers and choices,
+and the texts in `_PLAIN`, which name places. A criuctl that runs inside finds its sessions and
+stores by them. Passphrases, keys, commands, rules, and any variable that this list does not
+contain, for example a hook's, stay outside.
 
-``AWS_*`` goes on: the program may be one that uses S3 itself, and criuctl cannot tell.  Where
-criuctl's own store is on S3, `credentials` names those that will be in checkpoints, for a warning.
+``AWS_*`` is inherited: the program may use S3 itself, and criuctl cannot know. Where criuctl's own
+store is on S3, `credentials` names those that will be in checkpoints, for a warning.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PLAIN = frozenset(
         *("detach_key", "gc_grace", "hook_failure", "retention"),
     }
 )
-_OPERATOR = f"{_PREFIX}OPERATOR"  # what whoever attaches is called
+_OPERATOR = f"{_PREFIX}OPERATOR"  # the name of an attaching operator
 _AWS_SECRET = re.compile(r"AWS_\w*(SECRET|TOKEN)\w*(?<!_FILE)")
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` as a session may have it."""
+    """Return the part of `environ` that a session may have."""
     return {name: value for name, value in environ.items() if _may_have(name, value)}
 
 
@@ -47,7 +47,7 @@ def _may_have(name: str, value: str) -> bool:
 
 
 def credentials(environ: Mapping[str, str], config: Config) -> list[str]:
-    """The variables in `environ` with which criuctl opens its store, if that is on S3."""
+    """Return the variables in `environ` with which criuctl opens its store, if that is on S3."""
     if not config.store.lower().startswith("s3:"):
         return []
     return sorted(name for name, value in environ.items() if value and _AWS_SECRET.fullmatch(name))

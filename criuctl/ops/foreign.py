@@ -1,10 +1,10 @@
-"""Looking at checkpoints that are in no store: exported files, folders of CRIU's images, podman's
+"""Looking at checkpoints outside any store: exported files, folders of CRIU's images, podman's
 checkpoint archives.
 
-They are told of in the words of a manifest, so whatever shows one shows them; what the images do
-not tell (the host, command lines, which files were taken along) stays empty.  Nothing is written,
-and nothing of them can be restored from here: an exported file is imported first, what podman or
-CRIU have dumped they restore themselves.
+They are described by a manifest, so every command that shows a manifest can show them. What the
+images do not contain (the host, command lines, which files were carried) stays empty. Nothing is
+written, and nothing can be restored from here: an exported file is imported first, and podman or
+CRIU restore their own checkpoints.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from ..criu.pages import ENTRY, PAGE
 from ..errors import Damaged, UsageError
 from ..report import Reporter
 from ..store.archive import MAGIC, ArchiveStore
-from .inspect import Shown, page_entries, page_maps
+from .shown import Shown, page_entries, page_maps
 from .storing.contents import environments
 
 _FREE_PROCESSES = 1 << 16
-# bytes of the images for each process beyond those; that of its state alone has more
+# bytes of images for each further process; the record of its state alone is larger
 _PROCESS = 256
 _PAGEMAP = re.compile(r"pagemap-(?:(shmem)-)?(\d+)\.img")
 
 
 def look(config: Config, path: Path, *, maps: bool, env: bool = False, reporter: Reporter) -> Shown:
-    """What the file or folder at `path` holds; `NoSuchCheckpoint`, `UnsupportedFormat`, `Damaged`,
-    `KeyMissing`.
+    """Return the content of the file or folder at `path`; raise `NoSuchCheckpoint`,
+    `UnsupportedFormat`, `Damaged` or `KeyMissing`.
     """
     if (file := _opened_export(path)) is not None:
         with file:
             return _exported(config, path, file.fileno(), maps, env, reporter)
     if env:
         raise UsageError(
-            "environments are told of checkpoints of criuctl only",
+            "environments can be shown only for checkpoints of criuctl",
             hint="They are in memory, which is not read here.",
         )
     images = plain.read(path)
@@ -77,9 +77,9 @@ def look(config: Config, path: Path, *, maps: bool, env: bool = False, reporter:
 
 
 def _opened_export(path: Path) -> BinaryIO | None:
-    """The file, open, if it is an exported checkpoint."""
+    """Open the file if it is an exported checkpoint; otherwise return None."""
     try:
-        # a FIFO keeps nobody waiting
+        # O_NONBLOCK: a FIFO must not block
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return None
@@ -107,7 +107,7 @@ def _exported(
 def _manifest(images: plain.PlainImages, memory: list[MemoryImage]) -> Manifest:
     if len(image_records.pids(images.get)) > _FREE_PROCESSES + images.read // _PROCESS:
         raise Damaged(
-            f"{images.where} has more than {_FREE_PROCESSES} processes, of which the images "
+            f"{images.where} has more than {_FREE_PROCESSES} processes, about which the images "
             "say "
             "nothing"
         )
@@ -183,7 +183,7 @@ def _connections(images: plain.PlainImages) -> Iterator[ConnectionRecord]:
 
 
 def _files(images: plain.PlainImages) -> Iterator[FileRecord]:
-    """Open files by path, then those that are only mapped."""
+    """Yield the open files by path, then those that are only mapped."""
     found: dict[str, tuple[str, list[tuple[int, int]]]] = {}
     for pid, held in image_records.descriptors(images.get).items():
         for fd, file in held.items():

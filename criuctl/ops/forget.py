@@ -1,8 +1,8 @@
-"""Removing what this host keeps of sessions that have ended: output, audit log, and the line in
-``criuctl ls``.
+"""Removing this host's records of ended sessions: output, audit log, and the line in ``criuctl
+ls``.
 
-Checkpoints are none of it.  Nothing goes of a session that runs, that left processes behind, or
-that can come back from a checkpoint, unless it was named and nobody waits for it.
+Checkpoints are not removed. A session stays if it runs, left processes behind, or can come back
+from a checkpoint, unless it was named and given up.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from .sessions import sessions as all_sessions
 
 
 class Forgotten(Struct, frozen=True):
-    """What became of one session."""
+    """The outcome for one session."""
 
     session: str
     state: str = "lost"  # as of `criuctl ls`
     since: str | None = None
     bytes: int = 0  # on the disk and in the run folder
-    leases_kept: tuple[str, ...] = ()  # stores that could not be told
+    leases_kept: tuple[str, ...] = ()  # stores in which the end could not be recorded
     error: CriuctlError | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """``ok`` and what it was, or ``error``."""
+        """Return ``ok`` and the session, or ``error``."""
         return {
             "session": self.session,
             "ok": self.error is None,
@@ -70,14 +70,14 @@ def _forgetting(wishes: Mapping[str, Any]) -> str:
 def forget(
     config: Config, chosen: Sequence[str], *, older: float | None = None, dry_run: bool = False
 ) -> list[Forgotten]:
-    """Forget the sessions of these names, or, without names, all that have ended more than `older`
+    """Forget the sessions of these names, or, without names, all that ended more than `older`
     seconds ago.
 
-    One that was named and may not go is told with its error, and does not keep the others.
+    A named one that must stay is returned with its error, and the others are still processed.
     """
     if not chosen and older is None:
         raise UsageError(
-            "nothing says which sessions to forget",
+            "no session to forget is named",
             hint="Name them, or give --ended-before 7d for all that ended longer ago.",
         )
     check_outside(config)
@@ -95,7 +95,7 @@ def forget(
 
 
 def _over(config: Config) -> list[str]:
-    """Who has ended with nothing to come back from: exited, lost without a checkpoint, or of an
+    """Return the ended sessions that cannot come back: exited, lost without a checkpoint, or of an
     earlier boot.
     """
     known = all_sessions(config)
@@ -119,7 +119,7 @@ def _over(config: Config) -> list[str]:
 
 
 def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forgotten | None:
-    """Forget one session; None if it has not ended before that time."""
+    """Forget one session; return None if it has not ended before that time."""
     about = Forgotten(name)
     try:
         with exclusive_session(config, name):
@@ -158,7 +158,7 @@ def _check(
     state: Mapping[str, Any] | None,
     record: SessionRecord | None,
 ) -> None:
-    """`Conflict` unless the session is over for this host."""
+    """Raise `Conflict` unless the session is over for this host."""
     if now in ("running", "paused"):
         raise Conflict(f"session {name!r} is {now}", hint=f"`criuctl kill {quoted(name)}` ends it.")
     if (
@@ -170,10 +170,7 @@ def _check(
         back = restore_command(config, name, record.store)
         raise Conflict(
             f"session {name!r} is checkpointed",
-            hint=(
-                f"{back} brings it back; `criuctl kill {quoted(name)}` says that nobody waits for "
-                "it."
-            ),
+            hint=(f"{back} brings it back; `criuctl kill {quoted(name)}` gives it up."),
         )
     if Moves(config, Outgoing).of(name) is not None:
         raise Conflict(
@@ -189,11 +186,13 @@ def _check(
 
 
 def _weight(*folders: Path) -> tuple[int, float]:
-    """Bytes of the files there, and when the last of them was written; 0.0: there are none."""
+    """Return the bytes of the files there, and when the last of them was written; 0.0: there are
+    none.
+    """
     size, written = 0, 0.0
     for folder in folders:
         for path in (folder, *folder.rglob("*")):
-            with suppress(OSError):  # a holder that ends takes its socket along
+            with suppress(OSError):  # a holder that ends removes its socket
                 found = path.lstat()
                 size += found.st_size if stat.S_ISREG(found.st_mode) else 0
                 written = max(written, found.st_mtime)

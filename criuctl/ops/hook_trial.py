@@ -1,9 +1,8 @@
-"""Trying a hook by hand: it is told what it would be told, and nothing is dumped, frozen or
-restored.
+"""Trying a hook by hand: it gets its usual input, but nothing is dumped, frozen or restored.
 
-The tree of a TARGET runs on as it does; a REF is only read.  For ``reconnect`` the hook gets a new
-socket of the kind that the program's descriptor is, in the same net namespace, and connects that:
-the program's own socket is not touched, and the new one is closed when the hook has answered.
+The tree of a TARGET runs on; a REF is only read. For ``reconnect`` the hook gets a new socket of
+the same kind as the program's descriptor, in the same net namespace, and connects that: the
+program's own socket is not touched, and the new one is closed when the hook has answered.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from ..proc.tree import read_process, read_tree
 from ..report import Reporter
 
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6, "unix": socket.AF_UNIX}
-# What a phase tells beside the rest; nothing of it has happened.
+# The additional input of a phase; nothing of it has happened.
 _MORE: dict[str, dict[str, Any]] = {
     "loss-exceeded": {"loss_s": 0.0, "max_loss_s": 0.0},
     "recovered": {
@@ -55,7 +54,7 @@ _TYPES = {
 
 
 class Trial(Struct, frozen=True):
-    """What hooks were told and what they answered; `verdict` is what it would have led to."""
+    """The input and answers of hooks; `verdict` is what they would have led to."""
 
     phase: str
     requests: list[dict[str, Any]]
@@ -63,7 +62,7 @@ class Trial(Struct, frozen=True):
     verdict: str = "ok"  # ok | veto | warn
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of ``hooks run``."""
+        """Return the JSON of ``hooks run``."""
         return {
             "phase": self.phase,
             "verdict": self.verdict,
@@ -73,7 +72,7 @@ class Trial(Struct, frozen=True):
 
 
 class _Subject(Struct, frozen=True):
-    """What the trial is about: a running tree or a checkpoint."""
+    """The subject of the trial: a running tree or a checkpoint."""
 
     facts: dict[str, Any]
     connections: list[ConnectionRecord]
@@ -83,7 +82,7 @@ class _Subject(Struct, frozen=True):
 
 
 def list_hooks(config: Config) -> list[dict[str, Any]]:
-    """Every hook by phase, in the order in which they run."""
+    """Return every hook by phase, in the order in which they run."""
     check(config)
     policy = policies(config)
     found = []
@@ -190,7 +189,7 @@ def _stored(config: Config, ref: str) -> _Subject:
     manifest: Manifest = show(config, ref).manifest
     hooks: Hooks = hook_facts.of_restore(config, Reporter(), manifest, manifest.session.name)
     commands = {p.ns_pid: p.command for p in manifest.processes}
-    # whose they are, a manifest only says
+    # the owners in a manifest are only claims
     return _Subject(hooks.facts, list(manifest.connections), None, commands, {})
 
 

@@ -1,23 +1,22 @@
-"""Looking at what a store holds and keeping it in order: list, show, verify, remove.
+"""Looking at the contents of a store and removing checkpoints: list, show, verify, remove.
 
-Short stories over `Repository`, each opening the store, doing one thing and closing it.  None of
-them needs CRIU or a process tree.  What concerns one checkpoint of several (damage, a missing
-object, an unknown name) is recorded as the outcome of that one and the others are looked at all the
-same; what concerns the store as a whole (unreachable, denied, wrong key) ends the operation.
+Each operation opens the store, does one thing over `Repository` and closes it. None of them needs
+CRIU or a process tree. An error of one checkpoint among several (damage, a missing object, an
+unknown name) is recorded as the outcome of that one, and the others are still processed. An error
+of the store as a whole (unreachable, denied, wrong key) ends the operation.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import CheckpointSummary, Manifest
+from ..checkpoint.manifest import CheckpointSummary
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import (
@@ -39,21 +38,14 @@ from ..proc import netfilter
 from ..report import Reporter
 from ..session.sessions import state_of
 from ..store import open_store
+from .shown import Shown, page_maps
 
-if TYPE_CHECKING:
-    from ..checkpoint.reader import CheckpointReader
-    from ..files.predicates import Verdict
-    from .storing.contents import Variables
-
-# One entry of a memory image's list: address, pages, flags as CRIU's page server sends them.
-_ENTRY = struct.Struct("<QII")
-_NAMED = 10  # checkpoints in one message
-_FLAGS = ((1, "parent"), (2, "lazy"), (4, "present"))
+_NAMED = 10  # checkpoints named in one message
 
 
 @contextmanager
 def opened(config: Config) -> Iterator[tuple[str, Repository]]:
-    """The configured store, for one operation: its URL, and what is in it."""
+    """Open the configured store for one operation; yield its URL and its repository."""
     store = open_store(config.store, config)
     try:
         repository = Repository.open(store, config)
@@ -70,12 +62,12 @@ class Listing(Struct, frozen=True):
 
     checkpoints: list[CheckpointSummary]
     unreadable: list[DataError]
-    hidden: int = 0  # other hosts' ones, which this write-only host must not read
+    hidden: int = 0  # checkpoints of other hosts that this write-only host cannot read
 
 
 def list_checkpoints(config: Config, session: str | None = None) -> Listing:
-    """The checkpoints of the store, by session and number; `NoSuchCheckpoint` if `session` has
-    none.
+    """Return the checkpoints of the store, by session and number; raise `NoSuchCheckpoint` if
+    `session` has none.
     """
     unreadable: list[DataError] = []
     hidden: list[DataError] = []
@@ -84,96 +76,6 @@ def list_checkpoints(config: Config, session: str | None = None) -> Listing:
     if session is not None and not found and not unreadable and not hidden:
         raise NoSuchCheckpoint(f"the store holds no checkpoint of a session named {session!r}")
     return Listing(found, unreadable, len(hidden))
-
-
-class Shown(Struct, frozen=True):
-    """What `show` found: a manifest without its lists of chunks, and the memory map if that was
-    asked for.
-    """
-
-    manifest: Manifest
-    store: str
-    # by index into manifest.memory
-    maps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    environments: dict[int, Variables] | None = None  # by the tree's own PIDs
-    values: bool = False  # of variables, too
-    # the write-only host that has stored it: fingerprint, label
-    writer: dict[str, str] | None = None
-    # what has become of what it requires, as far as no command must be run for it
-    predicates: tuple[Verdict, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The keys of ``list``, and everything else that a manifest tells."""
-        m = self.manifest
-        body = m.to_dict()
-        machine = body["host"]
-        memory = []
-        for i, image in enumerate(m.memory):
-            one: dict[str, Any] = {
-                "kind": image.kind,
-                "id": image.id,
-                "pages": image.pages,
-                "bytes": image.data.size,
-            }
-            if i in self.maps:
-                one["maps"] = self.maps[i]
-            memory.append(one)
-        files = []
-        for record in body["files"]:
-            data = record.pop("data", None)
-            files.append({**record, "carried": data is not None})
-        told = {
-            "id": m.id,
-            "session": m.session.name,
-            "session_id": m.session.id,
-            "number": m.number,
-            "incarnation": m.incarnation,
-            "parent": m.parent,
-            "origin": m.extra.get("origin"),
-            "created": m.created,
-            "store": self.store,
-            "host": machine["name"],
-            "writer": self.writer,
-            "machine": {k: v for k, v in machine.items() if k != "name"},
-            "labels": body["labels"],
-            "pinned": m.pinned,
-            "bytes": body["bytes"],
-            "timings": body["timings"],
-            "criuctl": body["criuctl"],
-            "criu": body["criu"],
-            "version": body["version"],
-            "features": body["features"],
-            "root": body["root"],
-            "processes": body["processes"],
-            "namespaces": body["namespaces"],
-            "memory": memory,
-            "images": body["images"]["files"],
-            "terminals": body["terminals"],
-            "connections": body["connections"],
-            "files": files,
-            "gpu": body["gpu"],
-            "predicates": [verdict.to_dict() for verdict in self.predicates],
-            "hooks": body["hooks"],
-            "warnings": body["warnings"],
-        }
-        return (
-            told
-            if self.environments is None
-            else {**told, "environments": self._environments(self.environments)}
-        )
-
-    def _environments(self, found: Mapping[int, Variables]) -> list[dict[str, Any]]:
-        return [
-            {
-                "pid": p.pid,
-                "variables": [
-                    {"name": name, "value": value if self.values else None}
-                    for name, value in found[p.ns_pid]
-                ],
-            }
-            for p in self.manifest.processes
-            if p.ns_pid in found
-        ]
 
 
 def show(
@@ -185,12 +87,12 @@ def show(
     values: bool = False,
     reporter: Reporter | None = None,
 ) -> Shown:
-    """The manifest of `ref`; with `maps` also which addresses of each address space are stored,
+    """Return the manifest of `ref`; with `maps` also the stored addresses of each address space,
     with `env` the environments.
 
-    Of those the `values`, among which secrets are, are told only if asked for.
+    The `values` of environment variables can be secrets, so they are shown only on request.
 
-    With a slash in it, `ref` is the path of something that is in no store: see `foreign`.
+    With a slash in it, `ref` is a path outside any store: see `foreign`.
     """
     from ..files import predicates
 
@@ -220,39 +122,15 @@ def _look(config: Config, ref: str, maps: bool, env: bool, reporter: Reporter) -
         )
 
 
-def page_maps(manifest: Manifest, reader: CheckpointReader) -> dict[int, list[dict[str, Any]]]:
-    """The list of pages of each memory image, by its index; `Damaged`."""
-    reader.check_size([image.entries for image in manifest.memory])
-    size = manifest.host.page_size
-    return {
-        i: page_entries(reader.read(image.entries), size) for i, image in enumerate(manifest.memory)
-    }
-
-
-def page_entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:
-    """A memory image's list of pages as `show` tells it."""
-    if len(packed) % _ENTRY.size:
-        raise Damaged("the list of a memory image's pages is cut off")
-    return [
-        {
-            "address": address,
-            "pages": pages,
-            "bytes": pages * page_size,
-            "flags": [name for bit, name in _FLAGS if flags & bit],
-        }
-        for address, pages, flags in _ENTRY.iter_unpack(packed)
-    ]
-
-
 class Verified(Struct, frozen=True):
-    """What `verify` found about one checkpoint; no summary if not even that can be read."""
+    """The result of `verify` for one checkpoint; without a summary if even that cannot be read."""
 
     summary: CheckpointSummary | None
     bytes: int = 0  # plain bytes that were checked
     error: CriuctlError | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """``ok`` and, if it is not, ``error``."""
+        """Return ``ok`` and, if it is false, ``error``."""
         return {
             "id": self.summary.id if self.summary else None,
             "session": self.summary.session if self.summary else None,
@@ -267,7 +145,7 @@ def verify(config: Config, ref: str | None, *, reporter: Reporter) -> list[Verif
     """Read and check everything that a restore of `ref` would need; of every checkpoint if `ref` is
     None.
 
-    Of all, who is removed meanwhile, by a prune beside us, was no damage and is left out.
+    In the latter case a checkpoint that a concurrent prune removes is not damage and is left out.
     """
     with opened(config) as (_, repository):
         unreadable: list[DataError] = []
@@ -301,14 +179,14 @@ def _removed(repository: Repository, summary: CheckpointSummary) -> bool:
 
 
 class Removal(Struct, frozen=True):
-    """What became of one REF given to `remove`."""
+    """The outcome for one REF given to `remove`."""
 
     ref: str
     summary: CheckpointSummary | None = None
     error: CriuctlError | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """``ok`` and what was removed, or ``error``."""
+        """Return ``ok``, and the removed checkpoint or ``error``."""
         return {
             "ref": self.ref,
             "ok": self.error is None,
@@ -321,11 +199,12 @@ class Removal(Struct, frozen=True):
 
 @events.recorded("rm", events.removed)
 def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[Removal]:
-    """Remove checkpoints; all REFs are resolved before the first is removed, so that they mean what
+    """Remove checkpoints. All REFs are resolved before the first removal, so that they mean what
     was listed.
 
-    A checkpoint that two of the REFs name is removed, and told, once.  So is one whose manifest is
-    damaged: while it is there, nobody knows what it needs, and nothing can be freed.
+    A checkpoint that two of the REFs name is removed, and reported, once. A checkpoint whose
+    manifest is damaged is removed as well: while it exists, it is unknown what it needs, and
+    nothing can be freed.
     """
     with opened(config) as (_, repository):
         looked_up: list[Removal] = []
@@ -346,7 +225,7 @@ def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[R
         done: list[Removal] = []
         gone: list[CheckpointSummary] = []
         registry = Registry(config)
-        with telling_removed(gone):
+        with reporting_removed(gone):
             for removal in looked_up:
                 one = remove_one(repository, removal, registry, reporter)
                 done.append(one)
@@ -357,8 +236,8 @@ def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[R
 
 
 @contextmanager
-def telling_removed(gone: Sequence[CheckpointSummary]) -> Iterator[None]:
-    """Have the error that ends a removal of several tell which are gone already."""
+def reporting_removed(gone: Sequence[CheckpointSummary]) -> Iterator[None]:
+    """Add the checkpoints that are already removed to an error that ends a removal of several."""
     try:
         yield
     except CriuctlError as error:
@@ -376,7 +255,7 @@ def telling_removed(gone: Sequence[CheckpointSummary]) -> Iterator[None]:
 def remove_one(
     repository: Repository, removal: Removal, registry: Registry, reporter: Reporter
 ) -> Removal:
-    """Remove what `removal` found, with what this host keeps for its sake; a pinned one is an error
+    """Remove the checkpoint in `removal`, and what this host keeps for it; a pinned one is an error
     in the result.
     """
     summary = removal.summary
@@ -390,7 +269,7 @@ def remove_one(
         return Removal(removal.ref, summary, error)
     known = registry.get(summary.session) if summary.session else None
     if known is not None and known.checkpoint == summary.id and known.lock_table:
-        # Connections that were to be kept have lost what would have taken them up again.
+        # The connections that were to be kept can no longer be restored.
         netfilter.delete_table(known.lock_table)
         registry.put(replace(known, lock_table=""))
     return removal
@@ -399,11 +278,11 @@ def remove_one(
 def forget_gone(
     config: Config, repository: Repository, gone: Sequence[CheckpointSummary], reporter: Reporter
 ) -> None:
-    """This host forgets the sessions of which nothing is left: no process, no holder's word, and no
-    checkpoint any more.
+    """Forget the sessions of which nothing is left: no process, no record of a holder, and no
+    checkpoint.
 
-    Else each tree that was ever dumped would be listed as lost for ever.  Of the others it notes
-    what is the newest now.
+    Otherwise every tree that was ever dumped would be listed as lost. For the other sessions the
+    newest checkpoint is recorded.
     """
     from .kill import forget  # seldom needed
 
@@ -411,7 +290,7 @@ def forget_gone(
     registry = Registry(config)
     for name in sorted({summary.session for summary in gone if summary.session}):
         if registry.get(name) is None:
-            continue  # nor need the lock be had, which a plain user may not
+            continue  # and a plain user may not have the lock
         try:
             with exclusive_session(config, name):
                 known = registry.get(name)
@@ -423,4 +302,4 @@ def forget_gone(
                 if not repository.list(name, unreadable=unreadable) and not unreadable:
                     forget(config, name, stored=False)
         except (Conflict, PlatformError):
-            continue  # somebody is just making a checkpoint of it; or there is no place for a lock
+            continue  # a checkpoint of it is being made; or a lock cannot be created

@@ -1,7 +1,7 @@
-"""Ending a session for good: every process of it, and what says here that it lives.
+"""Ending a session for good: every process of it, and the records that it lives here.
 
-Its holder does it where there is one.  Where there is none (its holder was killed, or it never had
-a terminal of criuctl's) its processes are found and ended from here.
+Its holder does it where there is one. Without one (its holder was killed, or it never had a
+terminal of criuctl's) this module finds and ends its processes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from ..session.sessions import leftovers, state_of
 from .sessions import connect, known_of, why_not
 
 _LOOK = 0.02  # seconds between two looks at processes that are to end
-_KILL_PATIENCE = 20.0  # seconds that processes may take to end of SIGKILL
+_KILL_PATIENCE = 20.0  # seconds that processes may take to end after SIGKILL
 
 
 @events.recorded("kill", events.killed, about=events.of_session)
 def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
-    """End every process of a session and make sure of it; whatever knows it here forgets that it
-    runs.
+    """End every process of a session and verify it; remove the records that it runs here.
 
-    With a copy go the files of its unix sockets, under names of its own beside its original's:
-    nobody else knows them.
+    For a copy, the files of its unix sockets are removed too, which have their own names next to
+    those of its original: no other record of them exists.
     """
     record = Registry(config).get(name)
     own: set[str] = set()
@@ -73,9 +72,9 @@ def _kill(config: Config, name: str, grace: float) -> dict[str, Any]:
 
 def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
     """End a session that has no holder: SIGTERM to its processes, SIGKILL after `grace` seconds;
-    how many there were.
+    return how many there were.
 
-    One that lies checkpointed is kept from coming back for as long as `stack` is open.
+    A checkpointed one is kept from coming back while `stack` is open.
     """
     from ..session.holder.cgroup import existing
     from ..session.holder.processes import Tree
@@ -85,8 +84,8 @@ def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
     if state is None and record is None:
         raise SessionGone(f"no session {name!r} is known to this host")
     known = known_of(state, record)
-    # Without a holder its group still stands still, if it did: who is frozen by version 1 dies of
-    # nothing.
+    # Without a holder its group is still frozen, if it was: processes frozen by a version 1 freezer
+    # do not die.
     tree = Tree(
         existing(state["cgroup"])
         if state is not None and state.get("cgroup") and _is_of(state, record)
@@ -95,17 +94,17 @@ def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
     if record is not None and record.alive():
         tree.root = record.identity
     elif state is not None and state.get("pid") and state.get("boot_id") == boot_id():
-        # its holder is gone, it may live
+        # its holder is gone, but it may live
         tree.root = ProcessIdentity(state["pid"], state["start_time"])
     if tree.root is not None and tree.root.alive():
         tree.stopped = _stopped_init(tree.root)
-    # who is in the group may have outlived its root
+    # processes in the group may have outlived its root
     elif tree.group is None or state is None or not leftovers(state):
-        # nobody is just bringing it back, nor does before it is forgotten
+        # no restore of it is under way, nor begins before it is forgotten
         stack.enter_context(exclusive_session(config, name))
         record = Registry(config).get(name)
         if record is not None and record.state == "checkpointed" and not record.moved_to:
-            return 0  # nobody waits for it any more
+            return 0  # it is given up
         raise SessionGone(why_not(known))
     hard = time.monotonic() + grace
     seen = set(tree.members())
@@ -128,8 +127,8 @@ def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
 
 
 def _stopped_init(root: ProcessIdentity) -> list[ProcessIdentity]:
-    """PID 1 of the tree's namespaces, if a pause without a freezer has stopped it with the tree: it
-    would never reap that.
+    """Return PID 1 of the tree's namespaces, if a pause without a freezer has stopped it with the
+    tree: it would never reap the tree.
     """
     from ..proc.namespaces import is_namespace_init
     from ..proc.tree import read_process
@@ -146,15 +145,15 @@ def _stopped_init(root: ProcessIdentity) -> list[ProcessIdentity]:
 
 
 def _is_of(state: Mapping[str, Any], record: SessionRecord | None) -> bool:
-    """Whether a state file tells of this life of the session."""
+    """Return whether a state file is about this life of the session."""
     return state.get("boot_id") == boot_id() and (record is None or state["id"] == record.id)
 
 
 def forget(config: Config, name: str, *, stored: bool = True) -> list[str]:
-    """Nobody takes this session for one that lives here, or that is to come back here; stores that
-    could not be told.
+    """Remove the records that this session lives here, or is to come back here; return the stores
+    in which that failed.
 
-    One without a checkpoint (`stored`) cannot come back, so nobody need be told that it does not.
+    One without a checkpoint (`stored`) cannot come back, so no store needs a record.
     """
     registry = Registry(config)
     record = registry.get(name)
@@ -164,8 +163,8 @@ def forget(config: Config, name: str, *, stored: bool = True) -> list[str]:
         and record.boot_id == boot_id()
         and not record.alive()
     ):
-        netfilter.delete_table(record.lock_table)  # nothing takes its connections up any more
-    registry.forget(name)  # afterwards: nothing else knows of the table
+        netfilter.delete_table(record.lock_table)  # its connections are not taken up any more
+    registry.forget(name)  # last: no other record names the table
     if record is None or not (record.leases or (stored and record.state == "checkpointed")):
         return []
     # stores are slow to import, and a session that was never stored needs none

@@ -1,6 +1,4 @@
-"""What is known of a session's past: its audit log, and its output as a recording; with and without
-its holder.
-"""
+"""A session's past: its audit log, and its output as a recording; with and without its holder."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from .sessions import connect
 
 
 def audit(config: Config, name: str, since: int = 0) -> list[dict[str, Any]]:
-    """The entries of the audit log of the session of this name, oldest first, above sequence
+    """Return the entries of the audit log of the session of this name, oldest first, above sequence
     `since`.
     """
     try:
@@ -38,20 +36,20 @@ def audit(config: Config, name: str, since: int = 0) -> list[dict[str, Any]]:
 
 
 def recording(config: Config, name: str) -> list[str]:
-    """The lines of an asciicast of all that is kept of the session's output."""
+    """Yield the lines of an asciicast of all output that is kept of the session."""
     status, base, data = kept_output(config, name)
     folder = names.state_folder(config.state_dir, name)
     known = list(records(folder / "timeline"))
     if known and known[0][2] == OWNER:
         del known[0]
-    else:  # it may begin with what an earlier session of this name did
+    else:  # it may begin with output of an earlier session of this name
         known = [record for record in known if record[0] >= status["created"] - 1]
     return list(cast(status, data, base, known))
 
 
 def kept_output(config: Config, name: str) -> tuple[dict[str, Any], int, bytes]:
-    """What is known of the session, the offset of the oldest byte of its output that is kept, and
-    all from there on.
+    """Return the session's status, the offset of the oldest byte of its output that is kept, and
+    all output from there on.
     """
     try:
         with connect(config, name, role="observe") as session:
@@ -63,8 +61,8 @@ def kept_output(config: Config, name: str) -> tuple[dict[str, Any], int, bytes]:
 
 
 def left_output(config: Config, name: str, gone: SessionGone) -> tuple[dict[str, Any], int, bytes]:
-    """As `kept_output`, of a session whose holder does not answer: `gone` says why, and is raised
-    if there is nothing of it.
+    """Return the same for a session whose holder does not answer; raise `gone`, the reason, if
+    nothing is kept.
     """
     state = state_of(config, name)
     if state is None:

@@ -1,18 +1,18 @@
 """Maintenance of a host: everything that runs is stored, new sessions are refused, and what to
-bring back is written down.
+restore is recorded.
 
-The record is ``STATE_DIR/maintenance.json``, written durably before and after each thing that it
-tells of, so whatever kills `begin`, the power cut included, the next `begin` goes on where it was:
+The record is ``STATE_DIR/maintenance.json``, written durably before and after each step. So after
+any interruption of `begin`, a power cut included, the next `begin` continues where it was:
 
-storing    the door is shut (`check_open`), and things are being stored, by falling order
-stored     all is stored that could be
-returning  things are being brought back (`criuctl.ops.recovery`)
-over       the door is open; the record is kept for what has not come back
+    storing    the door is shut (`check_open`), and things are being stored, by falling order
+    stored     all is stored that could be
+    returning  things are being restored (`criuctl.ops.recovery`)
+    over       the door is open; the record is kept for what has not come back
 
-A thing is noted as ``waiting`` before its dump is begun.  Whether an interrupted dump has ended it,
-its session's record tells: it says which checkpoint before the tree is ended, and never before the
-checkpoint is complete.  What was started while the door was being shut is found by looking again
-until nothing new is there.
+An item is recorded as ``waiting`` before its dump is begun. Whether an interrupted dump has ended
+it is in its session's record, which names the checkpoint before the tree is ended, and never before
+the checkpoint is complete. Trees that were started while the door was being shut are found by
+looking again until nothing new is there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOCK_PATIENCE = 30.0  # seconds for another one that was killed to clean up
 
 
 def lock_of(config: Config) -> tuple[str, str]:
-    """The lock of all that changes the record, and what is said when somebody has it."""
+    """Return the lock for all changes of the record, and the message for when it is held."""
     return f"maintenance/{config.state_dir}", "another criuctl begins or ends maintenance"
 
 
@@ -47,11 +47,10 @@ def begin(
     until: float | None = None,
     reporter: Reporter,
 ) -> Iterator[Item]:
-    """Shut the door and store everything; each item is yielded as soon as its fate is known and
-    written down.
+    """Shut the door and store everything; yield each item as soon as its outcome is known and
+    recorded.
 
-    Goes on with what an interrupted one has left.  What fails runs on, and is tried again by the
-    next call.
+    An interrupted call is continued. What fails runs on, and is tried again by the next call.
     """
     from ..session.sessions import inside
     from .scheduling.batch import alone
@@ -74,7 +73,7 @@ def begin(
 
 
 def _opened(config: Config, how: How, reason: str) -> Record:
-    """The record as it is to be gone on with: the door is shut from here on."""
+    """Return the record to continue with: the door is shut from here on."""
     record = read(config)
     if record is not None and record.phase == "returning":
         raise Conflict(
@@ -87,7 +86,7 @@ def _opened(config: Config, how: How, reason: str) -> Record:
             items=[item for item in record.items if item.state == "given-up"] if record else [],
         )
     elif record.phase == "stored" or record.how != how:
-        for item in record.items:  # of what still runs, a new snapshot is wanted
+        for item in record.items:  # items that still run need a new snapshot
             item.state = "waiting" if runs(config, record, item) else item.state
     record.how, record.reason, record.phase = how, reason or record.reason, "storing"
     write(config, record)
@@ -136,13 +135,13 @@ def _store(
 
 
 def _kept(record: Record, name: str) -> bool:
-    """Whether an interrupted `begin` has its snapshot already."""
+    """Return whether an interrupted `begin` has its snapshot already."""
     item = record.of(name)
     return item is not None and record.how == "snapshot" and item.state == "stored"
 
 
 def _note(config: Config, record: Record, found: Sequence[Any]) -> None:
-    """What is about to be stored."""
+    """Record the items that are about to be stored."""
     registry = Registry(config)
     if record.boot_id != boot_id():
         record.boot_id = boot_id()
@@ -175,7 +174,7 @@ def _note(config: Config, record: Record, found: Sequence[Any]) -> None:
 
 
 def settle(config: Config, record: Record) -> None:
-    """What has become of those whose dump nobody has seen the end of."""
+    """Find the outcomes of interrupted dumps."""
     registry = Registry(config)
     for item in record.items:
         if item.state not in ("waiting", "failed") or runs(config, record, item):
@@ -199,7 +198,7 @@ def settle(config: Config, record: Record) -> None:
         elif (
             not went_down and item.tree and not item.root[0] and item.session not in _found(config)
         ):
-            # it could not be told which process it is, and none is it any more
+            # its process could not be identified, and none matches any more
             item.state, item.error = "gone", None
         elif item.state == "waiting":
             hint = (
@@ -220,7 +219,7 @@ def _found(config: Config) -> set[str]:
 
 
 def runs(config: Config, record: Record, item: Item) -> bool:
-    """Whether it runs here: as the session, or as the process that was noted."""
+    """Return whether it runs here: as the session, or as the recorded process."""
     known = Registry(config).get(item.session)
     if known is not None and known.alive():
         return True
@@ -230,7 +229,7 @@ def runs(config: Config, record: Record, item: Item) -> bool:
 
 
 def failure(item: Item) -> CriuctlError | None:
-    """An item's error, as it was raised."""
+    """Return an item's error as it was raised."""
     if item.error is None:
         return None
     error = CriuctlError(item.error["message"], hint=item.error["hint"])

@@ -1,16 +1,16 @@
-"""Figures for Prometheus: what runs here, what the store has of it, and what the operations of this
-host came to.
+"""Metrics for Prometheus: what runs here, its checkpoints in the store, and the outcomes of this
+host's operations.
 
-`gather` looks once: at the sessions of this host (nobody is asked), at the event log
-(`eventlog.EventLog.tally`, so counters survive reboots and never fall when old events go), and at
-the store, by one listing in the time of `PATIENCE`.  A store that does not answer by then costs its
-own figures, never the others: ``criuctl_store_up`` is 0.  `families` turns that into metrics and
-touches nothing.
+`gather` looks once: at the records of this host's sessions (no holder is asked), at the event log
+(`eventlog.EventLog.tally`, so counters survive reboots and never fall when old events are removed),
+and at the store, by one listing within `PATIENCE`. A store that does not answer by then costs only
+its own figures: ``criuctl_store_up`` is 0. `families` turns the figures into metrics and has no
+side effects.
 
-Names are Prometheus's: base units, ``_total`` for counters, ``_timestamp_seconds`` for moments.
-Labels that can grow are the names of sessions alone, at most `SESSIONS` of them: those with the
-newest checkpoints; ``criuctl_sessions_left_out`` says how many are missing.  Text, files and HTTP
-are prometheus_client's.
+Names follow Prometheus: base units, ``_total`` for counters, ``_timestamp_seconds`` for moments.
+The only labels that can grow are the names of sessions, at most `SESSIONS` of them: those with the
+newest checkpoints; ``criuctl_sessions_left_out`` counts the others. prometheus_client makes text,
+files and HTTP.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 SESSIONS = 500
 PATIENCE = 8.0  # seconds for the store; Prometheus gives up after ten
 STATES = ("running", "paused", "checkpointed", "exited", "lost")
-_FRESH = 1.0  # seconds for which one look is good enough for everybody who asks
-_ATTEMPTS, _TIMEOUT = 2, 3.0  # at an S3 server
+_FRESH = 1.0  # seconds for which one result serves all clients
+_ATTEMPTS, _TIMEOUT = 2, 3.0  # requests to an S3 server
 
 
 class Figures(Struct, frozen=True):
-    """What was seen."""
+    """The collected data."""
 
     now: float
     states: Mapping[str, str] = field(default_factory=dict)  # session of this host -> state
@@ -61,8 +61,8 @@ class Figures(Struct, frozen=True):
 
 
 class Looker:
-    """Looks when it is asked, but at the store never twice at a time: one that hangs is not asked
-    again meanwhile.
+    """Collects data on request, but never lists the store twice at a time: a hanging store is not
+    asked again meanwhile.
     """
 
     def __init__(self, config: Config, patience: float = PATIENCE) -> None:
@@ -73,7 +73,7 @@ class Looker:
         self._last: Figures | None = None
 
     def gather(self) -> Figures:
-        """How things are now."""
+        """Return the current figures."""
         with self._lock:
             if self._last is None or not 0 <= time.time() - self._last.now < _FRESH:
                 self._last = self._look()
@@ -119,11 +119,10 @@ class Looker:
 
 
 # -- metrics
-# --------------------------------------------------------------------------------------------
 
 
 def families(figures: Figures) -> Iterator[Metric]:
-    """The figures as metrics."""
+    """Return the figures as metrics."""
     kept, left_out = _sessions(figures)
     epochs = {name: epoch for name, epoch in figures.epochs.items() if name in kept}
     states = dict.fromkeys(STATES, 0) | Counter(figures.states.values())
@@ -208,8 +207,8 @@ def _of_store(figures: Figures, kept: set[str]) -> Iterator[Metric]:
 
 
 def _of_session_ages(figures: Figures, made: Mapping[str, float]) -> Iterator[Metric]:
-    """Also while the store does not answer: what this host has dumped is in the event log, and an
-    alert must not go out.
+    """Add ages while the store does not answer too: this host's dumps are in the event log, and an
+    alert must not be cleared.
     """
     name = "criuctl_session_last_checkpoint"
     ages = {session: max(0.0, figures.now - at) for session, at in made.items()}
@@ -225,7 +224,7 @@ def _of_session_ages(figures: Figures, made: Mapping[str, float]) -> Iterator[Me
 
 
 def _dumped(figures: Figures) -> dict[str, str]:
-    """When this host last dumped each session."""
+    """Return when this host last dumped each session."""
     return (
         {name: str(last.get("time", "")) for name, last in figures.tally.dumps.items()}
         if figures.tally is not None
@@ -245,7 +244,7 @@ def _of_events(tally: Tally, kept: set[str]) -> Iterator[Metric]:
     }
     succeeded = {operation: _seconds(at) for operation, at in tally.succeeded.items()}
     ended = "Operations by how they ended: exit codes 0 and 11 are successes."
-    outcomes = "Connections of restored trees, by what became of them."
+    outcomes = "Connections of restored trees, by outcome."
     yield _gauge(
         "criuctl_session_last_frozen_seconds",
         "How long its last dump froze it.",
@@ -279,7 +278,7 @@ def _of_events(tally: Tally, kept: set[str]) -> Iterator[Metric]:
 
 
 def _sessions(figures: Figures) -> tuple[set[str], int]:
-    """The sessions that have figures of their own, and how many have none."""
+    """Return the sessions that have their own figures, and the number of the others."""
     dumped = _dumped(figures)
     newest = {name: dumped.get(name, "") for name in figures.states}
     if figures.checkpoints is None:
@@ -314,7 +313,7 @@ def _filled(family: Any, values: Values) -> Metric:
 
 
 def _seconds(moment: str) -> float:
-    """Of an RFC 3339 time; 0 for what is none."""
+    """Return the seconds of an RFC 3339 time; 0 for an invalid one."""
     try:
         return datetime.fromisoformat(moment).timestamp()
     except ValueError:
@@ -322,11 +321,10 @@ def _seconds(moment: str) -> float:
 
 
 # -- giving them away
-# -----------------------------------------------------------------------------------
 
 
 class _Live:
-    """Looks whenever it is asked."""
+    """Collects on every request."""
 
     def __init__(self, looker: Looker) -> None:
         self._looker = looker
@@ -336,7 +334,7 @@ class _Live:
 
 
 class _Seen:
-    """What was seen already."""
+    """Data that was collected before."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics
@@ -354,27 +352,27 @@ def _registry(collector: _Live | _Seen) -> CollectorRegistry:
 
 
 def look(config: Config) -> list[Metric]:
-    """All metrics, now."""
+    """Return all current metrics."""
     return list(families(Looker(config).gather()))
 
 
 def text(metrics: Sequence[Metric]) -> str:
-    """The text format of the exposition."""
+    """Return the text format of the exposition."""
     from prometheus_client import generate_latest
 
     return generate_latest(_registry(_Seen(metrics))).decode()
 
 
 def write(metrics: Sequence[Metric], path: Path) -> None:
-    """Put the text at `path`, whole or not at all, for node_exporter's textfile collector, which
-    may read it.
+    """Write the text to `path`, atomically, for node_exporter's textfile collector.
 
-    The folder may be somebody else's, the collector's: nothing is done by a name that could lead
+    The folder may belong to another user, the collector's: no path is used that could lead
     elsewhere by then.
     """
     told = text(metrics).encode()
     try:
-        if path.exists() and not path.is_file():  # whose place it would take: /dev/null's, say
+        # a rename would replace it: /dev/null, for example
+        if path.exists() and not path.is_file():
             raise UsageError(
                 f"{path} is no regular file", hint="Name a file in a folder that is there."
             )
@@ -399,7 +397,9 @@ class Server:
     """Serves the metrics over HTTP until it is closed."""
 
     def __init__(self, config: Config, address: str, port: int) -> None:
-        """`Conflict` when the port is taken, `UsageError` when the address is none of ours."""
+        """Listen; raise `Conflict` when the port is taken, `UsageError` when the address is not
+        this host's.
+        """
         import errno
 
         from prometheus_client import make_wsgi_app
@@ -420,5 +420,5 @@ class Server:
         self.url = f"http://{shown}:{self.port}/metrics"
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         self._server.close()

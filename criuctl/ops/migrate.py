@@ -1,21 +1,22 @@
-"""The life of a migration, told by the home that the session leaves.
+"""A migration, as the home that the session leaves runs it.
 
 It is a dump (`criuctl.dump.story`) into the other host's inbox, with one more step before the tree
 is ended: the other host restores the checkpoint and holds it.
 
     examine the other host -> send what can be sent while the tree runs -> freeze, send the rest
-    -> there: restored, connections handed back, held -> **here: written down, killed, seen gone**
+    -> there: restored, connections handed back, held -> **here: recorded, killed, seen gone**
     -> there: go
 
-RULE: never two copies running: the word ``go`` is said only when every process of the tree is known
+RULE: never two copies running: the word ``go`` is sent only when every process of the tree is known
 to be gone here.
-RULE: never none: until CRIU is let end it, every failure lets the tree go on here; before that, its
+
+RULE: never none: until CRIU may end it, every failure lets the tree go on here; before that, its
 complete checkpoint is durable in the other host's inbox.
 
 When the link dies before the tree is ended, the tree goes on, and the other host undoes what it
-has.  When it dies after, it is made again for a while; if that does not help, `InDoubt` tells so,
-and ``criuctl migrate --resolve`` (`settling`) says the word later.
-What is written down (`moves`) is enough for that after ``kill -9`` at any moment.
+has. When it dies after, it is made again for a while; if that does not help, `InDoubt` is raised,
+and ``criuctl migrate --resolve`` (`migrate_resolve`) sends the word later. The record of the move
+(`moves`) is enough for that after ``kill -9`` at any moment.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ from .moving.departure import check_home, moved_away
 from .moving.needs import gather
 from .moving.other_host import reach
 
-_CARRIED_MIB = 1 << 20  # files open for writing travel whatever their size
+_CARRIED_MIB = 1 << 20  # MiB; files open for writing are always carried, whatever their size
 
 
 class MigrateResult(Struct):
-    """What a migration answers; `to_dict` is the contract of ``migrate --json``."""
+    """The result of a migration; `to_dict` is the contract of ``migrate --json``."""
 
     session: str
     source: str
@@ -93,7 +94,7 @@ class MigrateResult(Struct):
 def examine(
     config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter
 ) -> list[Finding]:
-    """Only look whether the session could go there."""
+    """Check whether the session could be moved to the host, without moving it."""
     check_outside(config)
     _here(config, target)
     with reach(config, to, reporter) as there:
@@ -104,8 +105,8 @@ def examine(
 def migrate(
     config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter
 ) -> MigrateResult:
-    """Move the tree that `target` names to the host `to`; whatever fails before it is ended here
-    lets it go on here.
+    """Move the tree that `target` names to the host `to`; after any failure before its end here it
+    continues here.
     """
     began = time.monotonic()
     check_outside(config)
@@ -176,13 +177,13 @@ def migrate(
 
 
 def _here(config: Config, target: str) -> Target:
-    """What is to move; before the other host is asked for, which need not answer."""
+    """Return what is to be moved, before the other host is asked, which may not answer."""
     registry = Registry(config)
     return resolve_target(target, registry.lookup, registry.session_of)
 
 
 def _travelling(config: Config, target: str, wishes: Wishes) -> Wishes:
-    """What travels, the session's workspace included."""
+    """Return the options with the session's workspace added."""
     name = Registry(config).held(_here(config, target).root)
     if name is None:
         return wishes
@@ -192,7 +193,9 @@ def _travelling(config: Config, target: str, wishes: Wishes) -> Wishes:
 
 
 def _keeping(config: Config, wishes: Wishes) -> Config:
-    """Connections of an address that moves along are kept, whatever the rules say of others."""
+    """Return a configuration in which connections of an address that moves along are kept, whatever
+    the rules say of others.
+    """
     rules = (
         (
             f"--keep-address {wanted}",

@@ -1,4 +1,4 @@
-"""What interrupted migrations left open, finished: ``criuctl migrate --resolve``."""
+"""Finishing what interrupted migrations left open: ``criuctl migrate --resolve``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .moving.other_host import RESTORE, reach
 
 @events.recorded("resolve", events.settled, about=events.of_session)
 def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[dict[str, Any]]:
-    """Say the word on moves that were interrupted; one answer for each."""
+    """Finish moves that were interrupted; return one answer for each."""
     moves = Moves(config, Outgoing)
     found = [m for m in moves.all() if session in (None, m.session)]
     if session is not None and not found:
@@ -59,12 +59,12 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
                     moves.forget(move.id)
         except CriuctlError as error:
             answer |= {"error": error.message}
-        answers.append({"outcome": "busy", **answer})  # without one nobody has looked where it is
+        answers.append({"outcome": "busy", **answer})  # without an answer it is unknown where it is
     return answers
 
 
 def _arrived(config: Config, session: str) -> str:
-    """What can be done here about a session that has come and was not told to run."""
+    """Return what can be done here about an arrived session that was not allowed to run."""
     move = Moves(config, Incoming).of(session)
     if move is None or move.state == "running":
         return ""
@@ -77,8 +77,8 @@ def _arrived(config: Config, session: str) -> str:
 
 
 def _stays(move: Outgoing) -> bool:
-    """Whether the tree is at home after all.  A CRIU that is just ending it, or letting it go, is
-    waited for; so is its end.
+    """Return whether the tree is at home after all. A CRIU that is just ending it, or letting it
+    go, is waited for.
     """
     deadline = time.monotonic() + SETTLE
     while (
@@ -92,6 +92,6 @@ def _stays(move: Outgoing) -> bool:
                 if doomed
                 else f"CRIU still holds {move.session!r}"
             )
-            raise TimedOut(why, hint="See what it waits for: `ps axf`.")
+            raise TimedOut(why, hint="Find out what it waits for: `ps axf`.")
         time.sleep(0.05)
     return move.state == "sending" or move.alive()

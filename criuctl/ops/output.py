@@ -1,4 +1,4 @@
-"""What a session shows and has printed, and waiting for what it does."""
+"""A session's screen and output, and waiting for events in it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .sessions import connect, why_not
 if TYPE_CHECKING:
     from ..session.client.session import Session
 
-_MATCH_WINDOW = 64 << 10  # characters before the newest in which a match may begin
-REPLAY = 256 << 10  # bytes of the log of an ended session that its last screen is made of
-_PROMPT_LOOK = 0.1  # seconds between two looks at who is in the foreground
-_LOCK_LOOK = 0.05  # seconds between two looks at whether a dump has come to its end
+_MATCH_WINDOW = 64 << 10  # characters of the newest output in which a match may begin
+REPLAY = 256 << 10  # bytes of an ended session's log from which its last screen is made
+_PROMPT_LOOK = 0.1  # seconds between two looks at the foreground process
+_LOCK_LOOK = 0.05  # seconds between two looks at whether a dump has ended
 _ENDED = ("exited", "lost")
 
 
@@ -45,11 +45,11 @@ def capture(
     since: int | None = None,
     ansi: bool = False,
 ) -> dict[str, Any]:
-    """What the session shows; or its scrollback; or what it printed from offset `since` on.  Of one
-    that has ended, too.
+    """Return the session's screen; or its scrollback; or its output from offset `since` on. An
+    ended session has them, too.
 
     ``lines`` is text, with control sequences for the colours if `ansi`; ``offset`` is where the
-    next capture goes on.
+    next capture continues.
     """
     from ..session.client.session import Output
     from ..session.screen.redraw import replay
@@ -105,7 +105,9 @@ def follow(
     since: int | str = "now",
     ansi: bool = False,
 ) -> dict[str, Any]:
-    """Give `show` what the session prints from `since` on, until it ends; what it ended with."""
+    """Pass the session's output from `since` on to `show`, until it ends; return its exit
+    status.
+    """
     from ..session.client.session import Event, Output
 
     try:
@@ -142,7 +144,7 @@ def follow(
 
 
 def _ended(config: Config, name: str, gone: SessionGone) -> tuple[dict[str, Any], int, bytes]:
-    """As `left_output`, of a session that has ended; else `gone` says what has become of it."""
+    """Return `left_output` of an ended session; otherwise raise `gone`."""
     status, base, data = left_output(config, name, gone)
     if status["state"] not in _ENDED:
         raise gone
@@ -150,7 +152,6 @@ def _ended(config: Config, name: str, gone: SessionGone) -> tuple[dict[str, Any]
 
 
 # -- waiting
-# ----------------------------------------------------------------------------------------
 
 
 def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
@@ -185,8 +186,8 @@ def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any
 
 
 def _wait_unheld(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
-    """As `wait_exit`, of a session that no holder watches: nobody sees how it ends.  `SessionGone`
-    when a dump ends it.
+    """Wait for a session without a holder, whose exit status is lost. Raise `SessionGone` when a
+    dump ends it.
     """
     from .sessions import describe
 
@@ -198,7 +199,7 @@ def _wait_unheld(config: Config, name: str, timeout: float | None) -> dict[str, 
         if not gone or (deadline is not None and time.monotonic() > deadline):
             raise TimedOut(f"session {name!r} did not end in {timeout:g} s")
         try:
-            # who has ended it by a dump has written that down
+            # a dump that ended it has recorded that
             with exclusive_session(config, name):
                 known = describe(config, name)
         except Conflict:
@@ -214,7 +215,7 @@ def _wait_unheld(config: Config, name: str, timeout: float | None) -> dict[str, 
 
 
 def _gone(process: ProcessIdentity, deadline: float | None) -> bool:
-    """Wait until it has ended; False when it is too late."""
+    """Wait until it has ended; return False at the deadline."""
     pidfd = process.open_pidfd()
     try:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -241,8 +242,8 @@ def wait_idle(config: Config, name: str, seconds: float, timeout: float | None) 
 def wait_match(
     config: Config, name: str, pattern: str, since: int | None, timeout: float | None
 ) -> dict[str, Any]:
-    """Wait until `pattern` is in what the session prints from `since` (the last input) on, control
-    sequences taken out.
+    """Wait until `pattern` is in the session's output from `since` (the last input) on, without
+    control sequences.
     """
     try:
         wanted = re.compile(pattern, re.MULTILINE)
@@ -258,7 +259,7 @@ def wait_match(
             return _matched(name, match, base + len(data))
         raise SessionGone(f"session {name!r} ended before {pattern!r} came") from gone
     with connected as session:
-        # What answers the last input may be there already; what is older is not meant.
+        # The answer to the last input may be there already; older output is not searched.
         position: int = session.hello["status"]["input_offset"] if since is None else since
         text, carry = "", b""
         while True:
@@ -279,8 +280,8 @@ def wait_match(
 
 
 def _searched(plain: bytes) -> str:
-    """Output as it is searched: a line may begin by a return of the carriage, a progress bar's, or
-    a line editor's.
+    """Return output for the search: a line may begin after a carriage return, of a progress bar or
+    a line editor.
     """
     return plain.decode(errors="replace").replace("\r", "\n")
 
@@ -293,7 +294,7 @@ def wait_prompt(
     config: Config, name: str, since: int | None, timeout: float | None
 ) -> dict[str, Any]:
     """Wait until a shell is in the foreground and at its prompt; with `since`, only after output
-    behind that offset.
+    beyond that offset.
     """
     from ..session.client.shell_integration import at_prompt
 
@@ -316,10 +317,10 @@ def wait_prompt(
 
 
 def _look_later(session: Session, end: int, left: float | None) -> None:
-    """Wait for more output, a little at most."""
+    """Wait briefly for more output."""
     try:
         session.wait_output(end, _PROMPT_LOOK if left is None else min(left, _PROMPT_LOOK))
     except TimedOut:
         return
     except WrongState:
-        time.sleep(0.01)  # ended; the next look tells
+        time.sleep(0.01)  # ended; the next look shows it

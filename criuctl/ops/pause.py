@@ -1,8 +1,7 @@
-"""A session stands still, and goes on: what ``criuctl pause``, ``halt`` and ``resume`` do, and the
-page.
+"""Pausing and resuming a session: ``criuctl pause``, ``halt`` and ``resume``, and the page.
 
-The holder does it (`criuctl.session.holder.tree_operations`); here it becomes an event of this
-host.
+The holder does it (`criuctl.session.holder.tree_operations`); this module records it as an event of
+this host.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from .sessions import connect
 
 
 class Steered(Struct, frozen=True):
-    """What was done."""
+    """The result of pausing or resuming."""
 
     session: str
     state: str
     facts: Mapping[str, Any] = field(default_factory=dict)
-    changed: bool = True  # it was not like that before
+    changed: bool = True  # whether the state was different before
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of the commands."""
+        """Return the JSON of the commands."""
         return {"session": self.session, "state": self.state, **self.facts}
 
 
@@ -45,7 +44,7 @@ def pause(config: Config, name: str) -> Steered:
 
 @events.recorded("halt", _steered, about=events.of_session)
 def halt(config: Config, name: str) -> Steered:
-    """Freeze every process, drop input that is not a person's, and let only persons write."""
+    """Freeze every process, drop input that no person typed, and let only persons write."""
     with connect(config, name) as session:
         was = session.hello["status"]["halted"]
         answer = session.halt()

@@ -1,10 +1,10 @@
-"""Removing checkpoints by rule, freeing what they held, and pins.
+"""Removing checkpoints by rule, freeing their space, and pins.
 
-`prune` decides by `criuctl.host.retention` and removes what no rule keeps, one checkpoint after the
-other, oldest first; cut off anywhere it has removed a part of what it would have, and the next run
-the rest.  The newest checkpoint of a session that lives, or lies checkpointed, is kept unless that
-is asked for, also where another host knows of it: its lease says that it lives there, or was
-killed; the checkpoint itself, that its dump has ended it.  Space is freed by `collect`.
+`prune` decides by `criuctl.host.retention` and removes what no rule keeps, one checkpoint after
+another, oldest first. If it is interrupted, the next run removes the rest. The newest checkpoint of
+a session that lives, or is checkpointed, is kept unless its removal is requested. This also holds
+for sessions of other hosts: a lease shows that the session lives there, or was killed; the
+checkpoint itself shows that its dump has ended it. `collect` frees space.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..host.registry import Registry
 from ..host.retention import Decision, Rules, decide, policies, policy, seconds
 from ..report import Reporter
 from ..store import open_store
-from .inspect import Removal, forget_gone, remove_one, telling_removed
+from .inspect import Removal, forget_gone, remove_one, reporting_removed
 
 
 @contextmanager
@@ -43,17 +43,17 @@ def _opened(config: Config) -> Iterator[Repository]:
 
 
 class Pruned(Struct):
-    """What `prune` decided, and did."""
+    """The decisions and results of `prune`."""
 
     dry_run: bool
     decisions: list[Decision]  # by session, newest first
-    passed: list[str]  # sessions that no policy is for
+    passed: list[str]  # sessions without a policy
     unreadable: list[DataError]
     removed: list[CheckpointSummary] = field(default_factory=list)
     errors: dict[str, CriuctlError] = field(default_factory=dict)  # by checkpoint id
 
     def to_dict(self) -> dict[str, Any]:
-        """Counts, and one object for each checkpoint."""
+        """Return counts, and one object for each checkpoint."""
         kept = sum(d.keep for d in self.decisions)
         return {
             "dry_run": self.dry_run,
@@ -89,8 +89,8 @@ def prune(
     reporter: Reporter,
     now: datetime | None = None,
 ) -> Pruned:
-    """Remove what neither `rules` nor, if these are empty, the session's policy keeps; `UsageError`
-    without any rule.
+    """Remove what neither `rules` nor, if these are empty, the session's policy keeps; raise
+    `UsageError` without any rule.
     """
     configured = policies(config.retention)
     if not rules and not configured:
@@ -131,7 +131,7 @@ def prune(
             done.decisions += decisions
         if not dry_run:
             registry = Registry(config)
-            with telling_removed(done.removed):
+            with reporting_removed(done.removed):
                 for summary in (d.checkpoint for d in reversed(done.decisions) if not d.keep):
                     outcome = remove_one(
                         repository, Removal(summary.id, summary), registry, reporter
@@ -147,8 +147,8 @@ def prune(
 def _protected(
     config: Config, repository: Repository, session: str, decisions: Sequence[Decision]
 ) -> dict[str, str]:
-    """The checkpoints from which the session would be brought back, wherever it lives, and why they
-    stay.
+    """Return the checkpoints from which the session would be restored, wherever it lives, and why
+    they stay.
     """
     newest = decisions[0].checkpoint
     known = Registry(config).get(session)
@@ -178,8 +178,8 @@ def _protected(
 
 
 def _ended_by(repository: Repository, newest: CheckpointSummary) -> bool:
-    """Whether the dump has ended the session, which lies in this checkpoint then; what cannot be
-    told may be so.
+    """Return whether the dump has ended the session, which then exists only in this checkpoint; an
+    unknown answer counts as yes.
     """
     try:
         return repository.manifest_at(newest.object).criu.get("leave_running") is False
@@ -197,10 +197,10 @@ def _collecting(wishes: Mapping[str, Any]) -> str:
 def collect(
     config: Config, *, grace: str | None = None, dry_run: bool = False, reporter: Reporter
 ) -> Collected:
-    """Free what no checkpoint needs; `grace` None is the configuration's."""
+    """Free what no checkpoint needs; `grace` None uses the configuration's."""
     span = seconds(config.gc_grace if grace is None else grace)
     with _opened(config) as repository:
-        repository.need_key("collect garbage")  # what others need it does not know
+        repository.need_key("collect garbage")  # it does not know the needs of others' checkpoints
         return Collection(repository, reporter, grace=span, dry_run=dry_run).run()
 
 
@@ -210,7 +210,7 @@ class Pinning(Struct, frozen=True):
     checkpoint: CheckpointSummary
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``list`` shows it."""
+        """Return the keys of ``list``."""
         return self.checkpoint.to_dict()
 
 
@@ -220,8 +220,8 @@ def _pinning(wishes: Mapping[str, Any]) -> str:
 
 @events.recorded(_pinning, events.pinned)
 def pin(config: Config, refs: Sequence[str], *, pinned: bool) -> list[Pinning]:
-    """Pin or unpin checkpoints; all REFs are looked up before the first is changed, and none is if
-    one cannot be.
+    """Pin or unpin checkpoints. All REFs are looked up before the first is changed; if one cannot
+    be, none is.
     """
     with _opened(config) as repository:
         found = [repository.resolve(ref) if pinned else _pinned(repository, ref) for ref in refs]
@@ -234,8 +234,8 @@ def pin(config: Config, refs: Sequence[str], *, pinned: bool) -> list[Pinning]:
 
 
 def _pinned(repository: Repository, ref: str) -> CheckpointSummary:
-    """The checkpoint, damaged or not (else it could never be removed), if its pin can be taken
-    away; `Conflict`.
+    """Return the checkpoint, damaged or not (otherwise it could never be removed), if its pin can
+    be removed; raise `Conflict`.
     """
     try:
         summary = repository.resolve(ref)

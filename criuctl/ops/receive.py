@@ -1,21 +1,21 @@
-"""The life of a session that arrives, told by the host that receives it.
+"""Receiving a session: the target host's side of a migration.
 
-``criuctl receive`` is started by the other host over ssh and answers its requests:
+The other host starts ``criuctl receive`` over ssh, and sends requests:
 
     examine   can this host run it?  -> findings
-    begin     the inbox is opened, and the source's own part of it is served as a store
-    (``store.*``) restore   the checkpoint is restored and **held**: everything is in place, nothing
-    has run go        its old home is gone: let it run                    abort     undo, leave
-    nothing settle    (by a later criuctl) the word on a move that another one of ours holds, or
-    held
+    begin     the inbox is opened, and the source's part of it is served as a store (``store.*``)
+    restore   the checkpoint is restored and **held**: everything is in place, nothing has run
+    go        its old home is gone: let it run
+    abort     undo, leave nothing
+    settle    (by a later criuctl) the decision on a move that another process here holds, or held
 
-RULE: nothing runs here before the word ``go``.  When the link dies while the session is held,
-nobody here can know whether it still runs there: so it stays held for a while, for the other host
-to come again and say (`settle`), and then only its checkpoint is kept.  A session that is given up
-can still be told to go: it is restored once more.
+RULE: nothing runs here before the word ``go``. When the link dies while the session is held, it is
+unknown here whether the session still runs there. So it stays held for a while, for the other host
+to come again and decide (`settle`), and then only its checkpoint is kept. A session that is given
+up can still get the word ``go``: it is restored once more.
 
 A large tree's memory follows when it runs, brought by a process that is started at ``begin`` and no
-longer needs us (`feeding`).
+longer needs this one (`feeding`).
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from .moving.incoming import Arrival, running_here
 
 HOLD = 300.0  # seconds that a session is held without a link
 _PATIENCE = 60.0  # seconds for another criuctl here to notice that its link is gone
-_PAUSE = 0.1  # between two looks
+_PAUSE = 0.1  # seconds between two looks
 
 
 def facts(config: Config) -> dict[str, Any]:
-    """What the other host is told at once."""
+    """Return the facts that the other host gets at once."""
     return {"host": platform.node(), "host_id": host_id(config)}
 
 
 def receive(
     config: Config, reading: int, writing: int, *, reporter: Reporter, hold: float = HOLD
 ) -> None:
-    """Serve one other host over two descriptors, which are closed; returns when it has left and
-    nothing is held any more.
+    """Serve one other host over two descriptors, which are closed; return when it has left and no
+    session is held any more.
     """
     with ExitStack() as stack:
         told = _Told(reporter)
@@ -79,7 +79,7 @@ def receive(
 
 
 class _Told(Reporter):
-    """Tells the other host how far it is, and keeps the warnings for the answer."""
+    """Reports progress to the other host, and keeps the warnings for the answer."""
 
     link: Link
 
@@ -95,9 +95,7 @@ class _Told(Reporter):
 
 
 class _Visit:
-    """One other host's visit.  Requests are answered by the link's threads; restores are done by
-    the main thread.
-    """
+    """One other host's visit. The link's threads answer requests; the main thread restores."""
 
     link: Link
 
@@ -120,12 +118,12 @@ class _Visit:
         }
 
     def run(self) -> None:
-        """The main thread's part."""
+        """Run the main thread's part."""
         while (job := self._jobs.get()) is not None:
             job()
 
     def left(self) -> None:
-        """The link is gone."""
+        """Note that the link is gone."""
         try:
             if self._arrival is not None:
                 self._arrival.alone(self._hold)
@@ -133,7 +131,7 @@ class _Visit:
             self._jobs.put(None)
 
     def answer(self, request: Request) -> Any:
-        """What the other host asks for."""
+        """Answer a request of the other host."""
         if request.verb.startswith("store."):
             if self._serve is None:
                 raise Conflict("nothing was begun")
@@ -174,7 +172,7 @@ class _Visit:
                         rendezvous.tell(self._config, earlier.id, "abort")
                 self._moves.forget(earlier.id)
         leaving = Moves(self._config, Outgoing)
-        # from here, an earlier time: it has arrived there, since it comes back
+        # left here at an earlier time: it has arrived there, since it comes back
         for left in list(leaving.all()):
             if left.session_id == move.session_id:
                 leaving.forget(left.id)
@@ -221,8 +219,8 @@ class _Visit:
         return self._arrival.decide(word)
 
     def _settle(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The word on a move whose link has broken, from the home that the session left or stays
-        in.
+        """Decide on a move whose link has broken, as the home that the session left or stays in
+        reports.
         """
         move, word = self._moves.get(check_id(asked["id"])), str(asked["word"])
         patience = time.monotonic() + _PATIENCE

@@ -1,11 +1,11 @@
-"""Bringing back what maintenance, or the end of the host, has ended: by rising order, and each
-`TRIES` times at the most.
+"""Restoring what maintenance, or the end of the host, has ended: by rising order, and each at most
+`TRIES` times.
 
 A try is counted, durably, before it is made: a restore that takes the host down with it is not
-tried for ever.  The counts last over all calls, until `again` forgets them.  What has come back is
-not tried again, nor what runs already; a configured tree that the host has started anew meanwhile
-is left as it is and told.  When nothing is left to be tried the door is open again, whatever has
-come back; the record stays while something has not.
+tried endlessly. The counts last over all calls, until `again` resets them. Restored or running
+sessions are not tried again; a configured tree that the host has started again meanwhile is left as
+it is and reported. When nothing is left to try the door is open again, even if some did not come
+back; the record stays while there are such.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from .scheduling import batch
 from .scheduling.subjects import order_of
 
 TRIES = 3
-# seconds before what could not be brought back is tried again: the network, a store, a peer may be
-# late
+# seconds before failed restores are tried again: the network, a store, a peer may be late
 PAUSE = 5.0
 
 
@@ -43,10 +42,10 @@ def end(
     abandon: bool = False,
     reporter: Reporter,
 ) -> Iterator[Item]:
-    """Bring back what maintenance has ended, and open the door; each item is yielded when its fate
-    is known.
+    """Restore what maintenance has ended, and open the door; yield each item when its outcome is
+    known.
 
-    With `again` what was given up is tried anew; with `abandon` nothing is tried and the record is
+    With `again` given-up items are tried again; with `abandon` nothing is tried and the record is
     removed.
     """
     return _abandon(config) if abandon else _end(config, jobs, pause, again, reporter=reporter)
@@ -94,8 +93,8 @@ def recover(
     again: bool = False,
     reporter: Reporter,
 ) -> Iterator[Item]:
-    """What a boot calls: as `end`, if there is anything to be ended; with `every` also sessions
-    that the host has lost.
+    """Recover at boot: as `end`, if there is anything to end; with `every` also sessions that the
+    host has lost.
     """
     check_outside(config, begins=True)
     lock, busy = lock_of(config)
@@ -119,12 +118,11 @@ def _forget_tries(record: Record) -> None:
 
 
 # -- what the host has lost
-# ---------------------------------------------------------------------------
 
 
 def _with_lost(config: Config, record: Record | None) -> Record | None:
-    """The record with every session that lived here, in an earlier boot, when its host went
-    down.
+    """Return the record with every session added that lived here, in an earlier boot, when its host
+    went down.
     """
     for known in lost(config):
         noted = record.of(known.name) if record is not None else None
@@ -142,8 +140,8 @@ def _with_lost(config: Config, record: Record | None) -> Record | None:
 
 
 def lost(config: Config) -> list[SessionRecord]:
-    """Sessions that ran here in an earlier boot, have a checkpoint, and whose end nobody has
-    seen.
+    """Return sessions that ran here in an earlier boot, have a checkpoint, and whose end was not
+    observed.
     """
     here = boot_id()
     return [
@@ -157,7 +155,7 @@ def lost(config: Config) -> list[SessionRecord]:
 
 
 def _saw_end(config: Config, known: SessionRecord) -> bool:
-    """Whether the session's holder has written down that it ended of itself in this life."""
+    """Return whether the session's holder has recorded that it ended by itself in this life."""
     try:
         said = json.loads(
             (names.state_folder(config.state_dir, known.name) / names.ENDED).read_text()
@@ -168,7 +166,6 @@ def _saw_end(config: Config, known: SessionRecord) -> bool:
 
 
 # -- bringing back
-# ------------------------------------------------------------------------------------
 
 
 def _bring_back(
@@ -202,8 +199,8 @@ def _bring_back(
 
 
 def _is_here(config: Config, record: Record, item: Item) -> bool:
-    """Whether there is nothing to be restored, since it runs, or has ended of itself; its state
-    tells.
+    """Return whether nothing needs to be restored, since it runs, or has ended by itself; set its
+    state.
     """
     known = Registry(config).get(item.session)
     if runs(config, record, item):
@@ -212,7 +209,7 @@ def _is_here(config: Config, record: Record, item: Item) -> bool:
         return True
     if item.state != "stored":
         return False
-    # it lived on when it was stored; what a try of ours has left there tells nothing
+    # it lived on when it was stored; the remains of a failed try here prove nothing
     if not item.ended and not item.tries:
         if (
             known is None
@@ -220,14 +217,14 @@ def _is_here(config: Config, record: Record, item: Item) -> bool:
             or known.boot_id == boot_id()
             or _saw_end(config, known)
         ):
-            item.state = "gone"  # killed, dumped, moved, or ended of itself
+            item.state = "gone"  # killed, dumped, moved, or ended by itself
             return True
         item.checkpoint, item.store = known.checkpoint, known.store  # it may have been stored again
-    return item.tree and _is_anew(config, item)
+    return item.tree and _is_restarted(config, item)
 
 
-def _is_anew(config: Config, item: Item) -> bool:
-    """Whether the host has started this tree anew."""
+def _is_restarted(config: Config, item: Item) -> bool:
+    """Return whether the host has started a new instance of this tree."""
     try:
         root = configured_trees.find(config, item.session)
     except CriuctlError:
@@ -235,7 +232,7 @@ def _is_anew(config: Config, item: Item) -> bool:
     if root is None:
         return False
     error = Conflict(
-        f"tree {item.session!r} runs already, as PID {root.pid}: it was started anew",
+        f"tree {item.session!r} runs already, as PID {root.pid}: it was started again",
         hint=(
             f"End it, and {restore_command(config, item.checkpoint[:12], item.store)} brings back "
             "what was stored."
@@ -253,7 +250,7 @@ def _try(
     pause: float,
     reporter: Reporter,
 ) -> Iterator[Item]:
-    """Try these until they have come back or are given up."""
+    """Try these until they are restored or given up."""
     todo = list(items)
     while todo:
         for item in [item for item in todo if item.tries >= TRIES]:
@@ -290,7 +287,7 @@ def _try(
             else:
                 assert outcome.error is not None
                 item.error = outcome.error.to_dict()
-                if not _is_here(config, record, item):  # somebody else was faster
+                if not _is_here(config, record, item):  # another process was faster
                     failed.append(item)
             write(config, record)
             reporter.step("noted", session=item.session)

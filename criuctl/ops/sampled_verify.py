@@ -1,14 +1,13 @@
 """Checking a part of a store: every manifest, and packs that are chosen at random.
 
-What damages a store, a disk or a server, knows nothing of checkpoints, so what is looked at is
-packs: each pack that some checkpoint needs has the same chance.  Of those chosen every record is
-opened and checked.  All manifests, and all lists of chunks, are read always; every chunk must be in
-some pack, and every such pack must be there, whole.  The same seed chooses the same packs of the
-same store.
+Damage by a disk or a server is independent of checkpoints, so packs are sampled: each pack that a
+checkpoint needs has the same chance. Every record of the chosen packs is opened and checked. All
+manifests, and all lists of chunks, are always read; every chunk must be in some pack, and every
+such pack must exist, whole. The same seed chooses the same packs of the same store.
 
-Where something is damaged, the checkpoints are gone through once more, to tell whose chunks these
-are; a chunk that is sound in another pack is no loss, since a restore finds it there.  So memory
-holds the names of all chunks, and of no checkpoint more than its own.
+Where something is damaged, the checkpoints are read once more, to find out whose chunks these are.
+A chunk that is sound in another pack is no loss, since a restore finds it there. So memory holds
+the names of all chunks, but not per checkpoint.
 """
 
 from __future__ import annotations
@@ -37,22 +36,20 @@ _READERS = 4
 
 
 class BadPack(Struct, frozen=True):
-    """A pack that was read and is not sound, and the checkpoints that need what is damaged in
-    it.
-    """
+    """A pack that was read and is damaged, and the checkpoints that need the damaged part."""
 
     object: str
     error: CriuctlError
     needed_by: tuple[CheckpointSummary, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of it."""
+        """Return its JSON."""
         names = [{"id": s.id, "session": s.session, "number": s.number} for s in self.needed_by]
         return {"object": self.object, "error": self.error.to_dict(), "needed_by": names}
 
 
 class Sample(Struct, frozen=True):
-    """What was looked at, and what was found."""
+    """The extent of the sample, and its findings."""
 
     percent: float
     seed: int
@@ -65,16 +62,16 @@ class Sample(Struct, frozen=True):
 
     @property
     def errors(self) -> list[CriuctlError]:
-        """Everything that is wrong."""
+        """Return all errors."""
         return [v.error for v in self.checkpoints if v.error is not None] + [
             d.error for d in self.damaged
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of ``verify --all --sample``."""
+        """Return the JSON of ``verify --all --sample``."""
         verdicts = [v.to_dict() for v in self.checkpoints]
         for verdict in verdicts:
-            del verdict["bytes"]  # nobody has counted
+            del verdict["bytes"]  # not counted
         return {
             "ok": not self.errors,
             "sample": self.percent,
@@ -144,8 +141,8 @@ class _Sampling:
         )
 
     def _survey(self, manifest: Manifest, seen: set[bytes], needed: dict[bytes, int]) -> None:
-        """Note the packs that the checkpoint needs; it is read in full where the index does not
-        know a chunk.
+        """Record the packs that the checkpoint needs; read it in full where the index does not know
+        a chunk.
         """
         for batch in self._chunks(manifest):
             fresh = [chunk for chunk in batch if chunk not in seen]
@@ -157,7 +154,7 @@ class _Sampling:
             seen.update(fresh)
 
     def _chunks(self, manifest: Manifest) -> Iterator[list[bytes]]:
-        """The names of all its chunks, those of its lists of chunks included."""
+        """Yield the names of all its chunks, those of its lists of chunks included."""
         for stream in manifest.streams():
             for part in stream.parts:
                 inner = part
@@ -173,7 +170,7 @@ class _Sampling:
     def _absent(
         self, needed: dict[bytes, int]
     ) -> list[tuple[bytes, CriuctlError, frozenset[bytes] | None]]:
-        """Packs that are not there, or not whole, as a listing tells."""
+        """Return packs that a listing shows as missing or cut off."""
         there = {info.name: info.size for info in self._repository.store.list("packs/")}
         bad: list[tuple[bytes, CriuctlError, frozenset[bytes] | None]] = []
         for pack, size in needed.items():
@@ -194,8 +191,8 @@ class _Sampling:
     def _read(
         self, packs: dict[bytes, int]
     ) -> list[tuple[bytes, CriuctlError, frozenset[bytes] | None]]:
-        """Open every record of these packs; of those that are not sound the error and the chunks
-        that are lost (None: all).
+        """Open every record of these packs; of the damaged ones return the error and the lost
+        chunks (None: all).
         """
         total, done = sum(packs.values()), 0
         bad: list[tuple[bytes, CriuctlError, frozenset[bytes] | None]] = []
@@ -217,7 +214,7 @@ class _Sampling:
         return None
 
     def _lost(self, pack: bytes, size: int) -> frozenset[bytes] | None:
-        """The chunks of a damaged pack that cannot be read; None when nothing of it can."""
+        """Return the chunks of a damaged pack that cannot be read; None when all are lost."""
         store, lost = self._repository.store, set()
         try:
             sealer = self._repository.sealer.of_pack(pack)
@@ -238,7 +235,7 @@ class _Sampling:
     def _needing(
         self, summaries: Sequence[CheckpointSummary], pack: bytes, lost: frozenset[bytes] | None
     ) -> Iterator[CheckpointSummary]:
-        """Those to which what is lost of this pack is lost."""
+        """Yield the checkpoints that need the lost chunks of this pack."""
         for summary in summaries:
             try:
                 manifest = self._repository.manifest(summary)

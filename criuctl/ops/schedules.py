@@ -1,13 +1,13 @@
 """Snapshots by schedule: definitions, and one run of one of them.
 
-A definition is ``STATE_DIR/schedules/NAME.json``; what starts it (`timers`) only names it, and
-`run` reads it each time.  The last run's result, or who is at it, lies beside it in
+A definition is ``STATE_DIR/schedules/NAME.json``; its timer (`timers`) only names it, and `run`
+reads it each time. The last run's result, or its current process, is next to it in
 ``NAME.last.json`` (no schedule's name has a dot).
 
-A run is the snapshots of its sessions and configured trees, some at a time, and then, where the
-definition has keep rules, a prune of the sessions that were dumped.  Two runs of a schedule never
-overlap: the second ends at once with `Conflict`, for the first one's checkpoints are as new as its
-own would be.  How that, the jitter and the deadline are kept: see `batch`.
+A run takes the snapshots of its sessions and configured trees, some at a time, and then, where the
+definition has keep rules, prunes the sessions that were dumped. Two runs of a schedule never
+overlap: the second ends at once with `Conflict`, because the first one's checkpoints are as new as
+its own would be. `batch` implements that, the jitter and the deadline.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .scheduling import batch, timers
 from .scheduling.subjects import chosen
 from .snapshot import SnapshotOutcome, snapshot
 
-# what cron takes as a file's name, with our prefix
+# valid as the name of a cron file, with criuctl's prefix
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 SHORTEST = 60.0  # seconds between two runs
 PLACES = timers.Places()
-_TOLD = {"began", "ended", "result", "exit_code"}  # of a run, at least
+_RECORDED = {"began", "ended", "result", "exit_code"}  # keys that the record of a run has at least
 
 
 class Schedule(Struct, frozen=True):
@@ -51,13 +51,13 @@ class Schedule(Struct, frozen=True):
     every: float = 0.0  # seconds, or
     at: str = ""  # a calendar
     sessions: tuple[str, ...] = ()  # these, or
-    all: bool = False  # every one that runs, or
-    labels: Mapping[str, str] = field(default_factory=dict)  # those that bear all of these
+    all: bool = False  # every running one, or
+    labels: Mapping[str, str] = field(default_factory=dict)  # those that have all of these
     jitter: float = 0.0
     deadline: float = 0.0
     jobs: int = batch.JOBS  # snapshots at once
     store: str | None = None
-    config: str | None = None  # a configuration file beside the usual ones
+    config: str | None = None  # an additional configuration file
     keep: Mapping[str, Any] = field(default_factory=dict)  # as a policy of `retention`
     backend: str = ""
     created: str = ""
@@ -65,7 +65,7 @@ class Schedule(Struct, frozen=True):
     def trigger(
         self, program: tuple[str, ...] = (), variables: Mapping[str, str] | None = None
     ) -> timers.Trigger:
-        """What the back end is told."""
+        """Return the trigger for the back end."""
         config = ("--config", self.config) if self.config else ()
         argv = (*program, *config, "schedule", "run", self.name)
         return timers.Trigger(
@@ -73,7 +73,7 @@ class Schedule(Struct, frozen=True):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of it."""
+        """Return its JSON."""
         return asdict(self)
 
 
@@ -81,7 +81,7 @@ class Schedule(Struct, frozen=True):
 def add(
     config: Config, schedule: Schedule, program: tuple[str, ...], variables: Mapping[str, str]
 ) -> Schedule:
-    """Write the definition and what starts it; whatever fails, nothing of it is left."""
+    """Write the definition and its timer; after a failure nothing of it is left."""
     _check(schedule)
     trigger = schedule.trigger(program, variables)
     for text in (*trigger.argv, *variables.values(), schedule.at):
@@ -139,14 +139,14 @@ def _check(schedule: Schedule) -> None:
     if schedule.jobs < 1:
         raise UsageError(f"at least one job is needed, not {schedule.jobs}")
     if (bool(schedule.sessions), schedule.all, bool(schedule.labels)).count(True) != 1:
-        raise UsageError("say of what: SESSIONs, or --all, or --label K=V")
+        raise UsageError("name the sessions: SESSIONs, or --all, or --label K=V")
     for name in schedule.sessions:
         check_name(name)
     Rules.make(schedule.keep, "the keep rules")
 
 
 def get(config: Config, name: str) -> Schedule:
-    """The definition of `name`; `NotFound`."""
+    """Return the definition of `name`; raise `NotFound`."""
     found = _read(_folder(config) / f"{name}.json") if _NAME.fullmatch(name) else None
     if found is None:
         raise _unknown(name)
@@ -189,7 +189,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def names(config: Config) -> list[str]:
-    """What schedules there are."""
+    """Return the names of all schedules."""
     return sorted(
         path.stem for path in _folder(config).glob("*.json") if _NAME.fullmatch(path.stem)
     )
@@ -201,7 +201,8 @@ def listed(
     *,
     unreadable: list[CriuctlError] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every schedule, or those `wanted`, with its files, its next run and how the last one ended.
+    """Return every schedule, or those `wanted`, with its files, its next run and the result of the
+    last one.
 
     A definition that cannot be understood is left out, and its error appended to `unreadable`;
     without that it is raised.
@@ -231,12 +232,12 @@ def listed(
 
 
 def _last(folder: Path, name: str) -> dict[str, Any] | None:
-    """How the last run ended, if that can be read; one that does not tell and whose process is gone
-    was killed.
+    """Return the result of the last run, if it can be read. A run without a result whose process is
+    gone was killed.
     """
     try:
         told = _read(folder / f"{name}.last.json")
-        if told is None or not told.keys() >= _TOLD:
+        if told is None or not told.keys() >= _RECORDED:
             return None
         if (process := told.pop("process", None)) is not None:
             boot, pid, start = process
@@ -249,7 +250,7 @@ def _last(folder: Path, name: str) -> dict[str, Any] | None:
 
 @events.recorded("schedule-remove", events.nothing_more, about=events.of_schedule)
 def remove(config: Config, name: str) -> None:
-    """Remove what starts it and its definition; `NotFound` if there is nothing of it."""
+    """Remove its timer and its definition; raise `NotFound` if there is neither."""
     if _NAME.fullmatch(name) is None:
         raise _unknown(name)
     folder = _folder(config)
@@ -258,7 +259,8 @@ def remove(config: Config, name: str) -> None:
     ):
         try:
             known = (folder / f"{name}.json").exists()
-            # What is no schedule of this state folder is left alone: it may be another one's.
+            # A file that is not a schedule of this state folder may belong to another one: leave
+            # it.
             if not known:
                 raise _unknown(name)
             for backend in timers.backends(PLACES).values():
@@ -273,23 +275,22 @@ def remove(config: Config, name: str) -> None:
 
 
 # -- one run
-# ------------------------------------------------------------------------------------------
 
 
 class Ran(Struct):
-    """What became of one run."""
+    """The result of one run."""
 
     schedule: str
     began: str
     ended: str = ""
     outcomes: list[SnapshotOutcome] = field(default_factory=list)
     pruned: int | None = None  # checkpoints removed; None: no rules
-    # of pruning, and of what could not be written down
+    # of pruning, and of the record
     warnings: list[str] = field(default_factory=list)
     error: CriuctlError | None = None  # of pruning
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of ``schedule run``."""
+        """Return the JSON of ``schedule run``."""
         return {
             "schedule": self.schedule,
             "began": self.began,
@@ -301,13 +302,13 @@ class Ran(Struct):
         }
 
     def beginning(self) -> dict[str, Any]:
-        """What ``schedule list`` tells of it until it has ended."""
+        """Return the record for ``schedule list`` until the run has ended."""
         me = ProcessIdentity.of(os.getpid())
         body = self.summary(0) | {"ended": None, "result": "running", "exit_code": None}
         return body | {"process": [boot_id(), me.pid, me.start_time]}
 
     def summary(self, code: int, interrupted: bool = False) -> dict[str, Any]:
-        """What ``schedule list`` tells of it later."""
+        """Return the record for ``schedule list`` afterwards."""
         failed = [
             {"target": outcome.target, "code": outcome.error.code, "message": outcome.error.message}
             for outcome in self.outcomes
@@ -348,8 +349,8 @@ def run(
     told: Callable[[SnapshotOutcome], object],
     judge: Callable[[Ran], int],
 ) -> tuple[Ran, int]:
-    """Do now what `schedule` says, and record how it ended; `told` hears of each session, `judge`
-    gives the exit code.
+    """Run `schedule` now, and record the result. `told` is called for each session, `judge` returns
+    the exit code.
 
     `delay` first waits a random part of the jitter.
     """
@@ -357,7 +358,8 @@ def run(
     with batch.alone(config, f"schedule/{schedule.name}/{config.state_dir}", busy):
         batch.spread(schedule.jitter if delay else 0)
         ran = Ran(schedule.name, _now())
-        _note(config, ran.beginning(), schedule.name)  # else it can only not be told while it runs
+        # without it, only the list does not show the run
+        _note(config, ran.beginning(), schedule.name)
         try:
             _take(config, schedule, ran, reporter, told)
             ran.ended = _now()
@@ -377,8 +379,8 @@ def run(
 
 
 def _note(config: Config, summary: dict[str, Any], name: str) -> str:
-    """Write it down for ``schedule list``; why that failed, "" if it did not: what was stored is
-    stored, and is told.
+    """Record the run for ``schedule list``. Return the reason of a failure, or "": the snapshots
+    are stored and reported anyway.
     """
     try:
         if (_folder(config) / f"{name}.json").exists():  # it may have been removed meanwhile

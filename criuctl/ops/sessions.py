@@ -1,9 +1,9 @@
-"""Sessions by name: where one is, and starting a new one.
+"""Sessions by name: finding one, and starting a new one.
 
-What is known of a session comes from three places, the first that knows wins: its holder, if one
-answers; what its holder left in the run folder; the registry, which also knows trees that were
-dumped or restored without a terminal.  `describe` and `sessions` put that into the one shape that
-`ls` and `status` print.
+The state of a session comes from three sources, the first of which wins: its holder, if one
+answers; the files that its holder left in the run folder; the registry, which also has trees that
+were dumped or restored without a terminal. `describe` and `sessions` merge them into the one shape
+that `ls` and `status` print.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class NewSession(Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As `criuctl run -d --json` prints it."""
+        """Return the JSON of `criuctl run -d --json`."""
         return {
             "session": self.name,
             "id": self.id,
@@ -68,7 +68,6 @@ class NewSession(Struct, frozen=True):
 
 
 # -- starting
-# ---------------------------------------------------------------------------------------
 
 
 @events.recorded("run", events.begun, about=events.started)
@@ -85,13 +84,14 @@ def run(
     workspace: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> NewSession:
-    """Start `argv` as a new session under a holder of its own; `size` is rows and columns.
+    """Start `argv` as a new session under its own holder; `size` is rows and columns.
 
-    The folder `workspace` is where it starts, and travels along when the session moves to another
-    host.  Without `io_uring` or `mptcp` (Multipath TCP) it finds a kernel that has none.
+    The folder `workspace` is where it starts, and is carried along when the session moves to
+    another host. Without `io_uring` or `mptcp` (Multipath TCP) the session finds a kernel that
+    lacks them.
 
-    `Conflict` when the name is taken or when we run inside of a session, `NotFound` when there is
-    no such command.
+    Raise `Conflict` when the name is taken or when this process runs inside a session, `NotFound`
+    when there is no such command.
     """
     from ..session.launch.daemon import HolderSpec, start_holder
 
@@ -103,9 +103,9 @@ def run(
             "session's holder",
             hint="Start it from outside of any session.",
         )
-    if not argv or not argv[0]:  # a variable that is not set, say
+    if not argv or not argv[0]:  # for example a variable that is not set
         raise UsageError("an empty command")
-    # a variable that is not set, say: the whole current folder would travel along
+    # for example a variable that is not set: the whole current folder would be carried
     if workspace == "":
         raise UsageError("'' is no folder to start in")
     try:
@@ -151,7 +151,7 @@ def run(
                 hint=f"It is looked for in the PATH: {variables.get('PATH', '')}",
             ) from error
         assert started.pid is not None
-        # a full disk: it runs, and its holder tells so until a dump writes it down
+        # a full disk: it runs, and its holder reports so until a dump records it
         with suppress(OSError):
             Registry(config).put(
                 SessionRecord(
@@ -167,19 +167,17 @@ def run(
 
 
 def _taken(config: Config, name: str, reserved: ExitStack) -> str:
-    """The name, ours until `reserved` ends; `Conflict`."""
+    """Reserve the name until `reserved` ends; raise `Conflict`."""
     try:
         reserved.enter_context(exclusive_session(config, name))
     except Conflict:
-        _claim(config, name)  # if the session is there by now, that says more
+        _claim(config, name)  # if the session exists by now, that error is more precise
         raise
     return _claim(config, name)
 
 
 def _claim(config: Config, name: str) -> str:
-    """The name, if a new session may have it; what is left of one that has ended is cleared
-    away.
-    """
+    """Reserve the name, if a new session may have it; remove the remains of an ended one."""
     record = Registry(config).get(name)
     state = state_of(config, name)
     if state is not None and state["holder_alive"]:
@@ -204,7 +202,7 @@ def _claim(config: Config, name: str) -> str:
 
 
 def _free_name(config: Config, command: str, reserved: ExitStack) -> str:
-    """A name after the command: ``bash``, ``bash-2``, ...; ours until `reserved` ends."""
+    """Reserve a name after the command, until `reserved` ends: ``bash``, ``bash-2``, ..."""
     base = (
         re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(command)).strip("-._")[:56] or "session"
     )
@@ -214,7 +212,7 @@ def _free_name(config: Config, command: str, reserved: ExitStack) -> str:
     for number in range(1, _MAX_COPIES):
         name = base if number == 1 else f"{base}-{number}"
         if name not in taken:
-            # somebody else who starts one like it may be faster
+            # another process that starts a similar one may be faster
             with suppress(Conflict), ExitStack() as trying:
                 _taken(config, name, trying)
                 reserved.push(trying.pop_all())
@@ -225,11 +223,12 @@ def _free_name(config: Config, command: str, reserved: ExitStack) -> str:
 
 
 # -- looking
-# ----------------------------------------------------------------------------------------
 
 
 def sessions(config: Config) -> list[dict[str, Any]]:
-    """Every session that this host knows, by name; nobody is asked, so nothing can hang."""
+    """Return every session that this host knows, by name. No holder is asked, so nothing
+    can hang.
+    """
     states = {state["session"]: state for state in all_states(config)}
     records = {record.name: record for record in Registry(config).all()}
     return [
@@ -239,7 +238,7 @@ def sessions(config: Config) -> list[dict[str, Any]]:
 
 
 def describe(config: Config, name: str) -> dict[str, Any]:
-    """All about one session; its holder has the last word.  `NotFound`."""
+    """Return all facts about one session; its holder's answer wins. Raise `NotFound`."""
     try:
         with connect(config, name, role="observe") as session:
             return shown(session.hello["status"])
@@ -254,7 +253,7 @@ def describe(config: Config, name: str) -> dict[str, Any]:
 
 
 def status(config: Config, name: str) -> dict[str, Any]:
-    """As `describe`, with the last checkpoint as an object: id, number, age_s, store."""
+    """Return `describe`, with the last checkpoint as an object: id, number, age_s, store."""
     from ..host import latest_checkpoints
 
     body = describe(config, name)
@@ -265,7 +264,7 @@ def status(config: Config, name: str) -> dict[str, Any]:
 
 
 def ended(config: Config, name: str) -> bool:
-    """Whether there is no session of this name, or none any more, so that one may be started."""
+    """Return whether there is no live session of this name, so that one may be started."""
     known = next(
         (body for body in sessions(config) if body["session"] == names.check_name(name)), None
     )
@@ -273,7 +272,7 @@ def ended(config: Config, name: str) -> bool:
 
 
 def shown(status: Mapping[str, Any]) -> dict[str, Any]:
-    """A holder's status as `criuctl status --json` prints it."""
+    """Return a holder's status as `criuctl status --json` prints it."""
     body = dict(status)
     body["home"] = body.get("home") or body.get("host")
     if body["state"] not in ("running", "paused"):
@@ -292,8 +291,8 @@ def shown(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> dict[str, Any]:
-    """From what was left behind: the state file where it is of the same, or of a later, life than
-    the record.
+    """Return the status from the records that were left: the state file if it is of the same, or of
+    a later, life than the registry's record.
     """
     if state is not None and not state["holder_alive"] and record is not None:
         ended = record.hidden and state["state"] == "exited" and record.id == state["id"]
@@ -359,7 +358,7 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
 
 
 def _host_of(url: str) -> str:
-    """The host of an ``ssh://`` address, without user and port."""
+    """Return the host of an ``ssh://`` address, without user and port."""
     from urllib.parse import urlsplit
 
     return urlsplit(url).hostname or url
@@ -374,7 +373,6 @@ def _command(pid: int) -> list[str]:
 
 
 # -- talking
-# ----------------------------------------------------------------------------------------
 
 
 def connect(
@@ -386,8 +384,8 @@ def connect(
     operator: str = "",
     resume: tuple[str, str] | None = None,
 ) -> Session:
-    """A connection to the holder of session `name`; `NotFound` says why there is none, `NotHeld`
-    that it runs without one.
+    """Connect to the holder of session `name`. `NotFound` says why there is none, `NotHeld` that it
+    runs without one.
     """
     from ..session.client.session import Session
 
@@ -419,13 +417,13 @@ def connect(
 
 
 def why_not(known: Mapping[str, Any]) -> str:
-    """Why nobody can be talked to, in words."""
+    """Return why there is no holder to connect to, as text."""
     name, state = known["session"], known["state"]
     if known["moved_to"]:
         return f"session {name!r} has moved to {known['home']}"
     if state == "checkpointed":
         return (
-            f"session {name!r} is checkpointed and nobody holds its terminal; `criuctl restore "
+            f"session {name!r} is checkpointed and its terminal has no holder; `criuctl restore "
             f"{quoted(name)}` brings it back"
         )
     if state == "exited":
@@ -438,12 +436,12 @@ def why_not(known: Mapping[str, Any]) -> str:
     ended = (
         "its holder ended without a word"
         if known["created"]
-        else "it ended, and as it had no holder nobody saw how"
+        else "it ended, and without a holder its exit status is unknown"
     )
     return f"session {name!r} is lost: {known.get('reason') or ended}"
 
 
 def _umask() -> int:
-    """Ours, which the session is to have as well."""
+    """Return this process's umask, which the session is to have as well."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))

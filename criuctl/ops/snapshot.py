@@ -1,9 +1,9 @@
-"""Dumps of several trees, some at a time, all of them left running: what cron calls.
+"""Dumps of several trees, some at a time, all of them left running, for cron.
 
-Each target is a dump of its own, in a process of its own (`batch`), with its own locks, preflight
-and outcome; a failure of one is its outcome and the others are tried.  Only what concerns them all
-stops the whole: a signal, and the deadline, at which what is under way is interrupted, and it and
-the rest have timed out.
+Each target is a separate dump, in its own process (`batch`), with its own locks, preflight and
+outcome; a failure of one is its outcome and the others are still tried. Only a signal, or the
+deadline, stops the whole: then the dumps under way are interrupted, and they and the rest have
+timed out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .scheduling.subjects import Subject
 
 
 class SnapshotOutcome(Struct, frozen=True):
-    """What became of one target: the answer of its dump, or an error, never both."""
+    """The outcome for one target: the answer of its dump, or an error, never both."""
 
     target: str
     result: dict[str, Any] | None = None  # keys of a dump's JSON
@@ -33,7 +33,7 @@ class SnapshotOutcome(Struct, frozen=True):
     error: CriuctlError | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """``target`` with the keys of a dump's result, or with ``error``."""
+        """Return ``target`` with the keys of a dump's result, or with ``error``."""
         if self.error is not None:
             return {"target": self.target, "error": self.error.to_dict()}
         return {"target": self.target, **(self.result or {})}
@@ -50,11 +50,11 @@ def snapshot(
     leave_running: bool = True,
     max_freeze: float | None = None,
 ) -> Iterator[SnapshotOutcome]:
-    """Dump each, `jobs` at a time, and leave it running (or not); yields each outcome as soon as it
+    """Dump each, `jobs` at a time, and leave it running (or not); yield each outcome as soon as it
     is known.
 
-    `until` is the deadline on the monotonic clock, and `late` what is said of those that were not
-    done by then.
+    `until` is the deadline on the monotonic clock, and `late` the error text for those that were
+    not done by then.
     """
     for subject in subjects:
         if subject.error is not None:
@@ -86,7 +86,7 @@ def _dump(
             wishes = DumpWishes(leave_running=leave_running, labels=labels, max_freeze=max_freeze)
             result = dump(config, subject.name, wishes=wishes, reporter=reporter)
         except CriuctlError as error:
-            # here, so that nobody waits for its hooks
+            # here, so that no other dump waits for its hooks
             snapshot_failed(config, reporter, subject.name, error)
             raise
         return {"result": result.to_dict(), "degraded": result.degraded}
@@ -95,8 +95,8 @@ def _dump(
 
 
 def lock_of(config: Config, targets: Sequence[str], labels: Sequence[str]) -> str:
-    """The name of the lock that keeps the same snapshots from being taken twice at the same
-    time.
+    """Return the name of the lock that prevents the same snapshots from being taken twice at the
+    same time.
     """
     what = "\0".join([config.state_dir, config.store, *sorted(targets), "", *sorted(labels)])
     return f"snapshot/{sha256(what.encode(errors='surrogateescape')).hexdigest()[:32]}"

@@ -1,18 +1,17 @@
-"""The keys of a store: which there are, new ones, fewer, others; and its write-only hosts.
+"""The keys of a store: listing, adding, removing and replacing them; and its write-only hosts.
 
-What is changed is which secrets open the store (`criuctl.checkpoint.generations` tells how); the
-master key, and so every pack, stays what it is.
+Only the set of secrets that open the store changes (`criuctl.checkpoint.generations`); the master
+key, and so every pack, stays the same.
 
-RULE: whoever changes the keys is never shut out.  A new key is made, durable and seen to open the
-store before it is published.  A change after which no key is left that was seen to open the store
-in this very call is refused: that is the one which opened it, another one that was shown, or a new
-one that is kept somewhere already.  A new recovery key is not: nobody has written it down yet.
+RULE: a change of keys never locks its caller out. A new key is made, durable and checked to open
+the store before it is published. A change is refused if no key would be left that was seen to open
+the store in this very call: the key that opened it, another one that was shown, or a new one that
+is already saved. A new recovery key does not count: it is not written down yet.
 
-`rotate` of this host's own key file goes by way of both: the new key is added, the file is
-replaced, then the old key is removed.  Wherever it is cut off, what lies in the file opens the
-store, and another run, or `tidy`, goes on with the key that was made: the old one says which one
-takes its place.  The old file stays beside it, since checkpoints that were exported for it still
-need it.
+`rotate` of this host's own key file takes three steps: the new key is added, the file is replaced,
+then the old key is removed. If it is interrupted anywhere, the key in the file opens the store, and
+another run, or `tidy`, continues with the key that was made: the old slot names its replacement.
+The old file stays next to the new one, since checkpoints that were exported for it still need it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from .storing.keyring import (
 
 
 def key_list(config: Config) -> tuple[list[KeyFacts], list[str]]:
-    """The keys that open the store, and what is to be known of them."""
+    """Return the keys that open the store, and their facts."""
     with Keyring.of(config) as the:
         current = the.changer.current()
         notes = []
@@ -63,7 +62,7 @@ def key_list(config: Config) -> tuple[list[KeyFacts], list[str]]:
 
 @events.recorded("key-add", events.nothing_more)
 def key_add(config: Config, new: NewKey) -> KeyChange:
-    """Let one more key open the store."""
+    """Add one more key to the store."""
     with Keyring.of(config) as the:
         slot, path, made = the.make(new)
 
@@ -91,7 +90,7 @@ def key_remove(
     other_key_file: Path | None = None,
     other_passphrase: bytes | None = None,
 ) -> KeyChange:
-    """Let a key open the store no more; `ref` is its label or the beginning of its fingerprint.
+    """Remove a key from the store; `ref` is its label or the beginning of its fingerprint.
 
     The one that opens the store is removed only if another one is shown.
     """
@@ -142,7 +141,7 @@ def key_rotate(config: Config, new: NewKey) -> KeyChange:
 
 @events.recorded("key-recovery", events.nothing_more)
 def key_recovery(config: Config, *, label: str = "", replace: bool = False) -> KeyChange:
-    """Make a recovery key, which the answer holds and nothing else does; with `replace` it is the
+    """Make a recovery key, which only the answer contains; with `replace` it becomes the
     only one.
     """
     with Keyring.of(config) as the:
@@ -164,7 +163,7 @@ def key_recovery(config: Config, *, label: str = "", replace: bool = False) -> K
 
 @events.recorded("key-tidy", events.nothing_more)
 def key_tidy(config: Config) -> KeyChange:
-    """Finish what an interrupted change has left."""
+    """Finish an interrupted change."""
     with Keyring.of(config) as the:
         gone: list[Slot] = []
 
@@ -176,16 +175,13 @@ def key_tidy(config: Config) -> KeyChange:
 
 
 def _rotate_own_file(the: Keyring, config: Config, old: Slot, label: str) -> KeyChange:
-    """Three steps, and at each of them the file opens the store."""
+    """Rotate this host's key file in three steps; after each of them the file opens the store."""
     path = keys.key_path(config, the.id)
     if the.opened.slot != "file" or the.opened.file != path or path.is_symlink():
         raise UsageError(
             f"the store is opened by {the.opened.source}, which is not this host's own key file "
             f"{path}",
-            hint=(
-                "Say what shall take its place: --key-file PATH, --passphrase or "
-                "--passphrase-file PATH."
-            ),
+            hint=("Name the replacement: --key-file PATH, --passphrase or --passphrase-file PATH."),
         )
     with _alone_with(path, the.opened.key):
         return _replace_own_file(the, path, old, label)
@@ -231,19 +227,19 @@ def _replace_own_file(the: Keyring, path: Path, old: Slot, label: str) -> KeyCha
 
 @contextmanager
 def _alone_with(path: Path, key: keys.KeyText) -> Iterator[None]:
-    """While nobody else on this host replaces the key file `path`, which holds `key`; else
-    `Conflict`.
+    """Hold the lock on the key file `path`, which holds `key`, against other processes on this
+    host; raise `Conflict`.
     """
     fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         free = True
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:  # a file system that locks no folders keeps nobody apart
+        except OSError as error:  # on a file system without locks on folders there is no protection
             free = not isinstance(error, BlockingIOError)
         if not free or keys.KeyText.parse(keys.read_secret(path), str(path)) != key:
             raise Conflict(
-                f"the key file {path} is being replaced by somebody else, or was just now",
+                f"the key file {path} is being replaced by another process, or was just now",
                 hint="Try again.",
             )
         yield
@@ -252,18 +248,18 @@ def _alone_with(path: Path, key: keys.KeyText) -> Iterator[None]:
 
 
 def _fresh_key(path: Path) -> keys.KeyText:
-    """A new key in the file `path`, or the one that an interrupted run has made there."""
+    """Return a new key in the file `path`, or the one that an interrupted run has made there."""
     try:
         return keys.new_key_file(path)
-    # a run that was ended while it wrote: a key is durable before any store knows it
+    # a run was ended while it wrote: a key is durable before any store has it
     except WrongKey:
         path.unlink()
         return keys.new_key_file(path)
 
 
 def _with_shown(slots: Slots, shown: Sequence[Slot]) -> Slots:
-    """With the newest of the keys that were shown, whatever happened meanwhile: its file is in
-    place already.
+    """Return the slots with the newest of the shown keys, whatever happened meanwhile: its file is
+    in place already.
     """
     return slots if shown[-1] in slots else [*slots, shown[-1]]
 

@@ -1,7 +1,7 @@
 """Making a store, describing it, and its key.
 
-A key is told by where it is and by its fingerprint, never by what it is; only `store_key` with
-`export` writes it, to a new file that nobody but its owner can read.
+A key is described by its place and its fingerprint, never by its content. Only `store_key` with
+`export` writes it, to a new file that only its owner can read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .storing.growth import growth, plain_bytes
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What is told of a store; counts and sizes by `store_info` only."""
+    """Facts about a store; counts and sizes by `store_info` only."""
 
     store: str
     id: str
@@ -36,17 +36,17 @@ class StoreFacts:
     # kind: file | passphrase | recovery | master | writer | none, file, source, fingerprint, slots
     key: dict[str, Any]
     capabilities: dict[str, Any]
-    # what this host expects there: since, how: init | first-use | trusted, problem: why it is not
-    # recorded
+    # the store that this host expects there: since, how: init | first-use | trusted, problem: why
+    # it is not recorded
     pin: dict[str, Any]
     # sessions, checkpoints, unreadable, hidden, objects, bytes
     contents: dict[str, Any] | None = None
     exported: str | None = None  # where `store_key` wrote the key
-    recovery_key: str | None = field(default=None, repr=False)  # that `store_init` has made
+    recovery_key: str | None = field(default=None, repr=False)  # made by `store_init`
 
     def to_dict(self) -> dict[str, Any]:
-        """One object; the counts of ``contents`` stand in it directly, ``recovery_key`` where there
-        is a new one.
+        """Return one object; the counts of ``contents`` are in it directly, ``recovery_key`` where
+        there is a new one.
         """
         body = asdict(self)
         if self.recovery_key is None:
@@ -96,13 +96,13 @@ def store_init(
     ask_passphrase: Callable[[], bytes] | None = None,
     recovery_key: bool = False,
 ) -> StoreFacts:
-    """Make the configured store; `Conflict` if it is one already.
+    """Make the configured store; raise `Conflict` if it is one already.
 
-    `encryption` None encrypts stores on S3, in the place of one that was encrypted, and wherever a
-    key file, a passphrase or a recovery key is given.  The store is pinned, in place of one that
-    was there before (`criuctl.checkpoint.storepins`).  With `ask_passphrase` the key is sealed with
-    the configured passphrase, or else with what that returns.  A recovery key is in the answer, and
-    nowhere else.
+    `encryption` None encrypts stores on S3, replacements of encrypted ones, and wherever a key
+    file, a passphrase or a recovery key is given. The store is pinned, in place of one that was
+    there before (`criuctl.checkpoint.storepins`). With `ask_passphrase` the key is sealed with the
+    configured passphrase, or with the result of that function. A recovery key is only in the
+    answer.
     """
     store = open_store(config.store, config)
     try:
@@ -162,9 +162,7 @@ def store_info(config: Config) -> StoreFacts:
 
 
 def _unique(repository: Repository) -> int:
-    """Plain bytes of all chunks that packs hold, each counted once; those that nothing needs any
-    more are among them.
-    """
+    """Return the plain bytes of all chunks in packs, each counted once, unneeded ones included."""
     repository.index.sync()
     return repository.index.plain_bytes()
 
@@ -174,7 +172,7 @@ def _ratio(plain: int, stored: int) -> float | None:
 
 
 def _weigh(store: Store) -> tuple[int, dict[str, int]]:
-    """How many objects there are, and their bytes in all (``stored``) and by kind."""
+    """Return the number of objects, and their bytes in all (``stored``) and by kind."""
     count = 0
     sizes = {"stored": 0, "packs": 0, "index": 0, "checkpoints": 0}
     for info in store.list():
@@ -187,7 +185,7 @@ def _weigh(store: Store) -> tuple[int, dict[str, int]]:
 
 
 def store_key(config: Config, *, export: Path | None = None) -> StoreFacts:
-    """Tell how the store is opened here; with `export` write its key to that new file, mode
+    """Describe how the store is opened here; with `export` write its key to that new file, mode
     0600.
     """
     with _opened(config) as repository:
@@ -198,7 +196,7 @@ def store_key(config: Config, *, export: Path | None = None) -> StoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """What `store_trust` answers."""
+    """The result of `store_trust`."""
 
     store: str
     id: str
@@ -206,7 +204,7 @@ class Trusted:
     before: dict[str, Any] | None  # the pin that was replaced: id, encrypted, since
 
     def to_dict(self) -> dict[str, Any]:
-        """One object."""
+        """Return one object."""
         return asdict(self)
 
 
@@ -214,8 +212,8 @@ class Trusted:
 def store_trust(config: Config, *, store_id: str = "", plain: bool = False) -> Trusted:
     """Pin the store that is at the configured place now, whatever was pinned there before.
 
-    With `store_id` only if its id begins so.  One that is not encrypted only if `plain` says that
-    it is meant to be.
+    With `store_id`, only a store whose id begins so. A store that is not encrypted, only with
+    `plain`.
     """
     store = open_store(config.store, config)
     try:

@@ -1,24 +1,23 @@
-"""Looking after one session for as long as it lives: snapshots while it runs, and a restore when it
-has died.
+"""Supervising one session: snapshots while it runs, and a restore after it died.
 
 A supervisor is a home or a standby.
 
-    home      The session runs here.  Snapshots are taken by the `Schedule`, and the lease is
-    renewed (`Heartbeat`).  When its
-              tree dies it is brought back (`Recoverer`), or given up if that does not help
-    standby   It lives on another host, whose lease is watched (`LeaseWatch`).  When that has run
-    out it is restored here, in the
-              place of that very lease: of several standbys one gets it, the others go on watching.
-              So is the old home fenced: when it comes back its copy is ended, and it becomes a
-              standby
+    home      The session runs here.  The `Schedule` takes snapshots, and the lease is renewed
+              (`Heartbeat`).  When the tree dies it is restored (`Recoverer`), or given up if that
+              does not help.
+    standby   The session lives on another host, whose lease is watched (`LeaseWatch`).  When that
+              has expired the session is restored here, in the place of exactly that lease: of
+              several standbys one gets it, the others go on watching.  This also fences the old
+              home: when it comes back its copy is ended, and it becomes a standby.
 
-RULE: only a tree that is known to be gone, or whose lease has run out, is restored; a store that
+RULE: only a tree that is known to be gone, or whose lease has expired, is restored; a store that
 does not answer proves neither.
-RULE: a supervisor that ends, however it does, ends no session.  Ended in order, it leaves a lease
-that does not run out; after a ``kill -9`` the lease runs out unless a supervisor is started again
-in time, which goes on where the other was.
 
-What is done is told event by event, a mapping each: ``event`` says what, the rest is facts.
+RULE: a supervisor that ends, in whatever way, ends no session. If it ends in order, it leaves a
+lease that does not expire. After a ``kill -9`` the lease expires unless a supervisor is started
+again in time, which continues where the other stopped.
+
+Actions are reported as events, one mapping each: ``event`` is the kind, the other keys are facts.
 """
 
 from __future__ import annotations
@@ -68,15 +67,15 @@ from .supervising.recoverer import Loss, Recoverer, holder_of
 from .supervising.self_fence import SelfFence, lift
 from .supervising.terminal_watch import TerminalWatch
 
-Role = Literal["home", "recover", "standby", "anew", "over"]  # anew: look again
+Role = Literal["home", "recover", "standby", "anew", "over"]  # anew: decide the role again
 
-_LOOK = 5.0  # seconds between two looks at a lease, at most
+_LOOK = 5.0  # seconds between two readings of a lease, at most
 
 
 @events.recorded("supervise", events.supervised, about=events.of_name)
 def supervise(config: Config, name: str, wishes: Wishes, *, reporter: Reporter, tell: Tell) -> bool:
-    """Look after the session until it is over or a signal comes; False if more would be lost by
-    then than may be.
+    """Supervise the session until it is over or a signal comes; return False if more would be lost
+    than allowed.
     """
     wishes.check()
     check_outside(config, begins=True)
@@ -84,7 +83,7 @@ def supervise(config: Config, name: str, wishes: Wishes, *, reporter: Reporter, 
 
 
 class Supervisor:
-    """One supervisor; `run` is its life."""
+    """One supervisor; `run` is its main loop."""
 
     def __init__(self, post: Post) -> None:
         wishes = post.wishes
@@ -95,14 +94,14 @@ class Supervisor:
         self._fence = SelfFence(post.config, post.name, wishes.lease) if wishes.self_fence else None
         self._heart = Heartbeat(post.config, wishes.lease, self._wake, self._fence)
         self._recoverer = Recoverer(post, self._heart)
-        self._loss: Loss | None = None  # what is to be brought back
-        self._members: list[ProcessIdentity] = []  # who was in the tree at the last look
+        self._loss: Loss | None = None  # the loss to recover from
+        self._members: list[ProcessIdentity] = []  # the processes of the tree at the last look
         self._fresh = False  # it was restored just now
         self._risky = False
-        self._still = False  # it stands still, since the lease could not be renewed
+        self._still = False  # the tree is stopped, since the lease could not be renewed
 
     def run(self) -> bool:
-        """See `supervise`."""
+        """Run until the session is over; see `supervise`."""
         post = self._post
         taken = f"session {post.name!r} is supervised by another criuctl"
         with ExitStack() as stack:
@@ -124,7 +123,7 @@ class Supervisor:
                     "home": self._at_home,
                     "recover": self._recover,
                     "standby": self._stand_by,
-                    "anew": self._role_anew,
+                    "anew": self._role_again,
                 }
                 while role != "over":
                     role = plays[role]()
@@ -138,7 +137,7 @@ class Supervisor:
     # ----------------------------------------------------------------------------------
 
     def _role(self, *, first: bool = False) -> Role:
-        """Where the session is, and what this host has to do with it."""
+        """Return this host's role, from where the session lives."""
         post = self._post
         record = post.registry.get(post.name)
         if record is not None and record.alive():
@@ -147,8 +146,8 @@ class Supervisor:
             leased = repository.capabilities.conditional_create
             if not leased and (post.wishes.standby or record is None):
                 raise PreflightRefused(
-                    f"session {post.name!r} does not run here, and where it runs cannot be told: "
-                    f"{leases.UNLEASED}",
+                    f"session {post.name!r} does not run here, and where it runs cannot be found "
+                    f"out: {leases.UNLEASED}",
                     hint=(
                         f"`criuctl restore {quoted(post.name)}` when you know that it runs "
                         "nowhere, then supervise it."
@@ -178,26 +177,27 @@ class Supervisor:
             record, time.monotonic(), moment(held.beaten) if held is not None else None
         )
         if record is None or record.state == "checkpointed":
-            return "recover"  # it lives nowhere, and is to live
+            return "recover"  # it lives nowhere, and is meant to live
         return self._after(record, fate(post.config, record))
 
-    def _role_anew(self) -> Role:
-        """The same in the middle of it all: what keeps it from being told (a store that does not
-        answer, a lease that cannot be read, a restore under way here) is waited for, as there may
-        be a session to look after then."""
-        told = ""
+    def _role_again(self) -> Role:
+        """Return the role again while supervising. Errors that hide it (a store that does not
+        answer, an unreadable lease, a restore under way here) are waited out, because there may be
+        a session to supervise afterwards.
+        """
+        outcome = ""
         while True:
             try:
                 return self._role()
             except (StoreError, Damaged, Conflict) as error:
-                if error.code != told:
+                if error.code != outcome:
                     self._post.tell("store-failed", error=error)
-                told = error.code
+                outcome = error.code
                 self._post.sleep(_LOOK)
 
     def _look_for_lease(self, record: SessionRecord, first: bool) -> Role:
-        """It runs here: as its home, or as a copy that is stale?  A store that does not answer
-        fences nobody.
+        """Decide whether the session that runs here is at home or a stale copy. A store that does
+        not answer fences no session.
         """
         post = self._post
         try:
@@ -213,19 +213,19 @@ class Supervisor:
                     if first:
                         post.tell("unleased", text=leases.UNLEASED)
         except (NoSuchBucket, StoreNotInitialised):
-            pass  # the first snapshot makes it, or tells
+            pass  # the first snapshot makes it, or reports the error
         except (StoreError, DataError, Conflict) as error:
             post.tell("store-failed", error=error)
         return "home"
 
     def _stand_down(self, record: SessionRecord) -> Role:
-        """Another host has the session: what runs here is ended."""
+        """End what runs here: another host has the session."""
         post = self._post
         self._heart.rest()
         self._terminal.close()
         post.reporter.warnings = []
         known = post.registry.get(record.name)
-        if known is not None and known.state == "lost":  # a snapshot has found it out, and done it
+        if known is not None and known.state == "lost":  # a snapshot has detected and done it
             post.tell("fenced", done="ended", text=known.reason)
             return "standby"
         with post.working():
@@ -245,7 +245,7 @@ class Supervisor:
     # ----------------------------------------------------------------------------------------
 
     def _at_home(self) -> Role:
-        """The session runs here; until it does not."""
+        """Supervise the session while it runs here."""
         post = self._post
         record = post.lives()
         if record is None:
@@ -255,7 +255,7 @@ class Supervisor:
         self._heart.start(SessionRef(record.name, record.id))
         self._heart.check_fence()
         if self._fence is None and self._heart.beaten is not None:
-            lift(post.config, post.name)  # what a supervisor before this one wanted
+            lift(post.config, post.name)  # the fence that a former supervisor set
         self._schedule.begin(time.monotonic(), 0.0 if self._fresh else self._age(record))
         self._fresh = False
         post.tell("home", pid=record.pid, incarnation=record.incarnation)
@@ -298,8 +298,8 @@ class Supervisor:
             self._look_at_loss()
 
     def _stands_still(self) -> bool:
-        """Whether the tree was stopped since the lease could not be renewed; told when that begins
-        and ends.
+        """Return whether the tree was stopped because the lease could not be renewed; report when
+        that begins and ends.
         """
         still = self._fence is not None and self._fence.holds
         if still != self._still:
@@ -316,8 +316,8 @@ class Supervisor:
         return still
 
     def _age(self, record: SessionRecord) -> float | None:
-        """Seconds since the newest checkpoint of this life of the session, None if there is none or
-        the store does not tell.
+        """Return the seconds since the newest checkpoint of this life of the session; None if there
+        is none or the store does not say.
         """
         with suppress(CriuctlError), self._post.repository() as repository:
             for summary in candidates(repository, record.name, record.id, [])[:1]:
@@ -327,12 +327,12 @@ class Supervisor:
         return None
 
     def _remember(self, record: SessionRecord) -> None:
-        """Who is in the tree now: when its root dies, others of it may live on."""
+        """Remember the processes of the tree: when its root dies, others of it may live on."""
         with suppress(CriuctlError):
             self._members = [process.identity for process in read_tree(record.pid)]
 
     def _snapshot(self, record: SessionRecord, reason: str) -> bool:
-        """Store the tree; False if another host has taken the session over."""
+        """Take a snapshot; return False if another host has taken the session over."""
         post, began = self._post, time.monotonic()
         post.reporter.warnings = []
         try:
@@ -343,10 +343,10 @@ class Supervisor:
             return False
         except Exception as error:
             if not record.alive():
-                # its end, which may have come at any moment of the dump, is seen to next
+                # The tree's end, which may have come at any moment of the dump, is handled next.
                 return True
-            told = of_the_host(error) if isinstance(error, OSError) else error
-            if not isinstance(told, CriuctlError):
+            outcome = of_the_host(error) if isinstance(error, OSError) else error
+            if not isinstance(outcome, CriuctlError):
                 raise
             self._schedule.failed(time.monotonic())
             again = round(self._schedule.wait(time.monotonic()) or 0.0, 1)
@@ -355,11 +355,11 @@ class Supervisor:
                 reason=reason,
                 failures=self._schedule.failures,
                 again_s=again,
-                error=told,
+                error=outcome,
             )
-            if not isinstance(told, Conflict):  # somebody else is at work on it
+            if not isinstance(outcome, Conflict):  # another command works on the session
                 with post.working():
-                    snapshot_failed(post.config, post.reporter, record.name, told)
+                    snapshot_failed(post.config, post.reporter, record.name, outcome)
             return True
         self._schedule.taken(began, time.monotonic())
         self._heart.hurry()
@@ -383,7 +383,7 @@ class Supervisor:
         return True
 
     def _prune(self) -> None:
-        """Keep no more checkpoints than are wanted."""
+        """Remove checkpoints beyond the retention rules."""
         post = self._post
         try:
             with post.working():
@@ -394,16 +394,16 @@ class Supervisor:
                     reporter=post.reporter,
                 )
         except (CriuctlError, OSError) as error:
-            told = of_the_host(error) if isinstance(error, OSError) else error
-            if told is None:
+            outcome = of_the_host(error) if isinstance(error, OSError) else error
+            if outcome is None:
                 raise
-            post.tell("prune-failed", error=told)
+            post.tell("prune-failed", error=outcome)
             return
         for trouble in done.errors.values():
             post.tell("prune-failed", error=trouble)
 
     def _look_at_loss(self) -> None:
-        """Tell when more would be lost than may be, and when that is over."""
+        """Report when more would be lost than allowed, and when that is over."""
         now = time.monotonic()
         risky = self._schedule.at_risk(now)
         if risky == self._risky:
@@ -421,13 +421,13 @@ class Supervisor:
     # -------------------------------------------------------------------------------------
 
     def _gone(self, record: SessionRecord) -> Role:
-        """The tree of `record` has ended."""
+        """Handle the end of the tree of `record`."""
         self._terminal.close()
         self._loss = Loss(record, time.monotonic(), time.time())
         return self._after(record, fate(self._post.config, record))
 
     def _after(self, record: SessionRecord, end: End | Wanted) -> Role:
-        """What comes after an end of that kind."""
+        """Return the next role after an end of that kind."""
         post = self._post
         assert self._loss is not None
         if isinstance(end, Wanted):
@@ -444,7 +444,7 @@ class Supervisor:
         return "over"
 
     def _recover(self) -> Role:
-        """Bring it back."""
+        """Restore the session."""
         assert self._loss is not None
         outcome = self._recoverer.recover(self._loss, self._members)
         self._fresh = outcome == "back"
@@ -456,8 +456,8 @@ class Supervisor:
     # -------------------------------------------------------------------------------------
 
     def _stand_by(self) -> Role:
-        """The session lives on another host, or was put away; until that host's lease has run out,
-        or it lives here.
+        """Wait while the session lives on another host or was put away, until that host's lease has
+        expired, or it lives here.
         """
         post = self._post
         self._heart.rest()

@@ -1,17 +1,17 @@
 """One checkpoint into a file, and back into a store: export and import.
 
-**Export** reads and verifies every chunk that the checkpoint needs and writes a file that holds the
-checkpoint and nothing else, compressed, and encrypted as the store is unless told otherwise.  The
-file comes to be under a temporary name beside FILE, is made durable, and gets its name last; so
-whatever fails, FILE is whole or is not there, or is what it was.
+**Export** reads and verifies every chunk that the checkpoint needs and writes a file that holds
+only the checkpoint, compressed, and by default encrypted if the store is. The file is written under
+a temporary name next to FILE, made durable, and renamed last. So after any failure FILE is whole,
+or absent, or what it was.
 
-**Import** reads the whole file before it believes anything of it, opens it with its key, and then
-copies; the manifest is put last, like that of a dump.  So whatever fails, the store lists what it
-listed before.  The checkpoint keeps its id: imported twice it is found to be there already, and
-nothing is done.  It gets the next number of its session, so it becomes the newest.
+**Import** reads and checks the whole file first, opens it with its key, and then copies; the
+manifest is put last, as by a dump. So after any failure the store lists what it listed before. The
+checkpoint keeps its id: a second import finds it and does nothing. It gets the next number of its
+session, so it becomes the newest.
 
-A pipe has no beginning to go back to: what comes from one is kept in memory until it is imported,
-and never on a disk.
+A pipe cannot be read again from its start: its content is kept in memory until it is imported, and
+never on a disk.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ Protection = Literal["store", "none", "file", "passphrase"]
 
 
 class Seal(Struct, frozen=True):
-    """How an exported file is to be protected; ``store``: as the store is, opened by what opens
-    that.
-    """
+    """The protection of an exported file; ``store``: like the store, opened by the store's key."""
 
     by: Protection = "store"
     key_file: Path | None = None  # for ``file``: made if it does not exist
@@ -68,7 +66,7 @@ class Seal(Struct, frozen=True):
 
 
 class Exported(Struct, frozen=True):
-    """What an export answers."""
+    """The result of an export."""
 
     manifest: Manifest
     store: str
@@ -78,7 +76,7 @@ class Exported(Struct, frozen=True):
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer's JSON."""
+        """Return the answer as JSON."""
         m = self.manifest
         return {
             "checkpoint": m.id,
@@ -99,7 +97,7 @@ class Exported(Struct, frozen=True):
 
 
 class Imported(Struct, frozen=True):
-    """What an import answers; not `done` if the checkpoint was there already."""
+    """The result of an import; not `done` if the checkpoint was there already."""
 
     summary: CheckpointSummary
     store: str
@@ -109,7 +107,7 @@ class Imported(Struct, frozen=True):
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer's JSON."""
+        """Return the answer as JSON."""
         s = self.summary
         return {
             "checkpoint": s.id,
@@ -127,7 +125,6 @@ class Imported(Struct, frozen=True):
 
 
 # -- export
-# ---------------------------------------------------------------------------------------------
 
 
 def export(
@@ -174,7 +171,7 @@ def export(
 
 
 def _protection(repository: Repository, seal: Seal, config: Config) -> dict[str, Any]:
-    """The arguments of `Repository.init` that protect the file."""
+    """Return the arguments of `Repository.init` that protect the file."""
     if seal.by == "none" or (seal.by == "store" and not repository.encrypted):
         return {"encryption": False}
     if seal.by == "file":
@@ -213,13 +210,13 @@ def _see_place(target: Path, force: bool) -> None:
 
 @contextmanager
 def _written(target: Path | int, force: bool) -> Iterator[tuple[int, str]]:
-    """A descriptor to write to, and what it is called; a file gets its name when all went well, and
-    only then.
+    """Yield a descriptor to write to, and its name for messages; a file gets its name only after
+    success.
     """
     if isinstance(target, int):
         yield target, "standard output"
         return
-    some = os.fsdecode(os.fsencode(target.name)[:200])  # a name is 255 bytes long at most
+    some = os.fsdecode(os.fsencode(target.name)[:200])  # a name has at most 255 bytes
     temporary = target.with_name(f".{some}.{secrets.token_hex(4)}.part")
     try:
         fd = os.open(
@@ -253,7 +250,9 @@ def _errors(target: Path) -> Iterator[None]:
 
 
 def _publish(temporary: Path, target: Path, force: bool) -> None:
-    """Give the file its name, durably; without `force` what has got that name meanwhile stays."""
+    """Give the file its name, durably; without `force` a file of that name that appeared meanwhile
+    stays.
+    """
     if force:
         _see_place(target, force)
         os.rename(temporary, target)
@@ -275,7 +274,6 @@ def _publish(temporary: Path, target: Path, force: bool) -> None:
 
 
 # -- import
-# ---------------------------------------------------------------------------------------------
 
 
 @events.recorded("import", events.imported)
@@ -289,10 +287,10 @@ def import_(
 ) -> Imported:
     """Read the checkpoint in the file `source`, or from an open descriptor, into the store.
 
-    With `name` it is of a session of that name, and not of the one that it was taken of.
+    With `name` it becomes a checkpoint of that session instead of its original one.
 
-    `UnsupportedFormat`, `Damaged`, `KeyMissing`, `WrongKey` tell of the file, store errors of the
-    store.
+    `UnsupportedFormat`, `Damaged`, `KeyMissing`, `WrongKey` are about the file, store errors about
+    the store.
     """
     if name is not None:
         check_name(name)
@@ -328,7 +326,7 @@ def import_(
                 raise Damaged(
                     f"{url} is damaged: {error.message}", object=error.details.get("object")
                 ) from error
-            # it was not needed, but nobody has exported it so
+            # it was not needed, but no export has written it so
             for unreadable in packed.index.unreadable:
                 raise unreadable
             writer.flush()
@@ -338,7 +336,8 @@ def import_(
                 "stored": writer.stats.bytes_stored,
             }
             reporter.step("commit")
-            if (there := _present(repository, manifest.id)) is not None:  # somebody else was faster
+            # another process was faster
+            if (there := _present(repository, manifest.id)) is not None:
                 raise _already(there, where)
             summary = writer.commit(replace(copied, bytes=sizes))
         # the operator has made it the newest of that name
@@ -356,7 +355,7 @@ def _already(there: CheckpointSummary, where: str) -> Conflict:
 
 
 def _present(repository: Repository, checkpoint: str) -> CheckpointSummary | None:
-    """The checkpoint of this id, if the store has it."""
+    """Return the checkpoint of this id, if the store has it."""
     catalog = repository.catalog
     names = {
         name: size for name, size in catalog.names().items() if name.endswith(f"-{checkpoint}")
@@ -369,7 +368,7 @@ def _present(repository: Repository, checkpoint: str) -> CheckpointSummary | Non
 
 
 def _warn_of_another(repository: Repository, session: SessionRef, reporter: Reporter) -> None:
-    """Say so where the name is that of another session."""
+    """Warn where the name is that of another session."""
     older = repository.list(session.name)
     if older and older[-1].session_id != session.id:
         reporter.warning(
@@ -381,7 +380,7 @@ def _warn_of_another(repository: Repository, session: SessionRef, reporter: Repo
 
 
 def _readable(source: Path | int, stack: ExitStack) -> tuple[int, str]:
-    """A descriptor that can be read from anywhere, and what it is called."""
+    """Return a seekable descriptor, and its name for messages."""
     url = "standard input" if isinstance(source, int) else str(source)
     try:
         fd = (
@@ -403,7 +402,7 @@ def _readable(source: Path | int, stack: ExitStack) -> tuple[int, str]:
 
 
 def _keep(fd: int, file: BinaryIO, url: str) -> None:
-    """Read a pipe to its end into memory, half of what is free at most."""
+    """Read a pipe to its end into memory, at most half of the free memory."""
     limit = available_memory() // 2
     while piece := os.read(fd, _PIECE):
         limit -= len(piece)
@@ -417,7 +416,6 @@ def _keep(fd: int, file: BinaryIO, url: str) -> None:
 
 
 # -- both
-# -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -431,7 +429,9 @@ def _opened(config: Config, *, create_local: bool = False) -> Iterator[Repositor
 
 
 def read_passphrase(path: Path) -> bytes:
-    """The passphrase in a file that only we may read; `KeyMissing`, `WrongKey` for an empty one."""
+    """Return the passphrase in a file that only this user can read; raise `KeyMissing`, or
+    `WrongKey` for an empty one.
+    """
     phrase = keys.read_secret(path).rstrip(b"\r\n")
     if not phrase:
         raise WrongKey(f"{path} holds no passphrase")

@@ -54,39 +54,39 @@ from ..session.names import DEFAULT_RUN_DIR
 from ..store import Capabilities, open_store
 from ..transport.frames import decode_error, encode_error
 
-_TAIL = 4096  # characters of a probe's output that are told
+_TAIL = 4096  # characters of a probe's output that are reported
 _OUTPUT = 16 << 20  # bytes that a probe may print
 _KINDS = {"pid", "mnt", "net", "ipc", "uts"}
 
 
 class Trial(Struct, frozen=True):
-    """What came of it."""
+    """The result of a trial."""
 
     checkpoint: str
     session: str
     number: int
     restored: bool
-    alive: bool  # the tree's root lived on when it had been restored, and at the end of the probe
+    alive: bool  # the tree's root lived on after the restore, and at the end of the probe
     restore_ms: float
     elapsed_ms: float = 0.0
-    # command, exit_code (None: it was not done in time, or could not be run), output
+    # command, exit_code (None: not done in time, or could not be run), output
     probe: dict[str, Any] | None = None
     connections: list[dict[str, Any]] = field(default_factory=list)
-    read_only: list[str] = field(default_factory=list)  # where nothing could be written
+    read_only: list[str] = field(default_factory=list)  # paths that could not be written
     warnings: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Restored, and the probe, if there was one, content."""
+        """Restored, and the probe, if there was one, succeeded."""
         return self.restored and (self.probe is None or self.probe["exit_code"] == 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of ``verify --restore``."""
+        """Return the JSON of ``verify --restore``."""
         return {"ok": self.ok, **asdict(self)}
 
 
 def probe_of(config: Config, session: str) -> str | None:
-    """The configured probe of a session: the first pattern that fits."""
+    """Return the configured probe of a session: the first pattern that fits."""
     return next(
         (
             probe
@@ -106,11 +106,11 @@ def trial(
     reporter: Reporter,
 ) -> Trial:
     """Restore the checkpoint that `ref` names for a trial, and run `probe` (default: the
-    configuration's) beside it.
+    configuration's) next to it.
 
-    `RestoreFailed` if it cannot be restored, for whatever reason that is the checkpoint's or this
-    host's; `TimedOut`; as `restore` for what keeps it from being tried: no such checkpoint, no
-    store, no key, damage.
+    Raise `RestoreFailed` if it cannot be restored, whether because of the checkpoint or this host;
+    `TimedOut`; and like `restore` for what prevents the trial: no such checkpoint, no store, no
+    key, damage.
     """
     began = time.monotonic()
     reporter.step("trial", ref=ref)
@@ -144,14 +144,14 @@ class _Unclaimed(Repository):
 
 
 def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Trial:
-    """In the shadow."""
+    """Restore and probe, in the shadow."""
     from ..restore.request import RestoreRequest
     from ..restore.story import restore
 
     read_only = shadow.enter()
-    # of the same name: what the tree knows of itself is there
+    # same path as outside: the tree's own records are there
     shadow.empty(config.run_dir or DEFAULT_RUN_DIR)
-    own = config  # knows which store is expected there, and which session
+    own = config  # has the pin of the store, and the session's record
     config = config.with_options(
         state_dir=tempfile.mkdtemp(prefix="criuctl-"), hook_dirs=(), events="none"
     )
@@ -190,8 +190,8 @@ def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Tri
 
 
 def _check(manifest: Manifest, read_only: Sequence[str]) -> None:
-    """What the tree writes to must lie where it can be written; its memory, and a copy of each such
-    file, must fit.
+    """Check that all files which the tree writes to are writable, and that its memory, and a copy
+    of each such file, fit.
     """
     for file in manifest.files:
         place = next(
@@ -229,9 +229,9 @@ def _alive(pid: int) -> bool:
 
 
 def _probe(result: RestoreResult, manifest: Manifest, text: str, deadline: float) -> dict[str, Any]:
-    """Run it inside the tree's namespaces; how it ended, and the last that it said."""
+    """Run the probe inside the tree's namespaces; return its end, and its last output."""
     told: dict[str, Any] = {"command": text, "exit_code": None, "output": ""}
-    left = deadline - time.monotonic() - 1.0  # it takes a moment to tell of it
+    left = deadline - time.monotonic() - 1.0  # time for the report
     env: Mapping[str, str] = {
         "CRIUCTL_SESSION": manifest.session.name,
         "CRIUCTL_CHECKPOINT": manifest.id,

@@ -1,4 +1,4 @@
-"""Typing into a session on behalf of somebody who is not attached: text, keys, pasted files."""
+"""Typing into a session for a client that is not attached: text, keys, pasted files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .sessions import connect
 if TYPE_CHECKING:
     from ..session.client.session import Session
 
-# seconds for somebody who types to pause; between two questions whether he does
+# seconds to wait for a pause of the typing client; between two looks
 _PATIENCE, _LOOK = 3.0, 0.1
 _BEGIN, _END = b"\x1b[200~", b"\x1b[201~"
 
 
 def writer(config: Config, name: str, *, take: bool) -> Session:
-    """A connection that holds the lease and may type; whoever is typing just now is waited for a
-    little, or not with `take`.
+    """Return a connection that holds the lease and may type; wait a little for a client that is
+    typing, or not with `take`.
     """
     session = connect(config, name, kind="agent", role="admin" if take else "write")
     deadline = time.monotonic() + _PATIENCE
@@ -57,10 +57,10 @@ def type_into(
     take: bool = False,
     timeout: float = 30.0,
 ) -> dict[str, Any]:
-    """Type `parts`: (``text``, TEXT), (``enter``, ""), (``keys``, KEYS), (``paste``, FILE); what
-    and where, when it is done.
+    """Type `parts`: (``text``, TEXT), (``enter``, ""), (``keys``, KEYS), (``paste``, FILE); return
+    what was typed, and where, when it is done.
 
-    Files are read and keys understood before anything is typed.
+    Files are read and keys parsed before anything is typed.
     """
     pasted = [_file(value) if way == "paste" else b"" for way, value in parts]
     for way, value in parts:
@@ -104,8 +104,8 @@ def _file(path: str) -> bytes:
 
 
 def _pasted(data: bytes, modes: dict[str, Any]) -> bytes:
-    """As a terminal sends what is pasted: lines end with a carriage return, and the text cannot end
-    its own bracket.
+    """Return data as a terminal sends a paste: lines end with a carriage return, and the text
+    cannot end its own bracket.
     """
     data = data.replace(b"\r\n", b"\r").replace(b"\n", b"\r")
     if modes.get("bracketed_paste"):

@@ -130,7 +130,7 @@ def restore(
         manifest = found.manifest
         hooks = hook_facts.of_restore(config, reporter, manifest, found.name)
         if not request.dry_run:
-            stack.enter_context(hooks.telling("restore-failed"))
+            stack.enter_context(hooks.on_failure("restore-failed"))
 
         # Observe first, decide once: the plan is a pure function of the manifest and the facts.
         reporter.step("preflight")

@@ -1,13 +1,14 @@
-"""Who may ask: whoever has the token, from a page of this very server, under a name that is ours.
+"""Access control: a request needs the token, an origin of this very server, and a known
+host name.
 
-The token is made anew for each server and printed once, in the fragment of its address: browsers
-send fragments nowhere, so it is in no log and no history of a proxy.  The page sends it as a bearer
-token (of a WebSocket as a subprotocol), never as a cookie, which a browser would also send to
-whatever else listens on another port of this host, and along with a stranger's request.
+The token is new for each server and printed once, in the fragment of its address: browsers do not
+send fragments, so it is in no log and no history of a proxy. The page sends it as a bearer token
+(of a WebSocket as a subprotocol), never as a cookie, which a browser would also send to servers on
+other ports of this host, and with requests of other sites.
 
-A page of somebody else's can have a browser send requests here, and by DNS rebinding even under a
-name of its own: so ``Host`` must be an address, ``localhost`` or a name that the server was told,
-and an ``Origin`` must be that same host.
+A foreign page can make a browser send requests here, and by DNS rebinding even under a name of its
+own. So ``Host`` must be an address, ``localhost`` or a configured name, and an ``Origin`` must be
+that same host.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-PROTOCOL = "criuctl"  # the WebSocket's own subprotocol; the token comes as another one
+PROTOCOL = "criuctl"  # the WebSocket's own subprotocol; the token is sent as another one
 _TOKEN = "token."
 _BEARER = "Bearer "
 _OPEN_METHODS = ("GET", "HEAD")
 
-# Styles may stand in attributes, as the terminal emulator puts them there; scripts may not.
+# Styles may be in attributes, where the terminal emulator puts them; scripts may not.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' "
     "data:; font-src 'self'; "
@@ -47,19 +48,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def refusal(status: int, code: str, message: str, hint: str = "") -> web.Response:
-    """An error as the page understands it; the same shape as of ``criuctl --json``."""
+    """Return an error as the page understands it; the same shape as of ``criuctl --json``."""
     return web.json_response(
         {"error": {"code": code, "message": message, "hint": hint}}, status=status
     )
 
 
 def hostname(netloc: str) -> str | None:
-    """The host in ``HOST[:PORT]``, without brackets and in lower case; None if it makes no
-    sense.
+    """Return the host in ``HOST[:PORT]``, without brackets and in lower case; None if it is
+    malformed.
     """
     try:
         parts = urlsplit(f"//{netloc}")
-        _ = parts.port  # raises for what is no port
+        _ = parts.port  # raises for an invalid port
     except ValueError:
         return None
     if parts.username is not None or parts.path or parts.query or parts.fragment:
@@ -68,7 +69,7 @@ def hostname(netloc: str) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`, an address or ``localhost``."""
+    """Return whether only this machine reaches `host`, an address or ``localhost``."""
     if host == "localhost":
         return True
     try:
@@ -81,15 +82,15 @@ class Access:
     """The rules of one server."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """`names` are names under which the server is reached, beside addresses and
-        ``localhost``.
+        """Set up the rules; `names` are names under which the server is reached, besides addresses
+        and ``localhost``.
         """
         self.token = secrets.token_urlsafe(32)
         self._names = {name.lower() for name in names} | {"localhost", os.uname().nodename.lower()}
 
     def knows(self, host: str | None) -> bool:
-        """Whether a ``Host`` header may say this: no name that somebody else could have pointed
-        here.
+        """Return whether a ``Host`` header may have this value: no name that an attacker could have
+        pointed here.
         """
         name = hostname(host) if host else None
         if name is None:
@@ -101,8 +102,8 @@ class Access:
         return True
 
     def own_origin(self, request: web.Request) -> bool:
-        """Whether the request comes from a page of this server; a WebSocket must say so, a plain
-        request may be silent.
+        """Return whether the request comes from a page of this server; a WebSocket must have an
+        ``Origin``, a plain request may lack it.
         """
         origin = request.headers.get("Origin")
         if origin is None:
@@ -117,7 +118,7 @@ class Access:
         )
 
     def bears_token(self, request: web.Request) -> bool:
-        """Whether the request has the token, compared in constant time."""
+        """Return whether the request has the token, compared in constant time."""
         given = request.headers.get("Authorization", "")
         token = given[len(_BEARER) :] if given.startswith(_BEARER) else ""
         for word in request.headers.get("Sec-WebSocket-Protocol", "").split(","):
@@ -127,7 +128,7 @@ class Access:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn away what may not ask.  The page without any data, its scripts and styles, is no
+        """Refuse requests without access. The page without any data, its scripts and styles, is not
         secret.
         """
         if not self.knows(request.headers.get("Host")):
@@ -153,7 +154,7 @@ class Access:
 
 
 async def harden(request: web.Request, response: web.StreamResponse) -> None:
-    """What every answer tells the browser; for ``on_response_prepare``."""
+    """Add the security headers to every answer; for ``on_response_prepare``."""
     response.headers.update(_HEADERS)
     response.headers["Cache-Control"] = (
         "no-store" if request.path.startswith("/api/") else "no-cache"

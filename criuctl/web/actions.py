@@ -1,8 +1,8 @@
-"""What the page can have done: pause, resume, snapshot, dump, restore.
+"""The actions of the page: pause, resume, snapshot, dump, restore.
 
-Whatever freezes or makes a tree is a criuctl of its own, as if somebody had typed it: it keeps its
-own promises (no failure loses the tree), also when this server is killed.  When the server ends it
-is asked to stop, cleans up, and is waited for.
+A separate criuctl process does whatever freezes or makes a tree, as if it was typed: it keeps its
+guarantees (no failure loses the tree) also when this server is killed. When the server ends, it
+asks that process to stop, and waits for its clean-up.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ _MOST = 64 << 10  # bytes of a request
 
 
 class Actions:
-    """Runs them, and knows those under way."""
+    """Runs actions, and knows those under way."""
 
     def __init__(self, desk: Desk, program: Sequence[str]) -> None:
-        """`program` is this criuctl with the options that it was started with."""
+        """Set up; `program` is this criuctl with the options that it was started with."""
         self._desk, self._program = desk, tuple(program)
         self._children: set[Child] = set()
         self._ending = False
 
     async def handle(self, request: web.Request) -> web.Response:
-        """``POST /api/actions`` with ``{action, session}`` or ``{action: restore, checkpoint}``."""
+        """Handle ``POST /api/actions`` with ``{action, session}`` or ``{action: restore,
+        checkpoint}``.
+        """
         if self._desk.read_only:
             raise Forbidden(
                 "this page may only look", hint="The server was started with --read-only."
@@ -71,7 +73,7 @@ class Actions:
         return {"session": name, "state": done.state}
 
     async def _run(self, argv: Sequence[str]) -> tuple[dict[str, Any], int]:
-        """A criuctl's JSON and exit code."""
+        """Return a criuctl's JSON and exit code."""
         if self._ending:
             raise CommandFailed("the server is ending")
         with tempfile.TemporaryFile() as out:
@@ -101,7 +103,7 @@ class Actions:
         return body, code
 
     async def close(self) -> None:
-        """Have those under way stop, as ^C would, and wait until they have cleaned up."""
+        """Interrupt the actions under way, as ^C would, and wait until they have cleaned up."""
         self._ending = True
         children = list(self._children)
         for child in children:
@@ -134,8 +136,8 @@ async def _wish(request: web.Request) -> Mapping[str, Any]:
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """All that this server was started with: credentials of the store, its proxy, secrets that
+    """Return the environment of this server: credentials of the store, its proxy, secrets that
     rules name (``secret: env:``).
     """
-    # which every child gets, as long as it has to be
+    # every child process gets these where necessary
     return {key: value for key, value in ours.items() if key != "PATH"}

@@ -1,20 +1,21 @@
-"""A terminal in the page: what goes between its WebSocket and the holder of the session.
+"""A terminal in the page: the data between its WebSocket and the holder of the session.
 
-The holder decides everything, as for every other client: this connection is an operator of its own,
-with the role that the page was opened for, and what the role or the lease does not allow is refused
-there and told to the page.  Who looks does not change the size of the session's window; whoever
-types takes the lease, and then the page's size counts, as with `criuctl attach`.
+The holder decides everything, as for every other client: this connection is a separate operator,
+with the role that the page was opened for, and the holder refuses what the role or the lease does
+not allow; the page shows that. A reader does not change the size of the session's window; typing
+takes the lease, and then the page's size applies, as with `criuctl attach`.
 
-To the page: binary frames, 8 bytes of offset (big-endian) and the output behind it; text frames,
-JSON objects: the holder's events as they are (``event``), and our own (``type``): ``hello``,
-``screen`` (the terminal is to be reset to this size; what follows draws it), ``attached``,
-``refused``, ``ended`` (the session is over, this was its last screen) and ``gone``.  From the
-page: binary frames are what was typed; text frames ``{"op": "resize", "rows", "cols"}``, ``{"op":
-"yield"}``, and ``{"op": "shown", "bytes"}``: so much output more is on the screen.
+To the page: binary frames, 8 bytes of offset (big-endian) and the output after them; text frames,
+JSON objects: the holder's events unchanged (``event``), and this module's own (``type``):
+``hello``, ``screen`` (the terminal is to be reset to this size; the following output draws it),
+``attached``, ``refused``, ``ended`` (the session is over, this was its last screen) and ``gone``.
+From the page: binary frames are typed input; text frames ``{"op": "resize", "rows", "cols"}``,
+``{"op": "yield"}``, and ``{"op": "shown", "bytes"}``: so many more bytes of output are on the
+screen.
 
-A slow page holds up nobody: while it has not shown what it was sent (a browser takes everything,
-and keeps it), nothing is read from the holder, which skips ahead for us if need be (a gap), and the
-screen is drawn anew.
+A slow page does not block others: while it has not shown what it was sent (a browser accepts and
+keeps everything), nothing is read from the holder, which skips output if needed (a gap), and the
+screen is drawn again.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ from .views import DESK, Desk
 
 T = TypeVar("T")
 
-_HEARTBEAT = 10.0  # seconds between two signs of life of who holds the lease
+_HEARTBEAT = 10.0  # seconds between two signs of life while this page holds the lease
 _PING = 20.0
 _PIECE = 16 << 10
-# bytes on their way: less than a socket takes, so that sending never blocks
+# bytes on their way: less than a socket buffer, so that sending never blocks
 _MAX_UNANSWERED = 64 << 10
-_MAX_TYPED = 1 << 20  # bytes that wait here; a paste that is larger is refused
+_MAX_TYPED = 1 << 20  # bytes that wait here; a larger paste is refused
 _MAX_MESSAGE = 1 << 20
 _MAX_AHEAD = 1 << 20  # bytes of output that the page has not shown yet
 _QUIET = 0.2  # seconds without output after a gap, until the screen is drawn again
 _OVER = ("exited", "lost")
-_NUMBERS = {"resize": ("rows", "cols"), "shown": ("bytes",)}  # what the page's requests hold
+_NUMBERS = {"resize": ("rows", "cols"), "shown": ("bytes",)}  # the fields of the page's requests
 
 
 async def terminal(request: web.Request) -> web.WebSocketResponse:
-    """One page that is attached to one session; with ``?take=1`` it writes from the start, whoever
-    did before.
+    """Serve one page that is attached to one session; with ``?take=1`` it takes the write lease at
+    once.
     """
     desk = request.app[DESK]
     take = request.query.get("take") == "1" and not desk.read_only
@@ -78,7 +79,7 @@ async def terminal(request: web.Request) -> web.WebSocketResponse:
         with contextlib.suppress(ConnectionError):
             await socket.send_json({"type": "gone", "error": error.to_dict()}, dumps=_dumps)
     except ConnectionError:
-        pass  # the page was closed while we spoke
+        pass  # the page was closed meanwhile
     finally:
         request.app[SOCKETS].discard(socket)
     await socket.close()
@@ -98,8 +99,8 @@ class Bridge:
 
     def __init__(self, desk: Desk, socket: web.WebSocketResponse, session: Session) -> None:
         self._desk, self._socket, self._session = desk, socket, session
-        self._turn = asyncio.Lock()  # whose turn it is with the session's connection
-        # the same among threads: one may still be at it when its task is gone
+        self._turn = asyncio.Lock()  # serialises tasks on the session's connection
+        # the same for threads: one may still use it when its task is gone
         self._calling = threading.Lock()
         self._lease: dict[str, Any] | None = None
         self._typed = bytearray()  # not sent yet
@@ -108,10 +109,10 @@ class Bridge:
         self._position = 0
         self._redraw_at: float | None = None
         self._ahead = 0
-        self._room = asyncio.Event()  # the page is not too far behind
+        self._room = asyncio.Event()  # set while the page is not too far behind
 
     async def run(self, *, take: bool) -> None:
-        """Until the page leaves or the holder is gone."""
+        """Run until the page leaves or the holder is gone."""
         session = self._session
         status = session.hello["status"]
         await self._tell(
@@ -121,7 +122,7 @@ class Bridge:
             await self._call(session.lease_take)
         await self._draw()
         if status["state"] in _OVER:
-            # Attaching would count as having seen how it ended, which is for who waits for it.
+            # Attaching would count as having seen its exit status, which is for `wait`.
             await self._tell({"type": "ended", "status": sessions.shown(status)})
             return
         await self._attach()
@@ -139,13 +140,13 @@ class Bridge:
             task.result()
 
     def leave(self) -> None:
-        """Say goodbye to the holder, when whatever was asked of it is answered.  May block."""
+        """Disconnect from the holder when all requests are answered. May block."""
         with self._calling, contextlib.suppress(OSError):
             self._session.leave()
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Ask the holder and wait for its answer, in a thread, with the connection for
-        ourselves.
+        """Send a request to the holder and wait for its answer, in a thread, with exclusive use of
+        the connection.
         """
 
         def call() -> T:
@@ -158,7 +159,7 @@ class Bridge:
     # -- the screen -------------------------------------------------------------------------------
 
     async def _draw(self) -> None:
-        """Show the session's screen as it is; what comes after it is at `_position`."""
+        """Draw the session's current screen; later output begins at `_position`."""
 
         def draw() -> tuple[dict[str, Any], bytes, int]:
             status = self._session.status()
@@ -177,7 +178,7 @@ class Bridge:
         await self._tell({"type": "attached", "state": answer["state"], "lease": self._lease})
 
     async def _restore_screen(self) -> None:
-        """After a gap."""
+        """Draw the screen again after a gap."""
         self._redraw_at = None
         await self._call(self._session.detach)
         left = []
@@ -206,7 +207,7 @@ class Bridge:
                 await self._forward(message)
 
     async def _readable(self) -> bool:
-        """Wait for the holder; False when it is time to draw the screen again."""
+        """Wait for the holder; return False when it is time to draw the screen again."""
         loop, ready, fd = asyncio.get_running_loop(), asyncio.Event(), self._session.fileno()
         loop.add_reader(fd, ready.set)
         try:
@@ -267,7 +268,8 @@ class Bridge:
             )
             return
         if is_report(data) and not self._mine:
-            return  # nobody typed this: their terminals would all answer the program's question
+            # not typed by a person: every attached terminal would answer the program's question
+            return
         async with self._turn:
             self._typed += data
             self._send_typed()
@@ -296,7 +298,7 @@ class Bridge:
             self._room.set()
             return
         async with self._turn:
-            # The size of who does not write is nobody's business; the holder would refuse it.
+            # The size of a page without the lease is irrelevant; the holder would refuse it.
             if op == "resize" and self._mine:
                 self._session.submit("resize", rows=numbers["rows"], cols=numbers["cols"])
             elif op == "yield" and self._mine:

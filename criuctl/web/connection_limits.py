@@ -1,9 +1,9 @@
-"""The page's server seen from its port: connections that ask nothing do not keep others out.
+"""Limits for the connections of the page's server: idle connections do not keep others out.
 
-aiohttp waits for a request as long as a client likes, and for as many clients as come.  The gate
-stands between the port and aiohttp: a connection *waits* until aiohttp has the whole head of a
-request, and again when that is answered (`criuctl.proc.idle_connections`).  What has asked, a
-WebSocket above all, does not wait.
+aiohttp waits for a request without limit, and for any number of clients. The gate is between the
+port and aiohttp: a connection *waits* until aiohttp has the whole head of a request, and again when
+that is answered (`criuctl.proc.idle_connections`). A connection with a request, above all a
+WebSocket, does not wait.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Gate:
     async def opened(
         self, make: Callable[[], asyncio.BaseProtocol], **where: Any
     ) -> AsyncIterator[asyncio.Server]:
-        """Take connections for as long as this lasts; `make` makes aiohttp's protocol."""
+        """Accept connections while the block runs; `make` makes aiohttp's protocol."""
         server = await asyncio.get_running_loop().create_server(
             lambda: _Guarded(self, cast("asyncio.Protocol", make())), **where
         )
@@ -45,7 +45,7 @@ class Gate:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """The outermost: the head of a request has come whole."""
+        """Note, as the outermost middleware, that the head of a request is complete."""
         transport = request.transport
         if transport is None or not self.waiting.end(transport):
             return await handler(request)  # it was cut off, or has not come through the gate
@@ -62,7 +62,7 @@ class Gate:
                 self.begin(transport)
 
     def begin(self, transport: asyncio.Transport) -> None:
-        """The connection waits."""
+        """Note that the connection waits."""
         for other in self.waiting.begin(transport, _peer(transport)):
             other.abort()
 
@@ -74,7 +74,7 @@ class Gate:
 
 
 class _Guarded(asyncio.Protocol):
-    """One connection: everything is aiohttp's."""
+    """One connection: everything is passed to aiohttp."""
 
     def __init__(self, gate: Gate, inner: asyncio.Protocol) -> None:
         self._gate, self._inner = gate, inner
@@ -104,6 +104,6 @@ class _Guarded(asyncio.Protocol):
 
 
 def _peer(transport: asyncio.Transport) -> str:
-    """The address of the other end, without its port."""
+    """Return the address of the other end, without its port."""
     name = transport.get_extra_info("peername")
     return str(name[0]) if name else ""

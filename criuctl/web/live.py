@@ -1,8 +1,7 @@
-"""What has changed, told to every page that is open: the list of sessions, whenever it is another
-one.
+"""Notifications of open pages: the list of sessions, whenever it has changed.
 
-The list is made of files that holders and operations leave, so asking costs little and nobody is
-asked; it is only looked at while somebody listens.
+The list is made from files that holders and operations leave, so reading it is cheap and no holder
+is asked; it is read only while a page listens.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from .views import Desk
 
 _PERIOD = 0.7  # seconds between two looks
 _HEARTBEAT = 20.0
-_PATIENCE = 5.0  # seconds that a page may take nothing
+_PATIENCE = 5.0  # seconds that a page may receive nothing
 
 
 class Live:
-    """The pages that listen, and the one who looks for them."""
+    """The listening pages, and the task that looks for changes."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -34,7 +33,7 @@ class Live:
         self._checkpoints: dict[str, str] = {}
 
     async def listen(self, request: web.Request) -> web.WebSocketResponse:
-        """A page listens until it leaves."""
+        """Serve one page until it leaves."""
         socket = web.WebSocketResponse(
             protocols=(PROTOCOL,), heartbeat=_HEARTBEAT, timeout=1.0, max_msg_size=4096
         )
@@ -46,13 +45,13 @@ class Live:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look())
             async for _ in socket:
-                pass  # it has nothing to say
+                pass  # its messages are ignored
         finally:
             self._listeners.discard(socket)
         return socket
 
     async def close(self) -> None:
-        """The server ends."""
+        """Close all pages: the server ends."""
         if self._looking is not None:
             self._looking.cancel()
         closing = (socket.close(code=WSCloseCode.GOING_AWAY) for socket in self._listeners)
@@ -64,7 +63,7 @@ class Live:
                 message: dict[str, Any] = {
                     "sessions": await self._desk.off(sessions.sessions, self._desk.config)
                 }
-            # told to the pages, which ask again as long as they are open
+            # reported to the pages, which ask again while they are open
             except Exception as error:
                 message = {
                     "error": error.to_dict()
@@ -77,10 +76,10 @@ class Live:
                 self._notice(message.get("sessions", ()))
                 await asyncio.gather(*(self._send(socket, text) for socket in self._listeners))
             await asyncio.sleep(_PERIOD)
-        self._last = ""  # whoever listens next is told what is true then
+        self._last = ""  # the next listener gets the current list
 
     async def _send(self, socket: web.WebSocketResponse, text: str) -> None:
-        """Tell one page; one that takes nothing is left, and comes again when it can."""
+        """Send to one page; one that receives nothing is dropped, and reconnects when it can."""
         try:
             await asyncio.wait_for(socket.send_str(text), _PATIENCE)
         except (ConnectionError, TimeoutError):
@@ -88,7 +87,7 @@ class Live:
             await socket.close()
 
     def _notice(self, found: Any) -> None:
-        """A session with another checkpoint than before: the store holds something new."""
+        """Notice sessions with another checkpoint than before: the store has changed."""
         now = {body["session"]: str(body["checkpoint"]) for body in found}
         if now != self._checkpoints:
             self._checkpoints = now

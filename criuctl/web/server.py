@@ -35,7 +35,7 @@ class Address(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """From ``HOST:PORT``, ``[IPV6]:PORT``, or a port alone; `UsageError`."""
+        """Parse ``HOST:PORT``, ``[IPV6]:PORT``, or a port alone; raise `UsageError`."""
         host, colon, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]") if colon else "127.0.0.1"
         if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
@@ -56,7 +56,7 @@ class Address(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True):
-    """A server that listens; `url` holds the token, behind a ``#``."""
+    """A server that listens; `url` holds the token, after a ``#``."""
 
     address: Address
     url: str
@@ -75,8 +75,8 @@ def serve(
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; `opened` is called when the page can be opened.
 
-    `program` is the criuctl, with its global options, that does what the page asks for.  `Conflict`
-    when the address is taken.
+    `program` is the criuctl, with its global options, that runs the page's actions. Raise
+    `Conflict` when the address is taken.
     """
     asyncio.run(_serve(config, address, program, reporter, read_only, names, opened))
 
@@ -129,7 +129,7 @@ async def _serve(
 def application(
     desk: Desk, access: Access, live: Live, actions: Actions, gate: Gate
 ) -> web.Application:
-    """All that is served."""
+    """Return the application with all its routes."""
     app = web.Application(
         middlewares=[gate.middleware, access.middleware, errors], client_max_size=64 << 10
     )

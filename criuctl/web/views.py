@@ -1,8 +1,8 @@
-"""Questions of the page, answered by what `ops` knows: sessions, trees, connections, checkpoints.
+"""The page's questions, answered from `ops`: sessions, trees, connections, checkpoints.
 
-Everything that reads files, asks a holder or a store runs in a thread of `Desk.off`, so one slow
-store holds up nobody's terminal.  A listing of the store is kept for a few seconds, and asked for
-once however many pages want it.
+Everything that reads files, or asks a holder or a store, runs in a thread of `Desk.off`, so a slow
+store does not block a terminal. A listing of the store is kept for a few seconds, and made once for
+any number of pages.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREADS = 16
-_FRESH = 5.0  # seconds for which a listing of the store counts
-_SHOWN = 500  # checkpoints of one session that a page is given, the newest
+_FRESH = 5.0  # seconds for which a listing of the store is used
+_SHOWN = 500  # checkpoints of one session that a page gets, the newest
 _CHARTED = 60  # of them, those whose freeze times are looked up
 _KEPT_TIMINGS = 20_000
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -54,7 +54,7 @@ _STATUS = {
 
 
 class Desk(Struct):
-    """What the handlers of one server share."""
+    """The shared state of one server's handlers."""
 
     config: Config
     read_only: bool = False
@@ -67,18 +67,18 @@ class Desk(Struct):
     _timings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     async def off(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what may block, in a thread."""
+        """Run a function that may block, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(
             self._pool, lambda: function(*args, **kwargs)
         )
 
     def close(self) -> None:
-        """Wait for nothing: what is still read is of no use to anybody."""
+        """Close without waiting: the results of running threads are not needed."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def checkpoints(self) -> list[dict[str, Any]]:
-        """Every checkpoint of the store, as ``criuctl list --json`` has them, a few seconds old at
-        most.
+        """Return every checkpoint of the store, as ``criuctl list --json`` prints them, a few
+        seconds old at most.
         """
         if self._listing is None or (
             self._listing.done() and time.monotonic() - self._listed > _FRESH
@@ -87,7 +87,9 @@ class Desk(Struct):
         return await asyncio.shield(self._listing)
 
     def forget_listing(self) -> None:
-        """There is a new checkpoint, or one less: the next question asks the store."""
+        """Drop the listing because a checkpoint was added or removed: the next question asks the
+        store.
+        """
         self._listing = None
 
     async def _list(self) -> list[dict[str, Any]]:
@@ -111,7 +113,7 @@ class Desk(Struct):
 
 
 def error_response(error: CriuctlError) -> web.Response:
-    """An error that was foreseen, as the page gets it."""
+    """Return an expected error as the page gets it."""
     return web.json_response(
         {"error": error.to_dict()}, status=_STATUS.get(error.exit_code, 500), dumps=_dumps
     )
@@ -123,8 +125,8 @@ def _dumps(value: Any) -> str:
 
 @web.middleware
 async def errors(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-    """Every failure of a question is an answer; one that nobody foresaw is told on the server's
-    side as well.
+    """Turn every failure of a question into an answer; an unexpected one is reported on the
+    server's side as well.
     """
     desk = request.app[DESK]
     try:
@@ -150,8 +152,8 @@ DESK = web.AppKey("desk", Desk)
 
 
 async def about(request: web.Request) -> web.Response:
-    """What this server is: the first question of every page, which shows whether its token is
-    good.
+    """Describe this server: the first question of every page, which shows whether its token is
+    valid.
     """
     desk = request.app[DESK]
     return web.json_response(
@@ -165,7 +167,7 @@ async def about(request: web.Request) -> web.Response:
 
 
 async def tree(request: web.Request) -> web.Response:
-    """The processes of a session, now."""
+    """Return the current processes of a session."""
     desk = request.app[DESK]
 
     def look() -> list[dict[str, Any]]:
@@ -188,7 +190,7 @@ async def tree(request: web.Request) -> web.Response:
 
 
 async def connections(request: web.Request) -> web.Response:
-    """Its connections, and what a dump now would decide for them."""
+    """Return its connections, with the decision that a dump now would make for them."""
     from ..dump.connection_report import connections as look
 
     desk = request.app[DESK]
@@ -208,7 +210,7 @@ def _running(config: Config, name: str) -> Target:
 
 
 async def newest(request: web.Request) -> web.Response:
-    """The newest checkpoint of each session of the store, and how many there are of it."""
+    """Return the newest checkpoint of each session of the store, and how many it has."""
     counted: dict[str, dict[str, Any]] = {}
     for summary in await request.app[DESK].checkpoints():
         before = counted.get(summary["session"], {"count": 0})
@@ -217,7 +219,7 @@ async def newest(request: web.Request) -> web.Response:
 
 
 async def checkpoints(request: web.Request) -> web.Response:
-    """The checkpoints of one session, oldest first."""
+    """Return the checkpoints of one session, oldest first."""
     name = request.match_info["name"]
     of_it = [
         summary for summary in await request.app[DESK].checkpoints() if summary["session"] == name
@@ -226,14 +228,14 @@ async def checkpoints(request: web.Request) -> web.Response:
 
 
 async def timings(request: web.Request) -> web.Response:
-    """How long the newest of them took."""
+    """Return the durations of the newest of them."""
     return web.json_response(
         await request.app[DESK].timings(request.match_info["name"]), dumps=_dumps
     )
 
 
 async def checkpoint(request: web.Request) -> web.Response:
-    """What one checkpoint holds, by its id: nothing else, for a path would be a file of this
+    """Return the content of one checkpoint, by its id only, because a path would be a file of this
     host.
     """
     from ..ops.inspect import show
@@ -246,7 +248,7 @@ async def checkpoint(request: web.Request) -> web.Response:
 
 
 def _page_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint without what the page does not show; a tree may have very many files."""
+    """Return a checkpoint without what the page does not show; a tree may have very many files."""
     left_out = ("images", "machine", "hooks", "features", "origin")
     page = {key: value for key, value in body.items() if key not in left_out}
     page["machine"] = {key: body["machine"].get(key) for key in ("kernel", "arch", "cpu_model")}

@@ -116,7 +116,7 @@ def test_a_user_s_own_network_is_known_as_such(zoo: Zoo, keeper: Keeper, home: H
             lambda: read_process(apart.pid).command == "sleep", 20, "it is in its namespaces"
         )
         (owner,) = of_tree([read_process(apart.pid)]).values()
-        assert owner == Owner(frozenset({USER}), apart=True)
+        assert owner == Owner(frozenset({USER}), other_userns=True)
         assert not may_have(Terms(pinned=True), [owner])
         (own,) = of_tree([read_process(zoo.launch("counter.py").pid)]).values()
         assert may_have(Terms(pinned=True), [own])
@@ -177,7 +177,7 @@ def ruled(match: dict[str, Any], **more: Any) -> Rules:
         ({"protocol": "redis"}, (APP, APP), False),
         ({"peer": "10.1.2.3"}, (APP, APP), True),
         ({"peer": "0.0.0.0/0"}, (APP, APP), False),
-        ({"peer": "10.1.2.3"}, (APP, replace(APP, apart=True)), False),
+        ({"peer": "10.1.2.3"}, (APP, replace(APP, other_userns=True)), False),
         ({"peer": "10.1.2.3", "user": 1001}, (OTHER, OTHER), False),
         ({}, (APP, APP), False),
     ],
@@ -207,7 +207,7 @@ def test_a_path_is_the_peer_s_only_in_this_host_s_own_user_namespace() -> None:
     for glob, lent in (("/run/redis/*", True), ("*.sock", False), ("*", False)):
         decided = decide(unix, ruled({"path": glob}), owners={10: APP, 11: APP})
         assert bool(decided.settings.secret) == lent, glob
-    apart = {10: APP, 11: replace(APP, apart=True)}
+    apart = {10: APP, 11: replace(APP, other_userns=True)}
     assert not decide(unix, ruled({"path": "/run/redis/*"}), owners=apart).settings.secret
 
 

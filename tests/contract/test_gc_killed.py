@@ -110,7 +110,7 @@ def test_what_a_bucket_keeps_of_what_was_deleted_is_told(
     assert (done["deleted"], done["refused"], done["refused_others"]) == (1, 0, 0)
     # With versions, radosgw takes a conditional write whatever is there; `store init` has found
     # that out.
-    assert ["nobody else writes" in warning for warning in done["warnings"]] == [True]
+    assert ["no other host writes" in warning for warning in done["warnings"]] == [True]
     told = criuctl("store", "info")["kept"]
     assert (
         told["versions"]

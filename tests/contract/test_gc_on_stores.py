@@ -52,7 +52,7 @@ def test_what_is_removed_is_freed(place: Place, tmp_path: Path) -> None:
         repo.remove(first)
     done = collect(place, config)
     assert done.repacked and done.deleted and done.freed_bytes > len(noise) and not done.refused
-    assert any("nobody else writes" in text for text in done.warnings) == (place.kind == "rclone")
+    assert any("no other host writes" in text for text in done.warnings) == (place.kind == "rclone")
     with Repository.open(place.open(), replace(config, cache_dir=str(tmp_path / "other"))) as repo:
         kit.check(repo, second, kept)
         repo.remove(second)

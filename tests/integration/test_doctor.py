@@ -92,7 +92,7 @@ def test_rules_whose_secret_more_may_get_than_was_meant(config: Config) -> None:
         return replace(config, connection_rules=(("rules: connection_rules[1]", made),))
 
     assert (
-        "only connections of root's" in _told(doctor(rule(process="worker*")), "rule-secret").text
+        "only connections of root get" in _told(doctor(rule(process="worker*")), "rule-secret").text
     )
     assert "any user" in _told(doctor(rule(host="db.example.org")), "rule-secret").text
     named = doctor(rule(host="db.example.org", user=["root", "nobody-here"]))

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     help="The session's name, or ssh://[USER@]HOST[:PORT]/NAME.",
 )
 @click.option(
-    "--read-only", is_flag=True, help="Only look: nothing is typed, the window keeps its size."
+    "--read-only", is_flag=True, help="Watch only: type nothing, and keep the window's size."
 )
 @click.option(
     "--take",
     is_flag=True,
-    help="Take the write lease from whoever holds it.  [default: type once it is free]",
+    help="Take the write lease from its holder.  [default: type once it is free]",
 )
 @click.option(
     "--stdio",
@@ -51,23 +51,22 @@ if TYPE_CHECKING:
 def attach(
     app: App, name: str, read_only: bool, take: bool, stdio: bool, command: tuple[str, ...]
 ) -> int:
-    """Shows a session on this terminal and types into it; any number of terminals can do so at a
-    time. One of them
-    writes: it holds the write lease, and the session's window has its size. The others see the
-    same.
+    """Show a session on this terminal and type into it. Any number of terminals can do so at a
+    time. One of them writes: it holds the write lease, and the session's window has its size. The
+    others see the same output.
 
-    The screen is drawn as it is now, full-screen programs included, with what it scrolled by in
-    this terminal's own scrollback. The detach key (detach_key in the configuration, C-] by default)
-    leaves the session running; in pasted text it is text. When the session ends, the exit status is
-    its own.
+    The screen is drawn in its current state, full-screen programs included, and earlier output goes
+    to this terminal's scrollback. The detach key (detach_key in the configuration, C-] by default)
+    leaves the session running; in pasted text it is ordinary text. When the session ends, its exit
+    status is that of this command.
 
-    A session that is checkpointed meanwhile says so and goes on here when it is restored on this
-    host; one that moves to another host is followed there, over ssh. A connection that is lost is
-    made again, and continues where it broke.
+    When a session is checkpointed, this command reports it, and continues when the session is
+    restored on this host. When it moves to another host, this command follows it there, over ssh. A
+    lost connection is made again, and continues where it broke.
 
-    Who may look, write or take is what each client says of itself: all processes of the session's
-    user, and root, may do everything. Roles and the lease keep those apart who want to be; they
-    protect from no process of the same user.
+    Each client states its own role: all processes of the session's user, and root, may do
+    everything. Roles and the lease prevent mistakes between clients; they do not protect from a
+    process of the same user.
     """
     from ..attaching import attach_to
 

@@ -19,7 +19,7 @@ from ..streams import write_bytes
             "criuctl capture build --scrollback > build.log",
         ),
         (
-            "What it said to what was sent:",
+            "Its answer to the text that was sent:",
             "criuctl send work --text date --enter\ncriuctl capture work --since 4711",
         ),
         ("As it comes, with colours:", "criuctl capture build --since 0 --follow --ansi"),
@@ -32,7 +32,7 @@ from ..streams import write_bytes
 @click.option(
     "--screen",
     is_flag=True,
-    help="What its terminal shows now.  [default without --since and --scrollback]",
+    help="Print the current screen.  [default without --since and --scrollback]",
 )
 @click.option(
     "--scrollback",
@@ -43,9 +43,9 @@ from ..streams import write_bytes
     "--since",
     type=click.IntRange(min=0),
     metavar="OFFSET",
-    help="What it printed from this offset on.  [default: --screen]",
+    help="Print the output from this offset on.  [default: --screen]",
 )
-@click.option("--follow", is_flag=True, help="Go on printing what comes, until the session ends.")
+@click.option("--follow", is_flag=True, help="Continue with new output, until the session ends.")
 @click.option(
     "--ansi",
     is_flag=True,
@@ -55,25 +55,22 @@ from ..streams import write_bytes
 def capture(
     app: App, name: str, screen: bool, scrollback: bool, since: int | None, follow: bool, ansi: bool
 ) -> int:
-    """Prints what a session shows, or what it has printed, as text. Needs no authority and disturbs
-    nobody.
+    """Print the screen of a session, or its output, as text. Needs no authority and does not
+    disturb the session.
 
     The output of a session is a log of bytes with absolute offsets, and only the newest part is
-    kept (scrollback_mib in the configuration): what is asked for and no longer there is left out.
-    --json gives lines, cursor, size, and the offset at which the next capture goes on.
+    kept (scrollback_mib in the configuration): output that is no longer kept is left out. --json
+    gives lines, cursor, size, and the offset at which the next capture continues.
 
-    --follow shows output in the order in which it came: what a program overwrites or erases stays
-    to be seen.
+    --follow prints output in the order in which it came: text that the program overwrites or erases
+    later stays visible.
     """
     from ...ops.output import capture as look
 
     if screen and (scrollback or since is not None):
-        hint = (
-            "--scrollback prints what was printed before, too, --since only what came behind an "
-            "offset."
-        )
+        hint = "--scrollback prints earlier output too, --since only output after an offset."
         raise UsageError(
-            "--screen is what is shown now, so it contradicts --scrollback and --since", hint=hint
+            "--screen prints the current screen, which excludes --scrollback and --since", hint=hint
         )
     if follow:
         if app.json:

@@ -18,15 +18,15 @@ LEVELS = ("error", "warning", "info")
 
 
 def findings_lines(findings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Findings for people: each cause once, as ``error  PID 12 fd 3: what``, and its remedy on a
-    line of its own.
+    """Return findings as lines: each cause once, as ``error PID 12 fd 3: what``, and its remedy on
+    the next line.
     """
     from ...report import Finding, summarised
 
-    told = summarised(
+    shown = summarised(
         Finding(**{key: f[key] for key in Finding.__struct_fields__ if key in f}) for f in findings
     )
-    return [line for finding in told for line in _lines(finding.to_dict())]
+    return [line for finding in shown for line in _lines(finding.to_dict())]
 
 
 def _lines(finding: Mapping[str, Any]) -> list[str]:
@@ -43,7 +43,7 @@ def _lines(finding: Mapping[str, Any]) -> list[str]:
     examples=[
         ("Can process 4711 and its descendants be dumped?", "criuctl check 4711"),
         ("The same for a script:", "criuctl check 4711 --json | jq -r '.findings[].text'"),
-        ("And could it be stored there?", "criuctl check 4711 --store s3://bucket/prefix"),
+        ("Could it also be stored there?", "criuctl check 4711 --store s3://bucket/prefix"),
     ],
     exits=[3, 4, 7, 13],
     see_also=["dump", "doctor"],
@@ -55,8 +55,8 @@ def _lines(finding: Mapping[str, Any]) -> list[str]:
 )
 @pass_app
 def check(app: App, target: str) -> int:
-    """Looks at the process tree under TARGET, at its descriptors, mappings, namespaces and sockets,
-    and at this host's kernel, and tells everything that would keep a dump from succeeding, the
+    """Check the process tree under TARGET, at its descriptors, mappings, namespaces and sockets,
+    and at this host's kernel, and reports everything that would keep a dump from succeeding, the
     configuration's connection_rules included. Each finding names the process and the descriptor it
     is about, and what to do; findings with one cause are one line with a count (under --json each
     stands by itself). For programs that criuctl knows, the remedy is the program's own option.
@@ -67,7 +67,7 @@ def check(app: App, target: str) -> int:
     \b
     error    a dump would be refused or fail
     warning  a dump works, but something will not come back as it was
-    info     worth knowing; told under -v and with --json
+    info     worth knowing; shown under -v and with --json
 
     Ends with 0 when a dump would be tried, with 4 when there is any error.
     """
@@ -82,7 +82,7 @@ def check(app: App, target: str) -> int:
     registry = Registry(app.config)
     try:
         resolved = resolve_target(target, registry.lookup, registry.session_of)
-    except PreflightRefused as error:  # no part of it need be looked at
+    except PreflightRefused as error:  # the other parts need not be checked
         pid = int(target) if is_pid(target) else None
         findings = [
             Finding(
@@ -91,7 +91,8 @@ def check(app: App, target: str) -> int:
         ]
     else:
         findings = check_tree(resolved, app.config)
-        with app.reporting() as reporter, suppress(NotFound, PlatformError):  # findings already
+        # these are findings already
+        with app.reporting() as reporter, suppress(NotFound, PlatformError):
             findings += check_connections(app.config, resolved, reporter=reporter)
     if app.store is not None:
         findings += store_readiness(app.config)

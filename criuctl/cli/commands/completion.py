@@ -9,10 +9,10 @@ from ..pages import page
 
 _SHELLS = ("bash", "zsh", "fish")
 
-# click's own script for bash trusts bash's cutting of the line into words, which cuts at every @, :
-# and =, so NAME@N and s3://... would never complete.  This one cuts at blanks, and strips from each
-# answer what bash takes to be words before the one to complete.  The protocol is click's (its
-# `bash_complete`).
+# click's own script for bash uses bash's splitting of the line into words, which splits at every @,
+# : and =, so NAME@N and s3://... would never complete. This one splits at blanks, and strips from
+# each answer the part that bash treats as words before the one to complete. The protocol is click's
+# (its `bash_complete`).
 _BASH = """\
 %(complete_func)s() {
     local line="${COMP_LINE:0:COMP_POINT}" begin="" mark head completion type value
@@ -33,7 +33,8 @@ _BASH = """\
             file) compopt -o default 2> /dev/null ;;
             plain) COMPREPLY+=("${value#"$begin"}") ;;
         esac
-    done < <(COMP_WORDS="${words[*]}" COMP_CWORD=$((${#words[@]} - 1)) %(complete_var)s=bash_complete "$1" 2> /dev/null)
+    done < <(COMP_WORDS="${words[*]}" COMP_CWORD=$((${#words[@]} - 1)) \
+%(complete_var)s=bash_complete "$1" 2> /dev/null)
     return 0
 }
 
@@ -51,8 +52,8 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 @click.argument("shell", type=click.Choice(_SHELLS), help="bash (4.4 or newer), zsh or fish.")
 @pass_app
 def completion(app: App, shell: str) -> int:
-    """Prints the script by which a shell completes criuctl's commands, options, session names and
-    checkpoints. Put it where the shell looks for completions, or evaluate it in the shell's
+    """Print the script by which a shell completes criuctl's commands, options, session names and
+    checkpoints. Save it where the shell looks for completions, or evaluate it in the shell's
     start-up file.
     """
     from click.shell_completion import ShellComplete, get_completion_class
@@ -63,8 +64,8 @@ def completion(app: App, shell: str) -> int:
     if found is None:
         raise click.BadParameter(f"click knows no completion for {shell}")
     answering = found(cli, {}, PROGRAM, COMPLETE_VARIABLE)
-    # Not bash's own source(): it starts a bash to ask for its version, and has a template that does
-    # not do.
+    # Not bash's own source(): that starts a bash to ask for its version, and has a template that
+    # splits at @ and :.
     script = _BASH % answering.source_vars() if shell == "bash" else ShellComplete.source(answering)
     if shell == "fish":  # click's script cuts descriptions off at their first comma
         script = script.replace('string split ","', 'string split -m 1 ","')

@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Records of connections as rows of `COLUMNS`."""
+    """Return records of connections as rows of `COLUMNS`."""
     found = []
     for c in records:
         behind = f"  {c['peer_process']}" if c.get("peer_process") else ""
@@ -75,7 +75,10 @@ def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     "--connections",
     "wish",
     type=POLICIES,
-    help="Show what this policy for all would do, rules set aside.  [default: by the rules]",
+    help=(
+        "Show the effect of this policy for all connections, without the rules.  [default: by "
+        "the rules]"
+    ),
 )
 @pass_app
 def connections(app: App, target: str, wish: str | None) -> int:

@@ -170,7 +170,7 @@ def _memory(memory: Body) -> str:
     )
 
 
-def _told(body: Body) -> str:
+def _for_people(body: Body) -> str:
     if body["same"]:
         count = plural(body["processes"]["same"], "process", "processes")
         return f"{_header(body)}\nno difference: {count}, {size(body['memory']['after'])} of memory"
@@ -180,9 +180,12 @@ def _told(body: Body) -> str:
 
 @page(
     examples=[
-        ("What has changed between the last two snapshots?", "criuctl diff web@-2 web"),
+        ("Show the changes between the last two snapshots:", "criuctl diff web@-2 web"),
         ("How many pages exactly?", "criuctl diff web@1 web@2 --exact"),
-        ("Has nothing changed? For a script:", "criuctl diff web@1 web@2 --json | jq -e .same"),
+        (
+            "Check in a script whether nothing has changed:",
+            "criuctl diff web@1 web@2 --json | jq -e .same",
+        ),
         (
             "The files that changed:",
             "criuctl diff web@1 web --json | jq -r '.files.changed[].after.path'",
@@ -241,7 +244,7 @@ def diff(app: App, before: str, after: str, exact: bool) -> int:
         body = compare(app.config, before, after, exact=exact, reporter=reporter).to_dict()
     app.emit(
         body,
-        lambda: _told(body),
+        lambda: _for_people(body),
         brief=lambda: "" if body["same"] else f"{_name(body['before'])} {_name(body['after'])}",
     )
     return 0

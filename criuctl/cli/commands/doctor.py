@@ -14,12 +14,12 @@ from ..text import facts, plural, printable, size
 from .check import findings_lines
 
 EXIT_PLATFORM = 13
-_SPREAD = ("disks", "set")  # of a page: a line for each of what is in them
+_SPREAD = ("disks", "set")  # parts of a page that get one line for each entry
 _TITLES = {"criu_logs": "What CRIU failed with", "events": "Newest events"}
 
 
 def _exit_codes() -> dict[str, int]:
-    """Every error class's code and the exit code that goes with it."""
+    """Return every error class's code and exit code."""
     codes: dict[str, int] = {}
     classes = [CriuctlError]
     while classes:
@@ -46,25 +46,25 @@ def _exit_codes() -> dict[str, int]:
     flag_value="-",
     type=click.Path(dir_okay=False),
     help=(
-        "Write a page for a bug report, to a new FILE or on standard output.  [default: only what "
-        "was found]"
+        "Write a page for a bug report, to a new FILE or on standard output.  [default: only the "
+        "findings]"
     ),
 )
 @pass_app
 def doctor(app: App, page_: str | None) -> int:
-    """Checks what does not depend on a process tree: the CRIU that is used and what it can do on
-    this kernel, the kernel's features, privileges, configuration, folders, and the store with its
-    key. Each finding has a remedy.
+    """Check everything that does not depend on a process tree: the CRIU that is used and its
+    abilities on this kernel, the kernel's features, privileges, configuration, folders, and the
+    store with its key. Each finding has a remedy.
 
-    Ends with 0 when nothing stands in the way; with 13 when CRIU or the kernel does, with 7 or 8
-    when the store does.
+    Exit with 0 when there is no obstacle; with 13 when CRIU or the kernel is one, with 7 or 8 when
+    the store is.
 
-    --report makes a page of that and of versions, kernel, memory and disks, the store, what the
-    configuration sets, sessions, the newest events and the first errors in kept logs of CRIU. It
-    holds no command lines, environments, labels or contents; what a setting may have of a secret is
-    not shown, and the values of variables that sound like secrets are struck out. Read it before
-    you send it: it has names of this host, of sessions, users' folders and buckets. It ends with 0
-    whatever is wrong.
+    --report makes a page of these findings and of versions, kernel, memory and disks, the store,
+    the settings, sessions, the newest events and the first errors in kept logs of CRIU. It contains
+    no command lines, environments, labels or contents. Settings that may hold a secret are not
+    shown, and the values of variables that sound like secrets are removed. Read it before you send
+    it: it has names of this host, of sessions, users' folders and buckets. It exits with 0 whatever
+    is wrong.
     """
     if page_ is not None:
         return _report(app, page_)
@@ -99,14 +99,14 @@ def _report(app: App, where: str) -> int:
         app.emit(body, lambda: _page(body))
         return 0
     try:
-        # first: the rest takes a while
+        # open it first: the rest takes a while
         fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
                 body = report(app.config)
                 file.write(_page(body) + "\n")
         except BaseException:
-            os.unlink(where)  # half a page, and in the way of the next one
+            os.unlink(where)  # remove an incomplete page, which would block the next one
             raise
     except FileExistsError as error:
         raise Conflict(f"{where} exists", hint="Name a new file.") from error
@@ -117,7 +117,7 @@ def _report(app: App, where: str) -> int:
 
 
 def _page(body: dict[str, Any]) -> str:
-    """The page as Markdown: a heading and a block for each part."""
+    """Format the page as Markdown: a heading and a block for each part."""
     lines = [f"# criuctl on a host, {body['made']}"]
     for name, part in body.items():
         if name == "made":
@@ -165,7 +165,7 @@ def _block(name: str, part: Any) -> list[str]:
 
 
 def _words(key: str, value: Any) -> str:
-    """A value, or what is in it, on one line."""
+    """Format a value, or its entries, on one line."""
     if isinstance(value, dict):
         return (
             ", ".join(

@@ -30,7 +30,9 @@ MAX_FREEZE = click.option(
 def parse_labels(
     _ctx: click.Context, param: click.Parameter, values: Sequence[str]
 ) -> dict[str, str]:
-    """``K=V`` words as a mapping; a usage error for a word without ``=`` or a key given twice."""
+    """Return ``K=V`` words as a mapping; raise a usage error for a word without ``=`` or a key
+    given twice.
+    """
     labels: dict[str, str] = {}
     for word in values:
         key, equals, value = word.partition("=")
@@ -43,7 +45,7 @@ def parse_labels(
 
 
 def outcome_line(result: Mapping[str, Any]) -> str:
-    """What a dump did, in one line."""
+    """Return the outcome of a dump as one line."""
     amounts = result["bytes"]
     return (
         f"{printable(result['session'])}: checkpoint {result['checkpoint'][:12]}, "
@@ -54,7 +56,7 @@ def outcome_line(result: Mapping[str, Any]) -> str:
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
-    """The same, and the connections of which something else will become than was wished."""
+    """Return the same, and the connections whose policy differs from the requested one."""
     rounds = result.get("precopy", ())
     ahead = (
         [f"  pre-copy: {plural(len(rounds), 'round')}, {size(sum(r['new'] for r in rounds))} ahead"]
@@ -193,44 +195,46 @@ def dump(
     require: tuple[str, ...],
     max_freeze: float | None,
 ) -> int:
-    """Freezes the process tree under TARGET, writes a complete image of it into the store, and then
-    ends the tree, or lets it run on with --leave-running. The options that CRIU needs for this very
-    tree are found by criuctl.
+    """Freeze the process tree under TARGET, write a complete image of it into the store, and then
+    end the tree, or let it run on with --leave-running. criuctl finds the options that CRIU needs
+    for this tree.
 
     Everything that can be checked is checked before the tree is frozen: the host, the tree (see
     `criuctl check`), that the store can be written and that the key is the right one. The tree is
-    ended only after the checkpoint is complete and durable in the store. Whatever fails, the tree
-    goes on running, or a complete checkpoint exists. What stands in the way for a moment only, a
-    process that is just ending, say, is tried up to five times, and the tree runs in between.
+    ended only after the checkpoint is complete and durable in the store. If anything fails, the
+    tree goes on running, or a complete checkpoint exists. A transient obstacle, for example a
+    process that is just ending, is retried up to five times, and the tree runs in between.
 
     With --connections reconnect, or a rule that says so, the peers of idle connections are asked,
-    when the tree is frozen, what they hold for the session; a connection whose session cannot be
-    set up again is hung up at the restore (or refused, by the rule), and the reason is in the
-    checkpoint. See `criuctl connections`.
+    while the tree is frozen, which state they hold for the session. A connection whose session
+    cannot be set up again is hung up at the restore (or refused, by the rule), and the reason is in
+    the checkpoint. See `criuctl connections`.
 
     A tree that is to end stays frozen until its checkpoint is durable in the store: --pre-copy
-    makes that short. Each of its rounds stores what changed since the one before; they end when
-    what changed is stored in 0.3 seconds, when rounds do not get smaller (the tree writes faster
+    makes that short. Each of its rounds stores the changes since the round before. Rounds end when
+    the changes are stored in 0.3 seconds, when rounds do not get smaller (the tree writes faster
     than the store takes), or after the fifth.
 
-    With --carry-binaries a restore that finds one of the tree's programs and libraries missing, or
-    another one in its place, gives the tree its own, in a mount namespace of its own: the host's
-    files stay as they are, and nothing is left when the tree ends. Programs that the tree starts
-    later see them, too. What is not mapped, scripts and modules, needs --with-files.  In a tree
-    that is not root's alone, set-uid programs then run without their owners' rights; and a file
-    that is not root's comes to no folder of root's, nor to where a link of a user leads.
+    With --carry-binaries, if one of the tree's programs and libraries is missing or different at a
+    restore, the tree gets its own version in a private mount namespace: the host's files stay as
+    they are, and nothing is left when the tree ends. Programs that the tree starts later see these
+    versions too. Files that are not mapped, such as scripts and modules, need --with-files. In a
+    tree with processes of users other than root, set-uid programs then run without their owners'
+    rights; and a file that does not belong to root is never put into a folder of root's, nor to the
+    target of a user's link.
 
-    A --require is looked at just before the freeze, and is in the checkpoint; what is not so then
-    is refused. Commands are run by sh, as criuctl's user, for hook_timeout seconds at most. At a
-    restore they are run on the host that took the checkpoint, and on hosts whose configuration has
-    the same command under `predicates`; elsewhere the checkpoint counts as stale.
+    A --require is checked just before the freeze, and is in the checkpoint; a requirement that does
+    not hold then is refused. Commands are run by sh, as criuctl's user, for hook_timeout seconds at
+    most. At a restore they are run on the host that took the checkpoint, and on hosts whose
+    configuration has the same command under `predicates`; elsewhere the checkpoint counts as stale.
 
-    A store that does not answer, a hook or a holder that hangs do not keep the tree frozen for
+    A store that does not answer, or a hook or holder that hangs, cannot keep the tree frozen for
     ever: see --max-freeze. The time begins when CRIU stops the first process. A tree that is to end
-    waits for its checkpoint, however large and however slow the store, so that bound is wide; for
-    one that goes on, being frozen is the harm itself.
+    waits for its checkpoint, however large it is and however slow the store, so that limit is high;
+    for a tree that continues, being frozen is the harm itself.
 
-    What the store holds already, from an earlier dump of the same tree say, is not stored again.
+    Content that the store has already, for example from an earlier dump of the same tree, is not
+    stored again.
     """
     with app.store_coming(), app.reporting() as reporter:
         from ...dump.job import DumpWishes

@@ -60,7 +60,7 @@ def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def line(event: Mapping[str, Any]) -> str:
-    """An event on one line."""
+    """Return an event as one line."""
     return "  ".join(_row(event))
 
 
@@ -72,7 +72,7 @@ def _of(event: Mapping[str, Any], session: str | None) -> bool:
 
 @page(
     examples=[
-        ("What was done on this host, and how it ended:", "criuctl events"),
+        ("The operations of this host and their outcomes:", "criuctl events"),
         ("What failed:", "criuctl events --json | jq '.[] | select(.outcome == \"failed\")'"),
         ("Each event, as a line of JSON, when it comes:", "criuctl events --follow --json"),
         ("Go on where a script has stopped reading:", "criuctl events --since 4711 --json"),
@@ -86,7 +86,7 @@ def _of(event: Mapping[str, Any], session: str | None) -> bool:
     metavar="SEQ",
     help="Only events after this one.  [default: all; with --follow those that come]",
 )
-@click.option("--follow", is_flag=True, help="Go on printing what comes.")
+@click.option("--follow", is_flag=True, help="Continue with new events.")
 @click.option(
     "--session",
     metavar="NAME",
@@ -95,25 +95,25 @@ def _of(event: Mapping[str, Any], session: str | None) -> bool:
 )
 @pass_app
 def events(app: App, since: int | None, follow: bool, session: str | None) -> int:
-    """Prints the event log of this host: an event for each operation that changed something, or
-    failed to: run, dump, snapshot, restore, migrate, receive, resolve, pause, halt, resume, kill,
-    forget, fence, rm, prune, pin, unpin, gc, import, store-init, key-add and the like, whoever
-    called for it: a person, a schedule, a supervisor. What these did as a whole is one more event
-    when it has ended: schedule-run, maintenance-begin, maintenance-end, recover, supervise (which
-    fails with 6 when it gives up); self-fence and self-fence-end are of a supervised session that
-    stands still and goes on. What only looks is not in it, nor what programs in a session do, their
-    end included.
+    """Print the event log of this host. It has an event for each operation that changed something,
+    or failed to: run, dump, snapshot, restore, migrate, receive, resolve, pause, halt, resume,
+    kill, forget, fence, rm, prune, pin, unpin, gc, import, store-init, key-add and the like,
+    whether a person, a schedule or a supervisor started it. A schedule or supervisor adds one more
+    event when it ends: schedule-run, maintenance-begin, maintenance-end, recover, supervise (which
+    fails with 6 when it gives up); self-fence and self-fence-end are about a supervised session
+    that stands still and goes on. Commands that only look have no events, nor have programs in a
+    session, their end included.
 
-    Events are numbered without gap, over reboots too, and are in events.jsonl in state_dir, a JSON
-    object a line, for root alone; of full files the newest eight are kept, at 4 MiB each. They hold
-    names, numbers and codes, and no message, command line, label or secret. `events: journald` or
-    `events: syslog` in the configuration sends them there, too.
+    Events are numbered without gap, over reboots too, and are in events.jsonl in state_dir, one
+    JSON object per line, readable by root alone. Full files have 4 MiB, and the newest eight are
+    kept. Events hold names, numbers and codes, and no message, command line, label or secret.
+    `events: journald` or `events: syslog` in the configuration sends them there, too.
 
-    An event that cannot be written (disk full) is left out, which is told as a warning; the
-    operation is not concerned. Of a criuctl that was killed (kill -9, power cut) the next operation
-    tells: interrupted, exit code 137, and when it began.
+    An event that cannot be written (disk full) is left out with a warning; the operation continues.
+    When a criuctl was killed (kill -9, power cut), the next operation records that: interrupted,
+    exit code 137, and when it began.
 
-    --json prints an array, and with --follow an object a line.
+    --json prints an array, and with --follow one object per line.
     """
     from ...errors import PlatformError
     from ...host.journal.event_log import EventLog
@@ -142,7 +142,7 @@ def events(app: App, since: int | None, follow: bool, session: str | None) -> in
 
 
 def _follow(app: App, coming: Iterator[dict[str, Any] | None], session: str | None) -> None:
-    """Until a signal, or until nobody reads any more."""
+    """Follow the log until a signal, or until standard output is closed."""
     import json
 
     for event in coming:

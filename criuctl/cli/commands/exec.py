@@ -41,12 +41,12 @@ from ..streams import write_bytes
 def exec_(
     app: App, name: str, force: bool, take: bool, timeout: float | None, command: tuple[str, ...]
 ) -> int:
-    """Runs a command in the live shell of a session (bash, zsh, sh), as if typed at its prompt,
-    prints what it prints, and ends with its exit code. The shell evaluates it itself, so cd and
-    variables last. A half-typed line is dropped.
+    """Run a command in the live shell of a session (bash, zsh, sh), as if typed at its prompt,
+    print its output, and exit with its exit code. The shell itself evaluates it, so cd and
+    variables persist. A half-typed line is dropped.
 
-    Where no shell is at a prompt this says what is in the foreground, and ends with 9. Output is
-    what the terminal shows, standard error included.
+    If no shell is at a prompt, report what is in the foreground, and exit with 9. Output is that of
+    the terminal, standard error included.
     """
     from ...ops.typing import run_in_shell
 

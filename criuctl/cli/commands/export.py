@@ -39,10 +39,10 @@ def _seal(
     return Seal()
 
 
-def _told(body: dict[str, Any]) -> str:
+def _for_people(body: dict[str, Any]) -> str:
     key = body["key"]
     opens = {
-        "none": "It is not encrypted: whoever reads it reads the memory of the tree.",
+        "none": "It is not encrypted: its readers can read the memory of the tree.",
         "file": f"The key file {printable(key['file'])} (fingerprint {key['fingerprint']}) opens "
         "it.",
         "passphrase": "Its passphrase opens it.",
@@ -58,7 +58,7 @@ def _told(body: dict[str, Any]) -> str:
     examples=[
         ("The newest checkpoint of web as a file:", "criuctl export web web.criuctl"),
         (
-            "For somebody who has not the store's key:",
+            "For a person without the store's key:",
             "criuctl export web@3 web.criuctl --passphrase",
         ),
         (
@@ -105,16 +105,16 @@ def _told(body: dict[str, Any]) -> str:
 )
 @pass_app
 def export(app: App, /, ref: str, file: str, force: bool, **how: Any) -> int:
-    """Writes one checkpoint to one file that needs nothing else: criuctl import reads it into any
-    store. Every byte is verified on the way. The file is compressed and has mode 0600; it gets its
+    """Write one checkpoint to one file that needs nothing else: criuctl import reads it into any
+    store. Every byte is verified on the way. The file is compressed and has mode 0600. It gets its
     name when it is whole and durable, so an export that fails leaves nothing. An existing file is
     not replaced (exit 9) without --force.
 
-    The file is encrypted if the store is, under a key of its own. What opens the store opens the
-    file: its key file, or its passphrase. So the other host needs that (criuctl store key --export
-    writes it), and nobody who is given the file with a key or passphrase of its own learns anything
-    of the store. A file from a store that is not encrypted is not encrypted either, unless you say
-    --key-file, --passphrase or --passphrase-file.
+    The file is encrypted if the store is, under its own key. The store's key file, or passphrase,
+    opens the file. So the other host needs that (criuctl store key --export writes it). A person
+    who gets the file with a separate key or passphrase learns nothing of the store. A file from a
+    store that is not encrypted is not encrypted either, without --key-file, --passphrase or
+    --passphrase-file.
     """
     target: Path | int = Path(file)
     if file == "-":
@@ -125,7 +125,7 @@ def export(app: App, /, ref: str, file: str, force: bool, **how: Any) -> int:
                 "standard output is a terminal: name a file, or send it somewhere"
             )
         target = 1
-        write_bytes(b"")  # ends here if it is closed, before anything is read
+        write_bytes(b"")  # ends here if standard output is closed, before anything is read
     from ...ops.transfer import export as export_checkpoint
 
     seal = _seal(**how)
@@ -134,8 +134,8 @@ def export(app: App, /, ref: str, file: str, force: bool, **how: Any) -> int:
     body = done.to_dict()
     if isinstance(target, int):
         if not app.quiet:
-            for line in _told(body).splitlines():
+            for line in _for_people(body).splitlines():
                 tell(line)
         return 0
-    app.emit(body, lambda: _told(body), brief=lambda: str(body["checkpoint"]))
+    app.emit(body, lambda: _for_people(body), brief=lambda: str(body["checkpoint"]))
     return 0

@@ -10,7 +10,7 @@ import click
 from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import App, pass_app
-from ..descriptions import tell_each
+from ..descriptions import print_each
 from ..pages import page
 from ..streams import tell, write_result
 from ..text import plural, printable
@@ -28,14 +28,14 @@ def _line(body: Mapping[str, Any]) -> str:
     if body["verdict"] == "home":
         return f"{name}: lives here, by epoch {body['epoch']}"
     if body["verdict"] == "unclaimed":
-        return f"{name}: has no lease, so nobody can have taken it over"
+        return f"{name}: has no lease, so no host can have taken it over"
     return f"{name}: {printable(body['reason'])}; nothing was done"
 
 
 @page(
     examples=[
         ("When the network is back, or at boot:", "criuctl fence --all"),
-        ("From cron; only what was stopped is told:", "* * * * * criuctl fence --all -q"),
+        ("From cron, printing only what was stopped:", "* * * * * criuctl fence --all -q"),
         (
             "Have a look at the stale copy before it is ended:",
             "criuctl fence web --freeze-only\ncriuctl capture web",
@@ -57,25 +57,25 @@ def _line(body: Mapping[str, Any]) -> str:
 )
 @pass_app
 def fence(app: App, names: tuple[str, ...], all_: bool, freeze_only: bool) -> int:
-    """Looks whether another host has taken over (criuctl restore --take-over) a session that runs
-    here, and if so stops what runs here: a session has one home. Every process is frozen, those who
-    are attached are told, then every process is killed, without being asked; the session is lost
-    here, and criuctl status tells why. A dump or a snapshot that finds its session taken over does
-    the same.
+    """Check whether another host has taken over (criuctl restore --take-over) a session that runs
+    here, and if so stop what runs here: a session has one home. Every process is frozen, attached
+    clients are notified, then every process is killed without a chance to clean up. The session is
+    lost here, and criuctl status shows why. A dump or a snapshot that finds its session taken over
+    does the same.
 
     A session has a lease, in the store, from its first snapshot or restore on; each take-over
-    raises the lease's epoch.  Only a higher epoch than that of this host's own claim stops
-    anything: a store that does not answer (exit 7), or that has no lease to show, stops nothing.
-    Stores without conditional writes give no leases.
+    raises the lease's epoch. Only a higher epoch than that of this host's own claim stops anything:
+    a store that does not answer (exit 7), or that has no lease to show, stops nothing. Stores
+    without conditional writes give no leases.
 
-    Ends with 0 when all leases could be read, whether or not something was stopped; --json tells
+    Exit with 0 when all leases could be read, whether or not something was stopped; --json shows
     what.
     """
     if bool(names) == all_:
         raise click.UsageError("give either NAMEs or --all")
     from ...host.lost_homes import stand_down
 
-    def told(found: StandDown) -> int:
+    def print_outcome(found: StandDown) -> int:
         if found.error is None:
             if not app.json and (found.done != "nothing" or not app.quiet):
                 write_result(_line(found.to_dict()))
@@ -94,7 +94,9 @@ def fence(app: App, names: tuple[str, ...], all_: bool, freeze_only: bool) -> in
         looked = stand_down(
             app.config, names, every=all_, freeze_only=freeze_only, reporter=reporter
         )
-        codes = tell_each(app, looked, told, lambda found: found.to_dict(), to_the_end=True)
+        codes = print_each(
+            app, looked, print_outcome, lambda found: found.to_dict(), to_the_end=True
+        )
     if not codes and not app.json and not app.quiet:
         tell("no session runs on this host")
     return worst(codes)

@@ -7,7 +7,7 @@ import click
 from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import App, pass_app
-from ..descriptions import tell_failure
+from ..descriptions import print_failure
 from ..pages import page
 from ..streams import tell
 from ..text import plural, printable, size
@@ -36,10 +36,10 @@ from ..text import plural, printable, size
     metavar="SPAN",
     help="Only those that ended longer ago than this: 36h, 7d, 4w.  [default: no limit]",
 )
-@click.option("--dry-run", is_flag=True, help="Tell what would go, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @pass_app
 def forget(app: App, names: tuple[str, ...], ended_before: str | None, dry_run: bool) -> int:
-    """Removes what this host keeps of sessions that have ended: their output, their audit log and
+    """Remove the records that this host keeps of ended sessions: their output, their audit log and
     their line in `criuctl ls`. Until then `criuctl capture` and `criuctl log` show them.
     Checkpoints stay in their stores.
 
@@ -74,7 +74,7 @@ def forget(app: App, names: tuple[str, ...], ended_before: str | None, dry_run: 
     app.emit(body, human, brief=lambda: "\n".join(one.session for one in gone))
     for one in done:
         if one.error is not None and not app.json:
-            tell_failure(one.session, one.error)
+            print_failure(one.session, one.error)
         for url in one.leases_kept:
             tell(
                 f"criuctl: {printable(one.session)}: its lease in {printable(url)} could not be "

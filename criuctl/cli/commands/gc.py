@@ -15,7 +15,7 @@ from ..text import facts, plural, size
     examples=[
         ("Once a day, from cron:", "criuctl gc -q"),
         ("How much would be freed, by and by?", "criuctl gc --dry-run"),
-        ("Free everything at once; nobody dumps or restores just now:", "criuctl gc --grace 0"),
+        ("Free everything at once, while no host dumps or restores:", "criuctl gc --grace 0"),
     ],
     exits=[7, 8, 9, 11],
     see_also=["prune", "rm", "store"],
@@ -23,30 +23,30 @@ from ..text import facts, plural, size
 @click.option(
     "--grace",
     metavar="SPAN",
-    help="Leave what nothing needs for this long: 36h, 2d.  [default: gc_grace, 1d]",
+    help="Keep unneeded data for this long: 36h, 2d.  [default: gc_grace, 1d]",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Tell what would be freed; the store is left as it is."
+    "--dry-run", is_flag=True, help="Show what would be freed; the store is left as it is."
 )
 @pass_app
 def gc(app: App, grace: str | None, dry_run: bool) -> int:
-    """Frees what no checkpoint needs any more: what was removed, and what dumps that failed have
-    left.
+    """Free what no checkpoint needs any more: content of removed checkpoints, and leftovers of
+    failed dumps.
 
-    It works in two runs: the first marks what nothing needs, and one that comes after the grace
-    time deletes it. Packs that are needed for less than half are copied to smaller ones; small
-    packs, and small objects of the index, are put together once there are many. Any number of hosts
-    may dump, restore and collect meanwhile, and it may be killed at any
-    time: the next run goes on.
+    It works in two runs: the first marks what is not needed, and a run after the grace time deletes
+    it. Packs that are needed for less than half are copied to smaller ones; small packs, and small
+    objects of the index, are put together once there are many. Any number of hosts may dump,
+    restore and collect meanwhile, and it may be killed at any time: the next run continues.
 
-    What is younger than the grace time is not marked yet, for a dump may be about to need it. So
-    the grace time should be longer than any dump or restore takes: a dump that relies on what is
-    deleted under it fails, and its tree runs on. Where the store refuses to delete (object lock),
-    that is told, the exit status is 11, and the next run tries again. In a bucket that keeps
-    versions, its own lifecycle rules decide when the room is free.
+    Objects younger than the grace time are not marked yet, because a dump may be about to need
+    them. So the grace time should be longer than any dump or restore takes: a dump that relies on
+    deleted objects fails, and its tree runs on. If the store refuses to delete (object lock), that
+    is reported, the exit status is 11, and the next run tries again. In a bucket that keeps
+    versions, its own lifecycle rules decide when the space is free.
 
-    A checkpoint that cannot be read ends it with 8 before anything is deleted, for nobody knows
-    what it needs. A write-only host, which cannot read others', is refused with 9.
+    A checkpoint that cannot be read ends the run with 8 before anything is deleted, because it is
+    unknown what it needs. A write-only host, which cannot read others' checkpoints, is refused with
+    9.
     """
     from ...ops.prune import collect
 

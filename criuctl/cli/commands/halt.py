@@ -11,7 +11,7 @@ from ..text import plural, printable
 @page(
     examples=[
         (
-            "An agent does what it should not:",
+            "Stop an agent that does the wrong thing:",
             "criuctl halt agent\ncriuctl attach agent\ncriuctl resume agent",
         )
     ],
@@ -21,9 +21,9 @@ from ..text import plural, printable
 @name_argument
 @pass_app
 def halt(app: App, name: str) -> int:
-    """Stops a session at once, without the help of its programs: every process is frozen, input
-    that agents and services have queued is dropped, and the write lease is taken from them. What a
-    person typed stays. Whoever writes is not asked. criuctl resume lets it go on; before that,
+    """Stop a session at once, without the help of its programs: every process is frozen, input that
+    agents and services have queued is dropped, and the write lease is taken from them without
+    asking. Input that a person typed stays. criuctl resume lets the session continue; before that,
     attach to see what it was about to do.
     """
     from ...ops.pause import halt as stop

@@ -44,7 +44,7 @@ hooks = LazyGroup(
 def complete_phase(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The phases there are."""
+    """Complete the phases."""
     from ...hooks.contract import PHASES
 
     return [
@@ -57,14 +57,14 @@ def complete_phase(
 def complete_name(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The executables of the phase that was typed."""
+    """Complete the executables of the typed phase."""
     from ...errors import CriuctlError
     from ...hooks.find import executables
 
     try:
         found = executables((ctx.find_object(App) or App()).config, str(ctx.params.get("phase")))
     except CriuctlError:
-        return []  # the command itself will say so
+        return []  # the command itself reports the error
     return [
         CompletionItem(hook.name, help=hook.path)
         for hook in found
@@ -82,7 +82,7 @@ def complete_name(
 )
 @pass_app
 def list_(app: App) -> int:
-    """Lists every hook by phase, in the order in which they run: those built into criuctl, those
+    """List every hook by phase, in the order in which they run: those built into criuctl, those
     that ship with it, and those in the configured folders. A hook that would be refused is listed
     with the reason and what to do.
     """
@@ -139,7 +139,7 @@ def _report(body: dict[str, Any]) -> str:
     told = {
         "ok": "the operation would go on",
         "veto": "the operation would be stopped",
-        "warn": "it would be told as a warning",
+        "warn": "it would be reported as a warning",
     }
     lines.append(
         told[body["verdict"]] if body["results"] else f"there is no hook for {body['phase']}"
@@ -157,7 +157,10 @@ def _indented(value: Any) -> str:
 @page(
     examples=[
         ("Would the hooks let PID 4711 be dumped?", "criuctl hooks run pre-dump --target 4711"),
-        ("One hook, told of a checkpoint:", "criuctl hooks run post-restore announce --ref web@3"),
+        (
+            "One hook, with the facts of a checkpoint:",
+            "criuctl hooks run post-restore announce --ref web@3",
+        ),
         (
             "Connect a new socket as the program's descriptor 5 is:",
             "criuctl hooks run reconnect lines --target web --fd 5",
@@ -181,13 +184,13 @@ def _indented(value: Any) -> str:
     "--target",
     shell_complete=complete.target,
     metavar="TARGET",
-    help="Tell the hook of this running tree.  [default: none]",
+    help="Give the hook the facts of this running tree.  [default: none]",
 )
 @click.option(
     "--ref",
     shell_complete=complete.checkpoint_ref,
     metavar="REF",
-    help="Tell it of this checkpoint.  [default: none]",
+    help="Give it the facts of this checkpoint.  [default: none]",
 )
 @click.option(
     "--fd",
@@ -206,13 +209,13 @@ def run(
     ref: str | None,
     fd: tuple[int | None, int] | None,
 ) -> int:
-    """Runs the hooks of a phase, or one of them, and prints what each was told and what it
-    answered. Nothing is dumped, frozen or restored: a hook of frozen sees a running tree, and one
-    of reconnect connects a new socket of the same kind, never the program's own. What a hook itself
-    does is really done; "trial": true tells it.
+    """Run the hooks of a phase, or one of them, and print the input and the answer of each. Nothing
+    is dumped, frozen or restored: a hook of frozen sees a running tree, and one of reconnect
+    connects a new socket of the same kind, never the program's own. The actions of a hook itself
+    are real; its input contains "trial": true.
 
-    Ends with 10 if a dump or restore would be stopped, and with 11 if the failure would only be
-    told.
+    Exit with 10 if a dump or restore would be stopped, and with 11 if the failure would only be
+    reported.
     """
     from ...ops.hook_trial import try_hooks
 

@@ -63,24 +63,24 @@ def import_(
     passphrase: bool,
     passphrase_file: Path | None,
 ) -> int:
-    """Reads a checkpoint that criuctl export wrote into the store. The whole file is read and
+    """Read a checkpoint that criuctl export wrote into the store. The whole file is read and
     checked first, every chunk once more before it is stored, the manifest last: a file that is
-    damaged, cut off, or none of criuctl's (exit 8) leaves the store as it was.
+    damaged, cut off, or not criuctl's (exit 8) leaves the store as it was.
 
     The checkpoint keeps its id and labels and gets the next number of its session, so it is the
-    newest one from then on.  One that the store has already is left as it is (imported is false in
-    the JSON). What the store has of its memory and files is not stored again. Whether it is
-    encrypted there is the store's matter, not the file's.
+    newest one from then on. One that the store has already is left as it is (imported is false in
+    the JSON). Memory and files that the store has already are not stored again. The store, not the
+    file, decides whether it is encrypted there.
 
-    An encrypted file wants its key: the key file, or the passphrase, of the store that it was
-    exported from, or what was chosen at the export. Key files are looked for as those of stores are
+    An encrypted file needs its key: the key file, or the passphrase, of the store that it was
+    exported from, or the one chosen at the export. Key files are looked for like those of stores
     (key_file, and all of key_dir), then the passphrase of the configuration is tried; on a terminal
     it is asked for.
 
     To restore a checkpoint is to run a program with its rights. Import only files that you trust,
-    above all those that are not encrypted: anybody can make one.
+    especially those that are not encrypted: anyone can make one.
 
-    What comes from a pipe is held in memory until it is imported.
+    Input from a pipe is held in memory until it is imported.
     """
     if sum((key_file is not None, passphrase, passphrase_file is not None)) > 1:
         raise click.UsageError("--key-file, --passphrase and --passphrase-file exclude each other")

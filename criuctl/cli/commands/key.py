@@ -39,7 +39,7 @@ key = LazyGroup(
         "recovery": Entry(f"{_SELF}:recovery", "Make a recovery key, to be written down."),
         "tidy": Entry(f"{_SELF}:tidy", "Finish a change of keys that was interrupted."),
     },
-    summary="Say who may open an encrypted store.",
+    summary="List and change the keys of an encrypted store.",
     help="""\
     An encrypted store has one master key, and any number of keys that open it: key files,
     passphrases, recovery keys. They come and go at once and at any time, beside dumps and
@@ -60,10 +60,10 @@ key = LazyGroup(
             "criuctl key add --key-file /media/stick/beta.key --label beta",
         ),
         (
-            "For one that shall not read what others store:",
+            "For a host that must not read what others store:",
             "criuctl key add --write-only /media/stick/web1.key --label web1",
         ),
-        ("This host's key file may have been read by somebody:", "criuctl key rotate"),
+        ("After this host's key file may have been read:", "criuctl key rotate"),
     ],
     exits=[7, 8, 9],
     see_also=["store init", "store key"],
@@ -74,7 +74,7 @@ _LABEL = click.option(
     "--label",
     default="",
     metavar="TEXT",
-    help="What people call it; everybody may read that.  [default: none]",
+    help="A name for people, which is not secret.  [default: none]",
 )
 _PASSPHRASE = click.option(
     "--passphrase", is_flag=True, help="A passphrase, asked for on the terminal."
@@ -102,7 +102,7 @@ def _new(
 
 
 def _emit(app: App, done: KeyChange, lines: list[str]) -> int:
-    """The answer of a change, how many keys there are now, and what went wrong."""
+    """Print the result of a change, the current number of keys, and problems."""
     hosts = sum(one.kind == "writer" for one in done.keys)
     opening = len(done.keys) - hosts
     count = f"{plural(opening, 'key')} now open{'s' if opening == 1 else ''} the store"
@@ -125,16 +125,16 @@ _HONEST = (
 
 
 @page(
-    examples=[("Who can open the default store?", "criuctl key list")],
+    examples=[("The keys of the default store:", "criuctl key list")],
     exits=[7, 8, 9],
     see_also=["key add", "store key"],
 )
 @pass_app
 def list_(app: App) -> int:
-    """Lists the keys that open the store: fingerprint, kind (file, passphrase, recovery), label,
-    when it was added, and which one was used just now. The fingerprint of a passphrase is that of
-    its place in the store, and tells nothing about it.  Write-only hosts are listed, too; in JSON
-    their kind is writer.
+    """List the keys that open the store: fingerprint, kind (file, passphrase, recovery), label,
+    when it was added, and which one was used now. The fingerprint of a passphrase is that of its
+    slot in the store, and reveals nothing about it. Write-only hosts are listed, too; in JSON their
+    kind is writer.
     """
     from ...ops.store_keys import key_list
 
@@ -212,20 +212,20 @@ def add(
     passphrase_file: Path | None,
     label: str,
 ) -> int:
-    """Lets one more key open the store. It is seen to do so before the store is changed.
+    """Add a key that opens the store. It is checked to do so before the store is changed.
 
-    A new key file is written first, mode 0600; bring it to the key_dir of the host that shall use
+    A new key file is written first, mode 0600; bring it to the key_dir of the host that is to use
     it, under the name STORE-ID.key.
 
     The file of --write-only goes there, too, on the host that it is for, and nowhere else: each
-    such host has one of its own.  That host dumps, snapshots and restores as any other; but it can
-    read only what it has stored itself, while it has the file STORE-ID.WRITER.domain that it makes
-    beside the key at its first dump. list tells how many checkpoints are others'; what needs those
-    says so (exit 8). gc and the key commands are refused there (exit 9). It sees the names of
-    sessions only as far as it can guess them. A session that another host has taken over it does
-    not get back (exit 9), since it cannot read the lease. key remove ends its right to write as far
-    as criuctl there is concerned: if the host was broken into, withdraw its credentials for the
-    store as well, and restore nothing that it has stored since.
+    such host has its own. That host dumps, snapshots and restores like any other. But it can read
+    only what it has stored itself, and only while it has the file STORE-ID.WRITER.domain that it
+    makes next to the key at its first dump. list shows how many checkpoints are others'; commands
+    that need those fail (exit 8). gc and the key commands are refused there (exit 9). It sees the
+    names of sessions only as far as it can guess them. It does not get back a session that another
+    host has taken over (exit 9), since it cannot read the lease. key remove ends its right to write
+    as far as criuctl there is concerned. If the host was broken into, withdraw its credentials for
+    the store as well, and restore nothing that it has stored since.
     """
     from ...ops.store_keys import NewKey, key_add
 
@@ -284,12 +284,13 @@ def add(
 def remove(
     app: App, /, ref: str, other_key_file: Path | None, other_passphrase_file: Path | None
 ) -> int:
-    """Lets a key open the store no more, or a write-only host add to it. No file is removed.
+    """Remove a key from the store, so that it no longer opens it, or a write-only host, so that it
+    no longer adds to it. No file is removed.
 
     The last key is never removed, and the one that opened the store only if another one is shown
-    (exit 9). What has the store open goes on until it opens it again. A removed key that was kept
-    goes on opening copies of the store from before, backups say; see criuctl key --help for what a
-    removal cannot undo.
+    (exit 9). Commands that have the store open continue until they open it again. A removed key
+    that was kept still opens older copies of the store, such as backups; see criuctl key --help for
+    what a removal cannot undo.
     """
     if other_key_file is not None and other_passphrase_file is not None:
         raise click.UsageError("--other-key-file and --other-passphrase-file exclude each other")
@@ -312,7 +313,7 @@ def remove(
 @page(
     examples=[
         ("This host's key file:", "criuctl key rotate"),
-        ("A passphrase by another one:", "criuctl key rotate --passphrase"),
+        ("Replace a passphrase:", "criuctl key rotate --passphrase"),
     ],
     exits=_EXITS,
     see_also=["key list", "key remove", "store key"],
@@ -333,16 +334,16 @@ def remove(
 def rotate(
     app: App, /, key_file: Path | None, passphrase: bool, passphrase_file: Path | None, label: str
 ) -> int:
-    """Replaces the key that opens the store here by a new one; the other keys stay.
+    """Replace the key that opens the store here by a new one; the other keys stay.
 
-    Without options it replaces this host's key file in the configured key_dir. What lies there
-    opens the store at every instant, and the old file stays beside it as STORE-ID.FINGERPRINT.key,
-    for checkpoints that were exported with it.  Another host that has a copy of the old file needs
-    the new one: to change both in turn, use criuctl key add, bring the file there, and criuctl key
+    Without options it replaces this host's key file in the configured key_dir. The file there opens
+    the store at every instant, and the old file stays next to it as STORE-ID.FINGERPRINT.key, for
+    checkpoints that were exported with it. Another host that has a copy of the old file needs the
+    new one: to change both in turn, use criuctl key add, bring the file there, and criuctl key
     remove.
 
-    What opens the store in another way (key_file, a passphrase) is replaced by what the options
-    say; the configuration must name that from then on.
+    If the store is opened in another way (key_file, a passphrase), the options give the
+    replacement; the configuration must name it from then on.
     """
     from ...ops.store_keys import key_rotate
 
@@ -376,9 +377,9 @@ def rotate(
 @_LABEL
 @pass_app
 def recovery(app: App, /, replace: bool, label: str) -> int:
-    """Makes a key that is printed now, once, and never stored: eight groups of six letters, to be
-    written down and kept where the host's disks are not. Each group has a check letter, so an error
-    in typing it is told with its group.
+    """Make a key that is printed now, once, and never stored: eight groups of six letters, to be
+    written down and kept away from the host's disks. Each group has a check letter, so an error in
+    typing it is reported with its group.
 
     It opens the store by CRIUCTL_KEY_FILE=-, which asks for it (or reads a line of standard input),
     by the variable CRIUCTL_RECOVERY_KEY, or from a file, mode 0600, that key_file names.
@@ -411,8 +412,9 @@ def recovery(app: App, /, replace: bool, label: str) -> int:
 )
 @pass_app
 def tidy(app: App) -> int:
-    """Finishes a change of keys that was interrupted: what is removed or superseded goes from the
-    store itself. Which keys open the store is not changed. Any other change of keys does the same.
+    """Finish a change of keys that was interrupted: removed and superseded keys are deleted from
+    the store itself. Which keys open the store is not changed. Any other change of keys does the
+    same.
     """
     from ...ops.store_keys import key_tidy
 

@@ -26,13 +26,13 @@ from ..text import plural, printable
 )
 @pass_app
 def kill(app: App, name: str, timeout: float) -> int:
-    """Ends every process of a session, daemons included: SIGTERM, after the time-out SIGKILL, until
-    nobody is left. When this command ends with 0, that was looked up, not assumed.
+    """End every process of a session, daemons included: SIGTERM, after the time-out SIGKILL, until
+    no process is left. Exit status 0 means that this was verified.
 
-    A paused session is resumed to hear the signal. For a session that is checkpointed nobody waits
-    any more; its checkpoints stay in the store until `prune` takes them, and any host that shares
-    it may restore them: the session's lease is given back. What has no holder, a dumped PID say, is
-    forgotten then: no exit code is known of it.
+    A paused session is resumed to receive the signal. A checkpointed session is given up: its
+    checkpoints stay in the store until `prune` removes them, and any host that shares the store may
+    restore them, because the session's lease is given back. A session without a holder, such as a
+    dumped PID, is forgotten: its exit code is unknown.
     """
     from ...ops.kill import kill as end
 

@@ -44,15 +44,15 @@ _COLUMNS = (
 )
 @pass_app
 def list_(app: App, name: str | None) -> int:
-    """Lists the checkpoints of the store, by session and number. What is listed is complete and can
-    be restored.
+    """List the checkpoints of the store, by session and number. Every listed checkpoint is complete
+    and can be restored.
 
     MEMORY is the memory of the tree at the dump, STORED what this dump added to the store after
     deduplication and compression.
 
-    A checkpoint whose manifest cannot be read is told on standard error, and the exit status is 11.
-    A write-only host lists its own checkpoints, and tells on standard error how many there are of
-    others, which it may not read.
+    A checkpoint whose manifest cannot be read is reported on standard error, and the exit status is
+    11. A write-only host lists its own checkpoints, and reports on standard error how many there
+    are of others, which it may not read.
     """
     from ...ops.inspect import list_checkpoints
 

@@ -44,9 +44,9 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
 
 @page(
     examples=[
-        ("Who did what:", "criuctl log work"),
+        ("The actions of all clients:", "criuctl log work"),
         (
-            "What an agent typed, for a program:",
+            "The input of an agent, for a program:",
             """criuctl log agent --json | jq '.[] | select(.what == "input")'""",
         ),
         (
@@ -75,15 +75,15 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
 )
 @pass_app
 def log(app: App, name: str, since: int, export: str | None) -> int:
-    """Prints the audit log of a session: who came and went, typed, signalled, resized, took the
-    write lease, made checkpoints. What is typed while the terminal does not echo (passwords, but
-    also line editors and full-screen programs, which echo by themselves) is not recorded, only how
-    much it was and where its effect is in the output.
+    """Print the audit log of a session: clients that came and went, typed, sent signals, resized,
+    took the write lease, made checkpoints. Text that is typed while the terminal does not echo
+    (passwords, but also line editors and full-screen programs, which echo by themselves) is not
+    recorded, only its length and where its effect is in the output.
 
     --export cast prints all that is kept of the output, with its times, the sizes of the window,
     and markers where the session was checkpointed and restored; with --json its lines are the
-    elements of an array. Both work for sessions that have ended, as long as this host keeps what
-    they printed.
+    elements of an array. Both work for sessions that have ended, while this host keeps their
+    output.
     """
     from ...ops.logs import audit, recording
 
@@ -93,7 +93,7 @@ def log(app: App, name: str, since: int, export: str | None) -> int:
             app.emit([json.loads(line) for line in lines], lambda: "")
             return 0
         for line in lines:
-            # a checkpoint may say anything of the host that it comes from
+            # a checkpoint may claim any name for the host that it comes from
             write_bytes(line.encode(errors="replace") + b"\n")
         return 0
     entries = audit(app.config, name, since)

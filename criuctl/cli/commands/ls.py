@@ -22,8 +22,8 @@ _COLUMNS = (
 
 @page(
     examples=[
-        ("What runs here:", "criuctl ls"),
-        ("The names of what runs, for a script:", "criuctl ls --state running -q"),
+        ("The sessions that run here:", "criuctl ls"),
+        ("The names of running sessions, for a script:", "criuctl ls --state running -q"),
     ],
     see_also=["run", "attach", "status", "forget", "list"],
 )
@@ -35,15 +35,15 @@ _COLUMNS = (
 )
 @pass_app
 def ls(app: App, state: tuple[str, ...]) -> int:
-    """Lists the sessions of this host: those that criuctl run started, and trees that were dumped
-    or restored by name.
+    """List the sessions of this host: those that criuctl run started, and trees that were dumped or
+    restored by name.
 
     running and paused have processes here. checkpointed: in a store, criuctl restore brings it
-    back. exited: ended, with its exit code. lost: the processes or their holder ended in a way that
-    nobody saw. Both are listed until criuctl forget.
+    back. exited: ended, with its exit code. lost: the processes or their holder ended unobserved.
+    Both are listed until criuctl forget.
 
-    Nobody is asked, so nothing can hang; criuctl status asks the session's holder. Checkpoints are
-    listed by criuctl list.
+    Only local records are read, so this command cannot hang; criuctl status asks the session's
+    holder. Checkpoints are listed by criuctl list.
     """
     from ...ops.sessions import sessions
 

@@ -9,7 +9,7 @@ import click
 
 from ...host.journal.worst_exit_code import worst
 from ..app import DEGRADED, App, pass_app
-from ..descriptions import tell_each, tell_failure
+from ..descriptions import print_each, print_failure
 from ..pages import Entry, LazyGroup, page
 from ..streams import tell, write_result
 from ..text import Column, plural, printable
@@ -25,7 +25,7 @@ maintenance = LazyGroup(
     entries={
         "begin": Entry(f"{_SELF}:begin", "Store everything that runs, and let nothing new begin."),
         "end": Entry(f"{_SELF}:end", "Bring back what was stored, and let new sessions begin."),
-        "status": Entry(f"{_SELF}:status", "Tell what was stored, and what has come back."),
+        "status": Entry(f"{_SELF}:status", "Show what was stored, and what has come back."),
     },
     summary="Store all before a reboot, and bring it back.",
     help="""\
@@ -66,27 +66,32 @@ maintenance = LazyGroup(
     help="Leave everything running: what it does from then on is lost with the host.",
 )
 @click.option(
-    "--reason", metavar="TEXT", default="", help="Told to those who are refused.  [default: none]"
+    "--reason",
+    metavar="TEXT",
+    default="",
+    help="Shown to commands that are refused.  [default: none]",
 )
 @JOBS
 @click.option(
-    "--deadline", metavar="SPAN", help="Interrupt what takes longer; it runs on.  [default: none]"
+    "--deadline",
+    metavar="SPAN",
+    help="Interrupt dumps that take longer; their trees run on.  [default: none]",
 )
 @pass_app
 def begin(
     app: App, dump: bool, snapshot: bool, reason: str, jobs: int, deadline: str | None
 ) -> int:
-    """Dumps every session and every configured tree that runs on this host, the highest order
-    first, one line or one JSON object each. From the first moment on, run, restore and receive end
-    with 9, until maintenance is ended.
+    """Dump every session and every configured tree that runs on this host, the highest order first,
+    one line or one JSON object each. From the first moment on, run, restore and receive exit with
+    9, until maintenance is ended.
 
-    What could not be stored runs on; begin again tries those. Killed in the middle, it goes on
-    where it was when it is called again. With --snapshot what was stored before the interruption is
-    not stored again.
+    What could not be stored runs on; another begin tries it again. If it is killed in the middle,
+    the next call continues. With --snapshot, trees that were stored before the interruption are not
+    stored again.
 
     A configured tree that something else keeps alive (a systemd unit with Restart=) is better
-    stopped there: it would be started anew. Ends with 0 if all was stored, else with the worst exit
-    code of all, as criuctl snapshot.
+    stopped there: it would be started again. Exit with 0 if all was stored, otherwise with the
+    worst exit code of all, as criuctl snapshot.
     """
     if dump and snapshot:
         raise click.UsageError("--dump and --snapshot contradict each other")
@@ -104,8 +109,8 @@ def begin(
             until=until,
             reporter=reporter,
         )
-        codes = tell_each(
-            app, items, teller(app, "stored"), lambda item: item.to_dict(), to_the_end=True
+        codes = print_each(
+            app, items, printer(app, "stored"), lambda item: item.to_dict(), to_the_end=True
         )
     if not app.json and not app.quiet:
         tell(
@@ -147,15 +152,15 @@ AGAIN = click.option(
 )
 @pass_app
 def end(app: App, jobs: int, retry_after: str, again: bool, abandon: bool) -> int:
-    """Restores what maintenance has ended, the lowest order first, one line or one JSON object
-    each, and lets new sessions begin. What runs already is left alone.
+    """Restore what maintenance has ended, the lowest order first, one line or one JSON object each,
+    and let new sessions begin. Sessions that run already are left alone.
 
     Each is tried three times, over all calls: a try is counted before it is made, so that a restore
-    that takes the host down is not tried for ever. What was tried so often is told, with the
-    reason, and stays in criuctl maintenance status until --again brings it back, or --abandon
-    forgets it; its checkpoint stays in the store in any case.
+    that takes the host down is not tried for ever. After that it is reported, with the reason, and
+    stays in criuctl maintenance status until --again brings it back, or --abandon forgets it; its
+    checkpoint stays in the store in any case.
 
-    Ends with 0 if all came back, else with the worst exit code of all, as criuctl snapshot.
+    Exit with 0 if all came back, otherwise with the worst exit code of all, as criuctl snapshot.
     """
     from ...host.retention import patience
     from ...ops.recovery import end as finish
@@ -171,8 +176,8 @@ def end(app: App, jobs: int, retry_after: str, again: bool, abandon: bool) -> in
             abandon=abandon,
             reporter=reporter,
         )
-        told = teller(app, "back") if not abandon else _forgotten(app)
-        codes = tell_each(app, items, told, lambda item: item.to_dict(), to_the_end=True)
+        print_outcome = printer(app, "back") if not abandon else _forgotten(app)
+        codes = print_each(app, items, print_outcome, lambda item: item.to_dict(), to_the_end=True)
     return worst(codes)
 
 
@@ -186,7 +191,7 @@ def end(app: App, jobs: int, retry_after: str, again: bool, abandon: bool) -> in
 )
 @pass_app
 def status(app: App) -> int:
-    """Tells whether this host is in maintenance, since when and why, and of each session whether it
+    """Show whether this host is in maintenance, since when and why, and of each session whether it
     is stored, has come back, or has been given up. In JSON: maintenance, phase, how, reason, since,
     sessions.
     """
@@ -242,18 +247,20 @@ def status(app: App) -> int:
     return 0
 
 
-def teller(app: App, wanted: str) -> Callable[[Item], int]:
-    """What tells people of one item that should be `wanted` now, and gives its exit code."""
+def printer(app: App, wanted: str) -> Callable[[Item], int]:
+    """Return the function that prints one item, which should be `wanted` now, and returns its exit
+    code.
+    """
     from ...ops.maintenance import failure
 
-    def told(item: Item) -> int:
+    def print_outcome(item: Item) -> int:
         error = failure(item)
         if error is not None:
             if not app.json:
                 tries = f", after {plural(item.tries, 'try', 'tries')}" if item.tries else ""
-                tell_failure(f"{item.session}: {item.state}{tries}", error)
+                print_failure(f"{item.session}: {item.state}{tries}", error)
                 if item.state == "given-up":
-                    tell("  `criuctl maintenance end --again` tries it anew, --abandon forgets it")
+                    tell("  `criuctl maintenance end --again` tries it again, --abandon forgets it")
             return error.exit_code
         if not app.json and not app.quiet:
             checkpoint = f", checkpoint {item.checkpoint[:12]}" if item.checkpoint else ""
@@ -264,11 +271,11 @@ def teller(app: App, wanted: str) -> Callable[[Item], int]:
             write_result(f"{printable(item.session)}: {said}")
         return DEGRADED if item.degraded and item.state == wanted else 0
 
-    return told
+    return print_outcome
 
 
 def _forgotten(app: App) -> Callable[[Item], int]:
-    def told(item: Item) -> int:
+    def print_outcome(item: Item) -> int:
         if not app.json and not app.quiet:
             write_result(
                 f"{printable(item.session)}: forgotten; it was {item.state}, checkpoint "
@@ -276,4 +283,4 @@ def _forgotten(app: App) -> Callable[[Item], int]:
             )
         return 0
 
-    return told
+    return print_outcome

@@ -18,7 +18,7 @@ _LOOPBACK = "127.0.0.1"
 def _address(
     _ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[str, int] | None:
-    """``ADDR:PORT``, or ``PORT`` of the loopback."""
+    """Parse ``ADDR:PORT``, or ``PORT`` of the loopback."""
     if value is None:
         return None
     address, _colon, port = value.rpartition(":")
@@ -56,16 +56,16 @@ def _address(
 )
 @pass_app
 def metrics(app: App, textfile: Path | None, listen: tuple[str, int] | None) -> int:
-    """Prints metrics in the text format of Prometheus: sessions by state, each session's
+    """Print metrics in the text format of Prometheus: sessions by state, each session's
     checkpoints, bytes, newest checkpoint and its age, how long its last dump froze it; operations
     by exit code, connections by outcome, when gc last ran; whether the store answers.
 
     Counters come from the event log of this host (criuctl events). The store is listed once; if it
-    does not answer within eight seconds, criuctl_store_up is 0 and the rest is printed all the
-    same, with exit status 0. At most 500 sessions have figures of their own.
+    does not answer within eight seconds, criuctl_store_up is 0 and the rest is still printed, with
+    exit status 0. At most 500 sessions have their own figures.
 
-    Who can reach the port can read the names of sessions; there is no password. --json prints an
-    array of metrics.
+    All clients that can reach the port can read the names of sessions; there is no password. --json
+    prints an array of metrics.
     """
     if textfile is not None and listen is not None:
         raise click.UsageError("--textfile and --listen exclude each other")

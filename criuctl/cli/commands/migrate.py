@@ -148,7 +148,7 @@ def _resolved(answer: Mapping[str, Any]) -> str:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Only examine the other host and tell all that stands in the way.",
+    help="Only examine the other host and report all obstacles.",
 )
 @click.option(
     "--resolve",
@@ -173,18 +173,18 @@ def migrate(
     dry_run: bool,
     resolve: bool,
 ) -> int:
-    """Moves a running tree to another host: its processes, memory, terminal, the files that it has
+    """Move a running tree to another host: its processes, memory, terminal, the files that it has
     open for writing, and its connections by policy. criuctl must be installed there; it is started
     over ssh, and nothing listens on a port.
 
-    The other host is examined first, and everything that stands in the way is told at once. The
-    tree is frozen, restored there and held; only when all is in place there, it is ended here, and
-    then runs there. Whatever fails before that lets it go on here, and leaves nothing there. It
-    never runs on both.
+    The other host is examined first, and every obstacle is reported at once. The tree is frozen,
+    restored there and held. Only when all is in place there, it is ended here, and then runs there.
+    If anything fails before that, the tree continues here, and nothing is left there. It never runs
+    on both hosts.
 
-    When the link breaks in the very moment between the two, the session is in doubt: ended here,
-    complete there, and not told to run. That is told with exit code 12, tried again for a minute,
-    and finished by --resolve.
+    When the link breaks exactly between the two, the session is in doubt: ended here, complete
+    there, and without the word to run. Then the exit code is 12, the word is sent again for a
+    minute, and --resolve finishes the move.
     """
     from ...ops.moving.delivery import Wishes
 

@@ -9,21 +9,19 @@ from ..text import plural, printable
 
 
 @page(
-    examples=[
-        ("Give the CPU to somebody else for a while:", "criuctl pause build\ncriuctl resume build")
-    ],
+    examples=[("Free the CPU for a while:", "criuctl pause build\ncriuctl resume build")],
     exits=[3, 9, 10],
     see_also=["resume", "halt", "signal"],
 )
 @name_argument
 @pass_app
 def pause(app: App, name: str) -> int:
-    """Freezes every process of a session, where it is, by the freezer of its control group; where
-    there is none, by SIGSTOP. The program is not asked and notices nothing but the time. Pausing
-    what is paused changes nothing.
+    """Freeze every process of a session, at its current instruction, by the freezer of its control
+    group, or without one by SIGSTOP. The program is not asked and notices only the passed time.
+    Pausing a paused session changes nothing.
 
-    A paused session can be dumped and migrated; it comes back paused, from where criuctl resume
-    lets it go on.
+    A paused session can be dumped and migrated; it comes back paused, and criuctl resume lets it
+    continue.
     """
     from ...ops.pause import pause as freeze
 

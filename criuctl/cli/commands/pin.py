@@ -30,8 +30,8 @@ _REFS = (
 )
 @pass_app
 def pin(app: App, refs: tuple[str, ...]) -> int:
-    """Pins checkpoints: neither `criuctl rm` nor `criuctl prune` removes them until they are
-    unpinned. Pinning twice is fine. A pin lies in the store, so it holds for every host.
+    """Pin checkpoints: neither `criuctl rm` nor `criuctl prune` removes them until they are
+    unpinned. Pinning twice is fine. A pin is in the store, so it holds for every host.
     """
     return _change(app, refs, pinned=True)
 
@@ -51,8 +51,8 @@ def pin(app: App, refs: tuple[str, ...]) -> int:
 )
 @pass_app
 def unpin(app: App, refs: tuple[str, ...]) -> int:
-    """Takes the pins from checkpoints, so that they may be removed; a damaged one's, too. One that
-    is not pinned is fine.
+    """Unpin checkpoints, damaged ones too, so that they may be removed. Unpinning one that is not
+    pinned is fine.
     """
     return _change(app, refs, pinned=False)
 

@@ -23,7 +23,10 @@ _COUNT = click.IntRange(min=1)
 
 @page(
     examples=[
-        ("What would go?", "criuctl prune --keep-last 3 --keep-daily 7 --keep-weekly 4 --dry-run"),
+        (
+            "Show what would be removed:",
+            "criuctl prune --keep-last 3 --keep-daily 7 --keep-weekly 4 --dry-run",
+        ),
         (
             "Once a night, from cron:",
             "criuctl prune -q --keep-within 2d --keep-daily 14 && criuctl gc -q",
@@ -81,7 +84,7 @@ _COUNT = click.IntRange(min=1)
     is_flag=True,
     help="Remove even the newest checkpoint of a living session, if no rule keeps it.",
 )
-@click.option("--dry-run", is_flag=True, help="Tell what would go, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @pass_app
 def prune(
     app: App,
@@ -93,16 +96,16 @@ def prune(
     dry_run: bool,
     **counts: int | None,
 ) -> int:
-    """Removes the checkpoints that no rule keeps. Each session is looked at by itself; a checkpoint
-    stays if any rule keeps it, and is told with the rules that do.
+    """Remove the checkpoints that no rule keeps. Each session is considered by itself; a checkpoint
+    stays if any rule keeps it, and is listed with those rules.
 
     Pinned checkpoints always stay, and so does the newest one of a session that lives, or that
     would be brought back from it. Without any --keep option the policies under `retention` in the
-    configuration count, by the first pattern that fits the session's name; sessions without a
+    configuration apply, by the first pattern that fits the session's name; sessions without a
     policy are left alone.
 
-    Removing is quick; what the checkpoints held is freed by `criuctl gc`. If the store fails in
-    between, the error names those that were removed (removed in its JSON, by id).
+    Removing is quick; `criuctl gc` frees the space. If the store fails in between, the error names
+    those that were removed (removed in its JSON, by id).
     """
     from ...host.retention import Rules, label, seconds
     from ...ops.prune import prune as prune_checkpoints

@@ -1,4 +1,4 @@
-"""``criuctl receive``: what `criuctl migrate` on another host starts here."""
+"""``criuctl receive``: started on this host by `criuctl migrate` on another one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ..pages import page
 )
 @pass_app
 def receive(app: App) -> int:
-    """Receives sessions from another host, which speaks over standard input and output. It is
-    started by criuctl migrate over ssh; by hand there is nothing to do with it.
+    """Receive sessions from another host, which speaks over standard input and output. criuctl
+    migrate starts it over ssh; it has no use by hand.
 
     When the link breaks while a restored session is held, it waits five minutes for the other host
     to come again.
@@ -33,10 +33,10 @@ def receive(app: App) -> int:
 
     if os.isatty(0):
         raise UsageError(
-            "there is nobody to receive from on a terminal",
+            "standard input is a terminal, not another host",
             hint="`criuctl migrate` on the other host starts it.",
         )
-    # the login ends with the link; what is held does not
+    # the login ends with the link; a held session stays
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reading, writing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""``criuctl recover``: what a boot calls."""
+"""``criuctl recover``: started at boot."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import click
 
 from ...host.journal.worst_exit_code import worst
 from ..app import App, pass_app
-from ..descriptions import tell_each
+from ..descriptions import print_each
 from ..pages import page
 from ..streams import tell
 from ..text import printable
-from .maintenance import AGAIN, RETRY, teller
+from .maintenance import AGAIN, RETRY, printer
 from .snapshot import JOBS
 
 _BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
@@ -54,20 +54,19 @@ _BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
 def recover(
     app: App, all_: bool, jobs: int, retry_after: str, again: bool, installs: bool, removes: bool
 ) -> int:
-    """Brings back what criuctl maintenance has written down, the lowest order first, as criuctl
-    maintenance end does, with the same three tries; where there is nothing written down, it does
-    nothing.
+    """Restore what criuctl maintenance has recorded, the lowest order first, as criuctl maintenance
+    end does, with the same three tries; without a record, do nothing.
 
     With --all also the sessions whose state is lost: they ran here in an earlier boot, have a
-    checkpoint, and did not end of themselves while a holder could see it. A tree that never had a
+    checkpoint, and did not end by themselves while a holder could see it. A tree that never had a
     terminal of criuctl's has no holder. A session that another host has taken over meanwhile is not
     restored (9).
 
     With --install it writes criuctl-recover.service into /etc/systemd/system and enables it, or
     /etc/cron.d/criuctl-recover where systemd does not run; --all, --store and --config are kept in
-    it. Variables of this shell are not, CRIUCTL_STATE_DIR excepted.
+    it. Variables of this shell are not, except CRIUCTL_STATE_DIR.
 
-    Ends with 0 if all came back, else with the worst exit code of all, as criuctl snapshot.
+    Exit with 0 if all came back, otherwise with the worst exit code of all, as criuctl snapshot.
     """
     if installs and removes:
         raise click.UsageError("--install and --remove contradict each other")
@@ -85,8 +84,8 @@ def recover(
             again=again,
             reporter=reporter,
         )
-        codes = tell_each(
-            app, items, teller(app, "back"), lambda item: item.to_dict(), to_the_end=True
+        codes = print_each(
+            app, items, printer(app, "back"), lambda item: item.to_dict(), to_the_end=True
         )
     if not codes and not app.quiet and not app.json:
         tell("there is nothing to bring back")

@@ -27,7 +27,8 @@ def _outcome(result: Mapping[str, Any]) -> str:
         pid += f" (PID {inner} to itself, in a PID namespace of its own)"
     lines = [
         f"{printable(result['session'])}: restored as {pid}, incarnation {result['incarnation']},"
-        f" in {duration(result['elapsed_ms'])}{', memory follows on demand' if result.get('lazy') else ''}"
+        f" in {duration(result['elapsed_ms'])}"
+        f"{', memory follows on demand' if result.get('lazy') else ''}"
     ]
     lines.append(f"  from {_source(result)}")
     if newer := result["newer"]:
@@ -41,7 +42,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
 
 
 def _source(result: Mapping[str, Any]) -> str:
-    """Which checkpoint it was, how old, and where."""
+    """Return a line about the checkpoint: which one, how old, and where."""
     old = f", {span(result['age_s'])} old" if result["age_s"] is not None else ""
     return (
         f"checkpoint {result['number']} ({result['checkpoint'][:12]}{old}) in "
@@ -78,8 +79,8 @@ def _stay(pid: int) -> None:
 
 
 def _stay_with(app: App, name: str, pid: int) -> int | None:
-    """Stay until the session has ended, attached if it has a terminal and we have one; its exit
-    code, None if nobody knows it.
+    """Stay until the session has ended, attached if both have a terminal; return its exit code,
+    None if it is unknown.
     """
     from ...errors import SessionGone
     from ...ops.sessions import connect
@@ -101,7 +102,7 @@ def _stay_with(app: App, name: str, pid: int) -> int | None:
 
 
 def _plan(plan: Mapping[str, Any]) -> str:
-    """A restore's plan for people: what will be done, then what stands in the way."""
+    """Return a restore's plan as lines: the actions, then the obstacles."""
     rows = [
         (
             "PIDs",
@@ -123,8 +124,8 @@ def _plan(plan: Mapping[str, Any]) -> str:
 @page(
     examples=[
         ("Bring the newest checkpoint of web back:", "criuctl restore web"),
-        ("See first what would be done:", "criuctl restore web@3 --dry-run"),
-        ("A copy beside the live original:", "criuctl restore web --as web-copy"),
+        ("Show the plan first:", "criuctl restore web@3 --dry-run"),
+        ("A copy next to the live original:", "criuctl restore web --as web-copy"),
         ("Under a supervisor that wants to see it end:", "criuctl restore web --attach"),
     ],
     exits=[3, 4, 6, 7, 8, 9, 10, 11, 12, 13],
@@ -236,23 +237,24 @@ def restore(
     take_over: bool,
     force: bool,
 ) -> int:
-    """Restores the process tree of a checkpoint on this host: memory, descriptors and their
-    offsets, pipes and what is queued in them, sockets, process groups, locks. Every byte is checked
-    before it is used.
+    """Restore the process tree of a checkpoint on this host: memory, descriptors and their offsets,
+    pipes and their contents, sockets, process groups, locks. Every byte is checked before it is
+    used.
 
     Before anything is started the checkpoint and this host are compared: kernel, CPU, files, users,
-    ports, PIDs.  Changed files are never overwritten silently: a newer copy is kept aside and told.
-    What the original of a copy (--as) writes to or has locked stays where it is, and the copy gets
-    its own beside it. A restore that fails leaves nothing behind, no process and no file.
+    ports, PIDs. Changed files are never overwritten silently: a newer copy is kept under another
+    name and reported. Files that the original of a copy (--as) writes to or has locked stay where
+    they are, and the copy gets its own next to them. A restore that fails leaves nothing behind, no
+    process and no file.
 
     A NAME alone means the last state of that session. So it is refused (9) where the newest
     checkpoint found is of another session than the one that this host knows by the name, or is
-    older than the last that this host stored or restored: one was removed, or lies in another
-    store. --older goes on, and so does an explicit NAME@N or id; the result tells which checkpoint
-    it was, how old it is, from which store, and whether there is a newer one.
+    older than the last that this host stored or restored: one was removed, or is in another store.
+    --older continues, and so does an explicit NAME@N or id; the result shows which checkpoint it
+    was, how old it is, from which store, and whether there is a newer one.
 
-    The tree runs on by itself when criuctl ends. The result tells, per connection to the outside,
-    what became of it.
+    The tree runs on by itself when criuctl ends. The result shows the outcome of each connection to
+    the outside.
     """
     with app.store_coming(), app.reporting() as reporter:
         from ...restore.plan import RestorePlan

@@ -16,8 +16,8 @@ from ..text import printable
 @name_argument
 @pass_app
 def resume(app: App, name: str) -> int:
-    """Lets a session that was paused or halted go on where it was. Processes that were stopped
-    before that stay stopped.
+    """Let a session that was paused or halted continue. Processes that were stopped before that
+    stay stopped.
     """
     from ...ops.pause import resume as go_on
 

@@ -7,7 +7,7 @@ import click
 from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import App, pass_app
-from ..descriptions import tell_failure
+from ..descriptions import print_failure
 from ..pages import page
 from ..text import printable
 
@@ -33,15 +33,15 @@ from ..text import printable
 )
 @pass_app
 def rm(app: App, refs: tuple[str, ...]) -> int:
-    """Removes checkpoints from the store, without asking. All REFs are looked up first, so numbers
-    that count from the end mean what `criuctl list` showed; one that does not exist does not keep
-    the others from being removed.  With a single REF its error is the command's. Pinned checkpoints
-    are refused; one that is damaged, so that nobody can tell what it is, is removed, too.
+    """Remove checkpoints from the store, without asking. All REFs are looked up first, so numbers
+    that count from the end mean what `criuctl list` showed. One that does not exist does not
+    prevent the others from being removed; with a single REF its error is the command's. Pinned
+    checkpoints are refused; one that is damaged, so that its session is unknown, is removed, too.
     If the store fails in between, the error names those that were removed (removed in its JSON, by
     id).
 
-    A removed checkpoint cannot be restored any more at once. Its space is freed by `criuctl gc`, as
-    other checkpoints may share it. With its last checkpoint a tree that does not run any more is
+    A removed checkpoint cannot be restored any more at once. `criuctl gc` frees its space, as other
+    checkpoints may share it. With its last checkpoint a tree that does not run any more is
     forgotten: `criuctl ls` lists it no longer.
     """
     from ...ops.inspect import remove
@@ -64,5 +64,5 @@ def rm(app: App, refs: tuple[str, ...]) -> int:
     if not app.json:
         for removal in removals:
             if removal.error is not None:
-                tell_failure(removal.ref, removal.error)
+                print_failure(removal.ref, removal.error)
     return worst(r.error.exit_code for r in removals if r.error is not None)

@@ -18,7 +18,7 @@ from .dump import parse_labels
 def _size(
     _ctx: click.Context, _param: click.Parameter, value: str | None
 ) -> tuple[int, int] | None:
-    """``COLSxROWS`` as rows and columns."""
+    """Parse ``COLSxROWS`` as rows and columns."""
     if value is None:
         return None
     match = re.fullmatch(r"(\d{1,4})x(\d{1,4})", value)
@@ -107,15 +107,14 @@ def run(
     size: tuple[int, int] | None,
     command: tuple[str, ...],
 ) -> int:
-    """Starts CMD as a session: with a terminal of its own, under a small process that belongs to no
-    login and no client.  The session goes on whatever becomes of this command, its terminal or its
-    connection.
+    """Start CMD as a session: with its own terminal, under a small process that belongs to no login
+    and no client. The session continues when this command, its terminal or its connection ends.
 
     By default this terminal is attached, and the exit status is the session's own (3 as well when
     there is no such command). The detach key (detach_key in the configuration, C-] by default)
     leaves the session running; criuctl attach comes back.
 
-    Inside, CRIUCTL_SESSION is the name, and session.json in the folder CRIUCTL_SESSION_DIR tells
+    Inside, CRIUCTL_SESSION is the name, and session.json in the folder CRIUCTL_SESSION_DIR contains
     the incarnation.
 
     The session inherits the environment, which is then part of its checkpoints, but of the

@@ -19,14 +19,14 @@ from ..pages import Entry, LazyGroup, page
 from ..streams import tell
 from ..text import Column, age, plural, printable
 from .dump import parse_labels
-from .snapshot import JOBS, teller
+from .snapshot import JOBS, printer
 
 if TYPE_CHECKING:
     from ...ops.schedules import Ran
 
 _SELF = "criuctl.cli.commands.schedule"
 _COUNT = click.IntRange(min=1)
-_STATE = "CRIUCTL_STATE_DIR"  # the one variable that is handed on: a run finds its definition by it
+_STATE = "CRIUCTL_STATE_DIR"  # the one variable that is passed on: a run finds its definition by it
 
 schedule = LazyGroup(
     "schedule",
@@ -36,7 +36,7 @@ schedule = LazyGroup(
             f"{_SELF}:list_", "List the schedules, their next runs, and how the last ones ended."
         ),
         "remove": Entry(f"{_SELF}:remove", "Remove a schedule and all that starts it."),
-        "run": Entry(f"{_SELF}:run", "Do now what a schedule says: what its timer calls."),
+        "run": Entry(f"{_SELF}:run", "Run a schedule now, as its timer does."),
     },
     summary="Take snapshots regularly, by systemd or cron.",
     help="""\
@@ -60,13 +60,13 @@ schedule = LazyGroup(
 def complete_schedule(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The schedules there are."""
+    """Complete the schedules."""
     from ...ops.schedules import names
 
     try:
         found = names((ctx.find_object(App) or App()).config)
     except CriuctlError:
-        return []  # the command itself will say so
+        return []  # the command itself reports the error
     return [CompletionItem(name) for name in found if name.startswith(incomplete)]
 
 
@@ -88,7 +88,7 @@ def complete_schedule(
     exits=[9, 13],
     see_also=["schedule list", "snapshot", "prune"],
 )
-@click.argument("name", help="What the schedule is called: letters, digits, '_' and '-'.")
+@click.argument("name", help="The schedule's name: letters, digits, '_' and '-'.")
 @click.argument(
     "sessions",
     nargs=-1,
@@ -210,7 +210,7 @@ def add(
     made = schedules.add(
         app.config, wanted, timers.own_program(sys.argv[0], sys.executable), variables
     )
-    # no other one's damage makes this one a failure
+    # damage of another schedule must not make this command fail
     (body,) = schedules.listed(app.config, [made.name])
     unseen = sorted(v for v in os.environ if v.startswith(("CRIUCTL_", "AWS_")) and v != _STATE)
     if unseen and not app.quiet:
@@ -323,8 +323,8 @@ def _moment(text: str | None) -> str:
 @click.argument("name", shell_complete=complete_schedule, help="The schedule.")
 @pass_app
 def remove(app: App, name: str) -> int:
-    """Stops the timer and removes the units or the crontab, the definition, and what is known of
-    the last run. The checkpoints stay. A run that is under way goes on to its end.
+    """Stop the timer and remove the units or the crontab, the definition, and the record of the
+    last run. The checkpoints stay. A run that is under way continues to its end.
     """
     from ...ops import schedules
 
@@ -338,7 +338,7 @@ def remove(app: App, name: str) -> int:
 @page(
     examples=[
         ("Try it now:", "criuctl schedule run hourly"),
-        ("What did it do?", "criuctl schedule run hourly --json"),
+        ("Its result:", "criuctl schedule run hourly --json"),
     ],
     exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
     see_also=["schedule add", "snapshot"],
@@ -351,13 +351,13 @@ def remove(app: App, name: str) -> int:
 )
 @pass_app
 def run(app: App, name: str, delay: bool) -> int:
-    """Takes the schedule's snapshots, some at a time, and tells each on a line; then prunes, if the
-    schedule has keep rules. A failure of one does not keep the others from being taken.
+    """Take the schedule's snapshots, some at a time, and print each on a line; then prune, if the
+    schedule has keep rules. A failure of one does not prevent the others from being taken.
 
-    Ends with 0 if all was done, else with the worst exit code of all, as criuctl snapshot. While a
-    run of the same schedule is under way another one ends with 9 at once. At the deadline what is
-    under way is interrupted and cleaned up, the sessions run on, and the exit code is 12. With -q
-    only failures are told.
+    Exit with 0 if all was done, otherwise with the worst exit code of all, as criuctl snapshot.
+    While a run of the same schedule is under way another one exits with 9 at once. At the deadline
+    the snapshots under way are interrupted and cleaned up, the sessions run on, and the exit code
+    is 12. With -q only failures are printed.
     """
     from ... import config as configuration
     from ...ops import schedules
@@ -368,8 +368,8 @@ def run(app: App, name: str, delay: bool) -> int:
         config = configuration.load(wanted.config).with_options(state_dir=config.state_dir)
     config = config.with_options(store=app.store or wanted.store)
     unheard: list[int] = []
-    # a schedule's snapshots are taken, whatever becomes of cron's pipe
-    told = insistent(teller(app), unheard)
+    # a closed pipe of cron must not stop a schedule's snapshots
+    told = insistent(printer(app), unheard)
     with app.reporting(bars=False) as reporter:
         ran, code = schedules.run(
             config, wanted, delay=delay, reporter=reporter, told=told, judge=_judge

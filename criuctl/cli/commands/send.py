@@ -16,7 +16,7 @@ _WAYS = ("text", "enter", "keys", "paste")
 
 
 class InOrder(Page):
-    """A command that knows in which order its options were given, whatever their names."""
+    """A command that knows the order of its options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
@@ -28,13 +28,13 @@ class InOrder(Page):
     cls=InOrder,
     examples=[
         (
-            "Run a command line in a shell and see what it prints:",
+            "Run a command line in a shell and print its output:",
             'criuctl send work --text "make test" --enter',
         ),
         ("Interrupt, then the line before once more:", 'criuctl send work --keys "C-c Up Enter"'),
         ("A whole file, as pasted:", "criuctl send work --paste notes.txt"),
         (
-            "Wait for the answer to what was sent:",
+            "Wait for the answer to the sent text:",
             "criuctl send work --text ls --enter\ncriuctl wait work --match '\\$ $'",
         ),
     ],
@@ -72,14 +72,14 @@ def send(
     take: bool,
     timeout: float,
 ) -> int:
-    """Types into a session, as an agent: what the options say, in the order in which they are
-    given. Ends when the session's terminal has taken all of it, and prints the offset in the output
-    at which the first byte was typed: what the program says in answer is at or after it (see
-    criuctl capture --since and criuctl wait --since). What the terminal has not taken after
-    --timeout, because the program does not read, is not typed any more.
+    """Type into a session, as an agent: the options' texts and keys in the order in which they are
+    given. Return when the session's terminal has taken all of it, and print the offset in the
+    output at which the first byte was typed: the program's answer is at or after it (see criuctl
+    capture --since and criuctl wait --since). Input that the terminal has not taken after
+    --timeout, because the program does not read, is dropped.
 
-    Needs the write lease for the moment: it is taken if nobody has it. While somebody else writes,
-    an attached person say, this ends with 9, unless --take takes it away.
+    Needs the write lease for the moment: it is taken if it is free. While another client writes,
+    for example an attached person, this exits with 9, unless --take takes it away.
     """
     from ...ops.typing import type_into
 

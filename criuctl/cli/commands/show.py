@@ -37,7 +37,7 @@ def _name(body: Body) -> str:
 
 
 def _origin(origin: Any) -> Iterator[tuple[str, str]]:
-    """Where it was imported from; what is said there is a stranger's."""
+    """Return the store that it was imported from; that text comes from outside."""
     if isinstance(origin, Mapping):
         told = [printable(origin.get(name, "?")) for name in ("session", "number", "store")]
         yield "imported", f"it was {told[0]}@{told[1]} of store {told[2][:12]}"
@@ -115,7 +115,7 @@ def _header(body: Body) -> str:
     return facts(row for row in rows if row[0] in _OF_IMAGES or body["id"])
 
 
-# what can be told of CRIU's images that are in no store
+# the keys for CRIU's images outside any store
 _OF_IMAGES = ("checkpoint", "created", "labels", "memory")
 
 
@@ -286,7 +286,7 @@ def _only(body: Body, sections: Sequence[str]) -> str:
             "Was it started with a proxy, and which?",
             "criuctl show web --env --values | grep -i proxy",
         ),
-        ("What is in an exported file, or a podman archive?", "criuctl show ./web.criuctl"),
+        ("The contents of an exported file, or a podman archive:", "criuctl show ./web.criuctl"),
         ("For a script:", "criuctl show web --json | jq .processes[].argv"),
     ],
     exits=[3, 7, 8],
@@ -320,7 +320,7 @@ def _only(body: Body, sections: Sequence[str]) -> str:
 @click.option(
     "--terminals",
     is_flag=True,
-    help="Show the terminals only: who holds them, their modes, what was typed ahead.",
+    help="Show the terminals only: holders, modes, unread input.",
 )
 @pass_app
 def show(app: App, /, ref: str, **only: bool) -> int:

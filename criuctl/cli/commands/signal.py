@@ -32,7 +32,7 @@ from ..text import plural, printable
 @take_option
 @pass_app
 def signal_(app: App, name: str, signal: str, to: str, take: bool) -> int:
-    """Sends a signal to processes of a session. Needs the write lease for the moment, as typing
+    """Send a signal to processes of a session. Needs the write lease for the moment, as typing
     does.
     """
     from ...ops.typing import writer

@@ -1,4 +1,4 @@
-"""``criuctl snapshot``: what cron calls."""
+"""``criuctl snapshot``, for cron."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import DEGRADED, App, pass_app
-from ..descriptions import tell_each, tell_failure
+from ..descriptions import print_each, print_failure
 from ..pages import page
 from ..streams import tell, write_result
 from ..text import printable
@@ -39,7 +39,10 @@ JOBS = click.option(
             "Everything on this host, with an end:",
             "criuctl snapshot --all --jitter 2m --deadline 20m",
         ),
-        ("What was started with run --label tier=prod:", "criuctl snapshot --label tier=prod"),
+        (
+            "Sessions that were started with run --label tier=prod:",
+            "criuctl snapshot --label tier=prod",
+        ),
     ],
     exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
     see_also=["dump", "schedule", "maintenance", "list"],
@@ -74,7 +77,9 @@ JOBS = click.option(
 @click.option(
     "--jitter", metavar="SPAN", help="Begin up to this much later, by chance.  [default: 0]"
 )
-@click.option("--deadline", metavar="SPAN", help="Interrupt what takes longer.  [default: none]")
+@click.option(
+    "--deadline", metavar="SPAN", help="Interrupt snapshots that take longer.  [default: none]"
+)
 @MAX_FREEZE
 @pass_app
 def snapshot(
@@ -88,18 +93,18 @@ def snapshot(
     deadline: str | None,
     max_freeze: float | None,
 ) -> int:
-    """Dumps several trees, some at a time, and leaves them running: criuctl dump --leave-running of
+    """Dump several trees, some at a time, and leave them running: criuctl dump --leave-running of
     each, and one line, or one JSON object, for each as soon as it is known. A failure of one does
-    not keep the others from being dumped. A configured tree that does not run is left out of --all
-    and --label.
+    not prevent the others from being dumped. A configured tree that does not run is left out of
+    --all and --label.
 
-    Ends with 0 if all were dumped, else with the worst exit code of all, in this order: 1, 128+N,
-    8, 6, 5, 7, 13, 12, 10, 9, 4, 3, 2, 11. With -q only failures are told.
+    Exit with 0 if all were dumped, otherwise with the worst exit code of all, in this order: 1,
+    128+N, 8, 6, 5, 7, 13, 12, 10, 9, 4, 3, 2, 11. With -q only failures are printed.
 
     While the same snapshots (the same TARGETs or labels, into the same store) are being taken, a
-    second run ends with 9, or waits with --wait. At the deadline what is under way is interrupted
-    and cleaned up, and runs on; it and what was not begun have timed out (12). Failures run the
-    hooks of the phase snapshot-failed.
+    second run exits with 9, or waits with --wait. At the deadline dumps under way are interrupted
+    and cleaned up, and their trees run on; they and the dumps that were not begun have timed out
+    (12). Failures run the hooks of the phase snapshot-failed.
     """
     if (bool(targets), all_, bool(labels)).count(True) != 1:
         raise click.UsageError("give either TARGETs, or --all, or --label")
@@ -131,7 +136,7 @@ def snapshot(
                 max_freeze=max_freeze,
             )
 
-    codes = tell_each(app, taken(), teller(app), lambda outcome: outcome.to_dict())
+    codes = print_each(app, taken(), printer(app), lambda outcome: outcome.to_dict())
     if not codes and not app.quiet and not app.json:
         which = "".join(
             f" with the label {printable(key)}={printable(value)}" for key, value in labels.items()
@@ -140,13 +145,13 @@ def snapshot(
     return worst(codes)
 
 
-def teller(app: App) -> Callable[[SnapshotOutcome], int]:
-    """What tells people of one outcome, and gives its exit code."""
+def printer(app: App) -> Callable[[SnapshotOutcome], int]:
+    """Return the function that prints one outcome and returns its exit code."""
 
     def told(outcome: SnapshotOutcome) -> int:
         if outcome.error is not None:
             if not app.json:
-                tell_failure(outcome.target, outcome.error)
+                print_failure(outcome.target, outcome.error)
             return outcome.error.exit_code
         assert outcome.result is not None
         if not app.json and not app.quiet:

@@ -64,13 +64,13 @@ def _text(body: Mapping[str, Any]) -> str:
 @name_argument
 @pass_app
 def status(app: App, name: str) -> int:
-    """Tells all about one session: its state, process, incarnation, exit code, terminal, and who is
-    connected.
+    """Show the details of one session: its state, process, incarnation, exit code, terminal, and
+    connected clients.
 
-    The session's holder answers, so the answer is true now. Without a holder (a tree that was
-    dumped or restored by PID, a session that ended) it is what this host remembers and the kernel
-    says. The checkpoint is the last that this host stored or restored: its id, number, age, and the
-    store that it is in.
+    The session's holder answers, so the answer is current. Without a holder (a tree that was dumped
+    or restored by PID, a session that ended) it comes from this host's records and the kernel. The
+    checkpoint is the last that this host stored or restored: its id, number, age, and the store
+    that it is in.
     """
     from ...ops.sessions import status as status_of
 

@@ -47,8 +47,8 @@ store = LazyGroup(
 
 
 def _ask_passphrase() -> bytes:
-    """The new passphrase, typed twice on the terminal; it is never an argument, which others could
-    read.
+    """Ask for the new passphrase, twice, on the terminal; it is never an argument, which other
+    users could read.
     """
     if not sys.stdin.isatty():
         raise UsageError(
@@ -125,16 +125,15 @@ def _sealed(body: dict[str, Any]) -> str:
 def init(
     app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool, recovery_key: bool
 ) -> int:
-    """Makes a store, asks it what it can do, and makes its key if it is to be encrypted. An
-    existing store is never changed (exit 9).
+    """Make a store, find out its abilities, and make its key if it is to be encrypted. An existing
+    store is never changed (exit 9).
 
-    Without its key nothing in an encrypted store can be read, by nobody: keep a copy elsewhere
-    (criuctl store key --export). A store that lacks conditional writes works, for one writer at a
-    time.
+    An encrypted store cannot be read without its key: keep a copy elsewhere (criuctl store key
+    --export). A store that lacks conditional writes works, for one writer at a time.
 
-    This host pins the store: another one in its place is refused from then on. Where a pinned store
-    is gone, the new one is pinned instead, and is encrypted if that one was, unless --no-encrypt
-    says otherwise.
+    This host pins the store: a different one in its place is refused from then on. Where a pinned
+    store is gone, the new one is pinned instead, and is encrypted if that one was, unless
+    --no-encrypt is given.
     """
     if encrypt is False and (key_file is not None or passphrase or recovery_key):
         raise click.UsageError("--no-encrypt excludes --key-file, --passphrase and --recovery-key")
@@ -188,20 +187,20 @@ def init(
 
 
 @page(
-    examples=[("What is in the default store?", "criuctl store info")],
+    examples=[("The contents of the default store:", "criuctl store info")],
     exits=[7, 8],
     see_also=["list", "doctor"],
 )
 @pass_app
 def info(app: App) -> int:
-    """Describes the store: its id and format, whether it is encrypted, how many sessions,
-    checkpoints and objects it holds and how much room they take, and what the store can do.
+    """Describe the store: its id and format, whether it is encrypted, how many sessions,
+    checkpoints and objects it holds and how much space they take, and its abilities.
 
-    Deduplication is what all checkpoints would take if each were kept whole, by what is different
-    in them; compression is that by what the packs take. Growth is what each session's last ten
-    checkpoints have added to the store, all of it in the JSON, on a terminal the ten sessions that
-    grow most. What a bucket with versions still keeps of what was deleted is told too: its own
-    lifecycle rules decide when that goes.
+    Deduplication is the size of all checkpoints, if each were kept whole, divided by the size of
+    their distinct content; compression is that divided by the size of the packs. Growth is what
+    each session's last ten checkpoints have added to the store, all of it in the JSON, on a
+    terminal the ten sessions that grow most. Deleted data that a bucket with versions still keeps
+    is shown too: its own lifecycle rules decide when that goes.
     """
     from ...ops.stores import store_info
 
@@ -289,7 +288,7 @@ def _times(ratio: float | None) -> str:
 @page(
     examples=[
         (
-            "The bucket was made again, and it is certain by whom:",
+            "The bucket was made again, by a known person:",
             "criuctl store trust --store s3://backups/trees",
         ),
         (
@@ -318,13 +317,13 @@ def _times(ratio: float | None) -> str:
 )
 @pass_app
 def trust(app: App, store_id: str, no_encrypt: bool) -> int:
-    """Pins the store that is at the URL now, in place of the one that this host expected there, and
-    tells both. Its key must be here, as for any other command.
+    """Pin the store that is at the URL now, in place of the one that this host expected there, and
+    show both. Its key must be here, as for any other command.
 
-    A host pins a store when it makes it or meets it first; then nothing need be said. This is for a
-    store that was replaced on purpose, for one in S3 without encryption that another host has made,
-    and for setting up hosts by an id that is known. Whoever can write to a store can replace it:
-    find out who has, before it is trusted.
+    A host pins a store when it makes it or meets it first, so this command is not needed then. It
+    is for a store that was replaced on purpose, for one in S3 without encryption that another host
+    has made, and for setting up hosts by an id that is known. Any user who can write to a store can
+    replace it: find out who has, before you trust it.
     """
     from ...ops.stores import store_trust
 
@@ -369,7 +368,7 @@ def trust(app: App, store_id: str, no_encrypt: bool) -> int:
 )
 @pass_app
 def key(app: App, export: Path | None) -> int:
-    """Tells where the key of the store was found and whether it is the right one. The key itself is
+    """Show where the key of the store was found and whether it is the right one. The key itself is
     never printed; --export writes a copy of it to a file that does not exist yet.
     """
     from ...ops.stores import store_key

@@ -69,7 +69,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "restore-failed": lambda e: f"not restored: {e['error']['message']}",
     "recovered": _recovered,
     "gave-up": lambda e: e["error"]["message"],
-    "lease-expired": lambda e: f"nothing was heard of host {e['host']} for {e['silent_s']:g} s",
+    "lease-expired": lambda e: f"no beat was seen of host {e['host']} for {e['silent_s']:g} s",
     "overtaken": lambda e: f"not restored here: {e['error']['message']}",
     "self-fenced": lambda e: (
         f"the lease of {e['lease_s']:g} s cannot be renewed; the session stands still, lest "
@@ -87,7 +87,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """An event for people: when, which session, what."""
+    """Return an event as a line: when, which session, what."""
     return (
         f"{event['time']}  {printable(event['session'])}  {event['event']}: "
         f"{printable(_LINES[event['event']](event))}"
@@ -155,7 +155,7 @@ def event_line(event: Mapping[str, Any]) -> str:
     ),
 )
 @click.option(
-    "--standby", is_flag=True, help="Only watch the host where it lives; begin nothing by itself."
+    "--standby", is_flag=True, help="Only watch the host where it lives; start nothing by itself."
 )
 @click.option(
     "--restart",
@@ -273,7 +273,7 @@ def supervise(
                 write_result(json.dumps(event, default=str))
             elif not app.quiet or event["event"] not in ("snapshot", "started", "home", "standby"):
                 write_result(event_line(event))
-        # a session is not left alone because nobody reads what is told of it
+        # the session is supervised even when the output is closed
         except (BrokenPipeError, ResultLost):
             discard(1)
 

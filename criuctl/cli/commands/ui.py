@@ -28,7 +28,7 @@ if TYPE_CHECKING:
             "From your desk or phone, through ssh (then open the printed address there):",
             "ssh -L 8765:127.0.0.1:8765 root@gamma criuctl ui",
         ),
-        ("For a screen on the wall: looks, and changes nothing:", "criuctl ui --read-only --open"),
+        ("For a screen on the wall, without changing anything:", "criuctl ui --read-only --open"),
     ],
     exits=[9],
     see_also=["ls", "attach", "list", "show"],
@@ -43,10 +43,9 @@ if TYPE_CHECKING:
 @click.option(
     "--remote",
     is_flag=True,
-    help="Allow --listen an address that other machines reach. There is no TLS: whoever is on the "
-    "way reads the token"
-    " and all that terminals show. Better is `ssh -L`, or a proxy with TLS.  [default: loopback "
-    "only]",
+    help="Allow --listen an address that other machines reach. There is no TLS: others on the "
+    "network path can read the token and all that terminals show. Better is `ssh -L`, or a proxy "
+    "with TLS.  [default: loopback only]",
 )
 @click.option(
     "--name",
@@ -60,24 +59,24 @@ if TYPE_CHECKING:
 @click.option(
     "--read-only",
     is_flag=True,
-    help="Look at everything and change nothing: no typing, no actions.",
+    help="Show everything and change nothing: no typing, no actions.",
 )
 @click.option("--open", "open_", is_flag=True, help="Open the page in the browser of this desktop.")
 @pass_app
 def ui(
     app: App, listen: str, remote: bool, names: tuple[str, ...], read_only: bool, open_: bool
 ) -> int:
-    """Serves a page for the browser: the sessions of this host, live; of each its processes,
+    """Serve a page for the browser: the sessions of this host, live; of each its processes,
     connections, checkpoints with charts of their size and of how long the tree stood still, and its
     terminal, in which one can type. It is usable on a phone.
 
-    Prints the address, which holds a token that is made anew each time; without the token nothing
-    is told. Whoever has it may do what you may do with the sessions of this host, unless
-    --read-only. In the terminal the rules of criuctl attach
-    hold: one at a time writes, who only looks disturbs nobody, and Take over is --take.
+    Prints the address, which holds a token that is new each time; without the token the server
+    reveals nothing. With it, a person can do what you can do with the sessions of this host, unless
+    --read-only. In the terminal the rules of criuctl attach apply: one client at a time writes,
+    watching does not disturb the others, and Take over is --take.
 
-    What the page has done (pause, resume, snapshot, dump, restore) is done by a criuctl of its own;
-    when the server is stopped meanwhile, that one is interrupted and cleans up first. ^C ends the
+    Actions of the page (pause, resume, snapshot, dump, restore) are run by a separate criuctl; when
+    the server is stopped meanwhile, that one is interrupted and cleans up first. ^C ends the
     server, with 0.
     """
     from ...errors import UsageError
@@ -97,9 +96,8 @@ def ui(
                 ),
             )
         tell(
-            "criuctl: warning: no TLS: whoever is on the way reads the token and what "
-            "terminals "
-            "show"
+            "criuctl: warning: no TLS: others on the network path can read the token and what "
+            "terminals show"
         )
     program = [*own_program(sys.argv[0], sys.executable)]
     program += ["--store", app.store] if app.store else []
@@ -136,8 +134,8 @@ def ui(
 
 @contextlib.contextmanager
 def _shown_in_browser(url: str) -> Iterator[None]:
-    """Have the desktop's browser open `url`, by way of a file that only we can read: an argument
-    list shows it to everybody.
+    """Open `url` in the desktop's browser, through a file that only this user can read: other users
+    could read an argument list.
     """
     import html
     import tempfile
@@ -151,6 +149,6 @@ def _shown_in_browser(url: str) -> Iterator[None]:
             f'url={html.escape(url)}"><title>criuctl</title>\n'
         )
         file.flush()
-        # In a thread: a browser that runs in the terminal comes back only when it is left.
+        # In a thread: the call returns only when a browser in the terminal is left.
         threading.Thread(target=webbrowser.open, args=(f"file://{file.name}",), daemon=True).start()
         yield

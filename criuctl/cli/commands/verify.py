@@ -17,7 +17,7 @@ _PROBE_FAILED = 10
 
 
 def _tried(trial: Mapping[str, Any]) -> str:
-    """What came of a trial restore, for people."""
+    """Return the lines for a trial restore."""
     probe = trial["probe"]
     lines = [
         (
@@ -36,7 +36,7 @@ def _tried(trial: Mapping[str, Any]) -> str:
 
 
 def _percent(_ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """``5%`` or ``5`` as a number."""
+    """Parse ``5%`` or ``5`` as a number."""
     if value is None:
         return None
     try:
@@ -49,7 +49,7 @@ def _percent(_ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 
 def _sampled(sample: Mapping[str, Any]) -> str:
-    """What a sample found, for people."""
+    """Return the lines for a sample."""
     packs, amount = sample["packs"], sample["bytes"]
     part = (
         f"{packs['read']} of {plural(packs['of'], 'pack')} read, {size(amount['read'])} of "
@@ -103,7 +103,7 @@ def _try(app: App, ref: str, probe: str | None, timeout: float) -> int:
         ("Is the newest checkpoint of web sound?", "criuctl verify web"),
         ("Check the whole store once a week, from cron:", "criuctl verify --all -q"),
         (
-            "A part of a large store each night, another one each time:",
+            "A random part of a large store each night:",
             "criuctl verify --all --sample 5% -q",
         ),
         (
@@ -172,30 +172,30 @@ def verify(
     probe: str | None,
     timeout: float,
 ) -> int:
-    """Reads everything that a restore of the checkpoint would need (manifest, images, memory,
-    files), decrypts it and checks it against its checksums. Changes nothing.
+    """Read everything that a restore of the checkpoint would need (manifest, images, memory,
+    files), decrypt it and check it against its checksums. Changes nothing.
 
-    Ends with 8 when something is damaged, and names the object; with 7 when an object is missing or
+    Exit with 8 when something is damaged, and name the object; with 7 when an object is missing or
     the store does not answer.
 
     With --sample, each pack that a checkpoint needs has the same chance; those chosen are read
     once, whole, and checked (100% is the fast way to check all of a store whose checkpoints have
-    much in common). All packs must be there, and all manifests are read. What is damaged is told
-    with the checkpoints that need it; with --json: `ok`, `seed`, `packs` and `bytes` (`read`,
+    much in common). All packs must exist, and all manifests are read. Damaged objects are listed
+    with the checkpoints that need them; with --json: `ok`, `seed`, `packs` and `bytes` (`read`,
     `of`), `damaged` (`object`, `error`, `needed_by`), `checkpoints`.
 
-    With --restore it is restored for a trial, beside the living session: in PID, mount, network,
-    IPC and UTS namespaces of its own, on a copy-on-write view of this host's files. The session,
-    its lease, its files, its name and its connections are not touched; connections to outside are
-    hung up, hooks are not run, and what the checkpoint requires (dump --require) is not looked at.
+    With --restore it is restored for a trial, next to the living session: in its own PID, mount,
+    network, IPC and UTS namespaces, on a copy-on-write view of this host's files. The session, its
+    lease, its files, its name and its connections are not touched; connections to outside are hung
+    up, hooks are not run, and requirements of the checkpoint (dump --require) are not checked.
     Devices and the kernel's own settings are this host's: do not try what you would not run here.
     The trial needs memory for the tree and for copies of the files that it writes to.
 
     The probe sees the files, processes and network (loopback) of the tree, and CRIUCTL_SESSION,
-    CRIUCTL_CHECKPOINT and CRIUCTL_PID. Then all of it is gone, also if criuctl is killed. Ends with
-    0 if it came back and the probe ended with 0, with 6 if it cannot be restored, with 10 if the
-    probe failed or was not done, with 12 if it took longer than --timeout, with 4 if there is too
-    little memory to try.
+    CRIUCTL_CHECKPOINT and CRIUCTL_PID. Then all of it is removed, also if criuctl is killed. Exit
+    with 0 if it came back and the probe ended with 0, with 6 if it cannot be restored, with 10 if
+    the probe failed or was not run, with 12 if it took longer than --timeout, with 4 if there is
+    too little memory to try.
     """
     if (ref is None) == (not all_):
         raise click.UsageError("give either a REF or --all")

@@ -10,8 +10,8 @@ from ..text import facts, printable
 @page(examples=[("For a bug report:", "criuctl version --json")], see_also=["doctor"])
 @pass_app
 def version(app: App) -> int:
-    """Prints the versions of criuctl, of the CRIU it uses (and where that is), of the kernel, of
-    Python, and the checkpoint formats that this criuctl reads and writes.
+    """Print the versions of criuctl, of the CRIU it uses (and its path), of the kernel, of Python,
+    and the checkpoint formats that this criuctl reads and writes.
     """
     from ...ops.doctor import versions
 

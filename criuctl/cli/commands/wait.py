@@ -76,14 +76,13 @@ def wait(
     since: int | None,
     timeout: float | None,
 ) -> int:
-    """Waits until a session has ended, is silent, has printed something, or is at a shell's prompt.
+    """Wait until a session has ended, is silent, has printed a text, or is at a shell's prompt.
 
-    Ends with 0 when what was waited for has come, also for --exit (the session's own code is
-    printed, and in the JSON as exit_code); with 12 when the time is over; with 3 when the session
-    ended before. --exit collects the exit
-    status: afterwards the session's holder is not needed any more and ends. What was dumped by its
-    PID has no holder: --exit waits for it, too, but nobody sees its exit code (null), and the
-    others end with 9.
+    Exit with 0 when the event has come, also for --exit (the session's own code is printed, and in
+    the JSON as exit_code); with 12 when the time is over; with 3 when the session ended before.
+    --exit collects the exit status: afterwards the session's holder is not needed any more and
+    ends. A tree that was dumped by its PID has no holder: --exit waits for it, too, but its exit
+    code is unknown (null), and the others exit with 9.
     """
     from ...ops import output
 

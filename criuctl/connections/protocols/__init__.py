@@ -1,5 +1,5 @@
-"""The application protocols that criuctl can bring back to life on a socket; `base` is what one
-must offer.
+"""The application protocols that criuctl can set up again on a socket; `base` defines the
+interface.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ BUILT_IN = ("postgresql", "redis", "journal", "tcp")
 
 
 def find(name: str) -> ApplicationProtocol | None:
-    """The protocol of that name, imported when it is first asked for; None for a name that only a
-    hook may know.
+    """Return the protocol of that name, imported on first use; None for a name that only a hook may
+    know.
     """
     if name not in BUILT_IN:
         return None

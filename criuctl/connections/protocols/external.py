@@ -1,7 +1,7 @@
 """An application protocol that is an executable of the operator's: a hook of phase ``reconnect``
 (see `criuctl.hooks`).
 
-It is given the socket unconnected and connects it itself.
+It gets the socket unconnected and connects it itself.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .base import CannotRebuild, PeerAway, Settings
 class External:
     """The hook `name` as an `ApplicationProtocol`."""
 
-    connects = True  # by itself
-    # what was under way is in the record (rqueue, wqueue): the hook knows whether its protocol can
-    # go on
+    connects = True  # the hook connects the socket itself
+    # data in flight is in the record (rqueue, wqueue): the hook decides whether its protocol can go
+    # on
     any_time = True
 
     def __init__(self, config: Config, name: str, facts: Mapping[str, Any]) -> None:
         self.config = config
         self.name = name
-        self.facts = facts  # about the restore, as hooks of every phase are told them
+        self.facts = facts  # about the restore, as for hooks of every phase
 
     def inspect(
         self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
     ) -> dict[str, Any]:
-        """See `base.ApplicationProtocol`; what a hook wants to know it finds out in its phase
+        """See `base.ApplicationProtocol`; a hook that needs facts finds them in its phase
         ``frozen``.
         """
         return {}

@@ -1,16 +1,15 @@
-"""systemd's journal: what a service prints goes over a unix stream, on whose other end journald was
-told once whose it is.
+"""systemd's journal: a service's output goes over a unix stream whose header told journald the
+service.
 
-Seven lines at the beginning say it: identifier, unit, priority, whether lines begin with a level,
-and whether to pass them on to syslog, the kernel's log and the console (systemd's
-``connect_logger_as`` and ``journald-stream.c``).  journald never answers, and the reading side is
-shut.  So nothing of the connection is lost with it: it is connected again, told the same, and what
-the program prints is found under the same unit.  The process that each line is of, journald learns
-from the kernel.
+The header has seven lines: identifier, unit, priority, whether lines begin with a level, and
+whether to pass them on to syslog, the kernel's log and the console (systemd's ``connect_logger_as``
+and ``journald-stream.c``). journald never answers, and the reading side is shut. So no state is
+lost with the connection: it is connected again with the same header, and the program's output is
+found under the same unit. journald learns the process of each line from the kernel.
 
-What systemd said of the identifier and the priority cannot be asked for.  They are taken to be its
-defaults: the command of the process that holds the connection, and 30 (daemon.info).  The options
-`identifier` and `priority` of a rule say otherwise.
+The original identifier and priority cannot be read back. They are assumed to be systemd's defaults:
+the command of the process that holds the connection, and 30 (daemon.info). The options `identifier`
+and `priority` of a rule override them.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ class Journal:
     """The protocol `journal`; stateless."""
 
     name = "journal"
-    any_time = True  # what was printed and not read yet, journald reads when the program is gone
+    any_time = True  # journald reads unread output when the program is gone
 
     def inspect(
         self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
     ) -> dict[str, Any]:
-        """See `base.ApplicationProtocol`; all that is asked is /proc."""
+        """See `base.ApplicationProtocol`; reads only /proc."""
         _options(settings.options)
         try:
             return {"identifier": _text(record.pid, "comm"), "unit": unit_of(record.pid)}

@@ -1,4 +1,6 @@
-"""The protocol of a name: one that ships (a module with `PROTOCOL`), else a hook of that name."""
+"""The protocol of a name: one that ships (a module with `PROTOCOL`), otherwise a hook of
+that name.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from .base import ApplicationProtocol
 
 
 def find(config: Config, name: str, facts: Mapping[str, Any] | None = None) -> ApplicationProtocol:
-    """The protocol `name`; whether a hook of that name exists is found out when it is run, which is
-    then told `facts`.
+    """Return the protocol `name`. Whether a hook of that name exists is checked when it is run,
+    with `facts`.
     """
     if name in BUILT_IN:
         return cast(

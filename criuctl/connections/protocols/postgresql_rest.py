@@ -56,7 +56,8 @@ from .wire import Wire
 
 _SETTLE = 0.05  # seconds in which the answer to a quick query has come
 _TITLE = re.compile(
-    r"postgres: (?:[^ ]+: )?(?P<user>[^ ]+) (?P<database>[^ ]+) (?P<from>\[local\]|[^ ]+\(\d+\)) (?P<doing>.+)"
+    r"postgres: (?:[^ ]+: )?(?P<user>[^ ]+) (?P<database>[^ ]+) "
+    r"(?P<from>\[local\]|[^ ]+\(\d+\)) (?P<doing>.+)"
 )
 _LOOK = """
 SELECT s.ssl::text, coalesce(g.encrypted, false)::text, a.state

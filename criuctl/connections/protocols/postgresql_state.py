@@ -32,9 +32,10 @@ from .postgresql_wire import (
     rows,
 )
 
-REPORTED = (  # what clients are told of and rely on
-    "server_encoding", "client_encoding", "application_name", "default_transaction_read_only", "in_hot_standby", "is_superuser",
-    "DateStyle", "IntervalStyle", "TimeZone", "integer_datetimes", "standard_conforming_strings", "server_version",
+REPORTED = (  # the parameters that a server reports to its clients, and that clients rely on
+    "server_encoding", "client_encoding", "application_name", "default_transaction_read_only",
+    "in_hot_standby", "is_superuser", "DateStyle", "IntervalStyle", "TimeZone",
+    "integer_datetimes", "standard_conforming_strings", "server_version",
 )  # fmt: skip
 _RESTORABLE = (
     "client_encoding",
@@ -46,8 +47,8 @@ _RESTORABLE = (
 # Client encodings in which a byte of a character may look like ASCII; the others pass through
 # latin-1 byte by byte.
 _CODECS = {
-    "UTF8": "utf-8", "BIG5": "big5", "GBK": "gbk", "GB18030": "gb18030", "SJIS": "cp932", "UHC": "cp949", "JOHAB": "johab",
-    "SHIFT_JIS_2004": "shift_jis_2004",
+    "UTF8": "utf-8", "BIG5": "big5", "GBK": "gbk", "GB18030": "gb18030", "SJIS": "cp932",
+    "UHC": "cp949", "JOHAB": "johab", "SHIFT_JIS_2004": "shift_jis_2004",
 }  # fmt: skip
 _NOT_UNDERSTOOD = ("42", "3F")  # syntax, undefined or forbidden objects; undefined schema
 _LOCK_SECONDS = 2.0  # the server may need a moment to notice that the old session's client is gone
@@ -69,18 +70,24 @@ SELECT pg_catalog.json_build_object(
    FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid()) x),
  'settings', (SELECT pg_catalog.json_agg(pg_catalog.row_to_json(x)) FROM (
    SELECT name, setting, source, boot_val, reset_val FROM pg_catalog.pg_settings
-   WHERE source IN ('client', 'session') AND context <> 'internal' AND pg_catalog.left(name, 12) <> 'transaction_') x),
- 'reported', (SELECT pg_catalog.json_object_agg(name, setting) FROM pg_catalog.pg_settings WHERE name IN (:reported)),
+   WHERE source IN ('client', 'session') AND context <> 'internal'
+     AND pg_catalog.left(name, 12) <> 'transaction_') x),
+ 'reported', (SELECT pg_catalog.json_object_agg(name, setting)
+   FROM pg_catalog.pg_settings WHERE name IN (:reported)),
  'prepared', (SELECT pg_catalog.json_agg(pg_catalog.row_to_json(x)) FROM (
-   SELECT name, statement, from_sql, parameter_types::oid[]::text AS oids, parameter_types::text AS types
-   FROM pg_catalog.pg_prepared_statements WHERE pg_catalog.left(name, 9) <> '_criuctl_' ORDER BY prepare_time) x),
+   SELECT name, statement, from_sql, parameter_types::oid[]::text AS oids,
+     parameter_types::text AS types
+   FROM pg_catalog.pg_prepared_statements
+   WHERE pg_catalog.left(name, 9) <> '_criuctl_' ORDER BY prepare_time) x),
  'channels', (SELECT pg_catalog.json_agg(x) FROM pg_catalog.pg_listening_channels() x),
  'locks', (SELECT pg_catalog.json_agg(pg_catalog.row_to_json(x)) FROM (
    SELECT classid::bigint, objid::bigint, objsubid, mode FROM pg_catalog.pg_locks
    WHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()) x),
  'temporary', (SELECT pg_catalog.json_agg(x.name) FROM (
-   SELECT relname AS name FROM pg_catalog.pg_class WHERE relnamespace = pg_catalog.pg_my_temp_schema() AND relkind <> 'i'
-   UNION ALL SELECT proname FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.pg_my_temp_schema()
+   SELECT relname AS name FROM pg_catalog.pg_class
+     WHERE relnamespace = pg_catalog.pg_my_temp_schema() AND relkind <> 'i'
+   UNION ALL SELECT proname FROM pg_catalog.pg_proc
+     WHERE pronamespace = pg_catalog.pg_my_temp_schema()
    UNION ALL SELECT typname FROM pg_catalog.pg_type
      WHERE typnamespace = pg_catalog.pg_my_temp_schema() AND typrelid = 0 AND typelem = 0) x),
  'cursors', (SELECT pg_catalog.json_agg(name) FROM pg_catalog.pg_cursors WHERE is_holdable)

@@ -1,18 +1,17 @@
-"""Connecting only: for protocols that keep nothing for a session, such as HTTP keep-alive or
-memcached.
+"""Connecting only: for protocols without session state, such as HTTP keep-alive or memcached.
 
 Options of a rule:
 
 - ``preamble``: text, or ``{base64: ...}``, sent on the new connection before the program goes on;
 - ``expect``: a regular expression (bytes, matched from the beginning) or ``{base64: ...}`` (exactly
-  these bytes), which the peer must answer; whatever the peer says that is not part of it would be
-  read by the program, so it is a failure;
+  these bytes), which the peer must answer; further bytes of the peer would be read by the program,
+  so they are a failure;
 - ``within``: seconds for the answer (5);
 - ``one_way``: the program does not wait for answers to what it sends.
 
-There is no session, so there is nothing to ask; that the program can go on without one is the
-rule's claim.  But a program that waits for an answer would wait for ever on a new connection, so
-one that has sent last is not connected again unless it is ``one_way``.
+There is no session, so the peer is not asked; the rule asserts that the program can go on without
+one. But a program that waits for an answer would wait for ever on a new connection, so a connection
+on which the program was the last to send is not made again unless it is ``one_way``.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Tcp:
     def inspect(
         self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
     ) -> dict[str, Any]:
-        """See `base.ApplicationProtocol`; all there is to learn is whether the program waits for an
+        """See `base.ApplicationProtocol`; finds out only whether the program waits for an
         answer.
         """
         _options(settings.options)
@@ -83,7 +82,7 @@ PROTOCOL = Tcp()
 
 
 def _await(wire: Wire, expect: re.Pattern[bytes] | bytes) -> int:
-    """Read just what is expected; the number of its bytes."""
+    """Read exactly the expected answer; return its number of bytes."""
     if isinstance(expect, bytes):
         seen = wire.receive(len(expect))
         if seen != expect:

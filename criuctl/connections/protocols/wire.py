@@ -1,10 +1,10 @@
-"""Bytes on a borrowed socket: what every protocol here reads and writes with.
+"""Reading and writing bytes on a borrowed socket, for every protocol here.
 
-The socket is a duplicate of the program's own, so `Wire` leaves its file status flags alone
+The socket is a duplicate of the program's own, so `Wire` does not change its file status flags
 (O_NONBLOCK belongs to the open file, which the program shares): each call passes MSG_DONTWAIT and
-waits with poll, until a deadline.  It keeps no buffer: a byte that nobody asked for stays in the
-socket's queue, where the program finds it.  Lines are found by peeking.  All trouble is `PeerAway`:
-trying again on a new connection may help; who knows better says so.
+waits with poll, until a deadline. It keeps no buffer: a byte that was not requested stays in the
+socket's queue, where the program finds it. Lines are found by peeking. All errors are `PeerAway`:
+another try on a new connection may help; a caller that knows better raises another error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from .base import PeerAway
 
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _PEEK = 1 << 16
-_TCP_INFO = 160  # bytes of struct tcp_info that are looked at
-#: No answer that a protocol here asks for is larger; a peer that claims so is broken or hostile.
+_TCP_INFO = 160  # bytes of struct tcp_info that are read
+# A bound on every answer that a protocol here requests; a peer that claims more is broken or
+# hostile.
 LARGEST = 64 << 20
-#: No conversation takes more, all answers together: a peer that never stops talking is one, too,
-# and its words are kept.
+# A bound on all answers of one conversation together, since they are kept: a peer may send
+# endlessly.
 MOST = 4 * LARGEST
 
 
@@ -41,7 +42,7 @@ class Wire:
         self._taken = 0  # bytes received
 
     def send(self, data: bytes) -> None:
-        """Hand all of `data` to the kernel."""
+        """Pass all of `data` to the kernel."""
         left = memoryview(data)
         while left:
             try:
@@ -52,7 +53,7 @@ class Wire:
                 raise self._lost(error) from error
 
     def receive(self, size: int) -> bytes:
-        """Exactly `size` bytes."""
+        """Return exactly `size` bytes."""
         if size > LARGEST:
             raise PeerAway(f"{self.peer} announces {size} bytes, more than any sane answer has")
         self._taken += size
@@ -67,8 +68,8 @@ class Wire:
         return bytes(found)
 
     def line(self, end: bytes = b"\n", limit: int = 1 << 16) -> bytes:
-        """The bytes up to and with `end`; what follows stays in the queue.  At most `limit`
-        bytes.
+        """Return the bytes up to and including `end`; later bytes stay in the queue. At most
+        `limit` bytes.
         """
         found = bytearray()
         while len(found) < limit:
@@ -84,29 +85,29 @@ class Wire:
         raise PeerAway(f"{self.peer} sent a line of more than {limit} bytes")
 
     def peek(self, size: int) -> bytes:
-        """The next `size` bytes, left in the queue; fewer if the peer has closed.  Waits until they
-        are there.
+        """Return the next `size` bytes, left in the queue; fewer if the peer has closed. Wait until
+        they are there.
         """
         while True:
             seen = self._receive(size, socket.MSG_PEEK)
             if len(seen) >= size or not seen or self.closed():
                 return seen
-            # Level-triggered poll would return at once for the bytes that are there: wait for more
-            # by time.
+            # Level-triggered poll would return at once for the present bytes: wait for more by
+            # time.
             if time.monotonic() >= self.deadline:
                 raise PeerAway(f"{self.peer} did not answer in time")
             time.sleep(0.002)
 
     def unread(self) -> int:
-        """Bytes that have come and nobody has read."""
+        """Return the received bytes that are still unread."""
         return self._count(termios.FIONREAD)
 
     def unsent(self) -> int:
-        """Bytes that were sent and that the peer's kernel has not taken yet."""
+        """Return the sent bytes that the peer's kernel has not acknowledged yet."""
         return self._count(termios.TIOCOUTQ)
 
     def closed(self) -> bool:
-        """Whether the peer has closed its side, or the connection is broken."""
+        """Return whether the peer has closed its side, or the connection is broken."""
         poller = select.poll()
         poller.register(self.sock, select.POLLRDHUP)
         return any(
@@ -115,11 +116,11 @@ class Wire:
         )
 
     def unanswered(self) -> bool:
-        """Whether the last that happened on a TCP connection is that this side sent, a clock tick
-        (1 to 10 ms) or more ago.
+        """Return whether the last event on a TCP connection is that this side sent, a clock tick (1
+        to 10 ms) or more ago.
 
-        True for a request in flight.  Of what happened within one tick, and of unix sockets,
-        nothing is known: False.
+        True for a request in flight. Events within one tick, and on unix sockets, cannot be
+        ordered: False.
         """
         if self.sock.family == socket.AF_UNIX:
             return False
@@ -128,12 +129,12 @@ class Wire:
         )
         # tcpi_last_data_sent, last_ack_sent, last_data_recv: ms ago
         sent, _, received = struct.unpack_from("=III", info, 44)
-        # tcpi_data_segs_out; none: no time of sending means anything
+        # tcpi_data_segs_out; without any, the time of the last sending is meaningless
         (segments,) = struct.unpack_from("=I", info, 156)
         return bool(segments and sent < received)
 
     def arrives(self, seconds: float) -> bool:
-        """Whether anything can be read within `seconds` (data or the end)."""
+        """Return whether anything can be read within `seconds` (data or the end)."""
         poller = select.poll()
         poller.register(self.sock, select.POLLIN)
         return bool(poller.poll(max(0.0, min(seconds, self.deadline - time.monotonic())) * 1000))

@@ -1,7 +1,7 @@
 """A dump's delivery to another host: its inbox, the hand-over, and the word to let the session run
 there.
 
-What is to be known after any interruption is written down before it is done (`moves`).
+Facts that are needed after an interruption are recorded before the step they describe (`moves`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from . import inbox
 from .other_host import RESTORE, reach, session_url
 
 SETTLE = 60.0  # seconds for which a broken link is made again
-_PAUSE = 1.0  # between two tries
+_PAUSE = 1.0  # seconds between two tries
 
 
 class Wishes(Struct, frozen=True):
-    """How the session is to come back there, and what travels."""
+    """The options of a move: how the session is restored there, and what is carried."""
 
     name: str | None = None
     pids: str | None = None
@@ -53,7 +53,7 @@ class Wishes(Struct, frozen=True):
     max_freeze: float | None = None  # seconds; None: as configured
 
     def options(self) -> dict[str, Any]:
-        """Of the restore."""
+        """Return the options of the restore."""
         return {
             "pids": self.pids,
             "connections": self.connections,
@@ -63,7 +63,7 @@ class Wishes(Struct, frozen=True):
 
 
 class HostDelivery(Struct):
-    """The other host as the dump sees it; see `criuctl.dump.delivery`."""
+    """The other host during the dump; see `criuctl.dump.delivery`."""
 
     config: Config
     to: str
@@ -91,7 +91,7 @@ class HostDelivery(Struct):
     # ----------------------------------------------------------------------------
 
     def open(self, session: SessionRecord) -> Repository:
-        """The other host's inbox."""
+        """Open the other host's inbox."""
         self.move = Outgoing(
             id=new_id(),
             session=session.name,
@@ -125,24 +125,24 @@ class HostDelivery(Struct):
         return repository
 
     def _kept_key(self) -> Path | None:
-        """Where this host keeps the key by which it writes to the other one's inbox."""
+        """Return the path of the key with which this host writes to the other one's inbox."""
         host = str(self.there.link.hello.get("host_id", ""))
         # it may be any text
         folder = hashlib.sha256(host.encode(errors="surrogateescape")).hexdigest()[:32]
         return Path(self.config.state_dir) / "deliveries" / folder / "key" if host else None
 
     def _keep_key(self, text: str, kept: Path | None) -> Path:
-        """The key in a file; kept for the next time, with what was sealed by it, if it is one of a
-        write-only host.
+        """Write the key to a file; keep it for the next time, with the content sealed by it, if it
+        is one of a write-only host.
         """
-        # an older criuctl tells the inbox's own
+        # an older criuctl sends the inbox's own key
         if kept is not None and text.startswith(writers.LINE):
             kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with suppress(FileNotFoundError):
                 if kept.read_text() == text:
                     return kept
                 kept.unlink()
-            with suppress(FileExistsError):  # another criuctl was faster, with a key of its own
+            with suppress(FileExistsError):  # another criuctl was faster, with another key
                 keys.write_secret(kept, text)
                 return kept
         key = Path(self._stack.enter_context(Scratch()).path) / "inbox-key"
@@ -150,9 +150,7 @@ class HostDelivery(Struct):
         return key
 
     def _end_earlier(self) -> None:
-        """Earlier moves of the session that came to nothing: it is here, and nobody else works on
-        it.
-        """
+        """End earlier failed moves of the session: it is here, and no other process works on it."""
         assert self.move is not None
         for move in list(self.moves.all()):
             if move.session_id == self.move.session_id:
@@ -160,11 +158,13 @@ class HostDelivery(Struct):
                 self.moves.forget(move.id)
 
     def frozen(self) -> None:
-        """The tree stands still from now on."""
+        """Record that the tree is frozen from now on."""
         self.frozen_at = time.monotonic()
 
     def hand_over(self, manifest: Manifest, tree: Sequence[ProcessIdentity]) -> None:
-        """Have it restored and held there, then write down that it is to be ended here."""
+        """Have the checkpoint restored and held there, then record that the tree is to be ended
+        here.
+        """
         assert self.move is not None
         self.manifest = manifest
         options = {k: v for k, v in self.wishes.options().items() if v is not None}
@@ -180,7 +180,7 @@ class HostDelivery(Struct):
         self.move = self.moves.put(replace(self.move, state="handed-over"))
 
     def ended(self, left: Sequence[ProcessIdentity]) -> None:
-        """The tree was killed: once it is gone, say so."""
+        """Send the word to run once the killed tree is gone."""
         assert self.move is not None
         if left and wait_ended(left, SETTLE):
             self._error = InDoubt(
@@ -188,7 +188,7 @@ class HostDelivery(Struct):
             )
             return
         try:
-            # that it was handed over is known, and that it is gone can be seen
+            # the hand-over is recorded, and that the tree is gone can be seen
             with suppress(OSError):
                 self.move = self.moves.put(replace(self.move, state="ended"))
             self.reporter.step("go")
@@ -197,14 +197,14 @@ class HostDelivery(Struct):
             self._answer = dict(answer["result"])
         except CriuctlError as error:
             self._error = error
-        # of our own side: no descriptor, no thread left; the word is to be said later, not taken
-        # back
+        # an error of this side, for example no descriptor left: the word must be sent later, not
+        # taken back
         except Exception as error:
             self._error = CriuctlError(f"{type(error).__name__}: {error}")
 
     @contextmanager
     def _named(self, more: str = "") -> Iterator[None]:
-        """What fails there is told with the host's name."""
+        """Add the host's name to errors from there."""
         try:
             yield
         except CriuctlError as error:
@@ -213,7 +213,7 @@ class HostDelivery(Struct):
             raise
 
     def _take(self, ip: str, device: str | None) -> None:
-        """Take an address away here; written down before, so that it can always be put back."""
+        """Remove an address here; recorded before, so that it can always be put back."""
         assert self.move is not None
         move = self.move
 
@@ -230,8 +230,8 @@ class HostDelivery(Struct):
     # -----------------------------------------------------------------------
 
     def settled(self) -> bool:
-        """After a failure of the dump: whether the tree is gone all the same, so that it lives
-        there.
+        """Return, after a failure of the dump, whether the tree is gone nevertheless, so that it
+        lives there.
         """
         if self._answer is not None or self._error is not None:
             return True
@@ -248,7 +248,7 @@ class HostDelivery(Struct):
         return True
 
     def stays(self) -> None:
-        """The tree goes on here: have the other host undo what it has; if it cannot be told, it
+        """The tree continues here: make the other host undo its part; if it cannot be reached, it
         will find out by itself.
         """
         if self.move is None:
@@ -264,7 +264,7 @@ class HostDelivery(Struct):
             self.moves.put(move)
 
     def outcome(self) -> dict[str, Any]:
-        """What the other host says of the session that runs there."""
+        """Return the other host's report on the session that runs there."""
         if self._answer is None:
             assert self.move is not None
             why = f": {self._error.message}" if self._error is not None else ""
@@ -281,7 +281,7 @@ class HostDelivery(Struct):
         return self._answer
 
     def _say_go(self) -> dict[str, Any]:
-        """Until it is heard."""
+        """Send the word to run until it is confirmed."""
         assert self.move is not None
         deadline = time.monotonic() + SETTLE
         try:
@@ -305,7 +305,7 @@ class HostDelivery(Struct):
 
 
 def _writer_key(path: Path) -> writers.WriterKey | None:
-    """The key that was kept; None if there is none that is whole."""
+    """Return the kept key; None if there is none that is whole."""
     try:
         return writers.WriterKey.parse(keys.read_secret(path), str(path))
     except CriuctlError:
@@ -313,8 +313,9 @@ def _writer_key(path: Path) -> writers.WriterKey | None:
 
 
 def put_back(move: Outgoing, reporter: Reporter) -> Outgoing:
-    """The tree stays: what was taken away for it comes back.  The move as it is then: none comes
-    back twice, once it may have gone elsewhere."""
+    """Restore what was removed for the move, since the tree stays; return the move's new record.
+    Nothing is restored twice, because it may have gone elsewhere meanwhile.
+    """
     left = []
     for described in move.addresses:
         try:

@@ -1,5 +1,5 @@
-"""A home that a session leaves: whether it is the home, and what is left to do here when the
-session runs elsewhere.
+"""The home that a session leaves: whether it is the home, and the clean-up when the session runs
+elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...store import open_store
 
 
 def check_home(config: Config, record: SessionRecord | None, reporter: Reporter) -> None:
-    """A home that another host has taken over moves nothing: its copy is stale."""
+    """Refuse the move if another host has taken the session over: the copy here is stale."""
     for repository in _leased(config, record, reporter):
         assert record is not None
         fenced = fencing.check(config, repository, record)
@@ -43,8 +43,8 @@ def moved_away(
     reporter: Reporter,
     after: AfterCommit,
 ) -> None:
-    """It runs there, on the host of the id `host`: everything here that speaks of it says so, as
-    far as that is possible.
+    """Record everywhere on this host that the session runs on the host of the id `host`, as far as
+    possible.
     """
     record = None
     with after.optional(f"where {move.session!r} has gone could not be written down"):
@@ -52,7 +52,7 @@ def moved_away(
         _record_moved(config, move, answer.get("incarnation", 0))
         Moves(config, Outgoing).forget(move.id)
     with after.optional(f"those who are attached here could not be told where {move.session!r} is"):
-        _tell_operators(config, move, answer)
+        _redirect_operators(config, move, answer)
     if record is not None:
         _pass_leases(config, record, move, host, answer, reporter)
 
@@ -62,7 +62,7 @@ def _record_moved(config: Config, move: Outgoing, incarnation: int) -> None:
     record = registry.get(move.session) or SessionRecord(move.session, move.session_id)
     if record.alive():
         return  # it has come back meanwhile
-    # its connections have left with it: here is nothing to shield any more
+    # its connections have left with it: there is nothing to protect here any more
     if record.lock_table and record.boot_id == boot_id():
         netfilter.delete_table(record.lock_table)
     newest = max(record.incarnation, incarnation)
@@ -77,8 +77,8 @@ def _record_moved(config: Config, move: Outgoing, incarnation: int) -> None:
     registry.put(replace(record, lock_table="", lock_kept=False))
 
 
-def _tell_operators(config: Config, move: Outgoing, answer: Mapping[str, Any]) -> None:
-    """The holder that waits here sends them after it."""
+def _redirect_operators(config: Config, move: Outgoing, answer: Mapping[str, Any]) -> None:
+    """Make the waiting holder redirect attached operators to the new host."""
     state = sessions.state_of(config, move.session)
     if state is None or not state["holder_alive"] or state["id"] != move.session_id:
         return
@@ -98,7 +98,7 @@ def _pass_leases(
     answer: Mapping[str, Any],
     reporter: Reporter,
 ) -> None:
-    """Whoever shares a store with us sees where the session's home is now."""
+    """Pass on the leases, so that hosts which share a store see the session's new home."""
     for repository in _leased(config, record, reporter):
         try:
             leases.pass_on(
@@ -118,8 +118,8 @@ def _pass_leases(
 def _leased(
     config: Config, record: SessionRecord | None, reporter: Reporter
 ) -> Iterator[Repository]:
-    """The stores in which this home holds the session's lease; one that does not answer is told of
-    and left out.
+    """Return the stores in which this home holds the session's lease; one that does not answer is
+    reported and left out.
     """
     for lease in () if record is None else record.leases.values():
         url = str(lease["url"])

@@ -1,11 +1,11 @@
 """The inbox: a store of this host for sessions that come from others.
 
-It is encrypted by a key that stays on this host.  A host that sends is one of its write-only hosts
-(`checkpoint.writers`): what it stores, it seals by keys of its own, and of what others store it can
-open nothing; see `ownpart`, too.  It keeps the key that it was told, to prove that it is the same
-host when it sends again: then what it has sent before is not sent once more.  Of each session its
-newest checkpoint is kept: what is in it need not be sent again when the session comes back, and if
-this host dies in the middle, the session can be restored from it.
+It is encrypted by a key that stays on this host. A sending host is one of its write-only hosts
+(`checkpoint.writers`): it seals what it stores by its own keys, and can open nothing of other
+hosts; see `inbox_part`, too. It keeps the key that it got, to prove that it is the same host when
+it sends again: then content that it sent before is not sent once more. Of each session the newest
+checkpoint is kept: its content need not be sent again when the session comes back, and if this host
+dies in the middle, the session can be restored from it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ...store import open_store
 
 _LABEL = "hosts that send sessions"
 _PROOF = b"criuctl 2026-11 sends again"
-_GRACE = "1h"  # no sending takes longer
+_GRACE = "1h"  # longer than any sending
 
 
 def configured(config: Config) -> Config:
-    """The configuration with the inbox as its store."""
+    """Return the configuration with the inbox as its store."""
     return replace(
         config,
         store=str(Path(config.state_dir) / "inbox"),
@@ -46,7 +46,7 @@ def configured(config: Config) -> Config:
 
 
 def opened(config: Config) -> Repository:
-    """This host's inbox, made if there is none; the caller closes it, and its store."""
+    """Open this host's inbox, made if there is none; the caller closes it, and its store."""
     config = configured(config)
     store = open_store(config.store, config)
     try:
@@ -57,7 +57,7 @@ def opened(config: Config) -> Repository:
                 repository = Repository.init(store, encryption=True, config=config)
             except Conflict:  # another criuctl was faster
                 repository = Repository.open(store, config)
-        # whoever opens it later must know that others have written to it
+        # a later opener must know that other hosts have written to it
         if not repository.sealer.divided:
             _divide(repository)
             repository.close()
@@ -69,9 +69,7 @@ def opened(config: Config) -> Repository:
 
 
 def _divide(repository: Repository) -> None:
-    """Have the config say that there are write-only hosts.  The key of this slot is told to
-    nobody.
-    """
+    """Record in the config that there are write-only hosts. No host gets the key of this slot."""
     opened = repository.opened
     assert opened is not None  # it is encrypted
     slot = described(writers.enrol(opened.master, repository.id).slot(), _LABEL)
@@ -83,8 +81,8 @@ def _divide(repository: Repository) -> None:
 
 
 def key_for(repository: Repository, move: str, earlier: object) -> writers.WriterKey:
-    """The key of the host that sends: the one that it proves to have (`proof`), or else a new
-    one.
+    """Return the key of the sending host: the one that it proves to have (`proof`), or a
+    new one.
     """
     opened = repository.opened
     assert opened is not None
@@ -101,14 +99,14 @@ def key_for(repository: Repository, move: str, earlier: object) -> writers.Write
 
 
 def proof(key: writers.WriterKey, move: str) -> dict[str, str]:
-    """What shows on the move `move` that whoever says it has the key; it tells nothing of the key
+    """Return the proof, for the move `move`, of having the key; it reveals nothing of the key
     itself.
     """
     return {"id": key.id.hex(), "proof": keyed_hash(key.secret, _PROOF, move.encode()).hex()}
 
 
 def tidy(repository: Repository, session: str, keep: Collection[str], reporter: Reporter) -> None:
-    """Remove the checkpoints of that name but those to `keep`, and what nothing needs any more."""
+    """Remove the checkpoints of that name except those to `keep`, and collect garbage."""
     from ...checkpoint import gc
 
     for summary in repository.list(session):

@@ -1,5 +1,5 @@
-"""One session that arrives: restored and **held**, until the word comes to let it run or to undo;
-see `receive`.
+"""One arriving session: restored and **held**, until the word comes to let it run or to undo; see
+`receive`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OPTIONS = ("pids", "connections", "connections_deadline", "files", "lazy")
 
 
 class Arrival:
-    """One session that arrives."""
+    """One arriving session."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Arrival:
         self._options: dict[str, Any] = {}
         self._state = threading.Condition()
         self.word = ""  # go | abort
-        self._given_up_at: float | None = None  # monotonic: when nobody is waited for any more
+        self._given_up_at: float | None = None  # monotonic: when waiting for the other host ends
         self._held: dict[str, Any] | None = None
         self._result: dict[str, Any] | None = None
         self._error: CriuctlError | None = None
@@ -64,22 +64,22 @@ class Arrival:
         self._ran_at = 0.0  # monotonic
         self._addresses: list[dict[str, Any]] = []
         self._brought: list[addresses.BroughtAddress] = []
-        self._going = ExitStack()  # from when it is let run until that is told
+        self._going = ExitStack()  # open from the start of the session until that is reported
 
     # -- asked by the other threads
     # ------------------------------------------------------------------
 
     def prepare(self, asked: Mapping[str, Any]) -> None:
-        """What is to be restored, and how."""
+        """Prepare the restore from the request."""
         self._options = {key: asked[key] for key in _OPTIONS if asked.get(key) is not None}
         self._addresses = [
             described for described in asked.get("addresses", ()) if isinstance(described, dict)
         ]
         self._move = self._moves.put(replace(self._move, checkpoint=check_id(asked["checkpoint"])))
-        self._begun = True  # so whoever undoes it waits until `restore` is over
+        self._begun = True  # so a thread that undoes it waits until `restore` is over
 
     def wait_held(self) -> dict[str, Any]:
-        """Wait until it is held; raises why it is not."""
+        """Wait until it is held; raise the reason if it is not."""
         with self._state:
             self._state.wait_for(lambda: self._held is not None or self._over)
             if self._held is None:
@@ -87,7 +87,7 @@ class Arrival:
             return self._held
 
     def wait_done(self) -> dict[str, Any]:
-        """Wait until it runs; raises why it does not."""
+        """Wait until it runs; raise the reason if it does not."""
         with self._state:
             self._state.wait_for(lambda: self._over)
             if self._result is None:
@@ -95,7 +95,7 @@ class Arrival:
             return {"result": self._result, "ran_for": time.monotonic() - self._ran_at}
 
     def decide(self, word: str) -> dict[str, Any]:
-        """Say ``go`` or ``abort``; the first word counts.  Returns when it is carried out."""
+        """Decide ``go`` or ``abort``; the first word wins. Return when it is carried out."""
         with self._state:
             if not self.word:
                 self.word = word
@@ -111,16 +111,16 @@ class Arrival:
         return {}
 
     def alone(self, hold: float) -> None:
-        """The link is gone: what is held waits `hold` seconds for another one, what is not yet is
-        given up.
+        """Handle the end of the link: a held session waits `hold` seconds for another link, one
+        that is not held yet is given up.
         """
         with self._state:
             self._given_up_at = time.monotonic() + (hold if self._held is not None else 0)
             self._state.notify_all()
         if self._begun or self._over:
             return
-        # It may have arrived whole, and its home may be no more: whoever resolves the move, or
-        # sends it again, has it removed.
+        # It may have arrived whole, and its home may be gone: resolving the move, or sending it
+        # again, removes it.
         try:
             arrived = bool(self._repository.list(self._move.session))
         except CriuctlError:
@@ -131,13 +131,13 @@ class Arrival:
             self._moves.forget(self._move.id)
 
     def clean(self) -> None:
-        """Nothing of it is left here, not even in the inbox."""
+        """Remove everything of it here, also from the inbox."""
         self._tidy()
         self._moves.forget(self._move.id)
 
     def _tidy(self, *keep: str) -> None:
-        """The inbox keeps, of this name, what is to be kept, and what another move is still to be
-        told to run.
+        """Keep in the inbox, of this name, the checkpoint to keep, and the one of a move that may
+        still get the word to run.
         """
         name, mine = self._move.session, self._move.id
         others = (
@@ -157,8 +157,8 @@ class Arrival:
     # ---------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Restore, hold, and let run or undo.  Once it is let run no signal breaks it off: it has
-        no other home.
+        """Restore, hold, and let run or undo. After the word to run no signal interrupts this: the
+        session has no other home.
         """
         with self._going:
             self._restore()
@@ -168,7 +168,7 @@ class Arrival:
             with rendezvous.listening(self._config, self._move.id, self.decide):
                 self._bring()
                 began = time.monotonic()
-                # The home that the session leaves has said that it may be taken over.
+                # The home that the session leaves has allowed the take-over.
                 request = RestoreRequest(**{"lazy": None, "take_over": True} | self._options)
                 result = restore(
                     inbox.configured(self._config),
@@ -192,7 +192,7 @@ class Arrival:
             if here is None:
                 self._undo_addresses()
                 self._finish(None, why)
-            else:  # it was too late for that to keep it from running
+            else:  # it was too late to keep it from running
                 self._ran_at = time.monotonic()
                 told = {"pid": here.pid, "incarnation": here.incarnation, "degraded": True}
                 self._finish(told | {"warnings": [*self._reporter.warnings, why.message]}, None)
@@ -203,8 +203,8 @@ class Arrival:
             self._tidy(self._move.checkpoint)
 
     def _claim(self) -> None:
-        """In our store, too, this is its home now, if it is known there: an old one that looks
-        finds itself replaced.
+        """Claim the session in this host's store, if it is known there: its old home then finds
+        itself replaced.
         """
         registry = Registry(self._config)
         record = registry.get(self._move.session)
@@ -241,7 +241,7 @@ class Arrival:
             )
 
     def _bring(self) -> None:
-        """The addresses that move along; here until `_undo_addresses`."""
+        """Add the addresses that move along; they stay until `_undo_addresses`."""
         for described in self._addresses:
             wanted = described.get("wanted_device")
             self._brought.append(
@@ -259,7 +259,7 @@ class Arrival:
                 )
 
     def _hold(self, connections: list[dict[str, Any]]) -> None:
-        """Inside post-restore: wait for the word."""
+        """Wait for the word, in the post-restore step."""
         self._move = self._moves.put(replace(self._move, state="held"))
         self._reporter.step("held")
         with self._state:
@@ -268,7 +268,7 @@ class Arrival:
             while not self.word:
                 left = None if self._given_up_at is None else self._given_up_at - time.monotonic()
                 if left is not None:
-                    self._undo_addresses()  # its old home may have them again
+                    self._undo_addresses()  # its old home may use them again
                 if left is not None and left <= 0:
                     self.word = "abort"
                     self._moves.put(replace(self._move, state="given-up"))
@@ -289,7 +289,7 @@ class Arrival:
         if result is not None:
             try:
                 self._move = self._moves.put(replace(self._move, state="running", result=result))
-            # it runs all the same, which can be seen: its home must hear of that
+            # it runs nevertheless, and its home must be notified of that
             except OSError as trouble:
                 self._reporter.warning(
                     f"that {self._move.session!r} runs here could not be written down: "
@@ -304,7 +304,7 @@ class Arrival:
 
 
 def running_here(config: Config, move: Incoming) -> SessionRecord | None:
-    """The session of this move, if it runs on this host."""
+    """Return the session of this move, if it runs on this host."""
     record = Registry(config).get(move.session)
     return (
         record if record is not None and record.id == move.session_id and record.alive() else None

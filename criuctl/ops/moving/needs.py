@@ -1,10 +1,9 @@
-"""What another host must have for this very tree to run there: gathered on the source while the
-tree runs.
+"""The needs of a tree on another host, gathered on the source while the tree runs.
 
-`gather` looks and changes nothing; what it found (`criuctl.ops.moving.needs_format`) goes to the
-target, where `criuctl.ops.moving.target_check` judges it.  What the tree does between this look and
-its freeze is not known here: the restore judges again, on the files and connections of the
-checkpoint.  Secrets stay behind: no arguments, no environment, nothing that a peer told.
+`gather` only reads; its result (`criuctl.ops.moving.needs_format`) goes to the target, where
+`criuctl.ops.moving.target_check` judges it. Changes between this look and the freeze are not known
+here: the restore checks again, on the files and connections of the checkpoint. Secrets stay on the
+source: no arguments, no environment, no answers of peers.
 """
 
 from __future__ import annotations
@@ -66,12 +65,12 @@ def gather(
     file_conflicts: str = "",
     pids: str = "auto",
 ) -> dict[str, Any]:
-    """The needs of the running tree of `root_pid`, as JSON.
+    """Return the needs of the running tree of `root_pid`, as JSON.
 
-    `records` are its connections with their policies if the caller has looked already; else they
-    are looked at here, with `connections` as the command line's wish.  `PreflightRefused` for
-    `with_files` and `NotFound` for `keep_addresses` that are not here, `UsageError` for what is no
-    address, `NoSuchProcess`.
+    `records` are its connections with their policies if the caller has read them already; otherwise
+    they are read here, with `connections` as the command line's policy. Raise `PreflightRefused`
+    for `with_files` and `NotFound` for `keep_addresses` that are not here, `UsageError` for an
+    invalid address, `NoSuchProcess`.
     """
     for text in keep_addresses:
         ip, _device = addresses.parse(text)
@@ -89,7 +88,7 @@ def gather(
     carried = _Carried(resolve_carried(with_files, root_pid), root_pid)
     users, groups = _owners(scene)
     criu: tuple[int, ...] = ()
-    with suppress(CriuctlError, OSError):  # a source without CRIU finds out by itself
+    with suppress(CriuctlError, OSError):  # a source without CRIU finds that out by itself
         criu = binary.find(config).version()
     binaries = Binaries(root_pid, wanted=carry_binaries)
     files = list(_files(scene, config, carried, binaries, written_travel=written_travel))
@@ -135,7 +134,7 @@ def gather(
 
 
 class _Carried:
-    """What ``--with-files`` names: found again by inode while the open files are looked at."""
+    """The files of ``--with-files``, found again by inode while the open files are read."""
 
     def __init__(self, paths: Sequence[str], root_pid: int) -> None:
         self._folders: list[str] = []
@@ -157,13 +156,13 @@ class _Carried:
                     self.more_bytes += status.st_blocks * 512
 
     def has(self, path: str) -> bool:
-        """Whether it travels because it is named, or is in a folder that is."""
+        """Return whether the path is carried because it is named, or is in a folder that is."""
         return path in self._found or any(
             path.startswith(f"{folder.rstrip('/')}/") for folder in self._folders
         )
 
     def listed(self) -> list[NeededFile]:
-        """Each by itself."""
+        """Yield each carried file."""
         return list(self._found.values())
 
 
@@ -218,10 +217,10 @@ def _files(
 
 
 class _Held(Struct):
-    """One path, over everybody who uses it."""
+    """One path, merged over all processes that use it."""
 
     status: os.stat_result
-    source: str  # a name under /proc that leads to the very file
+    source: str  # a name under /proc that leads to this very file
     use: str = "read"
     append: bool = True
     holders: list[tuple[int, int]] = field(default_factory=list)
@@ -263,7 +262,7 @@ def _by_path(scene: Scene) -> dict[str, _Held]:
         held.mapped = True
         held.executable = held.executable or "x" in m.perms
         if held.use == "read" and "x" in m.perms:
-            held.use = "mapped"  # it is open too, but what counts is that it is run
+            held.use = "mapped"  # it is open too, but running it matters more
     return found
 
 
@@ -294,8 +293,8 @@ def _build_id(source: str) -> str:
 
 
 def _places(scene: Scene) -> Iterator[tuple[str, str, int]]:
-    """(path, use, PID) of working and root folders, and of the folders in which unix sockets have
-    their names.
+    """Yield (path, use, PID) of working and root folders, and of the folders in which unix sockets
+    have their names.
     """
     seen: set[tuple[str, str]] = set()
     for process in scene.tree:
@@ -330,7 +329,7 @@ def _status(text: str) -> dict[str, list[str]]:
 
 
 def _ids(scene: Scene) -> set[int]:
-    """Every number that a restore in the tree's own PID namespace would take."""
+    """Return every number that a restore in the host's PID namespace would use."""
     found: set[int] = set()
     for process in scene.tree:
         try:
@@ -347,7 +346,7 @@ def _ids(scene: Scene) -> set[int]:
 
 
 def _owners(scene: Scene) -> tuple[dict[str, str], dict[str, str]]:
-    """Names of every user and group id that a process of the tree has."""
+    """Return the names of all user and group ids of the tree's processes."""
     import grp
     import pwd
 
@@ -369,7 +368,7 @@ def _owners(scene: Scene) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _free_binds(scene: Scene) -> Iterator[str]:
-    """Local ends of sockets that are bound with IP_FREEBIND."""
+    """Yield the local ends of sockets that are bound with IP_FREEBIND."""
     import socket
 
     for s in scene.sockets:
@@ -392,7 +391,7 @@ def _free_binds(scene: Scene) -> Iterator[str]:
 
 
 def _memory(pid: int) -> int:
-    """Bytes of memory and swap, each page divided among those who share it."""
+    """Return the bytes of memory and swap, each page divided among the processes that share it."""
     try:
         rollup = _status(read_text(pid, "smaps_rollup"))
     except (NoSuchProcess, OSError):

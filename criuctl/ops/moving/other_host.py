@@ -29,4 +29,5 @@ def session_url(to: str, config: Config, session: str) -> str:
     address = ssh.Host.parse(to, config).address
     host = address.destination.rpartition("@")[2]
     user = address.destination.removesuffix(host)
-    return f"ssh://{user}{f'[{host}]' if ':' in host else host}{f':{address.port}' if address.port else ''}/{session}"
+    port = f":{address.port}" if address.port else ""
+    return f"ssh://{user}{f'[{host}]' if ':' in host else host}{port}/{session}"

@@ -154,7 +154,6 @@ def findings(coming: Arrival, checks: Iterable[Check]) -> list[Finding]:
 
 
 # -- the host
-# ------------------------------------------------------------------------------------------------------
 
 
 def _host(coming: Arrival) -> Iterator[Finding]:
@@ -253,7 +252,6 @@ def _clock(coming: Arrival) -> Iterator[Finding]:
 
 
 # -- what the restore's plan says
-# ------------------------------------------------------------------------------------
 
 
 def _plan(coming: Arrival) -> Iterator[Finding]:
@@ -347,7 +345,6 @@ def _is_here(host: str, plan: RestorePlan) -> bool:
 
 
 # -- files
-# ---------------------------------------------------------------------------------------------------------
 
 
 def _files(coming: Arrival) -> Iterable[Finding]:
@@ -357,7 +354,6 @@ def _files(coming: Arrival) -> Iterable[Finding]:
 
 
 # -- people and room
-# -----------------------------------------------------------------------------------------------
 
 
 def _users(coming: Arrival) -> Iterator[Finding]:

@@ -1,1 +1,1 @@
-"""What is done at which time, and to which sessions and configured trees."""
+"""Operations at fixed times, and on several sessions and configured trees."""

@@ -1,11 +1,11 @@
-"""Operations on several things at once, as cron and a boot call them: alone, spread over a while,
-and with an end.
+"""Operations on several things at once, for cron and the boot: exclusive, spread over a while, and
+with a deadline.
 
 `alone` keeps two runs from overlapping, `spread` lets the hosts of a fleet begin at different
-moments, and `each` does the work: every piece in a process of its own (`criuctl.proc.forked`), some
-at a time.  A piece that fails has an error for an outcome and the others go on.  What is under way
-at the deadline is interrupted the way SIGTERM would do it, so it cleans up; it and what was not
-begun by then have timed out.  A signal does the same to all, and is passed on.
+moments, and `each` does the work: every item in its own process (`criuctl.proc.forked`), some at a
+time. An item that fails has an error for an outcome and the others continue. At the deadline the
+items under way are interrupted as by SIGTERM, so they clean up; they and the items that were not
+begun have timed out. A signal does the same to all, and is raised again.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from ...report import Reporter
 from ...transport.frames import decode_error, encode_error
 
 JOBS = 2  # at once; each needs `buffers_mib` and compresses with all cores
-_LOOK = 0.2  # seconds between two looks at a lock that somebody has
+_LOOK = 0.2  # seconds between two tries of a lock that is held
 
 Work = Callable[[Reporter], dict[str, Any]]
 
 
 class Outcome(Struct, frozen=True):
-    """What became of one piece: an answer or an error, never both."""
+    """The outcome of one item: an answer or an error, never both."""
 
     key: str
     answer: dict[str, Any] | None = None
     error: CriuctlError | None = None
-    told: bool = False  # the error is the piece's own; else it was cut off
+    told: bool = False  # the error is the item's own; otherwise it was cut off
 
 
 @contextmanager
 def alone(config: Config, what: str, busy: str, *, wait: float = 0.0) -> Iterator[None]:
-    """Hold the lock `what` on this host; when somebody has it for `wait` seconds more, `Conflict`
+    """Hold the lock `what` on this host; if it stays held for `wait` seconds more, raise `Conflict`
     with the sentence `busy`.
     """
     until = time.monotonic() + wait
@@ -68,7 +68,7 @@ def spread(jitter: float) -> None:
 
 
 def ends_at(deadline: float) -> float | None:
-    """The monotonic time that is `deadline` seconds from now; None for none."""
+    """Return the monotonic time that is `deadline` seconds from now; None for none."""
     return time.monotonic() + deadline if deadline else None
 
 
@@ -82,10 +82,10 @@ def each(
     late: str = "the deadline has passed",
     begins: Callable[[str], object] = lambda _key: None,
 ) -> Iterator[Outcome]:
-    """Do all of `work`, `jobs` at a time; each outcome is yielded as soon as it is known.
+    """Do all of `work`, `jobs` at a time; yield each outcome as soon as it is known.
 
-    `begins` is told of each piece just before it is begun.  `broken` is the error of one whose
-    process was killed, `late` what is said of those that were not done by `until`.
+    `begins` is called with each item just before it is begun. `broken` is the error of one whose
+    process was killed, `late` the error text of those that were not done by `until`.
     """
     pieces = [(key, _piece(one, reporter, key if len(work) > 1 else "")) for key, one in work]
     for ended in forked.run_all(pieces, at_once=jobs, until=until, begins=begins):
@@ -96,7 +96,8 @@ def each(
             yield Outcome(ended.key, error=decode_error(answer["error"], "this host"), told=True)
         elif ended.late:
             error: CriuctlError = TimedOut(
-                late, hint="What was under way was cleaned up and runs on; give it more time."
+                late,
+                hint="Interrupted dumps were cleaned up and their trees run on; allow more time.",
             )
             yield Outcome(ended.key, error=error)
         elif ended.bug:
@@ -127,13 +128,13 @@ def _piece(work: Work, reporter: Reporter, name: str) -> Callable[[], dict[str, 
                 raise
             return {"error": encode_error(told)}
         finally:
-            reporter.close()  # ours, of this process: what it has drawn is off the terminal
+            reporter.close()  # this process's own: remove its progress bars from the terminal
 
     return piece
 
 
 class _Named(Reporter):
-    """Tells of which of several things it is told; the warnings it keeps are of that one alone."""
+    """A reporter that names the item; the warnings it keeps are those of that item alone."""
 
     def __init__(self, reporter: Reporter, name: str) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""What calls `criuctl recover` at each boot: a systemd service where systemd runs, else an @reboot
-entry in /etc/cron.d.
+"""Running `criuctl recover` at each boot: a systemd service where systemd runs, otherwise an
+@reboot entry in /etc/cron.d.
 
-Written with the means, and in the places, of a schedule's timer (`timers`).  The service is done
-when criuctl is, and what it has restored lives on: systemd ends criuctl alone.
+It is written with the functions, and in the folders, of a schedule's timer (`timers`). The service
+ends when criuctl does, and the restored trees live on: systemd ends criuctl alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _TIMEOUT = 60.0  # seconds for systemctl
 
 
 def install(argv: Sequence[str], variables: Mapping[str, str]) -> list[Path]:
-    """Have `argv` run at each boot; what was written.  `Conflict` if it is there already; whatever
-    fails, nothing is left.
+    """Have `argv` run at each boot; return what was written. Raise `Conflict` if it is there
+    already; after a failure nothing is left.
     """
     for text in (*argv, *variables.values()):
         if not text.isprintable():
@@ -56,7 +56,7 @@ def install(argv: Sequence[str], variables: Mapping[str, str]) -> list[Path]:
 
 
 def remove() -> list[Path]:
-    """Take it away; what was removed.  `NotFound` if there was nothing."""
+    """Remove it; return what was removed. Raise `NotFound` if there was nothing."""
     service, crontab = _files()
     link = PLACES.units / "multi-user.target.wants" / service.name
     present = [path for path in (service, crontab, link) if os.path.lexists(path)]
@@ -120,7 +120,7 @@ def _service(argv: Sequence[str], variables: Mapping[str, str]) -> str:
 
 def _crontab(argv: Sequence[str], variables: Mapping[str, str]) -> str:
     words = [f"{key}={shlex.quote(value)}" for key, value in variables.items()]
-    # cron ends the command at a bare one
+    # cron ends the command at an unescaped %
     line = " ".join([*words, shlex.join([*argv, "--quiet"])]).replace("%", "\\%")
     return "\n".join(
         [_origin(), "SHELL=/bin/sh", f"PATH={command.SYSTEM_PATH}", f"@reboot root {line}", ""]

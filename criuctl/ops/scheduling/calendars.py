@@ -1,13 +1,12 @@
-"""Points in time that come again, as cron can say them.
+"""Recurring points in time, as far as cron can express them.
 
 Schedules are written in systemd's calendar language (``daily``, ``Mon..Fri 08:30``, ``*:0/15``).
-Where systemd runs, it is systemd that understands them.  Elsewhere this module reads the part of
-the language for which there is a line of a crontab: years, seconds, time zones, days counted from a
-month's end, and a day of the month together with a day of the week (cron takes either of them) are
-refused, and the error says which of them it was.
+Where systemd runs, it interprets them. Elsewhere this module reads the part of the language that a
+crontab line can express. Years, seconds, time zones, days counted from a month's end, and a day of
+the month together with a day of the week (cron takes either of them) are refused, and the error
+names the part.
 
-All is kept as sets of numbers, so what is written for cron and what is told as the next run cannot
-differ.
+All is kept as sets of numbers, so the crontab and the reported next run cannot differ.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class CronTime(Struct, frozen=True):
         )
 
     def after(self, moment: datetime) -> datetime | None:
-        """The first minute of it after `moment`, in the same (local) time; None if there is
-        none.
+        """Return the first matching minute after `moment`, in the same (local) time; None if there
+        is none.
         """
         begin = moment.replace(second=0, microsecond=0) + timedelta(minutes=1)
         day = begin.date()
@@ -84,7 +83,7 @@ class CronTime(Struct, frozen=True):
 
 
 def cron_time(calendar: str) -> CronTime:
-    """What `calendar` is to cron; `UsageError` for what it is not."""
+    """Return `calendar` for cron; raise `UsageError` for what cron cannot express."""
     words = _WORDS.get(calendar.strip().lower(), calendar).split()
     weekdays, days, months, hours, minutes = "", "*", "*", "0", "0"
     try:
@@ -153,9 +152,7 @@ def _weekday(text: str) -> int:
 
 
 def cron_every(seconds: float) -> CronTime:
-    """The same for a period, which to cron can only be what divides an hour or a day;
-    `UsageError`.
-    """
+    """Return a period for cron, which must divide an hour or a day; raise `UsageError`."""
     every, every_day = frozenset(range(24)), frozenset(range(1, 32))
     minutes, rest = divmod(seconds, 60)
     months, weekdays = frozenset(range(1, 13)), frozenset(range(7))

@@ -1,10 +1,10 @@
-"""What an operation on several things is about: sessions and configured trees, by name, by label,
+"""The subjects of an operation on several things: sessions and configured trees, by name, by label,
 or all of them.
 
-`order` follows the numbers of init scripts (S20, K80): what has a low one is what others need.  It
-is begun first and ended last; things with the same number have nothing to do with each other and
-are worked on at the same time.  A session has it as a label (``criuctl run --label order=10``), a
-configured tree as a key of its own.
+`order` follows the numbers of init scripts (S20, K80): things with a low number are needed by the
+others. They are begun first and ended last; things with the same number are independent and are
+processed at the same time. A session has it as a label (``criuctl run --label order=10``), a
+configured tree as a key.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..sessions import sessions
 class Subject:
     """One session or tree, as a TARGET."""
 
-    name: str  # a session's, a tree's, or whatever the user named
+    name: str  # of a session or a tree, or the user's TARGET
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     order: int = configured_trees.ORDER
     root: ProcessIdentity | None = None  # if it was looked for
     tree: bool = False  # of the configuration
-    # why it cannot be told what it is
+    # why it could not be identified
     error: CriuctlError | None = field(default=None, hash=False, compare=False)
 
 
@@ -40,11 +40,11 @@ def chosen(
     every: bool = False,
     labels: Mapping[str, str] | None = None,
 ) -> list[Subject]:
-    """These targets, or `every` session that runs here and every configured tree, or those of them
-    that bear all of `labels`.
+    """Return these targets, or `every` session that runs here and every configured tree, or those
+    of them that have all of `labels`.
 
-    A configured tree that does not run is left out of the latter two; one that is ambiguous is in
-    them, with its error.
+    A configured tree that does not run is left out of the latter two; an ambiguous one is included,
+    with its error.
     """
     if targets:
         return [_named(config, target) for target in dict.fromkeys(targets)]
@@ -64,12 +64,11 @@ def _named(config: Config, target: str) -> Subject:
 
 
 def running(config: Config) -> list[Subject]:
-    """Every session that runs here, and every configured tree that does; a tree that is both is
-    told once.
+    """Return every running session and configured tree; a tree that is both is returned once.
 
-    One that was dumped under several names goes by that of its holder, of the configuration, or by
-    the last one it was given.  A second name, of what has a holder or another configured name, has
-    an error: whose labels and order would count?
+    One that was dumped under several names has that of its holder, of the configuration, or the
+    last one it was given. A second name of a tree with a holder or another configured name has an
+    error, because it would be unclear which labels and order apply.
     """
     states = sessions(config)
     known = {state["session"]: state["labels"] for state in states}
@@ -114,7 +113,7 @@ def _twice(name: str, other: Subject, pid: int) -> Conflict:
 
 
 def order_of(labels: Mapping[str, str], default: int = configured_trees.ORDER) -> int:
-    """The label ``order`` as a number; what is none counts for nothing."""
+    """Return the label ``order`` as a number; an invalid one is ignored."""
     try:
         return int(labels.get("order", default))
     except ValueError:
@@ -122,8 +121,8 @@ def order_of(labels: Mapping[str, str], default: int = configured_trees.ORDER) -
 
 
 def ranks(subjects: Sequence[Subject], *, ending: bool) -> list[list[Subject]]:
-    """Who may be worked on at the same time, one group after the other; `ending` ones by falling
-    order.
+    """Return groups of subjects that may be processed at the same time, in order; with `ending` by
+    falling order.
     """
     orders = sorted({subject.order for subject in subjects}, reverse=ending)
     return [[subject for subject in subjects if subject.order == order] for order in orders]

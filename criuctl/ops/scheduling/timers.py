@@ -1,9 +1,10 @@
-"""What starts a schedule: a systemd timer where systemd runs, else an entry in /etc/cron.d.
+"""The timers of schedules: a systemd timer where systemd runs, otherwise an entry in
+/etc/cron.d.
 
-Both only ever call ``criuctl schedule run NAME``; what is to be done stands in the schedule's
-definition, so no unit has to be edited.  Files are written beside their place and linked into it,
-so nobody reads half of one, and one that is there already is never overwritten.  cron takes no file
-with a dot in its name, so it does not see those half written either.
+Both only ever run ``criuctl schedule run NAME``; the rest is in the schedule's definition, so no
+unit has to be edited. Files are written next to their place and linked into it, so no half-written
+file is ever read, and an existing one is never overwritten. cron ignores files with a dot in their
+names, so it does not see the temporary ones either.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SPARE = 300  # seconds after its own deadline in which a run must have cleaned 
 
 
 class Places(Struct, frozen=True):
-    """Where the back ends write, and what tells which of them is here."""
+    """The folders of the back ends, and the paths that show which of them is present."""
 
     booted: Path = Path("/run/systemd/system")
     units: Path = Path("/etc/systemd/system")
@@ -58,7 +59,7 @@ class Systemd:
         self._places = places
 
     def files(self, name: str) -> list[Path]:
-        """What is written for a schedule."""
+        """Return the files for a schedule."""
         return [self._places.units / f"{PREFIX}{name}.{suffix}" for suffix in ("service", "timer")]
 
     def check(self, trigger: Trigger) -> None:
@@ -70,7 +71,7 @@ class Systemd:
                 ["systemd-analyze", "calendar", "--", trigger.at], timeout=_TIMEOUT, check=False
             )
         except PlatformError:
-            return  # not installed: systemctl will have the last word
+            return  # not installed: systemctl reports it later
         if done.returncode:
             said = (done.error_text or done.text).strip().splitlines() or ["no reason given"]
             raise UsageError(
@@ -105,8 +106,8 @@ class Systemd:
                 *(f"Environment={word}" for word in environment_words(trigger.variables)),
                 f"ExecStart={exec_words(trigger.argv)}",
                 f"TimeoutStartSec={limit}",
-                # Only criuctl itself is told to stop: it knows in which order what it has started
-                # must end.
+                # Only criuctl itself gets the signal: it knows in which order its processes must
+                # end.
                 "KillMode=mixed",
                 "SuccessExitStatus=11",
                 "",
@@ -141,8 +142,8 @@ class Systemd:
         )
 
     def remove(self, name: str) -> bool:
-        """Stop the timer and remove all of it; False if there was nothing.  A run under way goes on
-        to its end.
+        """Stop the timer and remove all its files; return False if there were none. A run under way
+        continues.
         """
         service, timer = self.files(name)
         link = self._places.units / "timers.target.wants" / timer.name
@@ -161,10 +162,10 @@ class Systemd:
         return True
 
     def _keep_while_running(self, service: Path) -> None:
-        """Of a run under way systemd would forget the settings with the file, and end it after its
-        usual 90 s.
+        """Keep the settings of a run under way, which systemd would forget with the file, and then
+        end the run after its default 90 s.
 
-        Should it fail, the journal and the hooks tell; nothing of a schedule that is gone stays
+        If the run fails, the journal and the hooks report it; nothing of a removed schedule stays
         among the failed units.
         """
         state = self._control(
@@ -180,7 +181,7 @@ class Systemd:
         write_new(kept, f"{text}ExecStopPost=rm -f {_unit_word(str(kept))}\n")
 
     def next_runs(self, triggers: Sequence[Trigger]) -> dict[str, datetime]:
-        """When each will be started next, where systemd tells."""
+        """Return when each will be started next, where systemd reports it."""
         try:
             done = self._control(
                 "list-timers", "--all", "--output=json", f"{PREFIX}*.timer", check=False
@@ -211,11 +212,11 @@ class Cron:
         self._places = places
 
     def files(self, name: str) -> list[Path]:
-        """What is written for a schedule."""
+        """Return the files for a schedule."""
         return [self._places.cron / f"{PREFIX}{name}"]
 
     def check(self, trigger: Trigger) -> None:
-        """`UsageError` for what cannot be said to cron."""
+        """Raise `UsageError` for what cron cannot express."""
         self._time(trigger)
 
     def _time(self, trigger: Trigger) -> calendars.CronTime:
@@ -226,10 +227,9 @@ class Cron:
     def install(self, trigger: Trigger) -> None:
         """Write the file; cron looks for new ones every minute."""
         words = [f"{key}={shlex.quote(value)}" for key, value in trigger.variables.items()]
-        # cron waits for nobody: the jitter is criuctl's.  It mails whatever is printed: only
-        # failures are.
+        # cron has no jitter, so criuctl does it. cron mails all output: only failures are printed.
         words += [shlex.join([*trigger.argv, "--quiet", *(["--delay"] if trigger.jitter else [])])]
-        line = " ".join(words).replace("%", "\\%")  # cron ends the command at a bare one
+        line = " ".join(words).replace("%", "\\%")  # cron ends the command at an unescaped %
         text = [
             _origin(trigger.name),
             "SHELL=/bin/sh",
@@ -242,7 +242,7 @@ class Cron:
             write_new(path, "\n".join(text))
 
     def remove(self, name: str) -> bool:
-        """Remove the file; False if there was none."""
+        """Remove the file; return False if there was none."""
         try:
             self.files(name)[0].unlink()
         except FileNotFoundError:
@@ -250,7 +250,7 @@ class Cron:
         return True
 
     def next_runs(self, triggers: Sequence[Trigger]) -> dict[str, datetime]:
-        """When cron will start each next, by this host's clock and time zone."""
+        """Return when cron will start each next, by this host's clock and time zone."""
         now = datetime.now().astimezone().replace(tzinfo=None)
         found = {t.name: self._time(t).after(now) for t in triggers}
         return {name: at.astimezone(UTC) for name, at in found.items() if at is not None}
@@ -260,12 +260,14 @@ Backend = Systemd | Cron
 
 
 def backends(places: Places) -> dict[str, Backend]:
-    """All there are, by kind."""
+    """Return all back ends, by kind."""
     return {Systemd.kind: Systemd(places), Cron.kind: Cron(places)}
 
 
 def here(places: Places) -> Backend:
-    """The one for new schedules of this host; `PlatformError` if there is none."""
+    """Return the back end for new schedules of this host; raise `PlatformError` if there is
+    none.
+    """
     if places.booted.is_dir():
         return Systemd(places)
     if places.cron.is_dir():
@@ -283,35 +285,35 @@ def _origin(name: str) -> str:
 
 
 def _unit_word(text: str) -> str:
-    """One word of a setting of a unit."""
+    """Return one word of a setting of a unit."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
 
 
 def _span(seconds: float) -> str:
-    """A span of time as systemd reads it: digits alone, however long it is."""
+    """Return a span of time as systemd reads it: digits alone, however long it is."""
     return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
 
 
 def environment_words(variables: Mapping[str, str]) -> list[str]:
-    """These variables and the HOME of who we are, as words of a unit."""
+    """Return these variables and the user's HOME, as words of a unit."""
     known = {"HOME": pwd.getpwuid(os.geteuid()).pw_dir, **variables}
     return [_unit_word(f"{key}={value}") for key, value in known.items()]
 
 
 def exec_words(argv: Sequence[str]) -> str:
-    """A command line in a unit, where variables would be put in, too."""
+    """Return a command line for a unit, escaped against systemd's expansion of variables."""
     return " ".join(_unit_word(word.replace("$", "$$")) for word in argv)
 
 
 @contextlib.contextmanager
 def _removed_on_error(backend: Backend, name: str, files: Sequence[Path]) -> Iterator[None]:
-    """`Conflict` if one of the files is there; whatever fails, none of them is left."""
+    """Raise `Conflict` if one of the files exists; after an error remove all of them."""
     for path in files:
         if os.path.lexists(path):
             raise Conflict(
                 f"{path} is there already",
-                hint="Choose another name, or remove the file if nobody needs it.",
+                hint="Choose another name, or remove the file if it is not needed.",
             )
     try:
         yield
@@ -319,7 +321,7 @@ def _removed_on_error(backend: Backend, name: str, files: Sequence[Path]) -> Ite
         with contextlib.suppress(CriuctlError, OSError):
             backend.remove(name)
         with contextlib.suppress(OSError):
-            # where systemctl is missing, or does not answer, they are still there
+            # if systemctl is missing, or does not answer, they still exist
             for path in files:
                 path.unlink(missing_ok=True)
         if isinstance(error, OSError):
@@ -336,12 +338,12 @@ def _removed_on_error(backend: Backend, name: str, files: Sequence[Path]) -> Ite
 
 
 def write_new(path: Path, text: str) -> None:
-    """A new file of mode 0644, whole or not at all."""
+    """Write a new file of mode 0644, whole or not at all."""
     path.parent.mkdir(exist_ok=True)
     temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
         with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644), "w") as file:
-            # whatever the umask: cron takes no file that the group may write
+            # whatever the umask: cron ignores files that the group may write
             os.fchmod(file.fileno(), 0o644)
             file.write(text)
             file.flush()
@@ -354,7 +356,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def own_program(argv0: str, interpreter: str) -> tuple[str, ...]:
-    """The command by which this very criuctl is started again, from anywhere."""
+    """Return the command that starts this criuctl again, from any folder."""
     path = Path(argv0)
     if path.name == "criuctl" and path.is_file() and os.access(path, os.X_OK):
         return (str(path.absolute()),)

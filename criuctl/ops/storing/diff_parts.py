@@ -83,7 +83,6 @@ class Part(Struct):
 
 
 # -- processes
-# ------------------------------------------------------------------------------------------
 
 
 class Pairing(Struct, frozen=True):
@@ -188,7 +187,6 @@ def _process(p: ProcessRecord) -> Facts:
 
 
 # -- descriptors and connections
-# ------------------------------------------------------------------------
 
 Descriptors = Mapping[int, Mapping[int, OpenFile]]  # PID -> descriptor -> what it is
 
@@ -274,7 +272,6 @@ def _connection(c: ConnectionRecord) -> Facts:
 
 
 # -- files
-# ----------------------------------------------------------------------------------------------
 
 
 def files(

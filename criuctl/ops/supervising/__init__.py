@@ -1,3 +1,3 @@
-"""Homes, leases and fences, and what a supervisor sees, decides and does; the story is
-`criuctl.ops.supervise`.
+"""Homes, leases and fences, and the observations, decisions and actions of a supervisor;
+`criuctl.ops.supervise` runs it.
 """

@@ -1,6 +1,4 @@
-"""What a supervisor works with, whatever it does at the moment: its orders, its clock, its
-voice.
-"""
+"""The context of a supervisor: its settings, its clock, its event output."""
 
 from __future__ import annotations
 
@@ -26,15 +24,16 @@ from .decisions import Restart, period
 
 Tell = Callable[[dict[str, Any]], None]
 
-TICK = 1.0  # seconds between two looks at what no descriptor tells
-# seconds without a tick, outside of any operation, after which the watchdog is told no more
+TICK = 1.0  # seconds between two looks at state that no descriptor reports
+# seconds without a tick, outside of any operation, after which the watchdog gets no more
+# notifications
 _WELL = 120.0
 
 
 class Wishes(Struct, frozen=True):
-    """How to look after it; spans of time in seconds, 0 is none."""
+    """How to supervise; spans of time in seconds, 0 is none."""
 
-    every: float | None = None  # not said: as the others need it
+    every: float | None = None  # None: chosen from the other settings
     on_idle: float = 0.0
     on_step: bool = False
     max_loss: float = 0.0
@@ -46,24 +45,24 @@ class Wishes(Struct, frozen=True):
     stable: float = 60.0  # a restored tree that lives so long counts as well
     backoff: float = 1.0
     max_backoff: float = 300.0
-    lease: float = 30.0  # a home that is not heard of for so long is lost
-    self_fence: bool = False  # and stops its session before it is
+    lease: float = 30.0  # a home without a beat for so long is lost
+    self_fence: bool = False  # whether it stops its session before that
 
     @property
     def period(self) -> float:
-        """Seconds between two snapshots."""
+        """Return the seconds between two snapshots."""
         return period(
             self.every or 0.0, terminal=bool(self.on_idle or self.on_step), max_loss=self.max_loss
         )
 
     def check(self) -> None:
-        """`UsageError` for what makes no sense, alone or together."""
+        """Raise `UsageError` for impossible settings, alone or together."""
         if self.every is not None and self.every <= 0:
             raise UsageError(
                 "a snapshot every 0 s is not possible",
                 hint="Leave --every out, or give a span such as 60s.",
             )
-        if self.lease < 1:  # it is renewed, and looked at, several times in that
+        if self.lease < 1:  # it is renewed, and read, several times in that
             raise UsageError(
                 f"a lease of {self.lease:g} s is not possible",
                 hint="Leave --lease out, or give a span such as 30s.",
@@ -75,7 +74,7 @@ class Wishes(Struct, frozen=True):
 
 
 class Post:
-    """Where one session is looked after."""
+    """The place where one session is supervised."""
 
     def __init__(
         self, config: Config, name: str, wishes: Wishes, *, reporter: Reporter, tell: Tell
@@ -84,18 +83,18 @@ class Post:
         self.reporter, self._told = reporter, tell
         self.registry, self.host = Registry(config), host_id(config)
         self.service = ServiceManager()
-        self._count = 0  # events
+        self._count = 0  # of events
         self._ticked, self._busy = time.monotonic(), False
 
     def lives(self) -> SessionRecord | None:
-        """The session, if it runs here."""
+        """Return the session's record, if it runs here."""
         record = self.registry.get(self.name)
         return record if record is not None and record.alive() else None
 
     @contextmanager
     def repository(self, patience: float | None = None) -> Iterator[Repository]:
-        """The store, opened for a while; with `patience` (seconds) an answer is waited for so long,
-        and not asked for again.
+        """Yield the open store; with `patience` wait so many seconds for an answer, and do not
+        repeat requests.
         """
         config = self.config
         if patience is not None:
@@ -110,7 +109,7 @@ class Post:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """What is done in here takes as long as it takes."""
+        """While inside, missing ticks are expected."""
         self._busy = True
         try:
             yield
@@ -118,15 +117,15 @@ class Post:
             self._busy, self._ticked = False, time.monotonic()
 
     def tick(self) -> None:
-        """It is being looked after."""
+        """Record that the session is supervised."""
         self._ticked = time.monotonic()
 
     def well(self) -> bool:
-        """Whether it is: what a watchdog wants to know."""
+        """Return whether ticks come as expected, for the watchdog."""
         return self._busy or time.monotonic() - self._ticked < _WELL
 
     def sleep(self, seconds: float) -> None:
-        """Wait; a tick each second."""
+        """Wait, with a tick each second."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._ticked = time.monotonic()
@@ -151,7 +150,7 @@ class Post:
             hooks.run(phase, **{k: v for k, v in more.items() if k not in facts})
 
     def tell(self, event: str, **facts: Any) -> None:
-        """An event, numbered; errors as in the command line's JSON."""
+        """Report an event, numbered; errors as in the command line's JSON."""
         self._count += 1
         told = {
             key: fact.to_dict() if isinstance(fact, CriuctlError) else fact

@@ -1,10 +1,9 @@
-"""What a recovery has to know: how a tree that is gone has ended, what is left of it, and what it
-may come back from.
+"""The facts for a recovery: how an ended tree has ended, what is left of it, and the checkpoints
+for its restore.
 
-Only the end that nobody wanted is one to recover from.  A tree that a person has dumped, moved or
-killed is gone because it was to go: the registry says so (a dump and a move write it down before
-the tree is ended, a kill forgets the session), and for a kill that is still at it the session's
-audit log.
+Only an unwanted end is recovered from. A tree that a person has dumped, moved or killed was meant
+to end: the registry says so (a dump and a move record it before the tree is ended, a kill forgets
+the session), and for a kill that is still under way the session's audit log.
 """
 
 from __future__ import annotations
@@ -30,32 +29,32 @@ from .decisions import End
 
 Word = Literal["checkpointed", "moved", "killed", "fenced"]
 
-_PATIENCE = 20.0  # seconds that processes may take to end of SIGKILL
-_TOLD = 30.0  # seconds in which a holder that lives tells how its tree has ended
+_PATIENCE = 20.0  # seconds that processes may take to end after SIGKILL
+_RECORDED = 30.0  # seconds in which a live holder records how its tree has ended
 _FORGOTTEN = 1.0  # seconds in which a kill of a tree without a holder forgets it
 _LOOK = 0.02
 
 
 class Wanted(Struct, frozen=True):
-    """An end that somebody has wanted."""
+    """An end that was requested."""
 
     what: Word
     reason: str = ""
 
     @property
     def text(self) -> str:
-        """In words."""
+        """Return the end in words."""
         return f"it was {self.what}" + (f": {self.reason}" if self.reason else "")
 
 
 def fate(config: Config, record: SessionRecord) -> End | Wanted:
-    """How the tree of `record`, which has ended, has done so."""
+    """Return how the tree of `record`, which has ended, has done so."""
     wanted = _wanted(config, record)
     if wanted is not None:
         return wanted
     if record.boot_id != boot_id():
-        return End()  # with its host
-    end, holder = _told_by_holder(config, record)
+        return End()  # it ended with its host
+    end, holder = _holder_record(config, record)
     if end.code is None:
         deadline = time.monotonic() + (0.0 if holder else _FORGOTTEN)
         while (wanted := _wanted(config, record)) is None and time.monotonic() < deadline:
@@ -66,11 +65,11 @@ def fate(config: Config, record: SessionRecord) -> End | Wanted:
 
 
 def _wanted(config: Config, record: SessionRecord) -> Wanted | None:
-    """What the registry, and who moves sessions, have written down."""
+    """Return the requested end that the registry, and the records of moves, contain."""
     known = Registry(config).get(record.name)
     if known is None or known.id != record.id:
         return Wanted("killed")
-    # written down before a stale copy is ended
+    # recorded before a stale copy is ended
     if known.state == "lost" or (known.state == "running" and known.reason):
         return Wanted("fenced", known.reason)
     if known.state != "checkpointed" or _exited(config, record):
@@ -84,8 +83,8 @@ def _wanted(config: Config, record: SessionRecord) -> Wanted | None:
 
 
 def _exited(config: Config, record: SessionRecord) -> bool:
-    """Whether the holder has seen this very tree end by itself: of one that a dump has ended it
-    says so.
+    """Return the exit status if the holder has seen this very tree end by itself; a tree that a
+    dump ended is marked so.
     """
     state = state_of(config, record.name)
     return state is not None and state["state"] == "exited" and _same(state, record)
@@ -99,9 +98,11 @@ def _same(state: dict[str, Any], record: SessionRecord) -> bool:
     )
 
 
-def _told_by_holder(config: Config, record: SessionRecord) -> tuple[End, bool]:
-    """What the holder has left behind, which it may be about to; and whether there was one."""
-    deadline = time.monotonic() + _TOLD
+def _holder_record(config: Config, record: SessionRecord) -> tuple[End, bool]:
+    """Return the holder's final record, waiting for it if it may be about to be written; and
+    whether there was a holder.
+    """
+    deadline = time.monotonic() + _RECORDED
     while True:
         state = state_of(config, record.name)
         if state is None or not _same(state, record):
@@ -115,8 +116,8 @@ def _told_by_holder(config: Config, record: SessionRecord) -> tuple[End, bool]:
 
 
 def end_strays(config: Config, record: SessionRecord, known: Iterable[ProcessIdentity]) -> int:
-    """End what is left of a tree whose root has ended, so that it does not run beside the restored
-    one; how many there were.
+    """End the rest of a tree whose root has ended, so that it does not run next to the restored
+    one; return how many there were.
     """
     strays = [identity for identity in known if identity.alive()]
     state = state_of(config, record.name)
@@ -135,8 +136,8 @@ def end_strays(config: Config, record: SessionRecord, known: Iterable[ProcessIde
 def candidates(
     repository: Repository, name: str, session_id: str | None, unreadable: list[DataError]
 ) -> list[CheckpointSummary]:
-    """The checkpoints of the session, the newest first; without an id, of the session that was
-    stored last by this name.
+    """Return the checkpoints of the session, the newest first; without an id, of the session that
+    was stored last by this name.
     """
     found = sorted(
         repository.list(name, unreadable=unreadable, hidden=unreadable),

@@ -1,13 +1,13 @@
-"""A home renews its lease for as long as it supervises: a thread beside the work, so that a long
-dump does not let it run out.
+"""Renewing the lease while a home supervises, in a thread, so that a long dump does not let it
+expire.
 
-It renews what this host holds and nothing else, several times in the time to live, on a connection
-of its own to the store.  A store that does not answer is asked again; what another host has taken
-over is told (`taken`), and the one who works is woken.
+It renews only what this host holds, several times in the time to live, on its own connection to the
+store. A store that does not answer is asked again; a take-over by another host is recorded
+(`taken`), and the supervisor is woken.
 
-With a `SelfFence` the session's holder hears of each beat, and stops the tree when none comes:
-before anybody may take over, who counts the whole time to live, from when a beat was seen, which is
-after it was begun.
+With a `SelfFence` the session's holder is notified of each beat, and stops the tree when none
+comes. That is before any host may take over, since those wait the whole time to live from when a
+beat was seen, which is after it was begun.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...host.identity import host_id
 from ...store import open_store
 from .self_fence import SelfFence, clock
 
-BEATS = 4  # in a time to live
+BEATS = 4  # beats in a time to live
 _LAST = 5.0  # seconds that the last beat may take
 
 
@@ -37,10 +37,12 @@ class Heartbeat:
     def __init__(
         self, config: Config, ttl: float, wake: int, fence: SelfFence | None = None
     ) -> None:
-        """`ttl` in seconds; `wake` is an eventfd that is written to when the lease is gone."""
+        """Prepare the thread; `ttl` in seconds; `wake` is an eventfd that is written to when the
+        lease is gone.
+        """
         self._fence = fence
         self._pause = ttl / BEATS
-        # No single answer is waited for so long that the lease runs out meanwhile.
+        # No single request may take so long that the lease expires meanwhile.
         self._config = config.with_options(
             s3_retries=1, s3_timeout=min(config.s3_timeout, max(1.0, self._pause))
         )
@@ -53,11 +55,11 @@ class Heartbeat:
         self._repository: Repository | None = None
         self._thread: threading.Thread | None = None
         self.taken: Head | None = None  # another host has the session
-        self.beaten: float | None = None  # when it was renewed last, by the monotonic clock
+        self.beaten: float | None = None  # when it was last renewed, by the monotonic clock
 
     def start(self, session: SessionRef) -> None:
-        """This host has the session, or is about to claim it; the first beat is made at once, and
-        waited for.
+        """Start renewing: this host has the session, or is about to claim it; the first beat is
+        made at once, and waited for.
         """
         with self._lock:
             self._session, self.taken, self.beaten = session, None, None
@@ -67,14 +69,14 @@ class Heartbeat:
             self._thread.start()
 
     def check_fence(self) -> None:
-        """`PreflightRefused` if a session that is to be stopped in time cannot be."""
+        """Raise `PreflightRefused` if a session that must be stopped in time cannot be."""
         if self._fence is not None:
             with self._lock:
                 self._fence.check()
 
     def hurry(self) -> None:
-        """Make the next beat now; the first is waited for: a lease that was claimed and never
-        renewed does not run out.
+        """Make the next beat now. The first is waited for: a lease that was claimed and never
+        renewed does not expire.
         """
         if self.beaten is not None:
             self._now.set()
@@ -83,13 +85,13 @@ class Heartbeat:
             self._beat(self._ttl)
 
     def rest(self) -> None:
-        """This host has it no more: no beat is made until the next `start`."""
+        """Stop renewing until the next `start`: this host does not have the session any more."""
         with self._lock:
             self._session = None
 
     def stop(self, untold: Callable[[], None] = lambda: None) -> None:
-        """Supervise no more: if the lease is ours, it does not run out any more; or it is `untold`,
-        and does.
+        """Stop supervising. A lease of this host then does not expire any more, except with
+        `untold`.
         """
         self._over.set()
         self._now.set()
@@ -118,14 +120,13 @@ class Heartbeat:
                 self._beat(self._ttl)
 
     def _beat(self, ttl: int) -> bool:
-        """Make one, if there is something to renew; whether the store has answered."""
+        """Renew the lease once, if this host has one; return whether the store has answered."""
         if self._session is None:
             return True
         began = clock()
         try:
             head = leases.renew(self._opened(), self._session, host=self._host, ttl=ttl)
-        # whatever it is, a heart that stops beating would lose the lease in silence: the next beat
-        # tries again
+        # a thread that ended here would silently lose the lease: the next beat tries again
         except Exception:
             self._close()
             if self._fence is not None and self.beaten is None and ttl:

@@ -1,10 +1,10 @@
-"""Bringing a session back that has died: from the newest checkpoint that is good, again if need be,
-and not for ever.
+"""Restoring a session that has died: from the newest good checkpoint, repeatedly if needed, with a
+limit.
 
-A checkpoint that is damaged, or that fails to restore, is passed over for the one before.  A
-restore that fails counts, as does one whose tree dies again soon (`Guard`); a damaged checkpoint
-does not, as long as there is a good one.  A store that does not answer, or whose lease of the
-session cannot be read, is asked again for as long as it takes.
+A checkpoint that is damaged, or that fails to restore, is skipped for the one before. A restore
+that fails counts, as does one whose tree dies again soon (`Guard`); a damaged checkpoint does not
+count while there is a good one. A store that does not answer, or whose lease of the session cannot
+be read, is asked again without limit.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class GaveUp(RestoreFailed):
 
 
 class Loss(Struct):
-    """A session that is to come back."""
+    """A session that is to be restored."""
 
-    record: SessionRecord | None  # its last life here
-    died: float  # by the monotonic clock; of another host's, when it was heard of last
+    record: SessionRecord | None  # its last life on this host
+    died: float  # by the monotonic clock; of another host's session, when its last beat was seen
     # the same in UNIX seconds, by the clock of the host that it was on, if that is known
     at: float | None = None
-    instead_of: Head | None = None  # that host's lease, which has run out
+    instead_of: Head | None = None  # that host's lease, which has expired
 
     @property
     def session_id(self) -> str | None:
-        """Of which session checkpoints count; None: the last that was stored by the name."""
+        """The session whose checkpoints are used; None: the last that was stored by the name."""
         if self.instead_of is not None:
             return self.instead_of.session.id
         return self.record.id if self.record is not None else None
@@ -75,17 +75,17 @@ class Recoverer:
 
     def __init__(self, post: Post, heart: Heartbeat) -> None:
         self._post, self._heart = post, heart
-        self._damaged: set[str] = set()  # checkpoints that nothing comes back from
+        self._damaged: set[str] = set()  # checkpoints that cannot be restored
         self.reset()
 
     def reset(self) -> None:
-        """What was counted is over."""
+        """Reset all counts."""
         wishes = self._post.wishes
         self.guard = Guard(wishes.max_restores, wishes.stable, wishes.backoff, wishes.max_backoff)
 
     def recover(self, loss: Loss, members: list[ProcessIdentity]) -> Outcome:
-        """Bring it back: ``overtaken`` when it is another's, ``blind`` when the store could not be
-        asked; or `GaveUp`.
+        """Restore it. Return ``overtaken`` when another host has it, ``blind`` when the store could
+        not be read; raise `GaveUp`.
 
         `members` were in its tree, and may have outlived its root.
         """
@@ -94,13 +94,13 @@ class Recoverer:
             end_strays(post.config, loss.record, members)
         passed: list[str] = []
         failure: CriuctlError | None = None
-        pause = 0.0  # for a store that does not answer
+        pause = 0.0  # seconds, for a store that does not answer
         while not guard.exhausted:
             if wait := max(guard.delay(), pause):
                 post.tell("waiting", seconds=round(wait, 1), failures=guard.failures)
                 post.sleep(wait)
             if post.lives() is not None:
-                return "back"  # somebody has restored it meanwhile
+                return "back"  # another process has restored it meanwhile
             try:
                 failure = self._try(loss, passed)
             except Conflict as error:
@@ -112,7 +112,7 @@ class Recoverer:
                 post.tell("store-failed", error=error)
                 if loss.instead_of is not None:
                     self._heart.rest()
-                    return "blind"  # what was seen of the lease is not worth anything any more
+                    return "blind"  # the last reading of the lease is too old
                 pause = min(_STORE_PAUSE, max(TICK, 2 * pause))
                 continue
             pause = 0.0
@@ -121,13 +121,13 @@ class Recoverer:
         raise self._give_up(failure)
 
     def _try(self, loss: Loss, passed: list[str]) -> CriuctlError | None:
-        """Restore the newest checkpoint that can be; why none could be."""
+        """Restore the newest checkpoint that can be; return why none could be."""
         post, guard = self._post, self.guard
         failure: CriuctlError | None = None
         unreadable: list[DataError] = []
         with post.repository() as repository, post.working():
             if repository.capabilities.conditional_create:
-                # one that is damaged is no fault of any checkpoint
+                # a damaged lease is not an error of any checkpoint
                 read_head(repository, post.name)
             found = candidates(repository, post.name, loss.session_id, unreadable)
             for damaged in unreadable:
@@ -147,7 +147,7 @@ class Recoverer:
                         break
                 except (Conflict, StoreError):
                     raise
-                # a veto or a full disk, say: the one before would fare no better
+                # a veto or a full disk, for example: the checkpoint before would fail too
                 except (CriuctlError, OSError) as error:
                     told = of_the_host(error) if isinstance(error, OSError) else error
                     if told is None:
@@ -177,7 +177,7 @@ class Recoverer:
     def _restore(
         self, loss: Loss, summary: CheckpointSummary, repository: Repository, passed: list[str]
     ) -> None:
-        """Restore this one."""
+        """Restore this checkpoint."""
         post = self._post
         post.reporter.warnings = []
         ttl = round(post.wishes.lease * 1000) if repository.capabilities.conditional_create else 0
@@ -211,7 +211,7 @@ class Recoverer:
         post.hook("recovered", **facts)
 
     def _give_up(self, failure: CriuctlError | None) -> GaveUp:
-        """Too many restores in a row came to nothing."""
+        """Give up: too many restores in a row failed."""
         post, count = self._post, self.guard.failures
         what = "failed" if failure is not None else f"died again within {post.wishes.stable:g} s"
         why = f": {failure.message}" if failure is not None else ""
@@ -228,5 +228,5 @@ class Recoverer:
 
 
 def holder_of(head: Head | None) -> str | None:
-    """Who a lease is, or was, of."""
+    """Return the present or former holder of a lease, in words."""
     return (head.host_name or head.host) if head is not None else None

@@ -1,15 +1,16 @@
-"""A home that stops its session before another host may take it over: ``criuctl supervise
+"""A home that stops its session before another host may take it over: ``supervise
 --self-fence``.
 
-A home that is cut off from the store cannot renew its lease, and is not told when another host
-takes the session over.  So the holder of its session (`session.holder.self_fence`) is told how long
-the tree may run, after each renewal: until `SHARE` of the lease's time to live has passed since
-that renewal was *begun*.  Then the tree stands still.  The rest of the time is for the stopping
-itself, and for clocks that run at different speeds.  When the lease is renewed after all, nobody
-else has the session, and the tree goes on; when it is not, the copy is ended as any stale copy is.
+A home that is cut off from the store cannot renew its lease, and does not see when another host
+takes the session over. So after each renewal the holder of its session
+(`session.holder.self_fence`) gets a time limit for the tree: until `SHARE` of the lease's time to
+live has passed since that renewal was *begun*. Then it stops the tree. The rest of the time is for
+the stopping itself, and for clocks that run at different speeds. When the lease is renewed after
+all, no other host has the session, and the tree goes on; otherwise the copy is ended like any stale
+copy.
 
-It is the holder who counts, so this holds, too, when the supervisor is killed or stopped, or is
-busy with a dump.
+The holder counts the time, so this also works when the supervisor is killed or stopped, or is busy
+with a dump.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
 SHARE = 0.75  # of the time to live
 _AT_ONCE = 0.001
-# the latter of our own side, no descriptor left say: no reason for a heart to stand still
+# OSError: on this side, for example no descriptor left, which must not stop the heartbeat
 _TROUBLE = (CriuctlError, OSError)
 
 __all__ = ["SHARE", "SelfFence", "clock"]
 
 
 class SelfFence:
-    """Tells the holder of one session how long it may run; one thread at a time."""
+    """Sends time limits to the holder of one session; one thread at a time."""
 
     def __init__(self, config: Config, name: str, ttl: float) -> None:
         self._config, self._name, self._allowed = config, name, ttl * SHARE
@@ -42,34 +43,34 @@ class SelfFence:
 
     @property
     def holds(self) -> bool:
-        """Whether the tree is to stand still by now."""
+        """Return whether the tree must be stopped by now."""
         return self._until is not None and clock() >= self._until
 
     def renewed(self, began: float) -> None:
-        """The lease was renewed, which was begun at `began` by `clock`."""
+        """Record that the lease was renewed; the renewal was begun at `began` by `clock`."""
         self._until = began + self._allowed
-        # it has ended, or the next renewal is told to whoever holds it then
+        # it has ended, or the next renewal goes to its new holder
         with suppress(*_TROUBLE):
             self._tell()
 
     def unknown(self) -> None:
-        """The store has not answered since the session is here: nobody knows until when its lease
-        runs, if it does.
+        """Start the limit when the store has not answered since the session is here: it is unknown
+        when its lease expires, if it does.
         """
         self._until = self._until or clock()
         with suppress(*_TROUBLE):
-            # a supervisor before this one has had an answer
+            # a former supervisor has had an answer
             if not self._connected().status()["self_fence"]:
                 self._connected().request("self-fence", seconds=_AT_ONCE)
 
     def lifted(self) -> None:
-        """The lease does not run out any more."""
+        """Remove the limit: the lease does not expire any more."""
         self._until = None
         with suppress(*_TROUBLE):
             self._connected().request("self-fence", seconds=0)
 
     def check(self) -> None:
-        """`PreflightRefused` if nobody would stop the tree."""
+        """Raise `PreflightRefused` if no holder would stop the tree."""
         try:
             self._connected()
             self._tell()
@@ -77,7 +78,7 @@ class SelfFence:
             return  # it has ended just now, which its supervisor is about to see
         except CriuctlError as error:
             raise PreflightRefused(
-                f"nobody could stop session {self._name!r} in time: {error.message}",
+                f"no holder could stop session {self._name!r} in time: {error.message}",
                 hint=(
                     "--self-fence is for sessions whose terminal criuctl holds, as `criuctl run` "
                     "starts them."
@@ -85,21 +86,21 @@ class SelfFence:
             ) from error
 
     def close(self) -> None:
-        """Leave the holder, who counts on."""
+        """Disconnect from the holder, which continues to count."""
         if self._session is not None:
             session, self._session = self._session, None
             session.close()
 
     def _tell(self) -> None:
         left = self._until - clock() if self._until is not None else 0.0
-        if left > 0:  # else the renewal took so long that it promises nothing
+        if left > 0:  # otherwise the renewal took so long that it allows no time
             try:
-                # A holder that does not answer must not keep the lease from being renewed.
+                # A holder that does not answer must not block the renewal of the lease.
                 self._connected().request(
                     "self-fence", seconds=left, timeout=max(1.0, self._allowed / 3)
                 )
             except _TROUBLE:
-                self.close()  # its holder is another one since it was restored
+                self.close()  # its holder has changed since it was restored
                 raise
 
     def _connected(self) -> Session:
@@ -108,8 +109,8 @@ class SelfFence:
 
 
 def lift(config: Config, name: str) -> None:
-    """Nobody stops this session any more: its supervisor of now does not want that, and has renewed
-    the lease.
+    """Remove the limit of a former supervisor: the present one does not use it, and has renewed the
+    lease.
     """
     with suppress(*_TROUBLE), _connect(config, name) as session:
         if session.hello["status"].get("self_fence"):

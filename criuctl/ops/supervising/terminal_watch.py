@@ -1,8 +1,8 @@
-"""A session's terminal as its supervisor sees it: whether it has printed something, and whether a
-shell is at its prompt.
+"""A session's terminal, watched by its supervisor: its output, and whether a shell is at its
+prompt.
 
-One connection to the holder is kept, which only looks; it is made anew when it breaks, as it does
-when a session is restored.
+One read-only connection to the holder is kept; it is made again when it breaks, for example when a
+session is restored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NONE = 3600.0
 
 
 class TerminalWatch:
-    """Looks at the terminal of one session, if that is wanted at all."""
+    """Watches the terminal of one session, if the settings need it."""
 
     def __init__(self, config: Config, name: str, idle: float, step: bool) -> None:
         self._config, self._name, self._step = config, name, step
@@ -35,7 +35,7 @@ class TerminalWatch:
         self._next = 0.0
 
     def look(self, schedule: Schedule, root: int, now: float) -> Reason | None:
-        """Is a snapshot due for what the terminal of the tree of `root` shows?"""
+        """Return whether a snapshot is due because of the terminal of the tree of `root`."""
         if not self._wanted or now < self._next:
             return None
         self._next = now + self.pause / 2
@@ -61,7 +61,7 @@ class TerminalWatch:
         return self._session
 
     def close(self) -> None:
-        """Look no more, until it is looked at again."""
+        """Disconnect until the next look."""
         if self._session is not None:
             session, self._session = self._session, None
             session.close()

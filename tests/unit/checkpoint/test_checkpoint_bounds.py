@@ -18,7 +18,7 @@ from criuctl.checkpoint.repository import Repository
 from criuctl.criu import archives, plain
 from criuctl.criu.pages import ENTRY as RUN
 from criuctl.errors import Damaged
-from criuctl.ops.inspect import page_maps
+from criuctl.ops.shown import page_maps
 from criuctl.proc import jsontext
 from criuctl.report import Reporter
 from criuctl.store import archive

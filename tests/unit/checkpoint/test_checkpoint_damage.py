@@ -376,7 +376,7 @@ def test_what_is_distrusted_is_not_forgotten_when_a_store_fails(tmp_path: Path) 
     repo.index.distrust(packs)
     store.faults["list"] = "E*"
     with pytest.raises(StoreUnreachable):
-        repo.index.learn_anew()
+        repo.index.reload()
     del store.faults["list"]
     repo.index.sync()
     assert set(repo.index.distrusted(repo.index.pack_sizes())) == set(packs) != set()

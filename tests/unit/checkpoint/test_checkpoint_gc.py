@@ -652,7 +652,7 @@ def test_what_no_room_was_left_to_tell_anew_counts_as_untold(
     """Another segment that tells of the same packs stays then."""
     monkeypatch.setattr(pipeline, "_FIRST", 16 << 20)  # each of them in one pack
     monkeypatch.setattr(gcsegments, "MANY", 2)
-    monkeypatch.setattr(gcsegments, "_TOLD_AT_ONCE", 1)
+    monkeypatch.setattr(gcsegments, "_LISTED_AT_ONCE", 1)
     # three segments are looked at before the fourth
     monkeypatch.setattr("criuctl.checkpoint.index._AT_ONCE", (4 << 20, 3))
     repo = kit.repository(tmp_path, workers=1)

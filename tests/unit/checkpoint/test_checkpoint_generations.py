@@ -19,7 +19,7 @@ from support import checkpoints as kit
 from support import golden
 
 from criuctl.checkpoint import configobject, generations, keys, recovery
-from criuctl.checkpoint.codec import Sealer
+from criuctl.checkpoint.codec import Sealer, fingerprint
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.errors import (
@@ -123,7 +123,7 @@ class Site:
 
     def fingerprint(self, config: Config) -> str:
         path = Path(config.key_file) if config.key_file else keys.key_path(config, self.id)
-        return keys.fingerprint(keys.KeyText.parse(path.read_bytes(), "").key)
+        return fingerprint(keys.KeyText.parse(path.read_bytes(), "").key)
 
     def kinds(self, config: Config) -> list[str]:
         return [one.kind for one in key_list(config)[0]]
@@ -269,7 +269,7 @@ def test_two_on_one_host_do_not_replace_its_key_file_at_once(site: Setting) -> N
     told: list[CriuctlError] = []
 
     def other() -> None:
-        with pytest.raises(Conflict, match="somebody else") as caught:
+        with pytest.raises(Conflict, match="another process") as caught:
             key_rotate(here.one, NewKey())
         told.append(caught.value)
 

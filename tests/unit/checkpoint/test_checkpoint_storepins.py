@@ -223,7 +223,7 @@ def test_a_plain_bucket_needs_the_operators_word(tmp_path: Path) -> None:
     Repository.init(store, encryption=False, config=config)
     assert Repository.open(store, config).about.pin is not None
     another = replace(config, state_dir=str(tmp_path / "another"))
-    with pytest.raises(StoreNotTrusted, match="neither made it so") as error:
+    with pytest.raises(StoreNotTrusted, match="neither made it nor pinned it") as error:
         Repository.open(store, another)
     assert error.value.exit_code == 9 and not (tmp_path / "another").exists()
     sealed = Bucket()

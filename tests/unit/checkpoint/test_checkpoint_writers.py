@@ -476,7 +476,7 @@ def test_a_plain_store_has_no_domains(tmp_path: Path, place: Place) -> None:
     name = "index/" + "cd" * 16
     for words in (("writer:xy",), ("writer:" + "0" * 32, "writer:" + "1" * 32)):
         data = objects.encode(objects.INDEX, name, b"", b"", plain.sealer, words)
-        with pytest.raises(Damaged, match="who has written it"):
+        with pytest.raises(Damaged, match="name the host that wrote it"):
             objects.layout(objects.INDEX, name, data, len(data))
 
 

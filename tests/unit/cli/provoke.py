@@ -20,7 +20,7 @@ import click
 from criuctl import errors
 from criuctl.cli import main as program
 from criuctl.cli.app import App, pass_app
-from criuctl.cli.descriptions import tell_each
+from criuctl.cli.descriptions import print_each
 from criuctl.cli.pages import Entry, page
 from criuctl.cli.streams import write_result
 from criuctl.host.journal.worst_exit_code import worst
@@ -141,7 +141,7 @@ def each(app: App, path: str) -> int:
             write_result(str(number))
         return 0
 
-    return worst(tell_each(app, outcomes(), told, lambda number: number, to_the_end=True))
+    return worst(print_each(app, outcomes(), told, lambda number: number, to_the_end=True))
 
 
 @page()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from criuctl.cli.app import App
-from criuctl.cli.descriptions import tell_each
+from criuctl.cli.descriptions import print_each
 from criuctl.cli.main import main
 from criuctl.errors import Conflict
 from criuctl.host import lost_homes
@@ -29,7 +29,7 @@ def _outcomes(number: int, ending: BaseException | None, closed: list[bool]) -> 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_an_array_grows_line_by_line(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    codes = tell_each(
+    codes = print_each(
         App(json=True), _outcomes(number, None, []), lambda one: one + 2, lambda one: {"one": one}
     )
     out = capsys.readouterr().out
@@ -47,7 +47,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 def test_what_ends_it_is_the_last_element(
     ending: BaseException, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    codes = tell_each(
+    codes = print_each(
         App(json=True), _outcomes(2, ending, []), lambda _: 0, lambda one: {"one": one}
     )
     told = json.loads(capsys.readouterr().out)
@@ -55,7 +55,7 @@ def test_what_ends_it_is_the_last_element(
     # nothing printed, or for people: that is for the program's boundary
     for app, number in ((App(json=True), 0), (App(), 2)):
         with pytest.raises(type(ending)):
-            tell_each(app, _outcomes(number, ending, []), lambda _: 0, lambda one: one)
+            print_each(app, _outcomes(number, ending, []), lambda _: 0, lambda one: one)
     assert capsys.readouterr().out == ""
 
 
@@ -65,7 +65,7 @@ def test_a_reader_that_has_gone_ends_what_is_under_way() -> None:
 
     closed: list[bool] = []
     with pytest.raises(BrokenPipeError):
-        tell_each(App(), _outcomes(2, None, closed), gone, lambda one: one)
+        print_each(App(), _outcomes(2, None, closed), gone, lambda one: one)
     assert closed == [True]
 
 

@@ -260,7 +260,7 @@ def test_a_refused_hook_is_not_run_and_vetoes(
 def test_hooks_of_a_failure_are_told_it_once(hooks: HookFolder, config: Config) -> None:
     hooks.noting("dump-failed")
     asked = Hooks(config, Reporter())
-    with pytest.raises(Vetoed, match="the reason"), asked.telling("dump-failed"):
+    with pytest.raises(Vetoed, match="the reason"), asked.on_failure("dump-failed"):
         raise Vetoed("the reason", hint="do this")
     (told,) = hooks.told("dump-failed")
     assert told["error"] == {
@@ -270,7 +270,7 @@ def test_hooks_of_a_failure_are_told_it_once(hooks: HookFolder, config: Config) 
         "hint": "do this",
     }
     asked.done = True
-    with pytest.raises(ValueError), asked.telling("dump-failed"):
+    with pytest.raises(ValueError), asked.on_failure("dump-failed"):
         raise ValueError
     assert len(hooks.told("dump-failed")) == 1
 

@@ -44,7 +44,7 @@ def test_a_failure_of_our_own_leaves_the_word_to_be_said_later(
         Config(), "gamma", there, moves, Wishes(), Reporter(), host_name="gamma"
     )
     delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", state="handed-over"))
-    monkeypatch.setattr(delivery, "reach", reach)
+    monkeypatch.setattr("criuctl.ops.moving.delivery.reach", reach)
     delivery.ended(())
     assert delivery.settled() and asked == ["go"]
     with pytest.raises(InDoubt, match="web"):

@@ -23,7 +23,8 @@ from criuctl.checkpoint.repository import Repository
 from criuctl.criu import images, plain, schema
 from criuctl.errors import Damaged, DataError, NoSuchCheckpoint, UnsupportedFormat
 from criuctl.ops import transfer
-from criuctl.ops.inspect import Shown, show
+from criuctl.ops.inspect import show
+from criuctl.ops.shown import Shown
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
 

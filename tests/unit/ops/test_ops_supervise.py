@@ -99,7 +99,7 @@ def test_a_lease_that_cannot_be_read_is_waited_for(
     monkeypatch.setattr(post, "sleep", mended)
     lease.chmod(0o600)
     lease.write_bytes(good[:-1])
-    assert Supervisor(post)._role_anew() == "standby"
+    assert Supervisor(post)._role_again() == "standby"
     assert len(looks) == 2
     assert [(one["event"], one["error"]["exit_code"]) for one in told] == [("store-failed", 8)]
 
@@ -165,7 +165,7 @@ def test_a_wrong_key_is_not_waited_for(
     monkeypatch.setattr(post, "sleep", lambda _seconds: pytest.fail("it is waited for"))
     heart: Any = SimpleNamespace(start=lambda _session: None)
     look = (
-        Supervisor(post)._role_anew
+        Supervisor(post)._role_again
         if what == "role"
         else lambda: Recoverer(post, heart).recover(Loss(None, 0.0), [])
     )
