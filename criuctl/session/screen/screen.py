@@ -397,8 +397,9 @@ class Screen(pyte.Screen):
             x = self.columns - 1
             if x and self.buffer[self.cursor.y][x].data == "":  # a wide one
                 x -= 1
-            last = self.buffer[self.cursor.y][x]
-            yield f"\x1b[{y + 1};{x + 1}H{rendition(last)}{text_of(self.buffer[self.cursor.y], x, self.columns) or ' '}"
+            line = self.buffer[self.cursor.y]
+            text = text_of(line, x, self.columns) or " "
+            yield f"\x1b[{y + 1};{x + 1}H{rendition(line[x])}{text}"
         else:
             yield f"\x1b[{y + 1};{x + 1}H"
         # Last: it moves the cursor, and after it positions count from the margin.
