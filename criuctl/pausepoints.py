@@ -6,12 +6,13 @@ Sleeping and hoping to hit the step proves nothing, so the steps themselves are 
 `Reporter.step` calls `reached` with the step's name.  When the variable ``CRIUCTL_PAUSE_AT`` holds
 that name (``store#2``: its second occurrence), criuctl writes the line ``paused <step>`` to
 ``CRIUCTL_PAUSE_FIFO`` (the path of a FIFO, or the number of an inherited descriptor) and waits
-until the reading end is closed; whoever holds that end kills what it wants to kill and lets go.
+until the reading end is closed; the process that holds that end kills what it wants to kill and
+lets go.
 ``CRIUCTL_PAUSE_AT=*`` pauses nowhere: each step only writes its line ``reached <step>``, which is
 how a test learns what steps there are.
 
-Invariants: nothing waits when nobody reads (a FIFO without a reader, a descriptor that is closed,
-are passed by), signals are served while waiting, and without the variable the cost is one
+Invariants: nothing waits when no process reads (a FIFO without a reader, a descriptor that is
+closed, are passed by), signals are served while waiting, and without the variable the cost is one
 dictionary lookup.
 """
 
@@ -41,8 +42,8 @@ def reached(step: str) -> None:
 
 
 def _tell(step: str, where: str, *, wait: bool) -> None:
-    """Write to `where` that `step` is reached and, with `wait`, stay until nobody holds its reading
-    end any more.
+    """Write to `where` that `step` is reached and, with `wait`, stay until no process holds its
+    reading end any more.
     """
     try:
         fd = (
@@ -51,7 +52,7 @@ def _tell(step: str, where: str, *, wait: bool) -> None:
             else os.open(where, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         )
     except OSError as error:
-        # nobody reads: there is nothing to wait for
+        # no process reads: there is nothing to wait for
         if error.errno in (errno.ENXIO, errno.EBADF, errno.ENOENT):
             return
         raise

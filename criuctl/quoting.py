@@ -1,6 +1,6 @@
 """Words in commands that people copy out of a message and paste into a shell.
 
-A path, a name or a key in such a command may have been chosen by somebody else, who would like to
+A path, a name or a key in such a command may have been chosen by another person, who would like to
 see ``; rm -rf ~`` pasted.  Each value inside of a command in a message goes through `quoted`; a
 unit test looks at every message for that.
 """

@@ -375,7 +375,7 @@ class ConnectionRecord(Record, frozen=True):
 
     @property
     def waits(self) -> bool:
-        """Whether it has no other end, but takes connections, or datagrams, from everybody, or may
+        """Whether it has no other end, but takes connections, or datagrams, from any peer, or may
         yet.
         """
         return self.state in ("listen", "bound", UNCONNECTED)

@@ -1,9 +1,9 @@
 """The names of the tree's unix sockets, and the processes that have them at the time of the
 restore.
 
-CRIU removes the file of a socket at every name that a socket of the images has, whoever owns it,
-and binds there: clients would no longer find a living server.  So the owner of each name is looked
-up first, and before CRIU starts again:
+CRIU removes the file of a socket at every name that a socket of the images has, whichever process
+owns it, and binds there: clients would no longer find a living server.  So the owner of each name
+is looked up first, and before CRIU starts again:
 
 - a path that leads to a living socket: refused.  A copy's socket gets a name of its own next to it,
   and in the mount namespace of the copy, and nowhere else, that is shown at the path: its programs

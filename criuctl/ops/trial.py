@@ -10,7 +10,7 @@ It is an ordinary restore (`criuctl.restore.story`) in a shadow of this host
   and files that have changed since the dump are put back in there alone.  Where an overlay cannot
   be, nothing can be written: a tree that has to write there cannot be tried, and which places these
   are is told;
-- connections to outside: hung up, all; from the network that it gets nobody can be reached;
+- connections to outside: hung up, all; its network reaches no other host;
 - lease, record, hooks, events: no lease is claimed, what criuctl notes is noted in the shadow, and
   hooks are not run;
 - what it requires (`predicates`) is not looked at: a checkpoint that is stale may be sound.

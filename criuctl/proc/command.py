@@ -51,8 +51,8 @@ MAX_STDOUT = 256 << 20  # a helper that prints more than this is broken
 Argv = Sequence[str | os.PathLike[str]]
 
 Starter = Callable[[Sequence[str], Sequence[int]], int]
-"""Starts a program, with descriptors of ours under the same numbers, as somebody else's child; its
-PID.
+"""Starts a program, with descriptors of ours under the same numbers, as the child of another
+process; its PID.
 """
 
 

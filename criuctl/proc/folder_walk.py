@@ -29,7 +29,7 @@ class ForeignLink(PermissionError):
             errno.EACCES,
             (
                 f"{path} is a symbolic link that user {uid} can have put there, to what is "
-                "somebody else's"
+                "another user's"
             ),
             path,
         )

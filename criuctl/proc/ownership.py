@@ -127,6 +127,6 @@ def opened_own(path: str | Path) -> Iterator[int]:
 
 
 def _fault(place: Place) -> Fault | None:
-    """Return the fault of a file; a device is trusted, whoever may write to it."""
+    """Return the fault of a file; a device is trusted, whichever users may write to it."""
     device = stat.S_ISCHR(place.status.st_mode)
     return place.way_fault if device else place.fault

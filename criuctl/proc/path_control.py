@@ -47,7 +47,7 @@ class Looks:
 
     @contextmanager
     def at(self, path: str, flags: int = 0) -> Iterator[Found]:
-        """Yield the file at `path`; links are followed whoever made them. `OSError`.
+        """Yield the file at `path`; links are followed whichever user made them. `OSError`.
 
         `flags`: those of an open file. With O_PATH and O_NOFOLLOW the open file may be a link at
         the end.

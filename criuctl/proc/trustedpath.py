@@ -12,7 +12,7 @@ folders before it belong to root, and no folder before it can be written by othe
 such as /tmp is no exception for a link: a user who has a link of root's in a folder of their own
 can move or hard-link it there. A *folder* of root's in a sticky folder is as safe as its own mode,
 because the kernel lets no other user move it. Links of procfs are not followed, apart from those at
-its top (``/proc/self``): the process chooses their targets, whoever owns the link.
+its top (``/proc/self``): the process chooses their targets, whichever user owns the link.
 
 POSIX ACLs: where a file has one, the group bits of its mode are the ACL's mask, the most that any
 named user or group may have. So "can be written by others" errs on the safe side without reading

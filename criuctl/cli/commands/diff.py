@@ -222,7 +222,7 @@ def diff(app: App, before: str, after: str, exact: bool) -> int:
 
     Processes are paired by PID and command line, then by their place in the tree; PIDs are those
     that the tree itself sees. Numbers that every restore changes (inodes, start times) are no
-    difference. Descriptors are told of processes that both checkpoints have.
+    difference. Descriptors are compared for processes that both checkpoints have.
 
     \b
     In the JSON:

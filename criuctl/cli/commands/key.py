@@ -46,13 +46,13 @@ key = LazyGroup(
     restores on any host, and nothing that is stored is written again. An interrupted change
     leaves a store that opens as before, or as wanted.
 
-    The master key stays what it is. So whoever has opened the store once, or keeps a removed key
+    The master key stays what it is. So anyone who has opened the store once, or keeps a removed key
     together with an old copy of the store's config (a backup, an older version in a bucket that
-    keeps them), can go on reading what is in the store. To shut somebody out for good, make a new
+    keeps them), can go on reading what is in the store. To shut a person out for good, make a new
     store and export the checkpoints into it.
 
     A write-only host (criuctl key add --write-only) can add checkpoints, and restore those of its
-    own, with no key to anything else: whoever breaks into it can read no other host's.""",
+    own, with no key to anything else: an attacker who breaks into it can read no other host's.""",
     examples=[
         ("A key on paper, in case all others are lost:", "criuctl key recovery"),
         (
@@ -119,7 +119,7 @@ def _emit(app: App, done: KeyChange, lines: list[str]) -> int:
 
 
 _HONEST = (
-    "Whoever kept it and an old copy of the store's config, or has opened the store before, can "
+    "Anyone who kept it and an old copy of the store's config, or has opened the store before, can "
     "still read what is in the store."
 )
 

@@ -110,7 +110,7 @@ def _resolved(answer: Mapping[str, Any]) -> str:
 @click.option(
     "--connections",
     type=POLICIES,
-    help="What becomes of connections to outside the tree, as of dump and restore.  [default: the "
+    help="What happens to connections to outside the tree, as of dump and restore.  [default: the "
     "configuration's rules, else"
     " hangup]",
 )

@@ -36,8 +36,8 @@ _BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
     "all_",
     is_flag=True,
     help=(
-        "Also every session that ran here when the host went down, and whose end nobody saw: from "
-        "its newest checkpoint."
+        "Also every session that ran here when the host went down, and whose end was not seen: "
+        "from its newest checkpoint."
     ),
 )
 @JOBS

@@ -178,7 +178,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
 @click.option(
     "--connections",
     type=POLICIES,
-    help="What becomes of connections to outside the tree.  [default: the configuration's rules, "
+    help="What happens to connections to outside the tree.  [default: the configuration's rules, "
     "else as recorded in the"
     " checkpoint]",
 )
@@ -218,7 +218,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
     is_flag=True,
     help=(
         "Restore a checkpoint that is stale: what it requires (dump --require) is not so any "
-        "more. It is told as warnings."
+        "more. It is reported as warnings."
     ),
 )
 @pass_app

@@ -329,8 +329,8 @@ def show(app: App, /, ref: str, **only: bool) -> int:
     reads all.
 
     A REF with a slash names what is in no store: a file of criuctl export (its key is looked for as
-    by import), a folder of CRIU's images, or a podman checkpoint archive. Of the latter two is told
-    what their images tell; criuctl cannot restore them.
+    by import), a folder of CRIU's images, or a podman checkpoint archive. Of the latter two it
+    prints what their images show; criuctl cannot restore them.
 
     With --json everything is printed, whatever sections are asked for; memory maps are in it under
     --maps, environments (`environments`: `pid`, `variables` with `name` and `value`) under --env,

@@ -362,7 +362,8 @@ def trust(app: App, store_id: str, no_encrypt: bool) -> int:
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help=(
-        "Write the key to this new file, mode 0600. Whoever has it can read the store.  [default: "
+        "Write the key to this new file, mode 0600. Anyone who has it can read the store.  "
+        "[default: "
         "write nothing]"
     ),
 )
@@ -383,7 +384,7 @@ def key(app: App, export: Path | None) -> int:
             lines[0] += f", fingerprint {body['key']['fingerprint']}"
         if body["exported"]:
             lines.append(
-                f"The key was written to {printable(body['exported'])}; whoever has it can "
+                f"The key was written to {printable(body['exported'])}; anyone who has it can "
                 "read "
                 "the store."
             )

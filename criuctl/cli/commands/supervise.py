@@ -253,7 +253,7 @@ def supervise(
     leaves the session running, with a lease that does not run out. Hooks: loss-exceeded, recovered,
     gave-up.
 
-    Each thing done is told by a line, with --json by a JSON object a line: event, sequence, time,
+    Each thing done is a line, with --json by a JSON object a line: event, sequence, time,
     session, and facts, such as recovered_ms and lost_s of the event recovered. Ends with 11 if it
     was stopped when more than --max-loss would be lost.
     """

@@ -65,7 +65,7 @@ class Journal:
         except OSError as error:
             raise PeerAway(f"{record.peer} takes nothing: {error.strerror}") from error
         if sent != len(header):
-            raise CannotRebuild(f"{record.peer} has taken a part of what it is told only")
+            raise CannotRebuild(f"{record.peer} has taken only a part of its header")
         sock.shutdown(socket.SHUT_RD)
         return told
 

@@ -138,7 +138,7 @@ class PostgreSQL:
                 f"the record of the session is not one of this version ({type(error).__name__})"
             ) from error
         if wire.unread() and wire.peek(1) not in (b"A", b"N", b"S"):
-            raise CannotRebuild(f"{wire.peer} sends what nobody asked for")
+            raise CannotRebuild(f"{wire.peer} sends what it was not asked for")
         if not state.get("direct", True):
             warnings.append(
                 "an address translation or a pooler is in between; of a pooler's, one session "

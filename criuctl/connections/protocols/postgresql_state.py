@@ -4,7 +4,7 @@ Everything is asked in one question (`QUESTION`), answered as one JSON text, so 
 few round trips.  `read_state` turns it into the record or says what cannot be rebuilt; `rebuild`
 plays it into a fresh session.
 
-What a server does not tell, nobody can rebuild: settings that no extension defined (``app.user``;
+What a server does not report cannot be rebuilt: settings that no extension defined (``app.user``;
 the rule's option
 ``settings: [app.user]`` names those to be taken along), the unnamed prepared statement, `currval`
 and `lastval`, the random seed, how often an advisory lock is held, and what extensions keep

@@ -1,7 +1,7 @@
 """Redis (and servers that speak like it): the session is learned beside the connection, and set up
 again on a new one.
 
-What a session holds at the server, and what becomes of it:
+What a session holds at the server, and how it is handled:
 
     database, client name, RESP version, user    set up again (the password from the rule's secret)
     library name and version, NO-EVICT,          set up again; where the server no longer has or
@@ -9,7 +9,7 @@ What a session holds at the server, and what becomes of it:
     READONLY of a cluster's replica              set up again
     CLIENT TRACKING                              only with ``stale_cache: true``: invalidations of
     the time between are
-                                                 lost, and nobody can tell the program's cache so;
+                                                 lost, and the program's cache is not told so;
                                                  never with REDIRECT
     MULTI, WATCH, subscriptions, MONITOR, a      cannot be rebuilt: other clients have gone on, or
     would have to be command that blocks or is half sent,         answered for a time when nobody
@@ -277,7 +277,7 @@ def _resp_of(own: Resp) -> int:
 
 
 def _tracking(own: Resp) -> dict[str, Any]:
-    """The options of CLIENT TRACKING, asked on the program's connection: only it is told them."""
+    """The options of CLIENT TRACKING, asked on the program's connection: only it gets them."""
     told = as_map(own.ask("CLIENT", "TRACKINGINFO"))
     flags, prefixes = told.get("flags"), told.get("prefixes")
     if (
@@ -341,7 +341,7 @@ def _adorn(resp: Resp, session: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_default(resp: Resp, protocol: int) -> dict[str, Any] | None:
-    """What the server says of itself to whoever comes without a password; None if it wants one, or
+    """What the server says of itself to a client without a password; None if it wants one, or
     cannot tell (Redis 5).
     """
     server, error = look.about_server(resp, protocol)

@@ -2,7 +2,7 @@
 
 A word on the program's own connection may do harm that cannot be undone.  In a transaction it is
 queued and becomes part of the program's own EXEC; while a command blocks (BLPOP, XREAD) it is
-answered when nobody of us listens any more, and the program takes that answer for its own; a
+answered when criuctl does not listen any more, and the program takes that answer for its own; a
 subscriber's messages mix with the answer.  And which of these states holds is just what is not
 known yet.  So a second connection to the same server, made by us in the net namespace of the
 program's socket, asks CLIENT LIST and takes the line of the program's connection: by ``addr=``,
@@ -87,7 +87,7 @@ class Place(Struct, frozen=True):
     sock: socket.socket
     name: str  # for messages
     peer: Any  # what connect(2) takes; a path is the server's
-    # of a unix socket: the server's PID and descriptor, None if nobody has it
+    # of a unix socket: the server's PID and descriptor, None if no process has it
     end: tuple[int, int] | None = None
 
     @property
@@ -202,9 +202,7 @@ def _only_line(listing: Any, marks: list[str], unix: bool) -> str:
 
 
 def _lines(listing: str, marks: list[str]) -> Iterator[str]:
-    """The lines that contain one of `marks`; listings are long and most of their lines are somebody
-    else's.
-    """
+    """The lines that contain one of `marks`; listings are long, and most lines are of others."""
     for mark in marks:
         at = listing.find(mark)
         while at >= 0:

@@ -2,7 +2,7 @@
 
 `Resp.ask` sends one command and reads exactly its answer.  What the server pushes without being
 asked (RESP3 type ``>``) and attributes (``|``) are passed over and counted: on the program's own
-connection they are lost to the program, so whoever asks there must look at `pushes`.  Answers of
+connection they are lost to the program, so code that asks there must look at `pushes`.  Answers of
 servers are data from outside: sizes, depth and numbers of elements are bounded, and whatever is no
 RESP is `NotRedis`, which tells TLS apart by its first byte.
 """

@@ -273,7 +273,7 @@ class Arrival:
                     self.word = "abort"
                     self._moves.put(replace(self._move, state="given-up"))
                     raise TimedOut(
-                        "the host that sent the session did not come back to say what becomes of it"
+                        "the host that sent the session did not come back to say whether it may run"
                     )
                 self._state.wait(left)
             if self.word != "go":

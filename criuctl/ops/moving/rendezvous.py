@@ -91,12 +91,15 @@ def tell(config: Config, identity: str, word: str) -> dict[str, Any]:
         try:
             connection.connect(_address(config, identity))
             if not _trusted(connection):
-                raise NotFound("another user listens in the place of who holds that session")
+                raise NotFound(
+                    "a process of another user listens in place of the criuctl that holds that "
+                    "session"
+                )
             connection.sendall(f"{word}\n".encode())
             line = connection.makefile("rb").readline(_LINE)
             answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError) as error:
-            raise NotFound("nobody holds that session there any more") from error
+            raise NotFound("no criuctl holds that session there any more") from error
     if "error" in answer:
         raise RestoreFailed(str(answer["error"]))
     return answer

@@ -50,7 +50,7 @@ from .. import doctor
 from .needs_format import Needs, read
 from .target_files import judge_files
 
-_CLOCK = 5.0  # seconds of difference that nobody has to know of
+_CLOCK = 5.0  # seconds of difference that are not reported
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 _MIB = 1 << 20
 _ANY = ("0.0.0.0", "::", "")

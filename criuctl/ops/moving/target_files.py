@@ -24,7 +24,7 @@ from .needs_format import NeededFile
 
 _ANOTHER = "is another one here"
 _ALIKE = 100  # findings of the same kind
-_MORE = "What is told of the others helps here too."
+_MORE = "What is said of the others helps here too."
 _PACKAGE = (
     "Install the version that the program was started from, or migrate with --carry-binaries."
 )

@@ -110,7 +110,7 @@ def cron_time(calendar: str) -> CronTime:
             raise UsageError(
                 "it has days of the week and days of the month, and cron takes either of them"
             )
-        if found.after(datetime(2000, 1, 1)) is None:  # noqa: DTZ001  # any date, as what cron is told has no time zone
+        if found.after(datetime(2000, 1, 1)) is None:  # noqa: DTZ001  # any date: times of cron have no time zone
             raise UsageError("there is no such day")
     except (UsageError, ValueError) as error:
         raise UsageError(f"{calendar!r} cannot be said to cron: {error}", hint=_HINT) from None

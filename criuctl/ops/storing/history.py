@@ -1,7 +1,7 @@
 """How long the dumps of a session took: what a list of checkpoints does not tell, since only whole
 manifests have it.
 
-A manifest never changes, so what was read once is kept by whoever asks (`known`), and only new ones
+A manifest never changes, so what was read once is kept by the caller (`known`), and only new ones
 are read.
 """
 
