@@ -62,10 +62,11 @@ class NewHome(Struct):
         else:
             self.registry.put(self.before)
 
-    def unlocked(self) -> None:
-        """Note that the firewall lock on the connections is removed."""
-        if self.record.lock_table:
-            with suppress(OSError):  # a full disk: the next command looks for the lock again
+    def keep(self, *, unlocked: bool) -> None:
+        """Keep the lease: the tree runs.  `unlocked`: the lock on its connections is down."""
+        self.claim.keep()
+        if unlocked and self.record.lock_table:
+            with suppress(OSError):  # a full disk: the next command looks for the lock once more
                 self.registry.put(replace(self.record, lock_table=""))
 
 

@@ -31,13 +31,11 @@ from ..host.journal import events
 from ..host.registry import Registry, check_name, check_outside
 from ..host.stale_locks import forget_stale_locks
 from ..namespaces.network_choice import is_new
-from ..proc.scratch import Scratch
 from ..report import Reporter, summarised
 from ..terminals.restored import RestoredTerminals
-from . import materialise, outcome, source
+from . import memory, outcome, source
 from .home import NewHome, claim_home, note_coming
 from .host_facts import HostFacts
-from .lazy_memory import worthwhile
 from .observation import observe_all, open_devices, wishes_of
 from .observe import missing_addresses
 from .outcome import RestoreResult
@@ -160,21 +158,8 @@ def restore(
         _check_addresses(found, plan, facts)
         claim = claim_home(config, request, found, session, seen, reporter, stack)
 
-        # Memory: all of it now, or what is lazy when the tree asks for it.
-        reporter.step("pages")
-        lazy = request.lazy
-        if lazy is None:
-            lazy = feeder is not None and worthwhile(manifest.memory, unpacked.reader)
-        filling, later = None, {}
-        if lazy:
-            later = materialise.lazy_pages(manifest, unpacked.reader, unpacked.folder)
-            if feeder is not None:
-                feeder.load(manifest, unpacked.folder)
-        else:
-            filling = materialise.write_pages(manifest, unpacked.reader, unpacked.folder)
-            stack.callback(filling.stop)
-            filling.begin()
-        _check_room(unpacked.scratch)
+        # Memory: all of it now, or what is lazy when the tree touches it.
+        brought = memory.bring(request, found, unpacked, feeder, reporter, stack)
 
         # CRIU's part: from here to the end of `running` there is a tree that runs, or nothing.
         home = note_coming(config, found, unpacked, registry, session, claim)
@@ -193,9 +178,9 @@ def restore(
             held=held,
             copy=request.copy,
             authentic=authentic,
-            lazy=later,
+            lazy=brought.lazy,
             feeder=feeder,
-            filling=filling,
+            filling=brought.filling,
             devices=devices,
         )
         criu_part = Restoring.of(work)
@@ -208,17 +193,15 @@ def restore(
                     raise _explained(config, request, found, feeder, hooks, error) from error
                 raise
             hooks.done = True
-            claim.keep()
+            home.keep(unlocked=not criu_part.around.unlock_failed)
             if not request.copy and not received:
                 latest_checkpoints.note(config, found.found.checkpoint, reporter)
-            if not criu_part.around.unlock_failed:  # else the next command takes it down
-                home.unlocked()
         if not os.path.exists(f"/proc/{root}"):
             reporter.warning(f"PID {root}: the restored root has ended already")
         claim.clear()
     hooks.run("post-resume")
     reporter.step("done")
-    return _result(criu_part, found, home, root, began=began, lazy=bool(lazy))
+    return _result(criu_part, found, home, root, began=began)
 
 
 def _sweep(config: Config) -> None:
@@ -241,14 +224,6 @@ def _check_addresses(found: Source, plan: RestorePlan, facts: HostFacts) -> None
             "the tree listens there"
         )
         raise RestoreFailed(text, hint=ADD_ADDRESS)
-
-
-def _check_room(scratch: Scratch) -> None:
-    if scratch.free_bytes() == 0:
-        raise RestoreFailed(
-            "memory for the images ran out",
-            hint="The host has too little free memory for this checkpoint.",
-        )
 
 
 def _explained(
@@ -277,7 +252,6 @@ def _result(
     root: int,
     *,
     began: float,
-    lazy: bool,
 ) -> RestoreResult:
     work, outcomes = criu_part.work, criu_part.placed.connections
     applied, names = criu_part.around.applied_files, criu_part.around.names
@@ -289,7 +263,7 @@ def _result(
         pid=root,
         inner_pid=criu_part.inner_root,
         elapsed_ms=round((criu_part.running_at - began) * 1000, 1),
-        lazy=lazy,
+        lazy=bool(work.lazy),
         pids=work.plan.pids,
         connections=outcomes,
         files=[
