@@ -386,9 +386,9 @@ SLOW_END = """
 import errno
 from criuctl.cli.main import program
 from criuctl.connections.closing import Farewell
-from criuctl.dump import aftermath, commit
+from criuctl.dump import commit, ending
 from criuctl.host import moves
-wait_ended = aftermath.wait_ended
+wait_ended = ending.wait_ended
 
 def still_ending(tree, timeout):
     tree = list(tree)
@@ -398,7 +398,7 @@ def still_ending(tree, timeout):
 def read_only(_work):
     raise OSError(errno.EROFS, "Read-only file system")
 
-aftermath.wait_ended = commit.wait_ended = still_ending
+ending.wait_ended = commit.wait_ended = still_ending
 Farewell.say, moves.Outgoing.alive = read_only, lambda move: True
 program()
 """
@@ -417,9 +417,9 @@ def test_what_fails_when_it_is_ended_does_not_undo_it_there(moving: Moving, host
 NO_ANSWER = """
 from criuctl.cli.main import program
 from criuctl.criu.driver import CriuFailed, Dumper
-from criuctl.dump import aftermath, commit
+from criuctl.dump import commit, ending
 from criuctl.host import moves
-wait_ended, finish = aftermath.wait_ended, Dumper.dump
+wait_ended, finish = ending.wait_ended, Dumper.dump
 
 def still_ending(tree, timeout):
     tree = list(tree)
@@ -430,7 +430,7 @@ def gone(self, *told):
     finish(self, *told)
     raise CriuFailed("CRIU ended without an answer", "")
 
-aftermath.wait_ended = commit.wait_ended = still_ending
+ending.wait_ended = commit.wait_ended = still_ending
 Dumper.dump, moves.Outgoing.alive = gone, lambda move: True
 program()
 """

@@ -282,7 +282,7 @@ def test_a_session_does_not_start_in_a_session_nor_attach_to_itself(
     itself = operators(
         "exec", "outer", "--timeout", 60, "--", f"{criuctl} attach outer", check=False
     )
-    assert itself["exit_code"] == 2 and "inside of session 'outer'" in itself["output"]
+    assert itself["exit_code"] == 2 and "inside session 'outer'" in itself["output"]
     assert [session["session"] for session in operators("ls")] == ["outer"]
 
 

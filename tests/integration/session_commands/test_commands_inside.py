@@ -61,7 +61,7 @@ def test_the_other_sessions_are_not_taken_for_gone(operators: Operators, tree: A
     ]
     for command in refused:
         code, told = _within(operators, command)
-        assert code == 9 and "inside of session 'outer'" in told["error"]["message"], command
+        assert code == 9 and "inside session 'outer'" in told["error"]["message"], command
     code, told = _within(operators, "snapshot --all")
     assert code == 9 and {body["error"]["code"] for body in told} == {"conflict"}
     tree.ask()
@@ -82,6 +82,6 @@ def test_what_is_restored_does_not_become_a_part_of_a_session(
     assert code == 0, told
     for command in ("restore tree", "restore tree --as copy", "recover --all"):
         code, told = _within(operators, command)
-        assert code == 9 and "inside of session 'outer'" in told["error"]["message"], command
+        assert code == 9 and "inside session 'outer'" in told["error"]["message"], command
     code, told = _within(operators, "restore tree --dry-run")
     assert code == 0 and told["ok"]
