@@ -58,7 +58,7 @@ def begin(
     around = inside(config)
     if around is not None:
         raise Conflict(
-            f"this runs inside of session {around!r}, which is to be stored, too",
+            f"this runs inside session {around!r}, which is to be stored, too",
             hint="Run it from outside of any.",
         )
     lock, busy = lock_of(config)

@@ -99,7 +99,7 @@ def run(
     around = inside(config)
     if around is not None:
         raise Conflict(
-            f"this runs inside of session {around!r}, whose checkpoints would then hold the new "
+            f"this runs inside session {around!r}, whose checkpoints would then hold the new "
             "session's holder",
             hint="Start it from outside of any session.",
         )

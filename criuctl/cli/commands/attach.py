@@ -107,7 +107,7 @@ def attach(
         return 0
     if inside(app.config) == name:
         raise UsageError(
-            f"this terminal is inside of session {name!r}", hint="Attach from outside of it."
+            f"this terminal is inside session {name!r}", hint="Attach from outside of it."
         )
 
     connect = partial(_connect, app.config, name, role)
