@@ -129,15 +129,15 @@ def test_a_signal_at_every_step_of_a_restore(
 TOO_LATE = """
 import os, sys
 from criuctl.cli.main import program
-from criuctl.namespaces import netlock
-number, remove = int(sys.argv[1]), netlock.ConnectionLock.remove
+from criuctl.namespaces import restore_lock
+number, remove = int(sys.argv[1]), restore_lock.ConnectionLock.remove
 
 def interrupted(self, *, failed):
     if not failed:
         os.kill(os.getpid(), number)
     return remove(self, failed=failed)
 
-netlock.ConnectionLock.remove = interrupted
+restore_lock.ConnectionLock.remove = interrupted
 sys.argv[1:] = sys.argv[5:]
 program()
 """
@@ -200,15 +200,15 @@ def test_kill_9_just_before_a_tree_is_ended(zoo: Zoo, criuctl: Criuctl) -> None:
 STAYS_UP = """
 import sys
 from criuctl.cli.main import program
-from criuctl.namespaces import netlock
-remove = netlock.ConnectionLock.remove
+from criuctl.namespaces import restore_lock
+remove = restore_lock.ConnectionLock.remove
 
 def failing(self, *, failed):
     remove(self, failed=failed)
     if not failed:
         raise TimeoutError("the kernel does not answer")
 
-netlock.ConnectionLock.remove = failing
+restore_lock.ConnectionLock.remove = failing
 sys.argv[1:] = sys.argv[4:]
 program()
 """

@@ -355,7 +355,7 @@ def test_other_files_are_no_exported_checkpoints(tmp_path: Path, target: Host) -
     newer = archive.HEADER.pack(archive.MAGIC, archive.VERSION + 1, 0, 0) + bytes(99)
     (tmp_path / "newer").write_bytes(newer)
     for name, words in (
-        ("text", "no checkpoint that criuctl has exported"),
+        ("text", "not a checkpoint that criuctl exported"),
         ("newer", "export format 2"),
     ):
         found = refused(target, tmp_path / name)

@@ -491,7 +491,7 @@ def test_nobody_has_a_restore_wait_at_a_fifo(file: Path, monkeypatch: pytest.Mon
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    assert judged.verdict == "refuse" and "no regular file" in judged.why
+    assert judged.verdict == "refuse" and "not a regular file" in judged.why
 
 
 def test_helper_links_are_made_and_removed_where_they_were(
