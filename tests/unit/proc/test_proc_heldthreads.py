@@ -60,7 +60,8 @@ def test_only_the_free_thread_runs_until_release(
     held = HeldThreads([program.pid], {tids[2]})
     held.stop()
     held.hold()
-    assert moving(tmp_path, 0.5, len(tids)) == {tids[2]}
+    assert moving(tmp_path, 30, 1) == {tids[2]}
+    assert moving(tmp_path, 0.5, len(tids)) <= {tids[2]}  # which a busy machine may not let run
     held.release()
     assert moving(tmp_path, 30, len(tids)) == set(tids)
 
