@@ -2,12 +2,11 @@
 
 What a descriptor stands for, and what may have changed:
 
-===================  ===========================
-==================================================== of /proc              changes
-restored as
-===================  ===========================
-==================================================== this process          number (copy)
-its own again a thread              made last by CRIU            opened when it is there
+===================  ===========================  =============================================
+of /proc              changes                      restored as
+===================  ===========================  =============================================
+this process          number (copy)                its own again
+a thread              made last by CRIU            opened when it is there
 a child               likewise its descriptors     likewise
 an ended one          number is taken              one that has ended
 one outside, alive    -                            that one
@@ -15,8 +14,7 @@ one outside           has ended, is not visible    one that has ended
 one outside: net      has ended                    the network, the mounts of the holder
 a control group's     is gone                      refused in the plan, which says what to make
 sysfs: a device's     is gone                      likewise
-===================  ===========================
-====================================================
+===================  ===========================  =============================================
 """
 
 from __future__ import annotations

@@ -1,22 +1,29 @@
 """A TCP proxy before an S3 server that spoils chosen requests, as networks and servers do.
 
-    with FaultProxy(server.port, {"PUT": "5.c", "GET": "s"}) as proxy: ...      # proxy.endpoint in
-    place of the server's
+    with FaultProxy(server.port, {"PUT": "5.c", "GET": "s"}) as proxy: ...
+
+`proxy.endpoint` is to be used in place of the server's.
 
 Each method has a string with one letter per request of that method, in order of arrival; requests
 beyond its end pass.  What was done is in `seen`, so that a test can assert that its fault was met.
 
-    .  passes                               r  the connection is reset before anything is forwarded
-    5  answered 503 SlowDown                c  half of the body is forwarded, then both sides are
-    cut f  answered 507 InsufficientStorage     l  forwarded and carried out, but the answer is lost
-    n  answered 501 NotImplemented          s  half of the answer's body arrives, then the
-    connection is closed h  never answered (until the end)       w  one byte of the answer's body is
-    changed p  kept back until `proceed` is set     x  one byte of the request's body is changed
+    .  passes
+    5  answered 503 SlowDown
+    f  answered 507 InsufficientStorage
+    n  answered 501 NotImplemented
+    h  never answered (until the end)
+    p  kept back until `proceed` is set
+    r  the connection is reset before anything is forwarded
+    c  half of the body is forwarded, then both sides are cut
+    l  forwarded and carried out, but the answer is lost
+    s  half of the answer's body arrives, then the connection is closed
+    w  one byte of the answer's body is changed
+    x  one byte of the request's body is changed
     d  the answer arrives byte by byte, one in `pause` seconds, until the end
     X  carried out, then `harm` is called with the path; an ETag that it returns takes the place of
-    the answer's C  If-None-Match is judged here, by looking first: right one by one, racy when
-    writers overlap (the way of
-       OpenStack Swift)
+       the answer's
+    C  If-None-Match is judged here, by looking first: right one by one, racy when writers overlap
+       (the way of OpenStack Swift)
 
 Every request gets a connection of its own (``Connection: close`` is added; it is not signed), so
 that the end of an answer is the end of its stream.

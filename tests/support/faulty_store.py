@@ -6,11 +6,16 @@ Each verb has a string with one letter per call of it, in order of arrival; call
 pass, unless the string ends in ``*``: then its last letter stays in force.  `list` counts by
 iteration begun.
 
-    .  passes                                     T  reads: the last byte is missing from what is
-    returned E  StoreUnreachable, nothing was done         W  reads: one bit is wrong;  put: one bit
-    is stored wrongly A  done, then StoreUnreachable                M  ObjectMissing, although it
-    may be there D  StoreDenied                                L  `seconds` late, then passes
-    F  StoreFull, nothing was done                H  calls `hook(verb, name)` first, then passes
+    .  passes
+    E  StoreUnreachable, nothing was done
+    A  done, then StoreUnreachable
+    D  StoreDenied
+    F  StoreFull, nothing was done
+    T  reads: the last byte is missing from what is returned
+    W  reads: one bit is wrong;  put: one bit is stored wrongly
+    M  ObjectMissing, although it may be there
+    L  `seconds` late, then passes
+    H  calls `hook(verb, name)` first, then passes
 """
 
 from __future__ import annotations

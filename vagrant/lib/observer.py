@@ -1,10 +1,11 @@
 """Who sees all hosts at once, from a third one: does the program of the demonstration live once,
 and only once?
 
-observer.py ask ADDRESS PORT             one question; ends with 1 if nobody answers
+observer.py ask ADDRESS PORT                 one question; ends with 1 without an answer
 observer.py watch LOG PORT NAME=ADDRESS...   asks all of them ten times a second until it is ended,
-and writes down who answered observer.py judge LOG NAME...            whether the answers came from
-these hosts one after another, each time from one alone
+                                             and writes down which have answered
+observer.py judge LOG NAME...                whether the answers came from these hosts one after
+                                             another, each time from one alone
 
 Two copies would answer in turns: there would be more changes than moves, or a count that goes back,
 or another life.

@@ -3,17 +3,16 @@ again on a new one.
 
 What a session holds at the server, and how it is handled:
 
-    database, client name, RESP version, user    set up again (the password from the rule's secret)
+    database, client name, RESP version, user    set up again (the password is the rule's secret)
     library name and version, NO-EVICT,          set up again; where the server no longer has or
-    allows it, told in NO-TOUCH                                     the facts, nothing depends on it
+    NO-TOUCH                                     allows it, the facts say so; nothing depends on it
     READONLY of a cluster's replica              set up again
     CLIENT TRACKING                              only with ``stale_cache: true``: invalidations of
-    the time between are
-                                                 lost, and the program's cache is not told so;
-                                                 never with REDIRECT
+                                                 the time between are lost, and the program's cache
+                                                 does not learn of them; never with REDIRECT
     MULTI, WATCH, subscriptions, MONITOR, a      cannot be rebuilt: other clients have gone on, or
-    would have to be command that blocks or is half sent,         answered for a time when nobody
-    listened replies turned off, TLS
+    command that blocks or is half sent,         answers would be needed for a time when nothing
+    replies turned off, TLS                      listened
 
 `redis_look` says how that is learned without harm, and what ``ask: own`` means.  Options of a rule:
 ``user``, and

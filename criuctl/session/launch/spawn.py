@@ -2,9 +2,9 @@
 
     holder (outside)
       criuctl-init    PID 1 of the session's PID, mount and IPC namespaces; not dumped; a restore
-      makes a new one
+                      makes a new one
         tini -s       root of the dumped tree: adopts daemons, so that they belong to the session;
-        reaps
+                      reaps
           COMMAND     leader of a session of its own, the terminal is its controlling terminal
 
 With `host_pids`, and where the holder may not make namespaces (a plain user), there is no

@@ -3,7 +3,8 @@
 prefix.tar.gz   CRIU with its loader and libraries, and pycriu, as scripts/setup left them
 wheels/         criuctl's dependencies for the other machine's Python, without those of S3
 tools/          tini and zstd with the libraries they need beyond the C library; used where the
-machine has none commit          the commit of the checkout, and whether it had changes
+                machine has none
+commit          the commit of the checkout, and whether it had changes
 """
 
 from __future__ import annotations
