@@ -198,8 +198,7 @@ class WriterSealer(Sealer):
     def of_pack(self, pack: bytes) -> Sealer:
         if not self.owns(pack):
             raise Foreign(
-                f"pack {pack.hex()} was written by another host, and this write-only host has "
-                "no "
+                f"pack {pack.hex()} was written by another host, and this write-only host has no "
                 "key for it"
             )
         return self

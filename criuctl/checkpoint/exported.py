@@ -157,8 +157,8 @@ def _wanted(slots: list[dict[str, Any]], config: Config | None = None) -> str:
     where = "" if config is None else f": name it by --key-file, or bring it to {config.key_dir}"
     return (
         f"It wants the key file with the fingerprint {', '.join(prints)}{where}. If none was "
-        "named at the export, it is that "
-        "of the store it is from (`criuctl store key --export` there)."
+        "named at the export, it is that of the store it is from (`criuctl store key --export` "
+        "there)."
     )
 
 

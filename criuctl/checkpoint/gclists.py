@@ -57,9 +57,8 @@ _COMMIT_LIMIT = 86400.0
 _WHOLE_SECOND = 1.0  # S3 reports an object's time without the fraction that its listings contain
 _ATTEMPTS = 3  # readings of a list that a weak store shows half written
 _DAMAGED = (
-    "It lists packs, and is needed only while a dump or a garbage collection runs. While "
-    "neither is at it anywhere, "
-    "remove it: `criuctl gc` then finds out again what it listed."
+    "It lists packs, and is needed only while a dump or a garbage collection runs. While neither "
+    "is at it anywhere, remove it: `criuctl gc` then finds out again what it listed."
 )
 
 Prefix = Literal["writing/", "gc/marked-", "gc/doomed-"]
@@ -191,9 +190,8 @@ class Intent(Struct, eq=False):
         except Foreign as error:
             raise Conflict(
                 "a garbage collection is deleting packs, and this write-only host cannot see "
-                "which: "
-                f"{error.details['object']} is of a criuctl that is older, or that began before "
-                "this host was enrolled",
+                f"which: {error.details['object']} is of a criuctl that is older, or that began "
+                "before this host was enrolled",
                 hint=(
                     "Dump again after `criuctl gc` on a host with the store's key, which needs "
                     "this criuctl or a newer one."

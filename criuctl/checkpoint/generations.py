@@ -290,8 +290,7 @@ class Changer:
         except StoreError as error:
             self.warnings.append(
                 "the keys are as they should be, but older slots are still in the store "
-                f"({error.message}): "
-                "`criuctl key tidy` removes them"
+                f"({error.message}): `criuctl key tidy` removes them"
             )
 
     def _replace_config(self) -> None:
@@ -312,10 +311,8 @@ class Changer:
         if any(slot not in current.slots for slot in union(found)):
             self.warnings.append(
                 "the store has no conditional writes, so nothing in it is replaced, and the "
-                "object `config` goes on holding the "
-                "slots that it was made with: a person who has a removed key of those and reads "
-                "it can "
-                "open it, if not by criuctl"
+                "object `config` goes on holding the slots that it was made with: a person who "
+                "has a removed key of those and reads it can open it, if not by criuctl"
             )
 
 

@@ -172,8 +172,7 @@ def claim(
             raise Conflict(
                 (
                     f"the lease of session {session!r}, which had run out, has changed: {who} has "
-                    "it "
-                    "now"
+                    "it now"
                 ),
                 host=who,
             )

@@ -165,8 +165,7 @@ class CheckpointReader:
         stored = sum(place.stored for place in self._places(chunks, ()))
         if size > bounds.most(stored, free):
             raise Damaged(
-                f"{size} bytes are stored in {stored}, which is less than criuctl needs for "
-                "any "
+                f"{size} bytes are stored in {stored}, which is less than criuctl needs for any "
                 "such content"
             )
 

@@ -129,11 +129,9 @@ class Pinning:
         return StoreChanged(
             f"{url} is not the store that it was: this host has pinned {self.pin.description()}, "
             f"since {self.pin.since}, and finds {found}; nothing was read or written",
-            hint="Another user may have replaced it: find out before anything is restored from it "
-            "or stored in it."
-            " If it was replaced on purpose,"
-            f" `criuctl store trust --store {quoted(url)}{' --no-encrypt' if plain else ''}` "
-            "pins the one there now.",
+            hint="Another user may have replaced it: find out before anything is restored from "
+            "it or stored in it. If it was replaced on purpose, `criuctl store trust --store "
+            f"{quoted(url)}{' --no-encrypt' if plain else ''}` pins the one there now.",
             store=url,
             pinned={"id": self.pin.id, "encrypted": self.pin.encrypted, "since": self.pin.since},
         )
@@ -167,8 +165,7 @@ class Pinning:
             raise StoreNotTrusted(
                 f"{url} is not encrypted, and this host has neither made it nor pinned it",
                 hint="If it is meant to be plain, so that every user of the bucket can read or "
-                "forge checkpoints: "
-                f"`criuctl store trust --store {quoted(url)} --no-encrypt`.",
+                f"forge checkpoints: `criuctl store trust --store {quoted(url)} --no-encrypt`.",
                 store=url,
             )
 

@@ -105,8 +105,8 @@ def global_options() -> list[click.Parameter]:
                 "metavar": "FILE",
                 "type": click.Path(dir_okay=False),
                 "help": "Read this configuration file too, after /etc/criuctl/config.yaml and "
-                "~/.config/criuctl/config.yaml."
-                " One that another user could have written is refused.",
+                "~/.config/criuctl/config.yaml. One that another user could have written is "
+                "refused.",
             },
         ),
         (

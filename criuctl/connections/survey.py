@@ -305,8 +305,7 @@ class Survey:
             return
         if c.record.rqueue or c.record.wqueue or c.record.policy != wished:
             raise NotIdle(
-                f"PID {c.record.pid} fd {c.record.fd}: the connection to {c.record.peer} is "
-                "busy: "
+                f"PID {c.record.pid} fd {c.record.fd}: the connection to {c.record.peer} is busy: "
                 f"{c.record.reason}"
             )
 
@@ -452,8 +451,7 @@ def refuse(record: ConnectionRecord) -> None:
     why = f": {record.reason}" if record.reason else ""
     raise Vetoed(
         f"PID {record.pid} fd {record.fd}: the connection {record.local or record.family} -> "
-        f"{record.peer or '(unnamed)'}"
-        f" may not be given up{why}",
+        f"{record.peer or '(unnamed)'} may not be given up{why}",
         hint="Wait until it is closed, or dump with --connections hangup or keep.",
         pid=record.pid,
         fd=record.fd,

@@ -61,8 +61,7 @@ def hung_up_unasked(made: Sequence[Connection]) -> list[Finding]:
             "connections-hangup",
             f"{which} will be hung up at the restore, by default: {some}{more}",
             "Dump with `--connections keep` to keep them (at the same address, while the peers "
-            "wait), or with "
-            "`--connections reconnect`; connection_rules say it for each.",
+            "wait), or with `--connections reconnect`; connection_rules say it for each.",
             made[0].held.pid,
             made[0].held.fd,
         )

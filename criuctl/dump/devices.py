@@ -228,8 +228,7 @@ class DumpedDevices:
                 unmap(user.pid, [(m.start, m.end) for m in user.mapped])
         except (OSError, CriuctlError) as error:
             raise DumpFailed(
-                f"PID {user.pid}: its GPU descriptors could not be taken away: {error}; the "
-                "tree "
+                f"PID {user.pid}: its GPU descriptors could not be taken away: {error}; the tree "
                 "runs on"
             ) from error
 
@@ -321,8 +320,7 @@ class DumpedDevices:
             *(
                 (
                     f"PID {pid}: the driver's checkpoint has failed, and the process cannot use "
-                    "its "
-                    "GPU any more"
+                    "its GPU any more"
                 )
                 for pid in failed
             ),

@@ -150,8 +150,7 @@ class Freeze(Struct, eq=False):
         if self.seen.tree:
             self.job.reporter.warning(
                 f"CRIU gave up on the tree when it was frozen ({why}), and was asked again: calls "
-                "that the program "
-                "waited in may have ended with EINTR, as for a signal"
+                "that the program waited in may have ended with EINTR, as for a signal"
             )
         self.parts.terminals.back()
         self.lock.remove()

@@ -135,8 +135,7 @@ def warn_superseded(config: Config, reporter: Reporter, former: SessionRecord) -
     reporter.warning(
         (
             f"session {former.name!r} {where}, and this is another tree; from now on the name "
-            "means "
-            "this one"
+            "means this one"
         ),
         hint,
     )

@@ -45,8 +45,7 @@ _REFUSED_HINT = (
 )
 _OWN_HINT = (
     "What the copy opens by its path from now on is not its own: have it use other places, or end "
-    "the original. "
-    "`criuctl verify --restore` tries a copy with files of its own."
+    "the original. `criuctl verify --restore` tries a copy with files of its own."
 )
 _SHARED_HINT = (
     "What they write may overwrite each other's. `criuctl verify --restore` tries a copy with "

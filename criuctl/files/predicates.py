@@ -191,9 +191,8 @@ def verdicts(config: Config, manifest: Manifest, *, run: bool = True) -> Iterato
                 record,
                 "unchecked",
                 "the command is from a checkpoint of another host, and nothing here allows it",
-                f"If it may run here, put {f'{record.kind}:{record.argument}'!r} under predicates "
-                "in the configuration;"
-                " --force restores unchecked.",
+                f"If it may run here, put {f'{record.kind}:{record.argument}'!r} under "
+                "predicates in the configuration; --force restores unchecked.",
             )
         else:
             why = _stale(config, manifest, record)

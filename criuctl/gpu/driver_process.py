@@ -164,8 +164,7 @@ class DriverProcess:
                 late = [one.get("pid", one["call"]) for one in numbered if one["id"] not in answers]
                 raise TimedOut(
                     f"NVIDIA's driver has not answered the call {numbered[0]['call']} within "
-                    f"{deadline:g} s"
-                    f" (PID {', '.join(map(str, late))})"
+                    f"{deadline:g} s (PID {', '.join(map(str, late))})"
                 )
             answers[answer["id"]] = answer
         return [answers[one["id"]] for one in numbered]

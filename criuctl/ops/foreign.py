@@ -108,8 +108,7 @@ def _manifest(images: plain.PlainImages, memory: list[MemoryImage]) -> Manifest:
     if len(image_records.pids(images.get)) > _FREE_PROCESSES + images.read // _PROCESS:
         raise Damaged(
             f"{images.where} has more than {_FREE_PROCESSES} processes, about which the images "
-            "say "
-            "nothing"
+            "say nothing"
         )
     processes = tuple(_process(task) for task in image_records.tasks(images.get))
     name, image = (str(images.container.get(key, "")) for key in ("name", "rootfsImageName"))

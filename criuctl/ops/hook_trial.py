@@ -244,8 +244,7 @@ def _record(subject: _Subject, fd: tuple[int | None, int]) -> ConnectionRecord:
         ):
             if record.family not in _FAMILIES or record.type not in _TYPES:
                 raise UsageError(
-                    f"descriptor {number} is a {record.family} {record.type} socket: none "
-                    "that is "
+                    f"descriptor {number} is a {record.family} {record.type} socket: none that is "
                     "connected again"
                 )
             return record

@@ -71,8 +71,8 @@ def _arrived(config: Config, session: str) -> str:
     inbox_store = inbox.configured(config).store
     return (
         f"It has come here from {move.origin}, which has not said that it is gone there: resolve "
-        "it there. If that host is lost"
-        f" for good: `criuctl restore {quoted(session)} --store {quoted(inbox_store)} --take-over`."
+        f"it there. If that host is lost for good: `criuctl restore {quoted(session)} --store "
+        f"{quoted(inbox_store)} --take-over`."
     )
 
 

@@ -37,9 +37,8 @@ SPAWNER = "criuctl.session.launch.spawn:spawn_session"
 _MAX_COPIES = 1000  # names that are tried for one command
 _CARRIED = (
     "the session has the store's credentials in its environment ({}), and so has each checkpoint "
-    "of it: start it without"
-    " them (`env -u NAME criuctl run ...`) unless its program needs them; dumps and restores read "
-    "them by themselves"
+    "of it: start it without them (`env -u NAME criuctl run ...`) unless its program needs them; "
+    "dumps and restores read them by themselves"
 )
 
 

@@ -47,14 +47,12 @@ def key_list(config: Config) -> tuple[list[KeyFacts], list[str]]:
         notes = []
         if not the.changer.settled():
             notes.append(
-                "older slots are still in the store: an earlier change was cut off, and "
-                "`criuctl "
+                "older slots are still in the store: an earlier change was cut off, and `criuctl "
                 "key tidy` finishes it"
             )
         if the.replaced(current.slots):
             notes.append(
-                "an earlier rotation was cut off: `criuctl key tidy` removes the key that it "
-                "has "
+                "an earlier rotation was cut off: `criuctl key tidy` removes the key that it has "
                 "replaced"
             )
         return the.facts(current.slots), notes

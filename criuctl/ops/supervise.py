@@ -169,8 +169,7 @@ class Supervisor:
                 return "standby"
             if not candidates(repository, post.name, record.id if record is not None else None, []):
                 raise NotFound(
-                    f"session {post.name!r} does not run here, and the store has no "
-                    "checkpoint of "
+                    f"session {post.name!r} does not run here, and the store has no checkpoint of "
                     "it"
                 )
         self._loss = Loss(

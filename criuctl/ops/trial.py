@@ -215,8 +215,7 @@ def _check(manifest: Manifest, read_only: Sequence[str]) -> None:
     if needed > free:
         raise PreflightRefused(
             f"a trial needs {needed >> 20} MiB of memory, for the tree and for copies of the "
-            "files that it writes to;"
-            f" {free >> 20} MiB are free",
+            f"files that it writes to; {free >> 20} MiB are free",
             hint="Try it on another host that has the store.",
         )
 

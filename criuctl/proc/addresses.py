@@ -326,8 +326,7 @@ def take(
         held = HeldAddress(wanted, names[address.index], address, (), namespace)
         if not address.flags & rtnetlink.F_PERMANENT:
             held.notes.append(
-                f"{wanted} has a lifetime: DHCP or a router set it, and may set it again on "
-                "this "
+                f"{wanted} has a lifetime: DHCP or a router set it, and may set it again on this "
                 "host again"
             )
         if noted is not None:

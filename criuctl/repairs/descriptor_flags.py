@@ -45,8 +45,7 @@ class DescriptorFlags(Repair):
                     raise OSError(-result, os.strerror(-result))
             except (OSError, KeyError, CriuctlError) as error:
                 tree.reporter.warning(
-                    f"PID {inner}: descriptor {fd} lacks some of its flags (O_ASYNC, "
-                    "O_APPEND): "
+                    f"PID {inner}: descriptor {fd} lacks some of its flags (O_ASYNC, O_APPEND): "
                     f"{error}"
                 )
 

@@ -233,8 +233,7 @@ def errors(locks: list[WantedLock], *, copy: bool) -> Iterator[Finding]:
         if copy:
             hint = (
                 "A lock has one holder, and the copy cannot have this file, or another one that "
-                "both write "
-                "to, for its own: end the original first, or dump with --with-files. "
+                "both write to, for its own: end the original first, or dump with --with-files. "
                 "`criuctl verify --restore` tries a copy with files of its own."
             )
         text = f"{lock.path} is locked by {holder(lock.path)}, and the tree has a lock on it, too"

@@ -75,8 +75,7 @@ def _check_session(config: Config, found: Latest, known: Latest | None) -> None:
     here = record.id if record is not None else known.session if known is not None else ""
     raise AnotherSession(
         f"the newest checkpoint named {found.name!r} in {found.store} is of another session "
-        f"({found.session[:12]}) than the one"
-        f" that this host knows by that name ({here[:12]})",
+        f"({found.session[:12]}) than the one that this host knows by that name ({here[:12]})",
         hint=(
             "Another host uses the same name, or the checkpoint is forged. If it is the right "
             f"one, name it: `criuctl restore {quoted(found.ref)}`."

@@ -168,8 +168,7 @@ def check_not_moved(
     if record.id == manifest.session.id and manifest.incarnation < record.incarnation:
         raise Conflict(
             f"session {record.name!r} has left for {record.home or record.moved_to} since, and "
-            "this store cannot tell whether it"
-            " runs there",
+            "this store cannot tell whether it runs there",
             hint=(
                 "Dump it there into this store; --take-over once it has ended there, or that host "
                 "is lost; or --as NEW-NAME."

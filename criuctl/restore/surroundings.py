@@ -169,8 +169,7 @@ class Surroundings(Struct, eq=False):
         applied.apply(work.plan.files)
         for path, made in applied.apart:
             work.reporter.warning(
-                f"{path}: was one file with {made}; here they are on two file systems, and so "
-                "two "
+                f"{path}: was one file with {made}; here they are on two file systems, and so two "
                 "files"
             )
         work.images.move_files(applied.own)
@@ -249,8 +248,7 @@ class Surroundings(Struct, eq=False):
                     )
         if made is None and (moved := recreation.rejoin_threads(work.images)):
             work.reporter.warning(
-                f"threads {sorted(moved)} were in other control groups than their process; "
-                "they "
+                f"threads {sorted(moved)} were in other control groups than their process; they "
                 "are in its now"
             )
         return made

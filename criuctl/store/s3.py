@@ -308,8 +308,7 @@ class S3Store(Store):
             if sent == length:
                 return
         raise StoreError(
-            f"{self.url} does not honour ranges: asked for {length} bytes at {offset} of "
-            f"{name}, "
+            f"{self.url} does not honour ranges: asked for {length} bytes at {offset} of {name}, "
             f"got {span or sent}"
         )
 

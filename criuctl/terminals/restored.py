@@ -227,8 +227,7 @@ class RestoredTerminals:
                         )
                 except OSError as error:
                     reporter.warning(
-                        f"PID {pid}: {len(printed.data)} bytes printed on terminal {number} "
-                        "are "
+                        f"PID {pid}: {len(printed.data)} bytes printed on terminal {number} are "
                         f"lost: {error}"
                     )
             # On one that no process has open, and which only controls a session, what was typed is
@@ -280,8 +279,8 @@ class RestoredTerminals:
         if changed:
             reporter.warning(
                 f"terminals inside the tree could not have their numbers: {', '.join(changed)} "
-                "now; what programs have noted by "
-                "name (links, $SSH_TTY, $GPG_TTY) leads elsewhere",
+                "now; what programs have noted by name (links, $SSH_TTY, $GPG_TTY) leads "
+                "elsewhere",
                 "Use the new names, or end the processes that have the old ones (`fuser`), and "
                 "restore then.",
             )

@@ -69,8 +69,8 @@ def _understood(said: dict[str, Any], name: str) -> Hello:
     if newest < max(PROTOCOL[0], theirs[0]):
         raise UnsupportedFormat(
             f"criuctl {str(said.get('criuctl'))[:40]} on {name} speaks the protocols {theirs[0]} "
-            f"to {theirs[1]}, "
-            f"criuctl {__version__} here {PROTOCOL[0]} to {PROTOCOL[1]}: none in common",
+            f"to {theirs[1]}, criuctl {__version__} here {PROTOCOL[0]} to {PROTOCOL[1]}: none in "
+            "common",
             hint=_UPDATE,
         )
     if type(window) is not int or not 1 <= window <= 4096:

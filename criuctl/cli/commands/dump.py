@@ -21,9 +21,8 @@ MAX_FREEZE = click.option(
     metavar="SECONDS",
     type=Seconds(0, 2_000_000),
     help="Undo the dump when the tree has been frozen for this long, 0: never; it runs on, and "
-    "the exit code is 12."
-    "  [default: the configuration's max_freeze: 300 for a tree that goes on afterwards, 3600 "
-    "for one that ends or moves]",
+    "the exit code is 12.  [default: the configuration's max_freeze: 300 for a tree that goes on "
+    "afterwards, 3600 for one that ends or moves]",
 )
 
 
@@ -109,8 +108,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
     metavar="NAME",
     shell_complete=complete.session_name,
     help="Name of the session; its checkpoints are NAME@1, NAME@2, ...  [default: the session's "
-    "own name,"
-    " else made from the command and the PID]",
+    "own name, else made from the command and the PID]",
 )
 @click.option(
     "--leave-running",
@@ -122,8 +120,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
     "precopy",
     is_flag=True,
     help="Store the memory in rounds while the tree runs, and freeze it when little is left to "
-    "store: the freeze is shorter,"
-    " the whole takes longer and may store more.",
+    "store: the freeze is shorter, the whole takes longer and may store more.",
 )
 @click.option(
     "--label",
@@ -139,24 +136,21 @@ def _outcome(result: Mapping[str, Any]) -> str:
     multiple=True,
     type=click.Path(),
     help="Take this file or folder along as it is while the tree is frozen, and what it leads to "
-    "if it is a link; may be given"
-    " several times. Of other files open for writing, size and hash are recorded.",
+    "if it is a link; may be given several times. Of other files open for writing, size and hash "
+    "are recorded.",
 )
 @click.option(
     "--carry-binaries",
     is_flag=True,
     help="Take programs and libraries along, all that the tree has mapped: a host that lacks "
-    "them, or has others,"
-    " can restore it.",
+    "them, or has others, can restore it.",
 )
 @click.option(
     "--connections",
     type=POLICIES,
     help="What a restore does with connections to outside the tree, all of them: keep them alive, "
-    "connect them again, let the"
-    " program see a hang-up; or refuse to dump.  [default: by the configuration's rules; else its "
-    "policy, else hangup, and"
-    " datagram sockets are kept]",
+    "connect them again, let the program see a hang-up; or refuse to dump.  [default: by the "
+    "configuration's rules; else its policy, else hangup, and datagram sockets are kept]",
 )
 @click.option(
     "--require",
@@ -164,10 +158,9 @@ def _outcome(result: Mapping[str, Any]) -> str:
     metavar="KIND:WHAT",
     multiple=True,
     help="What must be so where this checkpoint is restored, or it is stale and refused: "
-    "file:PATH has the contents that it has"
-    " now, command:CMD ends with 0, output:CMD prints what it prints now, age:SPAN is not over; "
-    "may be given several times."
-    "  [default: the configuration's predicates]",
+    "file:PATH has the contents that it has now, command:CMD ends with 0, output:CMD prints what "
+    "it prints now, age:SPAN is not over; may be given several times.  [default: the "
+    "configuration's predicates]",
 )
 @click.option(
     "--drain",

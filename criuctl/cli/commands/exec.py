@@ -29,8 +29,7 @@ from ..streams import write_bytes
 @timeout_option(
     (
         "Seconds until the command has to be done; ends with 12, and the command runs on.  "
-        "[default: "
-        "none]"
+        "[default: none]"
     ),
     None,
 )

@@ -82,8 +82,7 @@ def fence(app: App, names: tuple[str, ...], all_: bool, freeze_only: bool) -> in
             return 0
         if not app.json:
             tell(
-                f"criuctl: {printable(found.session)}: {printable(found.error.message)}; "
-                "nothing "
+                f"criuctl: {printable(found.session)}: {printable(found.error.message)}; nothing "
                 "was ended"
             )
             if found.error.hint:

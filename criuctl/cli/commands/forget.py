@@ -78,7 +78,6 @@ def forget(app: App, names: tuple[str, ...], ended_before: str | None, dry_run: 
         for url in one.leases_kept:
             tell(
                 f"criuctl: {printable(one.session)}: its lease in {printable(url)} could not be "
-                "given back;"
-                " another host restores it with --take-over"
+                "given back; another host restores it with --take-over"
             )
     return worst(one.error.exit_code for one in done if one.error is not None)

@@ -89,8 +89,7 @@ def _human(body: dict[str, Any]) -> str:
                 "left",
                 (
                     f"{body['spared']} for the next run, {body['refused']} that the store refuses "
-                    "to "
-                    "delete"
+                    "to delete"
                 ),
             )
         )

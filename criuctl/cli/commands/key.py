@@ -396,8 +396,7 @@ def recovery(app: App, /, replace: bool, label: str) -> int:
         )
         if count:
             tell(
-                f"{plural(count, 'older recovery key')} open{'s' if count == 1 else ''} the "
-                "store "
+                f"{plural(count, 'older recovery key')} open{'s' if count == 1 else ''} the store "
                 "no more."
             )
     for warning in [] if app.json else done.warnings:

@@ -70,8 +70,7 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     "--export",
     type=click.Choice(["cast"]),
     help="Print the session's output as a recording instead: cast is asciicast version 3, for "
-    "asciinema."
-    "  [default: the audit log]",
+    "asciinema.  [default: the audit log]",
 )
 @pass_app
 def log(app: App, name: str, since: int, export: str | None) -> int:

@@ -114,8 +114,7 @@ def begin(
         )
     if not app.json and not app.quiet:
         tell(
-            f"{plural(len(codes), 'session')}; no session begins here until `criuctl "
-            "maintenance "
+            f"{plural(len(codes), 'session')}; no session begins here until `criuctl maintenance "
             "end`"
         )
     return worst(codes)

@@ -26,10 +26,9 @@ def _outcome(result: Mapping[str, Any]) -> str:
     amounts = result["bytes"]
     lines = [
         f"{printable(result['session'])}: runs on {printable(result['host'])} as PID "
-        f"{result['pid']},"
-        f" incarnation {result['incarnation']}; frozen {duration(result['frozen_ms'])}, total "
-        f"{duration(result['total_ms'])},"
-        f" {size(amounts['memory'])} memory, {size(amounts['stored'])} sent"
+        f"{result['pid']}, incarnation {result['incarnation']}; frozen "
+        f"{duration(result['frozen_ms'])}, total {duration(result['total_ms'])}, "
+        f"{size(amounts['memory'])} memory, {size(amounts['stored'])} sent"
     ]
     lines += [f"  {line}" for line in connection_lines(result["connections"], "outcome")]
     lines += [
@@ -97,30 +96,27 @@ def _resolved(answer: Mapping[str, Any]) -> str:
     "--carry-binaries",
     is_flag=True,
     help="Take programs and libraries along, all that the tree has mapped; where that host lacks "
-    "them, or has others, the tree"
-    " alone sees its own.",
+    "them, or has others, the tree alone sees its own.",
 )
 @click.option(
     "--files",
     type=click.Choice(["refuse", "restore", "keep"]),
     help="When a file that travels is there already and differs: refuse; restore: put it there "
-    "and keep the newer copy beside"
-    " it; keep: leave the one that is there.  [default: the configuration's there, else restore]",
+    "and keep the newer copy beside it; keep: leave the one that is there.  [default: the "
+    "configuration's there, else restore]",
 )
 @click.option(
     "--connections",
     type=POLICIES,
     help="What happens to connections to outside the tree, as of dump and restore.  [default: the "
-    "configuration's rules, else"
-    " hangup]",
+    "configuration's rules, else hangup]",
 )
 @click.option(
     "--keep-address",
     metavar="IP",
     multiple=True,
     help="Move this address along, with its established connections; may be given several times. "
-    "IP@DEVICE names the"
-    " interface there.",
+    "IP@DEVICE names the interface there.",
 )
 @click.option(
     "--pids",
@@ -140,9 +136,8 @@ def _resolved(answer: Mapping[str, Any]) -> str:
     "--lazy/--no-lazy",
     default=None,
     help="Let it run there at once; memory is fetched, from that host's disk, as it is touched. "
-    "If criuctl there is killed before"
-    " all of it is, the session begins there again with what was sent.  [default: for trees of "
-    "256 MiB and more]",
+    "If criuctl there is killed before all of it is, the session begins there again with what was "
+    "sent.  [default: for trees of 256 MiB and more]",
 )
 @MAX_FREEZE
 @click.option(

@@ -144,15 +144,14 @@ def _plan(plan: Mapping[str, Any]) -> str:
     default=True,
     show_default=True,
     help="Leave at once, or stay until the restored tree has ended: attached to its terminal if "
-    "criuctl holds that, and then"
-    " with its exit status. Leaving, by ^C or the detach key, never ends the tree.",
+    "criuctl holds that, and then with its exit status. Leaving, by ^C or the detach key, never "
+    "ends the tree.",
 )
 @click.option(
     "--older",
     is_flag=True,
     help="With a NAME alone: restore the newest checkpoint found, although this host knows of a "
-    "newer one, which is gone or in"
-    " another store.  [default: refuse, and name both]",
+    "newer one, which is gone or in another store.  [default: refuse, and name both]",
 )
 @click.option(
     "--as",
@@ -179,8 +178,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
     "--connections",
     type=POLICIES,
     help="What happens to connections to outside the tree.  [default: the configuration's rules, "
-    "else as recorded in the"
-    " checkpoint]",
+    "else as recorded in the checkpoint]",
 )
 @click.option(
     "--connections-deadline",
@@ -192,11 +190,9 @@ def _plan(plan: Mapping[str, Any]) -> str:
     "--files",
     type=click.Choice(["refuse", "restore", "keep"]),
     help="When a file that the tree has open for writing is not as it was: refuse to restore; "
-    "restore: put it back as"
-    " it was and keep the newer copy beside it; keep: leave it as it is now.  Of a script or "
-    "mapped data that the tree only"
-    " reads, restore gives the tree the old contents and leaves the file.  [default: the "
-    "configuration's, else restore]",
+    "restore: put it back as it was and keep the newer copy beside it; keep: leave it as it is "
+    "now.  Of a script or mapped data that the tree only reads, restore gives the tree the old "
+    "contents and leaves the file.  [default: the configuration's, else restore]",
 )
 @click.option(
     "--dry-run",
@@ -210,8 +206,8 @@ def _plan(plan: Mapping[str, Any]) -> str:
     "--take-over",
     is_flag=True,
     help="Restore the session here although another host holds its lease, or it has left for one "
-    "and no lease can tell. Only"
-    " when it has ended there, or that host is lost for good: else the session runs twice.",
+    "and no lease can tell. Only when it has ended there, or that host is lost for good: else the "
+    "session runs twice.",
 )
 @click.option(
     "--force",

@@ -84,8 +84,7 @@ def _size(
     metavar="DIR",
     type=click.Path(file_okay=False),
     help="Start in this folder, which is the session's own: it travels along when the session is "
-    "migrated.  [default: the"
-    " current folder, which does not]",
+    "migrated.  [default: the current folder, which does not]",
 )
 @click.option(
     "--size",

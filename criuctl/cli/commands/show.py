@@ -94,8 +94,7 @@ def _header(body: Body) -> str:
             "memory",
             (
                 f"{size(amounts.get('memory', 0))} in "
-                f"{plural(len(body['memory']), 'address space')} "
-                "and shared segments"
+                f"{plural(len(body['memory']), 'address space')} and shared segments"
             ),
         ),
         ("files", f"{size(amounts.get('files', 0))} taken along"),
@@ -103,8 +102,7 @@ def _header(body: Body) -> str:
             "stored",
             (
                 f"{size(amounts.get('stored', 0))} for {size(amounts.get('new', 0))} that the "
-                "store "
-                "did not have"
+                "store did not have"
             ),
         ),
         (

@@ -155,14 +155,12 @@ def init(
         lines = [f"{printable(body['store'])}: store {body['id'][:12]} is ready, {sealed}"]
         if passphrase:
             lines.append(
-                "Give the passphrase by passphrase_file, passphrase_command or "
-                "CRIUCTL_PASSPHRASE "
+                "Give the passphrase by passphrase_file, passphrase_command or CRIUCTL_PASSPHRASE "
                 "from now on."
             )
         elif key_file is not None:
             lines.append(
-                "Name the key file by key_file in the configuration or by CRIUCTL_KEY_FILE "
-                "from "
+                "Name the key file by key_file in the configuration or by CRIUCTL_KEY_FILE from "
                 "now on."
             )
         if body["encrypted"]:
@@ -249,8 +247,7 @@ def _described(body: dict[str, Any]) -> str:
                 "saved",
                 (
                     f"{size(taken['whole'])} in {size(taken['stored'])}, "
-                    f"{_times(ratios['total'])}: "
-                    f"{parts}"
+                    f"{_times(ratios['total'])}: {parts}"
                 ),
             )
         )
@@ -363,8 +360,7 @@ def trust(app: App, store_id: str, no_encrypt: bool) -> int:
     type=click.Path(dir_okay=False, path_type=Path),
     help=(
         "Write the key to this new file, mode 0600. Anyone who has it can read the store.  "
-        "[default: "
-        "write nothing]"
+        "[default: write nothing]"
     ),
 )
 @pass_app
@@ -385,8 +381,7 @@ def key(app: App, export: Path | None) -> int:
         if body["exported"]:
             lines.append(
                 f"The key was written to {printable(body['exported'])}; anyone who has it can "
-                "read "
-                "the store."
+                "read the store."
             )
         return "\n".join(lines)
 

@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="NAME",
     help="A name, of a proxy say, under which browsers reach the page; may be repeated.  "
-    "[default: localhost, this"
-    " host's name, and any address]",
+    "[default: localhost, this host's name, and any address]",
 )
 @click.option(
     "--read-only",

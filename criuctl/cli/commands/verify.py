@@ -150,8 +150,7 @@ def _try(app: App, ref: str, probe: str | None, timeout: float) -> int:
     "--probe",
     metavar="COMMAND",
     help="With --restore: a command for sh, run inside the namespaces of the restored tree; it "
-    "has to end with 0."
-    "  [default: the configuration's `probes`]",
+    "has to end with 0.  [default: the configuration's `probes`]",
 )
 @click.option(
     "--timeout",

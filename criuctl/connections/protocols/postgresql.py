@@ -141,8 +141,7 @@ class PostgreSQL:
             raise CannotRebuild(f"{wire.peer} sends what it was not asked for")
         if not state.get("direct", True):
             warnings.append(
-                "an address translation or a pooler is in between; of a pooler's, one session "
-                "was "
+                "an address translation or a pooler is in between; of a pooler's, one session was "
                 "looked at"
             )
         lost = [

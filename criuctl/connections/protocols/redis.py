@@ -287,8 +287,7 @@ def _tracking(own: Resp) -> dict[str, Any]:
         raise CannotRebuild("the options of CLIENT TRACKING cannot be learned from this server")
     if {"caching-yes", "caching-no", "broken_redirect"} & {str(flag) for flag in flags}:
         raise CannotRebuild(
-            "CLIENT CACHING is set for the next command, or the redirection of CLIENT "
-            "TRACKING is "
+            "CLIENT CACHING is set for the next command, or the redirection of CLIENT TRACKING is "
             "broken"
         )
     chosen = {name: name in flags for name in ("bcast", "optin", "optout", "noloop")}

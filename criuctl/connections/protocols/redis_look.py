@@ -135,8 +135,7 @@ def _address(place: Place) -> Iterator[Any]:
         return
     if place.end is None:
         raise CannotRebuild(
-            "the server has not accepted the connection yet, or its process cannot be seen "
-            "from "
+            "the server has not accepted the connection yet, or its process cannot be seen from "
             "here"
         )
     try:
@@ -182,8 +181,8 @@ def _only_line(listing: Any, marks: list[str], unix: bool) -> str:
             "the server does not let us look at its clients (options ask_user, ask): "
             f"{listing.text}",
             hint="Name a user who may run CLIENT LIST (ask_user and ask_secret in the rule), or, "
-            "if the program never leaves "
-            "a transaction, a blocking command or a subscription open, `ask: own`.",
+            "if the program never leaves a transaction, a blocking command or a subscription "
+            "open, `ask: own`.",
         )
     if not isinstance(listing, str):
         raise CannotRebuild("the server answers CLIENT LIST with something else than text")
@@ -196,8 +195,7 @@ def _only_line(listing: Any, marks: list[str], unix: bool) -> str:
     raise CannotRebuild(
         f"the server lists {seen} with the address of the connection, {mark} (option ask)",
         hint="Is there a proxy or an address translation between? If the program never leaves a "
-        "transaction, a blocking "
-        "command or a subscription open, say `ask: own` in the rule.",
+        "transaction, a blocking command or a subscription open, say `ask: own` in the rule.",
     )
 
 

@@ -32,8 +32,8 @@ _TRANSIENT = f"{PASSES}: try again."
 
 MPTCP_HINT = (
     "Start the program without Multipath TCP: by `criuctl run`, which refuses it (programs take "
-    "TCP instead); for a Go program "
-    "with GODEBUG=multipathtcp=0 in its environment; or after `sysctl net.mptcp.enabled=0`."
+    "TCP instead); for a Go program with GODEBUG=multipathtcp=0 in its environment; or after "
+    "`sysctl net.mptcp.enabled=0`."
 )
 
 
@@ -185,8 +185,7 @@ def _peer_credentials(scene: Scene) -> Iterator[Finding]:
             "warning",
             "peer-credentials",
             f"{count} of the tree will name root as the peer (SO_PEERCRED) after a restore, not "
-            f"user {uid}: "
-            f"{', '.join(names[:_NAMED])}{more}",
+            f"user {uid}: {', '.join(names[:_NAMED])}{more}",
             "Programs that have asked already are not affected. A server that grants root more, "
             "and clients that check their server's user, are: have them connect again, or the "
             "server listen again, after the restore.",
@@ -287,8 +286,7 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
             s,
             "unix-not-accepted",
             f"a client of {kernel.name or 'the listening unix socket'} closed its connection "
-            "before it was accepted; "
-            "CRIU cannot save that",
+            "before it was accepted; CRIU cannot save that",
             _TRANSIENT,
         )
     if kernel.listening:
@@ -318,8 +316,7 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
             s,
             "unix-datagram-long",
             f"a datagram of {kernel.rqueue} bytes waits to be read; CRIU cannot save one that is "
-            "longer than what the socket "
-            "itself may send (SO_SNDBUF)",
+            "longer than what the socket itself may send (SO_SNDBUF)",
             _TRANSIENT,
         )
 

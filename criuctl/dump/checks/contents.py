@@ -57,10 +57,9 @@ def check_contents(scene: Scene) -> Iterator[Finding]:
             "warning",
             "shared-memory-large",
             f"the tree shares memory through {memory.count} on a file system in memory whose "
-            "contents are not taken along"
-            f" ({memory}), as shared_memory_max_mib is {scene.config.shared_memory_max_mib}: a "
-            "restore is refused once"
-            " one of them has changed or is gone, as when the host starts again",
+            f"contents are not taken along ({memory}), as shared_memory_max_mib is "
+            f"{scene.config.shared_memory_max_mib}: a restore is refused once one of them has "
+            "changed or is gone, as when the host starts again",
             f"Take them along with {memory.option}, or raise shared_memory_max_mib.",
             pid=scene.root.pid,
         )
@@ -69,8 +68,8 @@ def check_contents(scene: Scene) -> Iterator[Finding]:
             "info",
             "contents-stay",
             f"the tree has {disk.count} open for writing whose contents are not taken along "
-            f"({disk}): a restore is refused"
-            " once one of them is gone, or has changed otherwise than by being appended to",
+            f"({disk}): a restore is refused once one of them is gone, or has changed otherwise "
+            "than by being appended to",
             f"Take them along with {disk.option}, or with `files: carry`.",
             pid=scene.root.pid,
         )
@@ -85,9 +84,9 @@ def _databases(scene: Scene, stay: dict[str, list[str]]) -> Iterator[Finding]:
         yield Finding(
             "warning" if scene.leave_running else "info",
             "database-stays",
-            f"the tree is the server of the database in {database}, whose files are not all taken "
-            "along: a restore is refused"
-            " once it, or another server, has changed one of them",
+            f"the tree is the server of the database in {database}, whose files are not all "
+            "taken along: a restore is refused once it, or another server, has changed one of "
+            "them",
             f"Take all of them along with {databases.option(database, paths)} if the database "
             "goes on before the restore.",
             pid=scene.root.pid,

@@ -50,8 +50,7 @@ _WHY = {
     "[perf_event]": "Have the program stop measuring, or end the profiler inside the tree.",
     "bpf-prog": "Have the program unload its BPF program, or dump the processes that hold none.",
     "bpf-map": "Have the program close its BPF maps before the dump; hash and array maps are "
-    "saved by a CRIU that was built "
-    "with libbpf, which Debian's was not.",
+    "saved by a CRIU that was built with libbpf, which Debian's was not.",
     # CRIU does not save Landlock, and no file of /proc shows which processes are in a domain: this
     # hint is the only place to report it.
     "[landlock-ruleset]": (

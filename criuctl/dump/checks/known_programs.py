@@ -24,8 +24,7 @@ from .scene import Scene
 _SANDBOX = frozenset({"nested-namespace", "path-hidden", "mount-namespace"})
 _BWRAP = (
     "Start it as `bwrap --unshare-pid --as-pid-1 --new-session --proc /proc ...`, and dump the "
-    "program "
-    "that it starts (the child of bwrap), not bwrap."
+    "program that it starts (the child of bwrap), not bwrap."
 )
 _NO_SANDBOX = (
     "keeps its processes in namespaces of their own. Start it without, for pages that you trust:"
@@ -93,8 +92,7 @@ KNOWN_PROGRAMS = (
         frozenset({"postgres"}),
         frozenset({"sysv-shm"}),
         "Start PostgreSQL in an IPC namespace of its own: by `criuctl run`, by `unshare --ipc`, "
-        "or, as "
-        "a unit, with PrivateIPC=yes.",
+        "or, as a unit, with PrivateIPC=yes.",
     ),
 )
 

@@ -57,8 +57,7 @@ def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Findi
             "error",
             "sysv-shm",
             f"{process} has System V shared memory (shmid {mapping.inode}) of the host's IPC "
-            "namespace; "
-            "CRIU saves it only together with a namespace",
+            "namespace; CRIU saves it only together with a namespace",
             "Start the program in a private IPC namespace: `unshare --ipc setsid ...`.",
             pid=process.pid,
         )

@@ -62,9 +62,8 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
             f"{root} has another root folder than this host ({root_mount.kind}, "
             f"{root_mount.root} of {root_mount.source}), as in a container; a restore "
             "could not give it that again",
-            "Use what started it (`podman container checkpoint`, `runc checkpoint`), or start the "
-            "program with this host's root, "
-            "or in a chroot without a mount namespace.",
+            "Use what started it (`podman container checkpoint`, `runc checkpoint`), or start "
+            "the program with this host's root, or in a chroot without a mount namespace.",
             pid=root.pid,
         )
         return
@@ -99,8 +98,7 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
         "warning",
         "own-mounts",
         f"mounts that only {root} and its mount namespace have are not made again, a restore "
-        "shows what the host has there: "
-        f"{', '.join(points[:_SHOWN])}{more}",
+        f"shows what the host has there: {', '.join(points[:_SHOWN])}{more}",
         f"Mount them on the host, too, before the program is started, or start it {_AS_FIRST}.",
         pid=root.pid,
     )
@@ -283,9 +281,8 @@ def _used(
         yield Finding(
             "error",
             "own-mount",
-            f"{path}{more} is on a mount ({mount.kind}) that only the tree's mount namespace has, "
-            f"at {mount.point}; "
-            "a restore looks at what the host has there",
+            f"{path}{more} is on a mount ({mount.kind}) that only the tree's mount namespace "
+            f"has, at {mount.point}; a restore looks at what the host has there",
             "Mount it on the host, too, before the program is started, or have the program leave "
             f"{mount.point}"
             + (

@@ -174,8 +174,8 @@ def check_proc_mount(scene: Scene) -> Iterator[Finding]:
             f"the /proc that {root} sees is not that of its own PID namespace; CRIU cannot work "
             "there",
             "Start the program with `unshare --pid --fork --mount-proc`, or: nsenter --target "
-            f"{root.pid} --pid --mount "
-            "mount -t proc proc /proc (if the mount namespace is its own too).",
+            f"{root.pid} --pid --mount mount -t proc proc /proc (if the mount namespace is its "
+            "own too).",
             pid=root.pid,
         )
 
@@ -261,10 +261,9 @@ def check_ipc(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "shared-ipc",
-            f"{scene.command_of(others[0])}{' and others' if others[1:] else ''} outside the tree "
-            "lives in the IPC namespace of "
-            f"{scene.root}; after a restore the tree has one of its own, with a copy of the "
-            "System V objects and message queues",
+            f"{scene.command_of(others[0])}{' and others' if others[1:] else ''} outside the "
+            f"tree lives in the IPC namespace of {scene.root}; after a restore the tree has one "
+            "of its own, with a copy of the System V objects and message queues",
             "Dump what uses them as one tree.",
             pid=scene.root.pid,
         )

@@ -72,8 +72,7 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
                 "error",
                 "foreign-user",
                 f"{process} runs as user {process.uid} and group {process.gid}; CRIU cannot read "
-                "its limits without "
-                "CAP_SYS_RESOURCE, which criuctl lacks here",
+                "its limits without CAP_SYS_RESOURCE, which criuctl lacks here",
                 "Give criuctl CAP_SYS_RESOURCE (ordinary hosts have it; some containers drop "
                 "it), or run the program as root.",
                 pid=process.pid,
@@ -197,9 +196,8 @@ def _own(process: Process, threads: Sequence[str]) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "thread-apart",
-                f"{found} of the {len(threads)} threads of {process} have {what}; after a restore "
-                "they have what the main "
-                "thread has",
+                f"{found} of the {len(threads)} threads of {process} have {what}; after a "
+                "restore they have what the main thread has",
                 "Dump it at a time when it has no such threads, or have the work done by "
                 "processes.",
                 pid=pid,

@@ -46,9 +46,9 @@ def _outside_leaders(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "left-behind",
-            f"{scene.command_of(pid)} is in a session or process group of the tree, but not below "
-            "its root: it is not dumped; "
-            "while it lives, the tree can be restored only in a PID namespace of its own",
+            f"{scene.command_of(pid)} is in a session or process group of the tree, but not "
+            "below its root: it is not dumped; while it lives, the tree can be restored only in "
+            "a PID namespace of its own",
             "End it, or dump a root that has it below (a session of `criuctl run` keeps its "
             "orphans).",
             pid=pid,

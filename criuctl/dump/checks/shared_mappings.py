@@ -39,8 +39,8 @@ def check_shared_mappings(scene: Scene) -> Iterator[Finding]:
             "warning",
             "shared-outside",
             f"{file.process} shares memory through {file.path}, which {scene.command_of(pid)} "
-            "outside the tree"
-            f" writes to as well: what it writes after the freeze cannot be kept{more}",
+            "outside the tree writes to as well: what it writes after the freeze cannot be "
+            f"kept{more}",
             "Dump what shares it as one tree.",
             pid=file.process.pid,
         )

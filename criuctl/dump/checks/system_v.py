@@ -30,8 +30,8 @@ def check_sysv(scene: Scene) -> Iterator[Finding]:
             "warning",
             "sysv-ipc",
             f"{scene.by_pid[pid]} uses {what} of the host's IPC namespace{more}: no checkpoint "
-            "holds it, a copy uses the"
-            " same one as its original, and it is gone when the host starts again",
+            "holds it, a copy uses the same one as its original, and it is gone when the host "
+            "starts again",
             _HINT,
             pid=pid,
         )

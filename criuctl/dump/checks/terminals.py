@@ -27,8 +27,7 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
                 "info",
                 "terminal-outside",
                 f"the terminal {name} is held from outside the tree (by sshd, tmux, a window, a "
-                "holder); "
-                "a restore gives the tree a new one",
+                "holder); a restore gives the tree a new one",
                 pid=(terminal.holders[0] if terminal.holders else terminal.aliases[0])[0],
             )
         else:
@@ -87,9 +86,8 @@ def _numbers(scene: Scene) -> Iterator[Finding]:
             "terminal-number",
             f"the terminal /dev/pts/{index} is inside the tree; CRIU saves those up to number "
             f"{_HIGHEST}",
-            "End what holds the many others, and have the program open its terminal again; or give "
-            "it a /dev/pts of its own "
-            "(mount namespace, devpts).",
+            "End what holds the many others, and have the program open its terminal again; or "
+            "give it a /dev/pts of its own (mount namespace, devpts).",
             pid=pid,
             fd=fd,
         )
@@ -111,8 +109,7 @@ def _many_outside(held: Sequence[tuple[int, int]]) -> Iterator[Finding]:
                 "error",
                 "many-terminals",
                 "terminals held from outside the tree, or /dev/tty, are opened more than "
-                f"{_DESCRIPTIONS} times; CRIU cannot "
-                "save that",
+                f"{_DESCRIPTIONS} times; CRIU cannot save that",
                 "Have programs use the descriptors that they inherit, instead of opening "
                 "/dev/tty, or end some of them.",
                 pid=pid,
@@ -140,10 +137,8 @@ def _followers(scene: Scene) -> Iterator[Finding]:
                 "info",
                 "terminal-followers",
                 f"{len(others)} process(es) on {terminal.path or f'/dev/pts/{terminal.number}'}, "
-                "a terminal inside the tree, "
-                "come back without it as controlling terminal: descriptors and ^C work, /dev/tty "
-                "does not; what the leader "
-                "starts later has it",
+                "a terminal inside the tree, come back without it as controlling terminal: "
+                "descriptors and ^C work, /dev/tty does not; what the leader starts later has it",
                 pid=others[0],
             )
 
@@ -168,8 +163,8 @@ def _masters_alone(scene: Scene) -> Iterator[Finding]:
             "warning",
             "terminal-slave-outside",
             f"the terminal /dev/pts/{index}, whose master is here, is open in process "
-            f"{scene.command_of(holder)}, "
-            "outside the tree; while it is, a restore cannot have its number",
+            f"{scene.command_of(holder)}, outside the tree; while it is, a restore cannot have "
+            "its number",
             "End that process after the dump, or dump a tree that holds both.",
             pid=pid,
             fd=fd,

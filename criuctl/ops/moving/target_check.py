@@ -234,8 +234,7 @@ def _clock(coming: Arrival) -> Iterator[Finding]:
             "warning",
             "clock",
             f"the clock here is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the "
-            "source's: "
-            f"timers of the tree that ring at a time of day are off by that",
+            "source's: timers of the tree that ring at a time of day are off by that",
             "Have both hosts set their clocks by NTP (timedatectl set-ntp true).",
         )
     theirs = coming.needs.monotonic + (coming.clock - coming.needs.time)
@@ -244,9 +243,9 @@ def _clock(coming: Arrival) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "monotonic-clock",
-            f"this host has been up {-gone:.0f} s less than the source: its CLOCK_MONOTONIC jumps "
-            "back by that, and a program "
-            "that waits until a moment on it waits that much longer",
+            f"this host has been up {-gone:.0f} s less than the source: its CLOCK_MONOTONIC "
+            "jumps back by that, and a program that waits until a moment on it waits that much "
+            "longer",
             "Start such programs in a time namespace (`unshare --time`), which keeps the clock.",
         )
 
@@ -285,8 +284,7 @@ def _addresses(coming: Arrival) -> Iterator[Finding]:
                 "address-here",
                 f"{wanted}, which is to come along, is an address of {here.device} here already",
                 f"Take it away: `ip address del {quoted(wanted)}/{here.prefix} dev "
-                f"{quoted(here.device)}`,"
-                " or migrate without --keep-address.",
+                f"{quoted(here.device)}`, or migrate without --keep-address.",
             )
             continue
         try:

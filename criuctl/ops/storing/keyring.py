@@ -247,9 +247,8 @@ class Keyring:
             raise Conflict(
                 "no other key was seen to open the store, so it could be lost",
                 hint="Open the store by one that stays (CRIUCTL_KEY_FILE=PATH, say), or show one "
-                "to `criuctl key remove` by "
-                "--other-key-file PATH (- asks for a recovery key) or --other-passphrase-file "
-                "PATH.",
+                "to `criuctl key remove` by --other-key-file PATH (- asks for a recovery key) or "
+                "--other-passphrase-file PATH.",
             )
         return left
 

@@ -127,9 +127,8 @@ def command_line(command: Sequence[str], nonce: str) -> bytes:
     escaped = "".join(chr(byte) if byte in _SAFE else f"\\0{byte:03o}" for byte in data)
     # The leading space keeps it out of the history of shells that are set up so.
     return (
-        f" printf '\\033]133;C;aid=%s\\007' {nonce};"
-        f" eval \"$(printf %b '{escaped}')\";"
-        f" printf '\\033]133;D;%s;aid=%s\\007' \"$?\" {nonce}"
+        f" printf '\\033]133;C;aid=%s\\007' {nonce}; eval \"$(printf %b '{escaped}')\"; printf "
+        f"'\\033]133;D;%s;aid=%s\\007' \"$?\" {nonce}"
     ).encode()
 
 
