@@ -16,12 +16,11 @@ left out, for the kernel and CRIU may use it.
 The tree must be quiet between the snapshot and the dump; a program that never is (a JIT, a server
 with timers) is compared without memory.  `diff` returns sentences; an empty list is equality.
 
-What CRIU itself cannot bring back, and no program was seen to miss, is not compared: O_DIRECTORY
-and O_NOFOLLOW in a descriptor's flags; the name of a deleted file whose name is taken again
-(``.cr_link`` is added to it); SO_REUSEPORT of sockets that do not listen; the names of connected
-unix streams (they come back as an unnamed pair); the name of shared anonymous memory; whether a
-shared mapping that can never be written to has VM_SHARED (of a file that is open for reading only
-the kernel takes it off).
+What CRIU itself cannot bring back, and no program was seen to miss, is not compared: O_DIRECTORY in
+a descriptor's flags; the name of a deleted file whose name is taken again (``.cr_link`` is added to
+it); SO_REUSEPORT of sockets that do not listen; the names of connected unix streams (they come back
+as an unnamed pair); the name of shared anonymous memory; whether a shared mapping that can never be
+written to has VM_SHARED (of a file that is open for reading only the kernel takes it off).
 """
 
 from __future__ import annotations
@@ -370,7 +369,7 @@ def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any] 
     holder = f"{names.process(pid)}:{fd}"
     record: dict[str, Any] = {
         "cloexec": bool(flags & os.O_CLOEXEC),
-        "flags": oct(flags & ~(os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW | O_LARGEFILE)),
+        "flags": oct(flags & ~(os.O_CLOEXEC | os.O_DIRECTORY | O_LARGEFILE)),
         "offset": values.get("pos"),
     }
     kind, _, inode = target.partition(":")
