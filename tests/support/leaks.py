@@ -153,12 +153,8 @@ def _orphans(token: str) -> dict[tuple[int, int], str]:
 def nft_tables() -> set[str]:
     """Names of the nftables tables of this net namespace, asked over netlink (the nft program may
     not be installed).
-
-    Not of empty ones, which lock nothing: CRIU makes its table in steps, and one that is killed
-    after the first has left an empty table.
     """
-    netlink_netfilter, get_table, dump_flags = 12, 10 << 8 | 1, 0x301
-    table_name, table_use = 1, 3  # NFTA_TABLE_NAME; NFTA_TABLE_USE, how much is in it, big-endian
+    netlink_netfilter, get_table, dump_flags, table_name = 12, 10 << 8 | 1, 0x301, 1
     found: set[str] = set()
     try:
         sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netlink_netfilter)
@@ -173,13 +169,12 @@ def nft_tables() -> set[str]:
                 length, kind = struct.unpack_from("=IH", data, at)
                 if kind in (2, 3):
                     return found
-                attribute, values = at + 20, {}
+                attribute = at + 20
                 while attribute < at + length:
                     size, name = struct.unpack_from("=HH", data, attribute)
-                    values[name] = data[attribute + 4 : attribute + size]
+                    if name == table_name:
+                        found.add(data[attribute + 4 : attribute + size].rstrip(b"\0").decode())
                     attribute += (size + 3) & ~3
-                if any(values.get(table_use, b"\1")):
-                    found.add(values[table_name].rstrip(b"\0").decode())
                 at += (length + 3) & ~3
 
 
