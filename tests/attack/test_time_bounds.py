@@ -146,14 +146,15 @@ def test_a_hook_that_hangs(standing: Animal, echo: Echo, criuctl: Criuctl, home:
 
 
 @pytest.fixture
-def frozen_disk(home: Home) -> Iterator[Path]:
+def frozen_disk(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A file system that `fsfreeze` can stop: who writes to it then sleeps where no signal wakes
     it.
+
+    Its folder outlives the test: trees of other tests may have a copy of the mount.
     """
-    image, place = home.path / "disk", home.path / "mounted"
+    image, place = home.path / "disk", tmp_path_factory.mktemp("mounted")
     image.write_bytes(b"")
     os.truncate(image, 256 << 20)
-    place.mkdir()
     subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
     subprocess.run(["mount", "-o", "loop", image, place], check=True)
     yield place

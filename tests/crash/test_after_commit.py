@@ -22,11 +22,15 @@ pytestmark = [pytest.mark.crash]
 
 
 @pytest.fixture
-def places(home: Home, criuctl: Criuctl) -> Iterator[dict[str, Path]]:
-    """criuctl's run folder and state folder, each a file system of its own."""
-    found = {"run": home.run / "own", "state": home.path / "own-state"}
+def places(
+    home: Home, criuctl: Criuctl, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Path]]:
+    """criuctl's run folder and state folder, each a file system of its own.
+
+    The folders outlive the test: trees of other tests may have copies of the mounts.
+    """
+    found = {name: tmp_path_factory.mktemp(name) for name in ("run", "state")}
     for place in found.values():
-        place.mkdir()
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", "size=2m,mode=755", home.token, place], check=True
         )

@@ -24,10 +24,12 @@ REBUILT = (".cache", "index")  # folders of a local store whose contents follow 
 
 
 @pytest.fixture
-def small_disk(home: Home) -> Iterator[Path]:
-    """A disk of 24 MiB."""
-    place = home.path / "small"
-    place.mkdir()
+def small_disk(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A disk of 24 MiB.
+
+    Its folder outlives the test: trees of other tests may have a copy of the mount.
+    """
+    place = tmp_path_factory.mktemp("small")
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", home.token, place], check=True
     )

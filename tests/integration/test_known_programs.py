@@ -301,7 +301,8 @@ LD_PRELOAD={folder}/disguise.so {server} -D {folder}/data -c port={port} \\
     -c listen_addresses= -c unix_socket_directories={folder} &
 until psql -c "SELECT 1"; do kill -0 $! && sleep 0.1 || exit; done
 exec 3<>{folder}/commands
-psql -qAtX <&3 >{folder}/answers &
+: >{folder}/answers  # before anybody waits for it to grow
+psql -qAtX <&3 >>{folder}/answers &
 echo $$ >{folder}/ready
 wait
 """
