@@ -114,28 +114,12 @@ def create(
     pinning = Pinning.of(store, config)
     if not encryption:
         body["key"] = master.hex()
-    elif passphrase is not None:
-        if not passphrase:
-            raise WrongKey("the passphrase is empty", hint="Give a passphrase of several words.")
-        body["slots"] = [keys.passphrase_slot(master, passphrase, store_id)]
-        opened = keys.Opened(
-            master,
-            "passphrase",
-            keys.KeyText(master, master=True),
-            "passphrase",
-            by=body["slots"][0],
-        )
     else:
-        path = key_file or keys.key_path(config, store_id)
-        made = None if os.path.lexists(path) else path
-        key = keys.new_key_file(path)
-        if key.master:
-            raise WrongKey(
-                f"{path} holds the exported master key of a store",
-                hint="Name a new file, or a key file.",
-            )
-        body["slots"] = [keys.file_slot(master, key, store_id)]
-        opened = keys.Opened(master, str(path), key, key.slot, path, body["slots"][0])
+        key_name = key_file or keys.key_path(config, store_id)
+        if passphrase is None and not os.path.lexists(key_name):
+            made = key_name
+        opened = _first_key(master, store_id, key_name, passphrase)
+        body["slots"] = [opened.by]
     if encryption and recovery is not None:
         body["slots"].append(
             keys.file_slot(master, keys.KeyText(recovery, recovery=True), store_id)
@@ -158,6 +142,26 @@ def create(
             f"`criuctl store trust --store {shlex.quote(store.url)} --no-encrypt`.",
         )
     return _with_pin(_understood(body, sealer, body.get("slots", ())), pinning), opened
+
+
+def _first_key(master: bytes, store_id: str, path: Path, passphrase: bytes | None) -> keys.Opened:
+    """Return how the passphrase, or else the key file at `path`, opens the new store; a missing
+    file is made.
+    """
+    if passphrase is not None:
+        if not passphrase:
+            raise WrongKey("the passphrase is empty", hint="Give a passphrase of several words.")
+        slot = keys.passphrase_slot(master, passphrase, store_id)
+        text = keys.KeyText(master, master=True)
+        return keys.Opened(master, "passphrase", text, "passphrase", by=slot)
+    key = keys.new_key_file(path)
+    if key.master:
+        raise WrongKey(
+            f"{path} holds the exported master key of a store",
+            hint="Name a new file, or a key file.",
+        )
+    slot = keys.file_slot(master, key, store_id)
+    return keys.Opened(master, str(path), key, key.slot, path, slot)
 
 
 def load(

@@ -30,6 +30,7 @@ from ..connections.survey import Survey
 from ..criu import binary, driver
 from ..errors import CriuctlError, DumpFailed
 from ..files import predicates, recording
+from ..hooks import Hooks
 from ..host import hook_facts
 from ..host.failures.command_failures import reraised_as
 from ..host.journal import events
@@ -42,6 +43,7 @@ from ..proc.scratch import Scratch
 from ..report import Reporter
 from . import ending, freeze_limit, preflight, subject
 from .after_commit import AfterCommit
+from .checks.scene import Scene
 from .commit import Commit
 from .connection_lock import ConnectionLock
 from .delivery import Delivery
@@ -100,14 +102,7 @@ def dump(
         job = DumpJob(
             config, reporter, wishes, dumped.root, began, bound, moves=delivery is not None
         )
-        hooks = hook_facts.of_dump(
-            config,
-            reporter,
-            dumped.session,
-            dumped.root.pid,
-            labels=wishes.labels,
-            leave_running=wishes.leave_running,
-        )
+        hooks = _hooks(job, dumped)
         stack.enter_context(hooks.on_failure("dump-failed"))
 
         # Preflight: what can be known to fail is found before anything is touched.
@@ -115,20 +110,10 @@ def dump(
         registry.check_writable()
         scene = preflight.examine(job, found)
         subject.end_former_holder(config, dumped.session.name, dumped.root)
-        survey = Survey(
-            config,
-            reporter,
-            wish=wishes.connections,
-            drain=wishes.drain,
-            ending=not wishes.leave_running,
-        )
-        survey.ahead(dumped.root.pid, (scene.tree, scene.opened))
-        preflight.warn_hung_up(job, survey)
-        required = (
-            predicates.wanted(config, dumped.session.name, wishes.require)
-            if delivery is None
-            else []
-        )
+        survey = _survey(job, scene)
+        required = []
+        if delivery is None:
+            required = predicates.wanted(config, dumped.session.name, wishes.require)
 
         # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is
         # allowed to go on.
@@ -162,6 +147,35 @@ def dump(
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
     return result_of(job, manifest, destination.url, hooks, commit.rounds, parts.devices)
+
+
+def _hooks(job: DumpJob, dumped: subject.Subject) -> Hooks:
+    """Return the hooks of this dump, with what they are given to know."""
+    return hook_facts.of_dump(
+        job.config,
+        job.reporter,
+        dumped.session,
+        dumped.root.pid,
+        labels=job.wishes.labels,
+        leave_running=job.wishes.leave_running,
+    )
+
+
+def _survey(job: DumpJob, scene: Scene) -> Survey:
+    """Return what is known of the tree's connections while it runs, and warn of those that will be
+    hung up.
+    """
+    wishes = job.wishes
+    survey = Survey(
+        job.config,
+        job.reporter,
+        wish=wishes.connections,
+        drain=wishes.drain,
+        ending=not wishes.leave_running,
+    )
+    survey.ahead(job.root.pid, (scene.tree, scene.opened))
+    preflight.warn_hung_up(job, survey)
+    return survey
 
 
 def _prepare_criu(

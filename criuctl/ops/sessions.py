@@ -94,28 +94,7 @@ def run(
     """
     from ..session.launch.daemon import HolderSpec, start_holder
 
-    check_open(config)
-    around = inside(config)
-    if around is not None:
-        raise Conflict(
-            f"this runs inside session {around!r}, whose checkpoints would then hold the new "
-            "session's holder",
-            hint="Start it from outside of any session.",
-        )
-    if not argv or not argv[0]:  # for example a variable that is not set
-        raise UsageError("an empty command")
-    # for example a variable that is not set: the whole current folder would be carried
-    if workspace == "":
-        raise UsageError("'' is no folder to start in")
-    try:
-        folder = os.path.abspath(workspace or os.getcwd())
-    except FileNotFoundError:
-        raise UsageError(
-            "the current folder is gone",
-            hint="Go to one that is there, or name one by --workspace.",
-        ) from None
-    if not os.path.isdir(folder):
-        raise UsageError(f"{folder}: no such folder")
+    folder = _starting_folder(config, argv, workspace)
     variables = inherited(os.environ if env is None else env)
     carried = credentials(variables, config)
     with ExitStack() as reserved:
@@ -163,6 +142,33 @@ def run(
             )
     warnings = (_CARRIED.format(", ".join(carried)),) if carried else ()
     return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv), warnings)
+
+
+def _starting_folder(config: Config, argv: Sequence[str], workspace: str | None) -> str:
+    """Return where the session starts; raise for a request that cannot be served."""
+    check_open(config)
+    around = inside(config)
+    if around is not None:
+        raise Conflict(
+            f"this runs inside session {around!r}, whose checkpoints would then hold the new "
+            "session's holder",
+            hint="Start it from outside of any session.",
+        )
+    if not argv or not argv[0]:  # for example a variable that is not set
+        raise UsageError("an empty command")
+    # for example a variable that is not set: the whole current folder would be carried
+    if workspace == "":
+        raise UsageError("'' is no folder to start in")
+    try:
+        folder = os.path.abspath(workspace or os.getcwd())
+    except FileNotFoundError:
+        raise UsageError(
+            "the current folder is gone",
+            hint="Go to one that is there, or name one by --workspace.",
+        ) from None
+    if not os.path.isdir(folder):
+        raise UsageError(f"{folder}: no such folder")
+    return folder
 
 
 def _taken(config: Config, name: str, reserved: ExitStack) -> str:

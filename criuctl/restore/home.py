@@ -32,13 +32,7 @@ class NewHome(Struct):
     before: SessionRecord | None  # the host's previous record of the name
     record: SessionRecord
 
-    def register(
-        self,
-        root: int,
-        checkpoint: str,
-        connections: list[dict[str, Any]],
-        reporter: Reporter,
-    ) -> None:
+    def register(self, root: int, connections: list[dict[str, Any]], reporter: Reporter) -> None:
         """Record the tree before it runs: if criuctl is killed from here on, a session is left, not
         a stray tree.
         """
@@ -49,7 +43,7 @@ class NewHome(Struct):
         names = {
             "session": self.record.name,
             "incarnation": self.session.incarnation,
-            "checkpoint": checkpoint,
+            "checkpoint": self.record.checkpoint,
         }
         inside_report.publish(self.config, root, names, connections, reporter)
 

@@ -79,7 +79,7 @@ class PlacedTree(Struct, eq=False):
         if work.held is not None:  # the other host is informed, and decides when the tree may run
             work.held(self.connections)
         # From the record on a criuctl that is killed leaves a session that is known.
-        work.register(root, self.connections)
+        work.home.register(root, self.connections, work.reporter)
         if around.following is not None:
             around.following.about_to_run()
         init = around.private.init.pid if around.private is not None else 0

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..cgroups import recreation
@@ -43,8 +44,11 @@ from .page_feeder import Feeder
 from .plan import ADD_ADDRESS, RestorePlan, make_plan
 from .request import RestoreRequest
 from .restoring import Restoring
-from .source import Source
+from .source import Source, Unpacked
 from .work import RestoreWork
+
+if TYPE_CHECKING:
+    from .devices import RestoredDevices
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -132,13 +136,8 @@ def restore(
 
         # Observe first, decide once: the plan is a pure function of the manifest and the facts.
         reporter.step("preflight")
-        unpacked = source.unpack(found, reporter, stack)
-        terminals = RestoredTerminals(manifest, unpacked.images)
-        wishes = wishes_of(config, request)
-        devices = open_devices(found, reporter, stack)
-        authentic = found.repository.encrypted or received
-        facts = observe_all(config, request, found, unpacked, wishes, devices, authentic=authentic)
-        plan = make_plan(manifest, facts, wishes)
+        decided = _decide(config, request, found, reporter, stack, received=received)
+        plan = decided.plan
         if request.dry_run:
             return plan
         if plan.errors:
@@ -155,43 +154,18 @@ def restore(
             incarnation=session.incarnation,
             connections=plan.to_dict()["connections"],
         )
-        _check_addresses(found, plan, facts)
+        _check_addresses(found, plan, decided.facts)
         claim = claim_home(config, request, found, session, seen, reporter, stack)
 
         # Memory: all of it now, or what is lazy when the tree touches it.
-        brought = memory.bring(request, found, unpacked, feeder, reporter, stack)
+        brought = memory.bring(request, found, decided.unpacked, feeder, reporter, stack)
 
         # CRIU's part: from here to the end of `running` there is a tree that runs, or nothing.
-        home = note_coming(config, found, unpacked, registry, session, claim)
-        work = RestoreWork(
-            config=config,
-            reporter=reporter,
-            manifest=manifest,
-            plan=plan,
-            images=unpacked.images,
-            folder=unpacked.folder,
-            reader=unpacked.reader,
-            terminals=terminals,
-            holder=RestoredHolder(config, manifest, session),
-            hooks=hooks,
-            register=lambda root, outcomes: home.register(root, manifest.id, outcomes, reporter),
-            held=held,
-            copy=request.copy,
-            authentic=authentic,
-            lazy=brought.lazy,
-            feeder=feeder,
-            filling=brought.filling,
-            devices=devices,
-        )
+        home = note_coming(config, found, decided.unpacked, registry, session, claim)
+        work = _work(home, request, found, decided, brought, hooks, reporter, held, feeder)
         criu_part = Restoring.of(work)
         with ExitStack() as running:
-            try:
-                root = criu_part.run(criu, running)
-            except BaseException as error:
-                home.give_up()
-                if isinstance(error, driver.CriuFailed):
-                    raise _explained(config, request, found, feeder, hooks, error) from error
-                raise
+            root = _run_criu(criu_part, criu, request, running)
             hooks.done = True
             home.keep(unlocked=not criu_part.around.unlock_failed)
             if not request.copy and not received:
@@ -202,6 +176,72 @@ def restore(
     hooks.run("post-resume")
     reporter.step("done")
     return _result(criu_part, found, home, root, began=began)
+
+
+class _Decided(Struct, frozen=True):
+    """What was observed for a restore, and the plan that follows from it."""
+
+    unpacked: Unpacked
+    terminals: RestoredTerminals
+    devices: RestoredDevices | None  # GPUs, of a tree that uses some
+    facts: HostFacts
+    plan: RestorePlan
+    authentic: bool  # no other program than criuctl can have written the checkpoint
+
+
+def _decide(
+    config: Config,
+    request: RestoreRequest,
+    found: Source,
+    reporter: Reporter,
+    stack: ExitStack,
+    *,
+    received: bool,
+) -> _Decided:
+    """Observe this host and the checkpoint, and make the plan."""
+    unpacked = source.unpack(found, reporter, stack)
+    terminals = RestoredTerminals(found.manifest, unpacked.images)
+    wishes = wishes_of(config, request)
+    devices = open_devices(found, reporter, stack)
+    authentic = found.repository.encrypted or received
+    facts = observe_all(config, request, found, unpacked, wishes, devices, authentic=authentic)
+    plan = make_plan(found.manifest, facts, wishes)
+    return _Decided(unpacked, terminals, devices, facts, plan, authentic)
+
+
+def _work(
+    home: NewHome,
+    request: RestoreRequest,
+    found: Source,
+    decided: _Decided,
+    brought: memory.Memory,
+    hooks: Hooks,
+    reporter: Reporter,
+    held: Callable[[list[dict[str, Any]]], None] | None,
+    feeder: Feeder | None,
+) -> RestoreWork:
+    """Return what CRIU's part of the restore has to know."""
+    unpacked = decided.unpacked
+    return RestoreWork(
+        config=home.config,
+        reporter=reporter,
+        manifest=found.manifest,
+        plan=decided.plan,
+        images=unpacked.images,
+        folder=unpacked.folder,
+        reader=unpacked.reader,
+        terminals=decided.terminals,
+        holder=RestoredHolder(home.config, found.manifest, home.session),
+        hooks=hooks,
+        home=home,
+        held=held,
+        copy=request.copy,
+        authentic=decided.authentic,
+        lazy=brought.lazy,
+        feeder=feeder,
+        filling=brought.filling,
+        devices=decided.devices,
+    )
 
 
 def _sweep(config: Config) -> None:
@@ -226,20 +266,30 @@ def _check_addresses(found: Source, plan: RestorePlan, facts: HostFacts) -> None
         raise RestoreFailed(text, hint=ADD_ADDRESS)
 
 
+def _run_criu(
+    criu_part: Restoring, criu: binary.CriuBinary, request: RestoreRequest, running: ExitStack
+) -> int:
+    """Return the PID of the root that runs; on failure the host has its previous record again."""
+    try:
+        return criu_part.run(criu, running)
+    except BaseException as error:
+        criu_part.work.home.give_up()
+        if isinstance(error, driver.CriuFailed):
+            raise _explained(criu_part.work, request, error) from error
+        raise
+
+
 def _explained(
-    config: Config,
-    request: RestoreRequest,
-    found: Source,
-    feeder: Feeder | None,
-    hooks: Hooks,
-    error: driver.CriuFailed,
+    work: RestoreWork, request: RestoreRequest, error: driver.CriuFailed
 ) -> CriuctlError:
     """Return CRIU's failure as an error of criuctl; a taken number is tried again, once."""
-    explained = outcome.explain(config, error, found.manifest)
+    hooks = work.hooks
+    explained = outcome.explain(work.config, error, work.manifest)
     free_next_time = isinstance(explained, TerminalTaken) or (
         isinstance(explained, PidTaken) and request.pids == "auto"
     )
-    if isinstance(explained, NumberTaken) and free_next_time and request.again and feeder is None:
+    may_try_again = free_next_time and request.again and work.feeder is None
+    if isinstance(explained, NumberTaken) and may_try_again:
         hooks.reporter.step("again", why=explained.message)
         hooks.done = explained.again = True
     return explained

@@ -20,6 +20,7 @@ from ..host.registry import boot_id
 from ..report import Reporter
 from ..terminals.restored import RestoredTerminals
 from .direct_memory import Filling
+from .home import NewHome
 from .page_feeder import Feeder
 from .plan import RestorePlan
 
@@ -40,8 +41,7 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     terminals: RestoredTerminals
     holder: RestoredHolder
     hooks: Hooks
-    # root and connections, before the tree runs
-    register: Callable[[int, list[dict[str, Any]]], None]
+    home: NewHome
     held: Callable[[list[dict[str, Any]]], None] | None = None  # returns when the tree may run
     copy: bool = False  # the original may run
     authentic: bool = False  # no other program than criuctl can have written the checkpoint

@@ -82,17 +82,7 @@ def _error(process: Process, d: Descriptor, code: str, text: str, hint: str) -> 
 
 
 def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
-    if any(line.startswith("lock:") and "LEASE" in line and "BREAKING" in line for line in d.extra):
-        yield Finding(
-            "warning",
-            "lease-breaking",
-            f"the lease on {d.target} is being broken; a restore breaks it again, and the program "
-            "gets that signal once more",
-            "Dump when the program has given it up (within "
-            f"{int(read_raw('/proc/sys/fs/lease-break-time'))} s).",
-            pid=process.pid,
-            fd=d.fd,
-        )
+    yield from _breaking_lease(process, d)
     if not d.target:
         text = (
             "the path of what is open is longer than 4096 bytes: the kernel does not report such "
@@ -168,6 +158,20 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
             "descriptor-kind",
             f"{d.target} cannot be saved by CRIU",
             "Have the program close it.",
+        )
+
+
+def _breaking_lease(process: Process, d: Descriptor) -> Iterator[Finding]:
+    if any(line.startswith("lock:") and "LEASE" in line and "BREAKING" in line for line in d.extra):
+        yield Finding(
+            "warning",
+            "lease-breaking",
+            f"the lease on {d.target} is being broken; a restore breaks it again, and the program "
+            "gets that signal once more",
+            "Dump when the program has given it up (within "
+            f"{int(read_raw('/proc/sys/fs/lease-break-time'))} s).",
+            pid=process.pid,
+            fd=d.fd,
         )
 
 
