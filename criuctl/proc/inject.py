@@ -137,10 +137,10 @@ def _wait_stop(pid: int) -> int:
 
 
 @contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """Stop `pid`'s main thread under our trace inside the block.
+def stopped(tid: int) -> Iterator[None]:
+    """Stop the thread `tid`, and no other of its process, under our trace inside the block.
 
-    Only the thread that enters the block may use the trace. The process is stopped in the system
+    Only our thread that enters the block may use the trace. The thread is stopped in the system
     call in which it waits for us, if it can be found there. Our signals that raise are deferred: a
     process that is not stopped yet can neither be detached nor given its registers back, and would
     stay traced.
@@ -149,14 +149,14 @@ def stopped(pid: int) -> Iterator[None]:
         raise PlatformError("running a system call in another process is only supported on x86-64")
     for left in reversed(range(_TRIES)):
         with InterruptsDeferred():
-            _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD)
+            _ptrace(_SEIZE, tid, 0, _TRACE_SYSGOOD)
             try:
-                _stop(pid)
-                if not left or _call_site(pid, _registers(pid)) is not None:
+                _stop(tid)
+                if not left or _call_site(tid, _registers(tid)) is not None:
                     yield
                     return
             finally:
-                _ptrace(_DETACH, pid)
+                _ptrace(_DETACH, tid)
         time.sleep(_PAUSE)  # it is about to enter its wait
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from ..errors import NoSuchProcess, PreflightRefused
+from ..errors import CriuctlError, NoSuchProcess, PreflightRefused
 
 _FIRST_READ = 65536  # most files of /proc fit; one read(2) then gives a consistent snapshot
 
@@ -140,6 +140,15 @@ def all_tids(pid: int) -> list[int]:
         return sorted(map(int, os.listdir(f"/proc/{pid}/task")))
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def inner_thread(pid: int, tid: int) -> str:
+    """Return the thread's ID in its own PID namespace."""
+    with suppress(CriuctlError):
+        for line in read_lines(pid, f"task/{tid}/status"):
+            if line.startswith("NSpid:"):
+                return line.split()[-1]
+    return str(tid)
 
 
 def unit_of(pid: int) -> str:

@@ -2,18 +2,30 @@
 in one file.
 
 A repair object lives for one dump or one restore and keeps its own state.  The story of the
-operation calls every registered repair at fixed moments (`criuctl.repairs.registry`) and knows none
-by name.
+operation calls every registered repair at fixed moments (`criuctl.repairs.registry`).
 
-=================  =======================================  ==================================
-method             when                                     what it may do
-=================  =======================================  ==================================
-``record``         dump: the tree is frozen                 read /proc; ask the kernel
-``amend_dump``     dump: all images are written             edit the images before the commit
-``amend_restore``  restore: before CRIU reads the images    edit the images; add descriptors
-``mend``           restore: everything is in place          run calls inside stopped processes
-``release``        restore: just before the tree runs       only what cannot fail the restore
-=================  =======================================  ==================================
+=================  =========================================  ====================================
+method             when                                       what it may do
+=================  =========================================  ====================================
+``record``         dump: frozen, CRIU has read nothing yet    read /proc; change what CRIU will see
+``amend_dump``     dump: all images are written; the tree is  read /proc; edit the images before
+                   still frozen                               the commit
+``amend_restore``  restore: before CRIU reads the images      edit the images; add descriptors
+``mend``           restore: memory and descriptors are in     run calls inside stopped processes
+                   place; groups and terminals follow
+``release``        restore: just before the tree runs         only what cannot fail the restore
+=================  =========================================  ====================================
+
+During a dump CRIU traces the processes, so no call can be run inside them.  During a restore
+`mend` can do that, thread by thread::
+
+    with inject.stopped(tid):
+        result = inject.call(tid, inject.PRCTL, option, value)  # negative: an errno
+
+Two repairs write their part of the dump into the manifest instead of the images, because it
+belongs to the record of a process: `processor_affinity` and `thread_attributes`
+(`dump/manifest_of_tree.py` calls them).  `call_time_limits` has to look before the freeze, and
+`interrupted_calls` serves a freeze that failed as well: `dump/freeze.py` calls these.
 
 A method that raises `CriuctlError` or `OSError` stops the operation, and the tree is safe: a dump
 lets it run on, a restore leaves nothing.  What a repair can do without is a warning instead.
@@ -77,10 +89,14 @@ class Repair:
     """What CRIU loses, seen with which version: one sentence of the manual's page of limits."""
 
     def record(self, frozen: FrozenTree) -> None:
-        """Note what only the frozen tree shows."""
+        """Note or change what CRIU must not see first.
 
-    def amend_dump(self, images: ImageSet) -> None:
-        """Complete the images of the dump, from what `record` has noted."""
+        Called again with another tree if CRIU gives up and the freeze is tried again: replace what
+        was noted, do not add to it.
+        """
+
+    def amend_dump(self, images: ImageSet, frozen: FrozenTree) -> None:
+        """Complete the images of the dump."""
 
     def amend_restore(self, restore: RestoreImages) -> None:
         """Take out of the images what CRIU cannot restore, and keep it for `mend`."""

@@ -21,24 +21,18 @@ class EventfdSemaphores(Repair):
 
     loses = "CRIU 4.2 restores an EFD_SEMAPHORE eventfd as a plain counter."
 
-    def __init__(self) -> None:
-        self._found: set[tuple[int, int]] = set()  # (PID as the tree sees it, descriptor)
-
-    def record(self, frozen: FrozenTree) -> None:
-        """Note which descriptors are semaphores."""
-        self._found = {
+    def amend_dump(self, images: ImageSet, frozen: FrozenTree) -> None:
+        """Mark the semaphores in the images."""
+        semaphores = {
             (p.ns_pid, d.fd)
             for p in frozen.processes
             for d in frozen.opened.get(p.pid, ())
             if "eventfd-semaphore: 1" in d.extra
         }
-
-    def amend_dump(self, images: ImageSet) -> None:
-        """Mark them in the images."""
-        if not self._found:
+        if not semaphores:
             return
         numbers = {
-            number for number, held in images.holders().items() if self._found.intersection(held)
+            number for number, held in images.holders().items() if semaphores.intersection(held)
         }
         entries = images.files()
         for entry in entries:

@@ -21,7 +21,7 @@ import re
 import stat
 import struct
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -33,7 +33,6 @@ from ..errors import CriuctlError, NoSuchProcess
 from ..proc import inject
 from ..proc.descriptors import Descriptor
 from ..proc.procfs import read_text
-from ..proc.tree import Process
 from ..report import Finding
 from .base import FrozenTree, Repair, RestoredTree
 
@@ -54,20 +53,12 @@ class FileLocks(Repair):
 
     loses = "CRIU 4.2 loses POSIX locks of children, and of files that the process has also mapped."
 
-    def __init__(self) -> None:
-        self._tree: Sequence[Process] = ()
-        self._opened: Mapping[int, Sequence[Descriptor]] = {}
-
-    def record(self, frozen: FrozenTree) -> None:
-        """Keep what /proc shows of the locks."""
-        self._tree, self._opened = frozen.processes, frozen.opened
-
-    def amend_dump(self, images: ImageSet) -> None:
+    def amend_dump(self, images: ImageSet, frozen: FrozenTree) -> None:
         """Add the POSIX locks that CRIU has forgotten."""
         entries = _entries(images)
         known = len(entries)
-        for process in self._tree:
-            held = self._opened.get(process.pid, ())
+        for process in frozen.processes:
+            held = frozen.opened.get(process.pid, ())
             files = {d.fd: (d.device, d.inode) for d in held}
             own = (e for e in entries if e.pid == process.ns_pid and e.flag & _POSIX)
             noted = {(files.get(e.fd), e.type, e.start, e.len) for e in own}

@@ -17,7 +17,7 @@ import os
 import signal
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -50,17 +50,10 @@ class LateSignals(Repair):
 
     loses = "CRIU 4.2 loses signals, above all of timers, that come while it reads the memory."
 
-    def __init__(self) -> None:
-        self._tree: Sequence[Process] = ()
-
-    def record(self, frozen: FrozenTree) -> None:
-        """Keep the processes."""
-        self._tree = frozen.processes
-
-    def amend_dump(self, images: ImageSet) -> None:
+    def amend_dump(self, images: ImageSet, frozen: FrozenTree) -> None:
         """Add what is pending now; the tree is still frozen."""
         names = set(images.names())
-        for process in self._tree:
+        for process in frozen.processes:
             with suppress(OSError, NoSuchProcess):  # it was killed
                 if not process.zombie and f"core-{process.ns_pid}.img" in names:
                     _add_to(images, names, process)

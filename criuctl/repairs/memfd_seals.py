@@ -23,7 +23,6 @@ from typing import Any
 from ..criu.images import ImageSet, read, write
 from ..errors import NoSuchProcess
 from ..proc.mappings import vm_flags
-from ..proc.tree import Process
 from .base import FrozenTree, Repair, RestoreImages
 
 _F_SEAL_WRITE, _F_SEAL_FUTURE_WRITE = 0x8, 0x10
@@ -37,21 +36,14 @@ class MemfdSeals(Repair):
 
     loses = "CRIU 4.2 maps sealed memory files with more rights than the program had."
 
-    def __init__(self) -> None:
-        self._tree: Sequence[Process] = ()
-
-    def record(self, frozen: FrozenTree) -> None:
-        """Keep the processes, whose smaps are read only if there is such a file."""
-        self._tree = frozen.processes
-
-    def amend_dump(self, images: ImageSet) -> None:
+    def amend_dump(self, images: ImageSet, frozen: FrozenTree) -> None:
         """Mark the mappings of files sealed with F_SEAL_FUTURE_WRITE that can never become
         writable.
         """
         files = _sealed(images, _F_SEAL_FUTURE_WRITE)
         if not files:
             return
-        outer = {process.ns_pid: process.pid for process in self._tree}
+        outer = {process.ns_pid: process.pid for process in frozen.processes}
         flags: dict[int, dict[int, frozenset[str]]] = {}
 
         def never_writable(pid: int, area: Any) -> bool:

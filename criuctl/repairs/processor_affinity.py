@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from ..checkpoint.manifest import ProcessRecord
-from ..errors import CriuctlError
-from ..proc.procfs import read_lines
+from ..proc.procfs import inner_thread
 from ..report import Reporter
 from .base import Repair, RestoredTree
 
@@ -70,12 +69,3 @@ def _bind(records: Iterable[ProcessRecord], pids: Mapping[int, int], reporter: R
             reporter.warning(
                 f"PID {record.ns_pid} was bound to processors that this host does not have: {names}"
             )
-
-
-def inner_thread(pid: int, tid: int) -> str:
-    """Return the thread's ID in its own PID namespace."""
-    with suppress(CriuctlError):
-        for line in read_lines(pid, f"task/{tid}/status"):
-            if line.startswith("NSpid:"):
-                return line.split()[-1]
-    return str(tid)

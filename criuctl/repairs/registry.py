@@ -1,7 +1,7 @@
 """Every repair, and the order in which an operation calls them.
 
-A tuple for each phase whose order matters, with the reason; the others are called in the order of
-`ALL`.
+`ALL` is the order in every phase but the last; a place that matters has its reason next to it, and
+a new repair may stand anywhere else.  `_RELEASE` has the repairs with a `release`, and their order.
 """
 
 from __future__ import annotations
@@ -68,28 +68,31 @@ class Repairs:
 
     def __init__(self) -> None:
         self._all = {kind: kind() for kind in ALL}
+        self._frozen: FrozenTree | None = None
 
     def record(self, frozen: FrozenTree) -> None:
-        """The tree is frozen, and CRIU has read nothing of it yet."""
+        """Call `record`: the tree is frozen, and CRIU has read nothing of it yet."""
+        self._frozen = frozen
         for repair in self._all.values():
             repair.record(frozen)
 
     def amend_dump(self, images: ImageSet) -> None:
         """Call `amend_dump`: all images are written; the tree is still frozen."""
+        assert self._frozen is not None
         for repair in self._all.values():
-            repair.amend_dump(images)
+            repair.amend_dump(images, self._frozen)
 
     def amend_restore(self, restore: RestoreImages) -> None:
-        """CRIU is about to read the images."""
+        """Call `amend_restore`: CRIU is about to read the images."""
         for repair in self._all.values():
             repair.amend_restore(restore)
 
     def mend(self, tree: RestoredTree) -> None:
-        """The tree is restored, and CRIU holds every process before its first instruction."""
+        """Call `mend`: CRIU holds every restored process before its first instruction."""
         for repair in self._all.values():
             repair.mend(tree)
 
     def release(self, tree: RestoredTree) -> None:
-        """CRIU is about to let go; no repair may fail the restore any more."""
+        """Call `release`: CRIU is about to let go, and no repair may fail the restore any more."""
         for kind in _RELEASE:
             self._all[kind].release(tree)

@@ -28,17 +28,9 @@ class RenamedSockets(Repair):
 
     loses = "CRIU 4.2 binds a renamed unix socket under its first name again."
 
-    def __init__(self) -> None:
-        self._frozen: FrozenTree | None = None
-
-    def record(self, frozen: FrozenTree) -> None:
-        """Keep the processes."""
-        self._frozen = frozen
-
-    def amend_dump(self, images: ImageSet) -> None:
+    def amend_dump(self, images: ImageSet, frozen: FrozenTree) -> None:
         """Put the present names into the images; a name that is too long to bind is a warning."""
-        assert self._frozen is not None
-        follow_renamed(images, self._frozen.processes, self._frozen.reporter)
+        follow_renamed(images, frozen.processes, frozen.reporter)
 
 
 def follow_renamed(images: ImageSet, tree: Sequence[Process], reporter: Reporter) -> None:

@@ -16,11 +16,10 @@ from pathlib import Path
 from ..checkpoint.manifest import ProcessRecord
 from ..errors import CriuctlError
 from ..proc import inject
-from ..proc.procfs import read_raw
+from ..proc.procfs import inner_thread, read_raw
 from ..proc.syscalls import io_priority, set_io_priority
 from ..report import Reporter
 from .base import Repair, RestoredTree
-from .processor_affinity import inner_thread
 
 USUAL = {"io_priority": 0, "timer_slack": 50_000, "personality": 0, "core_filter": 0x33}
 """The defaults: no I/O priority; nanoseconds; Linux; anonymous memory, ELF headers, private huge
