@@ -36,7 +36,7 @@ _LOOKED_UP = 1000  # more heads than this are read in one query
 _COUNTED = 10**18
 _SPARE = 1000  # kept heads of manifests that are gone, before they are removed
 
-Head = tuple[int, bytes]  # size of the object, its first bytes up to the end of its head
+ManifestHead = tuple[int, bytes]  # size of the object, its first bytes up to the end of its head
 
 
 def manifest_name(token: str, number: int, checkpoint: str) -> str:
@@ -226,7 +226,9 @@ class Catalog:
             raise NoSuchCheckpoint("the checkpoint was removed")
         return found[0]
 
-    def _heads(self, names: Mapping[str, int], unreadable: list[DataError]) -> dict[str, Head]:
+    def _heads(
+        self, names: Mapping[str, int], unreadable: list[DataError]
+    ) -> dict[str, ManifestHead]:
         kept = self._cache.run(lambda db: self._kept(db, names))
         found = {
             name: kept[name]
@@ -236,7 +238,7 @@ class Catalog:
         missing = [name for name in names if name not in found]
         if not missing:
             return found
-        fetched: dict[str, Head] = {}
+        fetched: dict[str, ManifestHead] = {}
 
         def fetch(name: str) -> None:
             try:
@@ -264,7 +266,7 @@ class Catalog:
         return {**found, **fetched}
 
     @staticmethod
-    def _kept(db: sqlite3.Connection, names: Mapping[str, int]) -> dict[str, Head]:
+    def _kept(db: sqlite3.Connection, names: Mapping[str, int]) -> dict[str, ManifestHead]:
         """Return the kept heads of these: looked up one by one, or in one query where that is
         faster.
         """
@@ -280,7 +282,7 @@ class Catalog:
         )
         return {row[0]: (row[1], row[2]) for row in rows if row is not None}
 
-    def _fetch(self, name: str, size: int) -> Head:
+    def _fetch(self, name: str, size: int) -> ManifestHead:
         data = self._store.get_range(name, 0, min(size, objects.FIRST_READ))
         outline = objects.layout(objects.MANIFEST, name, data, size)
         if outline.head.stop > len(data):

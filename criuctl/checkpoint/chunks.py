@@ -33,7 +33,7 @@ INLINE_CHUNKS = 64  # a stream of more chunks stores its list as a stream
 PAGE = 4096  # a layered stream is made of pages of this size
 MAX_LIST_DEPTH = 3  # lists of lists; 3 levels hold more than any file system
 
-ENTRY = struct.Struct("<32sI")  # id, plain size: one entry of a list of chunks
+CHUNK_ENTRY = struct.Struct("<32sI")  # id, plain size: one entry of a list of chunks
 RUN = struct.Struct("<IHH")  # number of a chunk, its first page, pages: one run of a layered stream
 LAYERS = "layers"  # the feature of a manifest that has such a stream
 
@@ -48,8 +48,8 @@ class Extent(NamedTuple):
 
 
 class StreamRef(Struct, frozen=True):
-    """`size` plain bytes: in `chunks` (`ENTRY` records), or in `list`, or the pages of `pages` that
-    `runs` select.
+    """`size` plain bytes: in `chunks` (`CHUNK_ENTRY` records), or in `list`, or the pages of
+    `pages` that `runs` select.
     """
 
     size: int = 0
@@ -99,7 +99,7 @@ class StreamRef(Struct, frozen=True):
             if depth >= MAX_LIST_DEPTH:
                 raise damaged(where, "is nested too deeply")
             inner = cls.from_dict(value["list"], f"{where}.list", depth + 1)
-            if inner.size % ENTRY.size:
+            if inner.size % CHUNK_ENTRY.size:
                 raise damaged(f"{where}.list", "is not a list of chunks")
             return cls(size, b"", inner)
         found = value["chunks"]
@@ -112,7 +112,7 @@ class StreamRef(Struct, frozen=True):
                 raw = bytes.fromhex(name)
                 if len(raw) != ID_SIZE or isinstance(length, bool) or not isinstance(length, int):
                     raise ValueError
-                packed += ENTRY.pack(raw, length)
+                packed += CHUNK_ENTRY.pack(raw, length)
             except (TypeError, ValueError, struct.error):
                 raise damaged(where, "has a chunk without id and size") from None
         made = cls(size, bytes(packed))
@@ -122,7 +122,7 @@ class StreamRef(Struct, frozen=True):
 
 def entries(packed: bytes) -> Iterator[tuple[bytes, int]]:
     """Yield (id, plain size) of each chunk in a packed list."""
-    return ENTRY.iter_unpack(packed)
+    return CHUNK_ENTRY.iter_unpack(packed)
 
 
 class ChunkList(Sequence[tuple[bytes, int]]):
@@ -134,7 +134,7 @@ class ChunkList(Sequence[tuple[bytes, int]]):
         self._packed = packed
 
     def __len__(self) -> int:
-        return len(self._packed) // ENTRY.size
+        return len(self._packed) // CHUNK_ENTRY.size
 
     @overload
     def __getitem__(self, number: int) -> tuple[bytes, int]: ...
@@ -143,21 +143,23 @@ class ChunkList(Sequence[tuple[bytes, int]]):
     def __getitem__(self, number: int | slice) -> tuple[bytes, int] | ChunkList:
         places = range(len(self))[number]
         if isinstance(places, int):
-            return ENTRY.unpack_from(self._packed, places * ENTRY.size)
+            return CHUNK_ENTRY.unpack_from(self._packed, places * CHUNK_ENTRY.size)
         if places.step != 1:
             raise ValueError("only neighbours can be taken out of a list of chunks")
-        return ChunkList(self._packed[places.start * ENTRY.size : places.stop * ENTRY.size])
+        return ChunkList(
+            self._packed[places.start * CHUNK_ENTRY.size : places.stop * CHUNK_ENTRY.size]
+        )
 
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
-        return ENTRY.iter_unpack(self._packed)
+        return CHUNK_ENTRY.iter_unpack(self._packed)
 
 
 def check_entries(packed: bytes, size: int, where: str) -> None:
     """Raise `Damaged` unless the packed list's sizes are possible and add up to `size`."""
-    if len(packed) % ENTRY.size:
+    if len(packed) % CHUNK_ENTRY.size:
         raise damaged(where, "is not a list of chunks")
     total = 0
-    for _id, length in ENTRY.iter_unpack(packed):
+    for _id, length in CHUNK_ENTRY.iter_unpack(packed):
         if not 0 < length <= MAX_CHUNK:
             raise damaged(where, f"has a chunk of {length} bytes")
         total += length

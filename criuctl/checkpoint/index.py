@@ -33,7 +33,7 @@ from ..store import Store
 from . import objects
 from .cache import Cache
 from .codec import Sealer, broken
-from .packs import ENTRY, NAME_SIZE, PackIndex, Place, check_writer, object_name, pack_of
+from .packs import NAME_SIZE, PACK_ENTRY, PackIndex, Place, check_writer, object_name, pack_of
 
 PREFIX = "index/"
 PACK = struct.Struct(f"<{NAME_SIZE}sII")
@@ -70,7 +70,7 @@ def decode_segment(name: str, body: bytes) -> list[PackIndex]:
         if end > len(body):
             raise broken(name, "it ends in the middle")
         pack, size, count = PACK.unpack_from(body, position)
-        position = end + count * ENTRY.size
+        position = end + count * PACK_ENTRY.size
         if position > len(body):
             raise broken(name, "it ends in the middle")
         found = PackIndex(pack, size, body[end:position])

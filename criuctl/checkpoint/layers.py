@@ -35,7 +35,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from .buffers import PageBuffer
-from .chunks import ENTRY, PAGE, WINDOW
+from .chunks import CHUNK_ENTRY, PAGE, WINDOW
 
 _DIGEST = 16  # bytes
 _NONCE = bytes(12)
@@ -99,7 +99,7 @@ class Composition:
 
     def packed(self) -> tuple[bytes, int]:
         """Return the list of its chunks, and their size."""
-        return b"".join(ENTRY.pack(c.id, c.size) for c in self.chunks), sum(
+        return b"".join(CHUNK_ENTRY.pack(c.id, c.size) for c in self.chunks), sum(
             c.size for c in self.chunks
         )
 

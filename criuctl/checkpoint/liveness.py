@@ -23,9 +23,8 @@ from msgspec import Struct, field
 from ..errors import Damaged, DataError, NoSuchCheckpoint, ObjectMissing, UnsupportedFormat
 from ..quoting import quoted
 from .catalog import parse_name
-from .chunks import ENTRY, StreamRef
-from .packs import ENTRY as PACK_ENTRY
-from .packs import RECORD, object_name, pack_of, read_index
+from .chunks import CHUNK_ENTRY, StreamRef
+from .packs import PACK_ENTRY, RECORD, object_name, pack_of, read_index
 
 if TYPE_CHECKING:
     from ..report import Reporter
@@ -113,7 +112,7 @@ class Live:
 
     def _expand(self, ref: StreamRef) -> None:
         if ref.list is None:
-            self.chunks.update(chunk for chunk, _size in ENTRY.iter_unpack(ref.chunks))
+            self.chunks.update(chunk for chunk, _size in CHUNK_ENTRY.iter_unpack(ref.chunks))
             return
         self._expand(ref.list)
         if ref.list.chunks and ref.list.chunks in self._lists:

@@ -100,7 +100,8 @@ class ProcessRecord(Record, frozen=True):
     cgroups: dict[str, str] = field(default_factory=dict)  # hierarchy -> path
     # thread number as the thread sees it -> the processors it may run on: "0,3"
     processors: dict[str, str] = field(default_factory=dict)
-    # thread number as the thread sees it -> attributes that differ from the defaults
+    # thread number as the thread sees it -> attributes that differ from the defaults, as in
+    # `criuctl.repairs.thread_attributes`
     manners: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def check(self, where: str) -> None:

@@ -35,7 +35,7 @@ VERSION = 1
 NAME_SIZE = PACK_NAME_SIZE
 HEADER = struct.Struct("<8sHHI16s")
 RECORD = struct.Struct("<32sIIIB3x")
-ENTRY = struct.Struct("<32sIII")  # id, offset, stored size, plain size
+PACK_ENTRY = struct.Struct("<32sIII")  # id, offset, stored size, plain size
 FOOTER = struct.Struct("<IIQ8s")
 MAX_PACK = 256 << 20  # bytes; a larger pack is refused
 MAX_RECORDS = 1 << 20
@@ -60,7 +60,7 @@ def pack_of(object: str) -> bytes | None:
 
 
 class PackIndex(Struct, frozen=True):
-    """The content of one pack: its name, its size in bytes, and an `ENTRY` per record."""
+    """The content of one pack: its name, its size in bytes, and an `PACK_ENTRY` per record."""
 
     pack: bytes
     size: int
@@ -68,10 +68,10 @@ class PackIndex(Struct, frozen=True):
 
     def __iter__(self) -> Iterator[tuple[bytes, int, int, int]]:
         """Yield (chunk id, offset, stored size, plain size) of each record."""
-        return ENTRY.iter_unpack(self.entries)
+        return PACK_ENTRY.iter_unpack(self.entries)
 
     def __len__(self) -> int:
-        return len(self.entries) // ENTRY.size
+        return len(self.entries) // PACK_ENTRY.size
 
     def check(self, where: str) -> None:
         """Raise `Damaged` unless every record can be at its offset; `where` is the object that
@@ -80,7 +80,7 @@ class PackIndex(Struct, frozen=True):
         limit = self.size - FOOTER.size
         if (
             not HEADER.size <= self.size <= MAX_PACK
-            or len(self.entries) % ENTRY.size
+            or len(self.entries) % PACK_ENTRY.size
             or len(self) > MAX_RECORDS
         ):
             raise broken(where, f"it lists impossible sizes of pack {self.pack.hex()}")
@@ -125,7 +125,7 @@ class PackBuilder:
 
     def fits(self, plain: int) -> bool:
         """Return whether one more chunk of `plain` bytes fits, even if it does not compress."""
-        index = (len(self._entries) + 1) * ENTRY.size + TAG_SIZE + FOOTER.size
+        index = (len(self._entries) + 1) * PACK_ENTRY.size + TAG_SIZE + FOOTER.size
         return self._end + RECORD.size + plain + TAG_SIZE + index <= len(self._buffer)
 
     def add(self, chunk: bytes, plain: int, codec: int, payload: Buffer) -> int:
@@ -138,7 +138,7 @@ class PackBuilder:
         self._buffer[start:body] = header
         self._end = body + stored
         self._seal.seal_into(number, payload, header, self._buffer[body : self._end])
-        self._entries.append(ENTRY.pack(chunk, start, stored, plain))
+        self._entries.append(PACK_ENTRY.pack(chunk, start, stored, plain))
         return RECORD.size + stored
 
     def finish(self) -> tuple[PackIndex, memoryview]:
@@ -224,7 +224,7 @@ def read_index(store: Store, name: str, size: int, sealer: Sealer) -> PackIndex:
     if (
         offset < HEADER.size
         or offset + stored != size - FOOTER.size
-        or stored != count * ENTRY.size + TAG_SIZE
+        or stored != count * PACK_ENTRY.size + TAG_SIZE
     ):
         raise broken(name, "the sizes in its footer are not possible")
     try:

@@ -30,7 +30,7 @@ from ..errors import CriuctlError
 from ..report import Reporter
 from ..store import Store
 from .buffers import BUFFER_SIZE, BufferPool, PageBuffer
-from .chunks import ENTRY
+from .chunks import CHUNK_ENTRY
 from .codec import Compressor, Sealer
 from .index import Index
 from .layers import At, Chunk, Composition, Layers
@@ -132,7 +132,7 @@ class Pipeline:
         if self._error is not None:
             raise self._error
 
-    def hashed(self) -> None:
+    def wait_hashed(self) -> None:
         """Wait until every window handed over so far is hashed, and dropped if it is known."""
         self.check()
         if self._started:
@@ -143,7 +143,7 @@ class Pipeline:
 
     def flush(self) -> None:
         """Wait until everything handed over so far is durable in the store."""
-        self.hashed()
+        self.wait_hashed()
         with self._state:
             self._state.wait_for(lambda: self._working == 0 or self._error is not None)
         self.check()
@@ -233,10 +233,11 @@ class Pipeline:
                 self._hash_batch(batch)
 
     def _hash_batch(self, batch: Sequence[Window]) -> None:
-        chunk_id, pack, stats = self._sealer.chunk_id, ENTRY.pack, self.stats
-        named: Work = []
-        kept: set[bytes] = set()
-        through: dict[PageBuffer, int] = {}
+        """Name the windows by their hashes, and give the workers those that the store lacks."""
+        chunk_id, entry, stats = self._sealer.chunk_id, CHUNK_ENTRY.pack, self.stats
+        named: Work = []  # chunks with their ids
+        kept: set[bytes] = set()  # ids of chunks that a kept stream has
+        finished: dict[PageBuffer, int] = {}  # windows of a buffer that need no more work
         for stream, buffer, start, end, at in batch:
             content = buffer.view[start:end]
             stats.bytes_in += end - start
@@ -245,7 +246,7 @@ class Pipeline:
                 assert stream.made is None, "memory without addresses behind memory with them"
                 chunk = chunk_id(content)
                 if stream.kept:
-                    stream.packed += pack(chunk, end - start)
+                    stream.packed += entry(chunk, end - start)
                     stream.size += end - start
             else:
                 places, chunk = layers.settle(at, content, last=stream.kept)
@@ -253,7 +254,7 @@ class Pipeline:
                     stream.made = stream.made or Composition(layers.chunks)
                     kept.update(stream.made.add(places))
                 if not chunk:
-                    through[buffer] = through.get(buffer, 0) + 1
+                    finished[buffer] = finished.get(buffer, 0) + 1
                     continue
             if stream.kept:
                 kept.add(chunk)
@@ -267,12 +268,12 @@ class Pipeline:
                 unknown.remove(chunk)
                 work.append(item)
             else:
-                through[buffer] = through.get(buffer, 0) + 1
+                finished[buffer] = finished.get(buffer, 0) + 1
         if work:
             if len(work) * 2 <= len(batch) and self.buffers.low():
-                work = self._compacted(work, through)
+                work = self._compacted(work, finished)
             self._give(work)
-        for buffer, users in through.items():
+        for buffer, users in finished.items():
             self.buffers.done(buffer, users)
         self._reporter.progress("pages", stats.bytes_in)
 
@@ -329,7 +330,7 @@ class Pipeline:
         for begin in range(0, len(work), _WORK):
             self._work.put(work[begin : begin + _WORK])
 
-    def _compacted(self, work: Work, through: dict[PageBuffer, int]) -> Work:
+    def _compacted(self, work: Work, finished: dict[PageBuffer, int]) -> Work:
         """Move the few new windows of mostly known buffers together, so that those buffers become
         free.
         """
@@ -348,7 +349,7 @@ class Pipeline:
             self._compact.view[begin : begin + size] = buffer.view[start:end]
             self.buffers.add(self._compact)
             moved.append((chunk, self._compact, begin, begin + size))
-            through[buffer] = through.get(buffer, 0) + 1
+            finished[buffer] = finished.get(buffer, 0) + 1
         return moved
 
     def _end_compact(self) -> None:

@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from ..errors import Damaged, DataError, Foreign, ObjectMissing
 from . import bounds
-from .chunks import ENTRY, ChunkList, Extent, Layout, StreamRef, check_entries, missing_chunk
+from .chunks import CHUNK_ENTRY, ChunkList, Extent, Layout, StreamRef, check_entries, missing_chunk
 from .codec import Decompressor, Sealer
 from .index import Index
 from .packs import Place, damaged_chunk, object_name, open_record, pack_of, read_index
@@ -241,7 +241,7 @@ class CheckpointReader:
         for stream in streams:
             total += stream.size
             for ref in stream.parts:
-                sizes.update(ENTRY.iter_unpack(self._entries(ref)))
+                sizes.update(CHUNK_ENTRY.iter_unpack(self._entries(ref)))
             if stream.runs is not None:
                 for _ in self.layout(stream).walk():
                     pass  # yielding a chunk checks it

@@ -387,7 +387,7 @@ class Repository:
         return self.catalog.next_number(self.sealer.token(manifest.session.name))
 
     def publish(self, manifest: Manifest, number: int | None = None) -> CheckpointSummary:
-        """Put the manifest under its session's next number: the commit point. All that it names
+        """Put the manifest under its session's next number: THE commit point. All that it names
         must be durable.
         """
         token = self.sealer.token(manifest.session.name)

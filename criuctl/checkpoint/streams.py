@@ -10,7 +10,7 @@ from .layers import Composition
 class Stream(Struct):
     """A stream being written: its chunks so far, as the hasher names them."""
 
-    packed: bytearray = field(default_factory=bytearray)  # `chunks.ENTRY` records
+    packed: bytearray = field(default_factory=bytearray)  # `chunks.CHUNK_ENTRY` records
     size: int = 0  # bytes hashed
     # small content that does not fill a chunk yet
     tail: bytearray = field(default_factory=bytearray)

@@ -25,7 +25,7 @@ from ..config import Config
 from ..errors import CriuctlError, Damaged, StoreUnreachable
 from ..proc.threads import Later, side_by_side
 from .buffers import BUFFER_SIZE, PageBuffer
-from .chunks import ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, PAGE, WINDOW, StreamRef
+from .chunks import CHUNK_ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, PAGE, WINDOW, StreamRef
 from .compression_level import fitting
 from .gclists import Intent
 from .layers import At
@@ -295,7 +295,7 @@ class CheckpointWriter:
     # -- barriers
     # --------------------------------------------------------------------------------------
 
-    def hashed(self) -> None:
+    def wait_hashed(self) -> None:
         """Wait until every window so far is hashed and, if the store has its content, dropped.
 
         New content is then in this process's memory, so the owner of the original may change it.
@@ -306,14 +306,14 @@ class CheckpointWriter:
             self._submit()
             dirty, self._dirty = self._dirty, False
         if dirty:
-            self._pipeline.hashed()
+            self._pipeline.wait_hashed()
         self._pipeline.check()
 
     def stream(self, key: Hashable) -> StreamRef:
         """Return the reference to the stream `key` as it is now; wait for its windows to be
         hashed.
         """
-        self.hashed()
+        self.wait_hashed()
         return self._reference(self._streams.get(key) or Stream())
 
     def keys(self) -> frozenset[Hashable]:
@@ -327,20 +327,19 @@ class CheckpointWriter:
         Content that comes again is not stored twice. Content that does not is left to the garbage
         collection.
         """
-        self.hashed()
+        self.wait_hashed()
         with self._lock:
             self._streams = {key: stream for key, stream in self._streams.items() if key in keys}
 
     def flush(self) -> None:
         """Wait until everything so far is durable in the store."""
-        self.hashed()
+        self.wait_hashed()
         self._pipeline.flush()
 
     def commit(
         self, manifest: Manifest, allowed: Callable[[], object] | None = None
     ) -> CheckpointSummary:
-        """Make everything durable, then publish `manifest` under the session's next number: THE
-        commit point.
+        """Make everything durable, then publish `manifest` under the session's next number.
 
         `allowed` is called just before that, while the packs are checked. It raises to forbid the
         commit.
@@ -480,7 +479,7 @@ class CheckpointWriter:
         )
 
     def _sequence(self, packed: bytes, size: int) -> StreamRef:
-        if len(packed) <= INLINE_CHUNKS * ENTRY.size:
+        if len(packed) <= INLINE_CHUNKS * CHUNK_ENTRY.size:
             return StreamRef(size, packed)
         return StreamRef(size, b"", self._small_stream(packed))
 

@@ -4,31 +4,6 @@ An image file is two 32-bit magics, then entries of a 32-bit size and a protobuf
 ``images/*.proto``). Only images without extra payload after their messages are read or edited here;
 everything else is carried as it is. All access is by folder descriptor, because the folder has no
 path.
-
-Unix sockets with an outside peer are dumped as ``external unix[INODE]`` of the tree's half (CRIU's
-sk-unix.c). The images then hold, all of it in files.img, entries with ``usk``:
-
-- The tree's half as it was: state 1, ``peer`` the inode of the other half.  The other half is an
-  entry with uflags 1 (USK_EXTERN), type datagram, state 10, which no process holds; CRIU would
-  connect the tree's half to its name, which it refuses for a stream.
-- A client that waits in an outside listener's queue: state 1, ``peer`` the inode of that listener,
-  which has *no* entry: a restore ends with "Peer unresolved".  (With data in its queue, CRIU
-  refuses the dump.)
-- A datagram socket whose peer has a name needs nothing: CRIU connects it to that name again.
-
-A restore changes them so (`ImageSet.give_up`):
-
-- To be connected again, a stream or seqpacket socket becomes state 7 with ``peer`` 0 and no
-  shutdown flags: a socket that was never connected.  Its unread data belongs to an old session: it
-  is removed from sk-queues.img.
-- To be hung up, it stays state 1, with ``peer`` 0 and both shutdown flags: CRIU makes a pair of
-  sockets for it, fills its queue from the other end and closes that.  The program reads the unread
-  data, then EOF.
-- A datagram socket gets ``peer`` 0; the rest is done once it exists.
-
-The ``name``, ``name_dir`` and ``file_perms`` of a stream must be removed in both cases: CRIU
-*unlinks* the path that any socket of the images is bound to (an accepted one has its listener's),
-and with state 7 would bind it.
 """
 
 from __future__ import annotations
@@ -324,6 +299,32 @@ class ImageSet:
         descriptors, options and epoll entries. True: the connection is over, and a unix stream
         reads its end. False, and every internet socket: unconnected, to be connected again or hung
         up later.
+
+        Unix sockets with an outside peer are dumped as ``external unix[INODE]`` of the tree's half
+        (CRIU's sk-unix.c). The images then hold, all of it in files.img, entries with ``usk``:
+
+        - The tree's half as it was: state 1, ``peer`` the inode of the other half.  The other half
+          is an entry with uflags 1 (USK_EXTERN), type datagram, state 10, which no process holds;
+          CRIU would connect the tree's half to its name, which it refuses for a stream.
+        - A client that waits in an outside listener's queue: state 1, ``peer`` the inode of that
+          listener, which has *no* entry: a restore ends with "Peer unresolved".  (With data in its
+          queue, CRIU refuses the dump.)
+        - A datagram socket whose peer has a name needs nothing: CRIU connects it to that name
+          again.
+
+        This changes them so:
+
+        - To be connected again, a stream or seqpacket socket becomes state 7 with ``peer`` 0 and no
+          shutdown flags: a socket that was never connected.  Its unread data belongs to an old
+          session: it is removed from sk-queues.img.
+        - To be hung up, it stays state 1, with ``peer`` 0 and both shutdown flags: CRIU makes a
+          pair of sockets for it, fills its queue from the other end and closes that.  The program
+          reads the unread data, then EOF.
+        - A datagram socket gets ``peer`` 0; the rest is done once it exists.
+
+        The ``name``, ``name_dir`` and ``file_perms`` of a stream must be removed in both cases:
+        CRIU *unlinks* the path that any socket of the images is bound to (an accepted one has its
+        listener's), and with state 7 would bind it.
         """
         if not endings:
             return

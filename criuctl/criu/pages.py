@@ -40,7 +40,7 @@ PAGE = 4096
 WINDOW = 256 * 1024
 GAP = 64 * 1024  # so a window of address space makes four windows at most
 HEADER = struct.Struct("<IxxxxQQQ")  # cmd, nr_pages, vaddr, dst_id
-ENTRY = struct.Struct("<QII")  # vaddr, nr_pages, flags: how entries are stored
+RUN_ENTRY = struct.Struct("<QII")  # vaddr, nr_pages, flags: how entries are stored
 
 ADD, HOLE, OPEN, OPEN2, PARENT, ADD_F, GET = range(1, 8)
 CLOSE, FORCE_CLOSE = 0x1023, 0x1024
@@ -85,7 +85,10 @@ B = TypeVar("B", bound=PageBuffer)
 
 
 class PageSink(Protocol[B]):
-    """The receiver of the pages; see `criuctl.checkpoint.writer`."""
+    """The receiver of the pages.
+
+    There is one: `criuctl.checkpoint.writer.CheckpointWriter`, which this package may not import.
+    """
 
     def acquire(self) -> B:
         """Return a free buffer.
@@ -137,7 +140,7 @@ class PagemapEntry(Struct):
 
 
 class PageImage(Struct):
-    """The shape of one image: its runs in address order and the sizes of its windows in bytes."""
+    """The shape of one image: its runs in address order, and the number of its pages."""
 
     key: ImageKey
     entries: list[PagemapEntry] = field(default_factory=list)
@@ -155,14 +158,14 @@ class PageImage(Struct):
 
     def pack(self) -> bytes:
         """Return the entries as they are stored."""
-        return b"".join(ENTRY.pack(e.vaddr, e.pages, e.flags) for e in self.entries)
+        return b"".join(RUN_ENTRY.pack(e.vaddr, e.pages, e.flags) for e in self.entries)
 
 
 def unpack_entries(packed: bytes) -> list[PagemapEntry]:
     """Return the entries that `PageImage.pack` packed; `ValueError` for an impossible length."""
-    if len(packed) % ENTRY.size:
+    if len(packed) % RUN_ENTRY.size:
         raise ValueError("page entries are cut short")
-    return [PagemapEntry(*entry) for entry in ENTRY.iter_unpack(packed)]
+    return [PagemapEntry(*entry) for entry in RUN_ENTRY.iter_unpack(packed)]
 
 
 def parted(end: int, start: int) -> bool:

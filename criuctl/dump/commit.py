@@ -2,8 +2,9 @@
 is ended or runs on.
 
 RULE: the manifest is written last, by one atomic put; its existence is the checkpoint's existence.
-RULE: only CRIU ends the tree, only after `Commit.commit` has returned, which for a dump that ends
-the tree is after the manifest is in the store.  What raises before is a veto: the tree runs on.
+RULE: only CRIU ends the tree, only after `Commit.images_complete` has returned, which for a dump
+that ends the tree is after the manifest is in the store.  What raises before is a veto: the tree
+runs on.
 """
 
 from __future__ import annotations
@@ -62,24 +63,24 @@ class Commit(Struct, eq=False):
         """
         return self._kept and self.destination.delivery is None
 
-    def commit(self, memory: list[PageImage]) -> None:
+    def images_complete(self, memory: list[PageImage]) -> None:
         """Inside CRIU's post-dump: returning lets CRIU end the tree, or thaw it."""
         limit = self.freeze.images_written()
         try:
             with limit.interruptible():
-                self._commit(memory, limit)
+                self._complete(memory, limit)
         except BaseException:
             if not self.let_go:
                 self.freeze.give_back()
             raise
 
-    def _commit(self, memory: list[PageImage], limit: FreezeLimit) -> None:
-        self.parts.terminals.seen()
+    def _complete(self, memory: list[PageImage], limit: FreezeLimit) -> None:
+        self.parts.terminals.close_input_again()
         self.job.reporter.step("collect")
         self.manifest = self._describe(memory)
         if self.job.wishes.leave_running:  # the upload goes on after the thaw, see `store_running`
-            self.destination.writer.hashed()
-            limit.decide()  # before it is given back, which must not be interrupted half way
+            self.destination.writer.wait_hashed()
+            limit.stop_clock()  # before it is given back, which must not be interrupted half way
             self.freeze.give_back()
             self._frozen_ms = (time.monotonic() - self.freeze.seen.at) * 1000
             return
@@ -88,17 +89,17 @@ class Commit(Struct, eq=False):
         if self.destination.delivery is not None:
             identities = [p.identity for p in self.freeze.seen.tree]
             self.destination.delivery.hand_over(self.manifest, identities)
-        # Point of no return: the checkpoint exists, and no signal may stop criuctl before the tree
-        # is ended.
+        # The checkpoint exists.  No signal may stop criuctl before the tree is ended; only
+        # `stop_clock` below can still keep CRIU from that.
         self.job.reporter.step("kill")
         ignore_signals()
         self._note_ended(self.manifest)
         self.parts.holder.commit(self.manifest.id)
-        limit.decide()
+        limit.stop_clock()
         # nothing would remove them if criuctl were killed from here on
         self.parts.links.clean(self.job.reporter)
         self.parts.terminals.drop()
-        self.parts.connections_own()
+        self.parts.end_connection_watch()
         self.let_go = True
 
     def _note_ended(self, manifest: Manifest) -> None:
@@ -120,7 +121,7 @@ class Commit(Struct, eq=False):
     def store_running(self) -> None:
         """The tree of a snapshot runs again: store what was taken of it."""
         assert self.manifest is not None
-        self.parts.connections_own()
+        self.parts.end_connection_watch()
         self.parts.holder.thawed()
         exact = None if self.parts.holder.held_since else ImageSet(self.freeze.folder).frozen_us()
         devices = self.parts.devices
@@ -143,10 +144,10 @@ class Commit(Struct, eq=False):
         )
 
     def _store(self, manifest: Manifest) -> Manifest:
-        """Make everything durable, then publish the manifest: THE commit point."""
+        """Make everything durable, then publish the manifest: the checkpoint exists."""
         job, writer = self.job, self.destination.writer
         job.reporter.step("store")
-        writer.flush()
+        writer.flush()  # the hooks, and the sizes in the manifest, need to know what was stored
         self.hooks.run(
             "post-dump", checkpoint=manifest.id, connections=hook_facts.about_connections(manifest)
         )
@@ -222,7 +223,7 @@ class Commit(Struct, eq=False):
         left = wait_ended((p.identity for p in self.freeze.seen.tree), GONE_TIMEOUT)
         return all(identity.doomed() for identity in left)
 
-    def committed(self) -> Manifest:
+    def stored_manifest(self) -> Manifest:
         """Return the manifest that is in the store."""
         assert self.manifest is not None and self.manifest.number
         return self.manifest

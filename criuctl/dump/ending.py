@@ -67,7 +67,7 @@ def settle_failure(
     if not ended:
         name = commit.destination.session.name
         raise explain(job.config, error, name, job.root.pid, tree, freeze.tries) from error
-    return commit.committed()
+    return commit.stored_manifest()
 
 
 def _mend_connections(reporter: Reporter, parts: TreeParts) -> None:

@@ -154,7 +154,7 @@ class Freeze(Struct, eq=False):
             )
         self.parts.terminals.back()
         self.lock.remove()
-        self.parts.connections_own()
+        self.parts.end_connection_watch()
         self.parts.farewell.drop()
         self.parts.holder.unprepare()
         self.hooks.forget("frozen")

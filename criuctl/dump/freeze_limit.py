@@ -142,8 +142,8 @@ class FreezeLimit:
         finally:
             self._raises = False
 
-    def decide(self) -> None:
-        """Point of no return: stop the clock, or raise `FrozenTooLong`."""
+    def stop_clock(self) -> None:
+        """Stop the clock, or raise `FrozenTooLong` if time is already over."""
         with self._state:
             self._raises = False
             if self.error is not None:

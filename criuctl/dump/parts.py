@@ -67,9 +67,9 @@ class TreeParts(Struct):
             shield=self.survey.shield,
         )
 
-    def connections_own(self) -> None:
-        """CRIU is done with the connections of the tree, or has ended: whatever happens to them is
-        their own.
+    def end_connection_watch(self) -> None:
+        """CRIU no longer touches the tree's connections: stop watching them, and remove the note of
+        their lock.
         """
         self.repair_mode.rest()
         self.shielded.close()

@@ -135,10 +135,10 @@ def dump(
             _store_ahead(job, parts, destination, commit)
             if uses_devices(scene.opened):
                 _take_devices(job, parts, stack)
-            freeze.run(commit.commit)
+            freeze.run(commit.images_complete)
             if wishes.leave_running:
                 commit.store_running()
-            manifest = commit.committed()
+            manifest = commit.stored_manifest()
         except BaseException as error:
             manifest = ending.settle_failure(error, job, parts, freeze, commit)
         # The checkpoint exists: nothing that fails from here on is a failed dump.

@@ -30,7 +30,7 @@ from ..checkpoint.manifest import (
 )
 from ..config import Config
 from ..criu import image_records, plain
-from ..criu.pages import ENTRY, PAGE
+from ..criu.pages import PAGE, RUN_ENTRY
 from ..errors import Damaged, UsageError
 from ..report import Reporter
 from ..store.archive import MAGIC, ArchiveStore
@@ -159,7 +159,7 @@ def _memory(name: str, pages: int) -> MemoryImage:
 
 
 def _packed(runs: list[tuple[int, int, int]]) -> bytes:
-    return b"".join(ENTRY.pack(*run) for run in runs)
+    return b"".join(RUN_ENTRY.pack(*run) for run in runs)
 
 
 def _connections(images: plain.PlainImages) -> Iterator[ConnectionRecord]:

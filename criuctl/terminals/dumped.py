@@ -150,8 +150,8 @@ class DumpedTerminals:
                 )
         return records
 
-    def seen(self) -> None:
-        """Note that CRIU has read them: their ends block again, whatever comes now."""
+    def close_input_again(self) -> None:
+        """CRIU has read the terminals: let their ends block again, so that no input gets in."""
         if self._guard is not None:
             self._guard.block()
 

@@ -29,12 +29,12 @@ from support.command import Criuctl
 from support.foreignimages import header, image, pstree
 
 from criuctl.checkpoint import objects
-from criuctl.checkpoint.chunks import ENTRY, MAX_CHUNK, StreamRef
+from criuctl.checkpoint.chunks import CHUNK_ENTRY, MAX_CHUNK, StreamRef
 from criuctl.checkpoint.codec import OVERHEAD
 from criuctl.checkpoint.exported import ExportedCheckpoint
 from criuctl.checkpoint.index import PACK
 from criuctl.checkpoint.manifest import CheckpointSummary, Manifest, MemoryImage
-from criuctl.checkpoint.packs import ENTRY as RECORD
+from criuctl.checkpoint.packs import PACK_ENTRY as RECORD
 from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.criu import images, schema
@@ -207,19 +207,19 @@ def repeated(
     kit.put_windows(writer, ("repeated", content[:40], len(content)), content, len(content))
     ref = writer.stream(("repeated", content[:40], len(content)))
     for _ in range(depth):
-        entries = ENTRY.size * times
+        entries = CHUNK_ENTRY.size * times
         listed = ref.chunks * times
         size = ref.size * times
         if times <= 64:
             ref = StreamRef(size, listed)
             continue
-        piece = ref.chunks * min(times, MAX_CHUNK // ENTRY.size)
+        piece = ref.chunks * min(times, MAX_CHUNK // CHUNK_ENTRY.size)
         rest = entries // len(piece)
         kit.put_windows(writer, ("list", piece[:40], entries), piece, len(piece))
         inner = writer.stream(("list", piece[:40], entries))
-        assert len(inner.chunks) == ENTRY.size
+        assert len(inner.chunks) == CHUNK_ENTRY.size
         ref = StreamRef(
-            ref.size * len(piece) // ENTRY.size * rest,
+            ref.size * len(piece) // CHUNK_ENTRY.size * rest,
             list=StreamRef(len(piece) * rest, inner.chunks * rest),
         )
     return ref

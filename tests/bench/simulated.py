@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from criuctl.checkpoint import objects
-from criuctl.checkpoint.chunks import ENTRY, StreamRef
+from criuctl.checkpoint.chunks import CHUNK_ENTRY, StreamRef
 from criuctl.checkpoint.codec import RAW
 from criuctl.checkpoint.index import PREFIX, encode_segments
 from criuctl.checkpoint.manifest import (
@@ -62,7 +62,7 @@ class _Session:
         self._buffer = buffer
         self._fresh = fresh
         self._ref = SessionRef(name, secrets.token_hex(16))
-        self._recent: deque[bytes] = deque(maxlen=NEEDED)  # `ENTRY` records
+        self._recent: deque[bytes] = deque(maxlen=NEEDED)  # `CHUNK_ENTRY` records
         self._processes = tuple(
             ProcessRecord(
                 pid,
@@ -84,7 +84,7 @@ class _Session:
         everything = b"".join(self._recent)
         listed = self._add(pack, everything)
         memory = StreamRef(
-            len(everything) // ENTRY.size * CHUNK, b"", StreamRef(len(everything), listed)
+            len(everything) // CHUNK_ENTRY.size * CHUNK, b"", StreamRef(len(everything), listed)
         )
         image = self._add(pack, os.urandom(2000))
         index, data = pack.finish()
@@ -126,7 +126,7 @@ class _Session:
     def _add(self, pack: PackBuilder, content: bytes) -> bytes:
         chunk = self._repository.sealer.chunk_id(content)
         pack.add(chunk, len(content), RAW, content)
-        return ENTRY.pack(chunk, len(content))
+        return CHUNK_ENTRY.pack(chunk, len(content))
 
 
 def simulate(checkpoints: int, chunks: int) -> None:

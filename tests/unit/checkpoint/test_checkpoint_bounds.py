@@ -12,11 +12,11 @@ import pytest
 from support import checkpoints as kit
 
 from criuctl.checkpoint import bounds, chunks, configobject, gclists, objects, packs, reader
-from criuctl.checkpoint.chunks import ENTRY, ChunkList, StreamRef
+from criuctl.checkpoint.chunks import CHUNK_ENTRY, ChunkList, StreamRef
 from criuctl.checkpoint.manifest import Manifest, ProcessRecord
 from criuctl.checkpoint.repository import Repository
 from criuctl.criu import archives, plain
-from criuctl.criu.pages import ENTRY as RUN
+from criuctl.criu.pages import RUN_ENTRY as RUN
 from criuctl.errors import Damaged
 from criuctl.ops.shown import page_maps
 from criuctl.proc import jsontext
@@ -104,7 +104,7 @@ def test_a_heap_of_which_every_other_page_is_there_is_shown(repository: Reposito
 
 
 def test_a_packed_list_is_a_sequence() -> None:
-    made = ChunkList(b"".join(ENTRY.pack(bytes([n]) * 32, n + 1) for n in range(5)))
+    made = ChunkList(b"".join(CHUNK_ENTRY.pack(bytes([n]) * 32, n + 1) for n in range(5)))
     plain = list(made)
     assert [size for _chunk, size in plain] == [1, 2, 3, 4, 5]
     assert (made[1], made[-1], list(made[1:3]), list(made[:-2]), list(made[9:])) == (

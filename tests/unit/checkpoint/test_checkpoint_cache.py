@@ -19,7 +19,7 @@ from support.faulty_store import FaultyStore
 from criuctl.checkpoint import catalog
 from criuctl.checkpoint.cache import Cache
 from criuctl.checkpoint.gc import Collection
-from criuctl.checkpoint.packs import ENTRY, HEADER, PackIndex
+from criuctl.checkpoint.packs import HEADER, PACK_ENTRY, PackIndex
 from criuctl.checkpoint.repository import Repository
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
@@ -238,7 +238,7 @@ def test_half_a_million_chunks_are_learned_in_seconds(tmp_path: Path) -> None:
     packs = []
     for _ in range(125):
         entries = b"".join(
-            ENTRY.pack(secrets.token_bytes(32), HEADER.size + n * 5000, 4000, 4096)
+            PACK_ENTRY.pack(secrets.token_bytes(32), HEADER.size + n * 5000, 4000, 4096)
             for n in range(4000)
         )
         packs.append(PackIndex(secrets.token_bytes(16), 32 << 20, entries))

@@ -107,7 +107,7 @@ def test_a_thread_that_fails_stops_a_producer_that_waits(
         produce()
     assert kit.pipeline_threads() == []
     with pytest.raises(MemoryError):
-        writer.hashed()  # closed: told, not waited for
+        writer.wait_hashed()  # closed: told, not waited for
 
 
 def test_a_thread_that_cannot_begin_is_told_and_ends(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_where_no_more_threads_can_be_started_nothing_is_written_or_read(
             for number in range(2):
                 with suppress(RuntimeError):
                     kit.put_windows(writer, number, os.urandom(1 << 20))
-            writer.hashed()
+            writer.wait_hashed()
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -169,7 +169,7 @@ def test_leaving_without_commit_leaves_nothing(tmp_path: Path, step: str) -> Non
         kit.put_windows(writer, 1, BIG.memory)
         writer.add_bytes("i", b"x")
         if step != "content":
-            writer.hashed()
+            writer.wait_hashed()
         if step == "flushed":
             writer.flush()
             assert writer.stats.bytes_stored and len(list(repo.store.list("packs/"))) >= 1

@@ -211,7 +211,7 @@ def test_forked_processes_go_on_from_what_is_at_the_same_address(tmp_path: Path)
         put(writer, "child", child, ahead=True)
         put(writer, "parent", parent)
         put(writer, "child", child)
-        writer.hashed()
+        writer.wait_hashed()
         assert writer.stats.bytes_new - before == 5 * PAGE
         ref = writer.stream("child")
         other = commit(repo, writer, "parent")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import checkpoints as kit
 
-from criuctl.checkpoint.chunks import ENTRY, StreamRef
+from criuctl.checkpoint.chunks import CHUNK_ENTRY, StreamRef
 from criuctl.checkpoint.manifest import (
     ConnectionRecord,
     FileRecord,
@@ -37,9 +37,9 @@ small = st.integers(1, 4 << 20)
 def streams(draw: st.DrawFn) -> StreamRef:
     parts = draw(st.lists(st.tuples(st.binary(min_size=32, max_size=32), small), max_size=4))
     ref = StreamRef(
-        sum(size for _name, size in parts), b"".join(ENTRY.pack(*part) for part in parts)
+        sum(size for _name, size in parts), b"".join(CHUNK_ENTRY.pack(*part) for part in parts)
     )
-    inner = StreamRef(72, ENTRY.pack(bytes(32), 72))
+    inner = StreamRef(72, CHUNK_ENTRY.pack(bytes(32), 72))
     size = draw(st.integers(9 << 12, 1 << 40))  # of nine runs, a page each at least
     return draw(
         st.sampled_from(
@@ -93,7 +93,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
             st.dictionaries(text, st.dictionaries(text, st.none() | text, max_size=2), max_size=2)
         ),
         images=images,
-        image_data=StreamRef(total, b"", StreamRef(36, ENTRY.pack(bytes(32), 36))),
+        image_data=StreamRef(total, b"", StreamRef(36, CHUNK_ENTRY.pack(bytes(32), 36))),
         memory=tuple(
             MemoryImage("task", n, draw(number), draw(streams()), draw(streams()), draw(areas()))
             for n in range(draw(st.integers(0, 2)))

@@ -156,7 +156,7 @@ def test_few_new_windows_do_not_hold_the_whole_pool(tmp_path: Path) -> None:
         # 80 MiB, one window in 16 new, of which one pack buffer and the pool hold all
         for n in range(20):
             kit.put_windows(writer, 1, b"".join([*base[:15], noise(kit.WINDOW, 100 + n)]))
-        writer.hashed()
+        writer.wait_hashed()
         assert writer.stats.chunks_new == 20
         gate.set()
         ref = writer.stream(1)
@@ -326,5 +326,5 @@ def test_what_is_sent_ahead_is_used_or_told_as_unused(tmp_path: Path, encrypted:
     assert len(used + unused) < left < 7 * kit.WINDOW
     with repo.writer(Reporter()) as writer:
         kit.put_windows(writer, "m", unused + more)
-        writer.hashed()
+        writer.wait_hashed()
         assert writer.stats.bytes_new == len(more)

@@ -83,7 +83,7 @@ class Place:
                 writer.add_bytes("entries", struct.pack("<QII", 0x7F0000000000, 1, 6))
                 writer.add_bytes("memory", os.urandom(4096))
                 writer.add_bytes("file", b"carried")
-                writer.hashed()
+                writer.wait_hashed()
                 manifest = Manifest(
                     id=os.urandom(16).hex(),
                     session=SessionRef(session, "5" * 32),
