@@ -77,7 +77,7 @@ class Commit(Struct, eq=False):
         self.parts.terminals.seen()
         self.job.reporter.step("collect")
         self.manifest = self._describe(memory)
-        if self.job.wishes.leave_running:  # the upload goes on after the thaw, see `store_running`
+        if self.job.request.leave_running:  # the upload goes on after the thaw, see `store_running`
             self.destination.writer.hashed()
             limit.decide()  # before it is given back, which must not be interrupted half way
             self.freeze.give_back()
@@ -217,7 +217,7 @@ class Commit(Struct, eq=False):
         """Whether the checkpoint is committed and the tree is gone, or killed, whatever CRIU has
         answered.
         """
-        if self.job.wishes.leave_running or not self.let_go:
+        if self.job.request.leave_running or not self.let_go:
             return False
         left = wait_ended((p.identity for p in self.freeze.seen.tree), GONE_TIMEOUT)
         return all(identity.doomed() for identity in left)

@@ -115,7 +115,7 @@ def finish(
     """The checkpoint exists: clean up, and write down where the session is now; what fails is a
     warning.
     """
-    destination, ending = commit.destination, not job.wishes.leave_running
+    destination, ending = commit.destination, not job.request.leave_running
     name = repr(destination.session.name)
     if parts.devices is not None:
         with after.optional("the helper that holds the GPUs of the tree could not be ended"):

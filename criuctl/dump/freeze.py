@@ -34,7 +34,7 @@ from ..hooks import Hooks
 from ..host import connection_locks
 from ..host.preload import DUMP, preload
 from ..proc.descriptors import Descriptor, descriptors
-from ..proc.threads import Beside, Later
+from ..proc.threads import Later, WorkerThread
 from ..proc.tree import Process, read_tree
 from ..repairs.base import FrozenTree
 
@@ -81,7 +81,7 @@ class Freeze(Struct, eq=False):
     seen: Seen = field(default_factory=Seen)
     tries: int = 0  # that CRIU has refused
     _limit: FreezeLimit | None = None
-    _helper: Beside | None = None
+    _helper: WorkerThread | None = None
     _collected: Collected | None = None
     _dumped: bool = False  # CRIU is done with the tree, except for letting it go or ending it
     _given_back: bool = False
@@ -111,7 +111,7 @@ class Freeze(Struct, eq=False):
         self.job.reporter.step("freeze")
         self._dumped = self._given_back = False
         try:
-            with Beside("criuctl-collect") as self._helper:
+            with WorkerThread("criuctl-collect") as self._helper:
                 self._helper.do(partial(preload, DUMP))  # while CRIU stops the tree
                 self.parts.call_limits.look(self.job.root.pid)
                 holder = self.parts.holder.prepared(self.job.max_freeze)
@@ -206,7 +206,7 @@ class Freeze(Struct, eq=False):
         assert self._helper is not None
         own = self._helper.do(lambda: private_memory.own_memory(tree))
         self._collected = Collected(reporter, self._helper.do(lambda: self._files(reporter)), own)
-        if not self.job.wishes.leave_running:
+        if not self.job.request.leave_running:
             parts.farewell.hold(looked.external)
         self.seen.connections = [c.record for c in looked.connections]
         parts.terminals.hold(opened, self.dumper.conversation)

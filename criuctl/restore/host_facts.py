@@ -16,7 +16,7 @@ from ..namespaces.network_choice import Place
 from ..report import Finding
 
 
-class Wishes(Struct, frozen=True):
+class PlanOptions(Struct, frozen=True):
     """The caller's request."""
 
     pids: str = "auto"  # auto | same | private

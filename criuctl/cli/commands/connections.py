@@ -73,7 +73,7 @@ def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 )
 @click.option(
     "--connections",
-    "wish",
+    "requested",
     type=POLICIES,
     help=(
         "Show the effect of this policy for all connections, without the rules.  [default: by "
@@ -81,7 +81,7 @@ def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     ),
 )
 @pass_app
-def connections(app: App, target: str, wish: str | None) -> int:
+def connections(app: App, target: str, requested: str | None) -> int:
     """Lists the sockets of the process tree under TARGET that have, or wait for, another end: TCP
     and UDP, and unix sockets whose other end is outside the tree; with what a dump now would decide
     for them by the rules of the configuration (connection_rules, connections). The rules are
@@ -105,7 +105,8 @@ def connections(app: App, target: str, wish: str | None) -> int:
     resolved = resolve_target(target, registry.lookup, registry.session_of)
     with app.reporting() as reporter:
         found = [
-            record.to_dict() for record in look(app.config, resolved, reporter=reporter, wish=wish)
+            record.to_dict()
+            for record in look(app.config, resolved, reporter=reporter, requested=requested)
         ]
     app.emit_table(found, COLUMNS, rows(found), empty="no connections", brief=lambda: "")
     return 0

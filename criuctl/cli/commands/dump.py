@@ -230,10 +230,10 @@ def dump(
     stored again.
     """
     with app.store_coming(), app.reporting() as reporter:
-        from ...dump.job import DumpWishes
+        from ...dump.job import DumpRequest
         from ...dump.story import dump as dump_tree
 
-        wishes = DumpWishes(
+        request = DumpRequest(
             name=name,
             leave_running=leave_running,
             labels=labels or {},
@@ -245,7 +245,7 @@ def dump(
             require=require,
             max_freeze=max_freeze,
         )
-        result = dump_tree(app.config, target, wishes=wishes, reporter=reporter)
+        result = dump_tree(app.config, target, request=request, reporter=reporter)
     body = result.to_dict()
     lost = unheard(
         lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"]))

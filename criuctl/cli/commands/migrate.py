@@ -17,7 +17,7 @@ from .check import EXIT_REFUSED, findings_lines
 from .dump import MAX_FREEZE, POLICIES
 
 if TYPE_CHECKING:
-    from ...ops.moving.delivery import Wishes
+    from ...ops.moving.delivery import MoveOptions
 
 EXIT_IN_DOUBT = 12
 
@@ -181,7 +181,7 @@ def migrate(
     there, and without the word to run. Then the exit code is 12, the word is sent again for a
     minute, and --resolve finishes the move.
     """
-    from ...ops.moving.delivery import Wishes
+    from ...ops.moving.delivery import MoveOptions
 
     if resolve:
         if host is not None:
@@ -191,7 +191,7 @@ def migrate(
         return _resolve(app, target)
     if target is None or host is None:
         raise click.UsageError("TARGET and HOST are needed")
-    wishes = Wishes(
+    options = MoveOptions(
         name=name,
         pids=pids,
         connections=connections,
@@ -203,26 +203,26 @@ def migrate(
         lazy=lazy,
         max_freeze=max_freeze,
     )
-    return _examine(app, target, host, wishes) if dry_run else _migrate(app, target, host, wishes)
+    return _examine(app, target, host, options) if dry_run else _migrate(app, target, host, options)
 
 
-def _migrate(app: App, target: str, host: str, wishes: Wishes) -> int:
+def _migrate(app: App, target: str, host: str, options: MoveOptions) -> int:
     from ...ops.migrate import migrate as move
 
     with app.reporting() as reporter:
-        result = move(app.config, target, host, wishes, reporter=reporter)
+        result = move(app.config, target, host, options, reporter=reporter)
     body = result.to_dict()
     lost = unheard(lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["pid"])))
     return DEGRADED if result.degraded or lost else 0
 
 
-def _examine(app: App, target: str, host: str, wishes: Wishes) -> int:
+def _examine(app: App, target: str, host: str, options: MoveOptions) -> int:
     from ...ops.migrate import examine
 
     with app.reporting() as reporter:
         findings = [
             finding.to_dict()
-            for finding in examine(app.config, target, host, wishes, reporter=reporter)
+            for finding in examine(app.config, target, host, options, reporter=reporter)
         ]
     ok = not any(f["level"] == "error" for f in findings)
     lines = findings_lines(findings)

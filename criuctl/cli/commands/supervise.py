@@ -259,7 +259,7 @@ def supervise(
     """
     from ...host.retention import patience
     from ...ops.supervise import supervise as look_after
-    from ...ops.supervising.context import Wishes
+    from ...ops.supervising.context import SupervisorSettings
     from ...report import Reporter
     from ...startup import settle
 
@@ -277,7 +277,7 @@ def supervise(
         except (BrokenPipeError, ResultLost):
             discard(1)
 
-    wishes = Wishes(
+    settings = SupervisorSettings(
         every=patience(every) if every is not None else None,
         on_idle=patience(on_idle),
         on_step=on_step,
@@ -295,7 +295,7 @@ def supervise(
     )
     if app.verbose:
         with app.reporting() as reporter:
-            good = look_after(app.config, name, wishes, reporter=reporter, tell=tell)
+            good = look_after(app.config, name, settings, reporter=reporter, tell=tell)
     else:
-        good = look_after(app.config, name, wishes, reporter=Reporter(), tell=tell)
+        good = look_after(app.config, name, settings, reporter=Reporter(), tell=tell)
     return 0 if good else DEGRADED

@@ -322,14 +322,14 @@ def _adorn(resp: Resp, session: Mapping[str, Any]) -> dict[str, Any]:
     name, lib_name, lib_ver = (
         _field(session, key, str, "") for key in ("name", "lib_name", "lib_ver")
     )
-    wishes: list[tuple[bool, tuple[str, ...]]] = [
+    commands: list[tuple[bool, tuple[str, ...]]] = [
         (bool(name), ("CLIENT", "SETNAME", name)),
         (bool(lib_name), ("CLIENT", "SETINFO", "LIB-NAME", lib_name)),
         (bool(lib_ver), ("CLIENT", "SETINFO", "LIB-VER", lib_ver)),
         (session.get("no_evict") is True, ("CLIENT", "NO-EVICT", "ON")),
         (session.get("no_touch") is True, ("CLIENT", "NO-TOUCH", "ON")),
     ]
-    answers = [(words, resp.ask(*words)) for wanted, words in wishes if wanted]
+    answers = [(words, resp.ask(*words)) for wanted, words in commands if wanted]
     refused = [
         f"{' '.join(words[:2])}: {answer.text}"
         for words, answer in answers

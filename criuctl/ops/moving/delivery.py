@@ -38,7 +38,7 @@ SETTLE = 60.0  # seconds for which a broken link is made again
 _PAUSE = 1.0  # seconds between two tries
 
 
-class Wishes(Struct, frozen=True):
+class MoveOptions(Struct, frozen=True):
     """The options of a move: how the session is restored there, and what is carried."""
 
     name: str | None = None
@@ -52,7 +52,7 @@ class Wishes(Struct, frozen=True):
     lazy: bool | None = None  # None: for large trees
     max_freeze: float | None = None  # seconds; None: as configured
 
-    def options(self) -> dict[str, Any]:
+    def restore_options(self) -> dict[str, Any]:
         """Return the options of the restore."""
         return {
             "pids": self.pids,
@@ -69,7 +69,7 @@ class HostDelivery(Struct):
     to: str
     there: ssh.Connection
     moves: Moves[Outgoing]
-    wishes: Wishes
+    options: MoveOptions
     reporter: Reporter
     host_name: str = ""
     manifest: Manifest | None = None
@@ -167,11 +167,11 @@ class HostDelivery(Struct):
         """
         assert self.move is not None
         self.manifest = manifest
-        options = {k: v for k, v in self.wishes.options().items() if v is not None}
+        options = {k: v for k, v in self.options.restore_options().items() if v is not None}
         identities = tuple((i.pid, i.start_time) for i in tree)
         self.move = replace(self.move, checkpoint=manifest.id, tree=identities, options=options)
         self.reporter.step("hand-over")
-        for ip, device in dict(map(addresses.parse, self.wishes.keep_addresses)).items():
+        for ip, device in dict(map(addresses.parse, self.options.keep_addresses)).items():
             self._take(ip, device)
         asked = {"checkpoint": manifest.id, "addresses": list(self.move.addresses), **options}
         with self._named(f"; {self.move.session!r} goes on here"):

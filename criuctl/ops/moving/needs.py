@@ -83,7 +83,7 @@ def gather(
     if records is None:
         records = [
             c.record
-            for c in Survey(config, Reporter(), wish=connections).look(root_pid, details=False)
+            for c in Survey(config, Reporter(), requested=connections).look(root_pid, details=False)
         ]
     carried = _Carried(resolve_carried(with_files, root_pid), root_pid)
     users, groups = _owners(scene)

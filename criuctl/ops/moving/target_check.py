@@ -42,7 +42,7 @@ from ...proc.procfs import memory_info, read_raw
 from ...proc.scratch import Scratch
 from ...quoting import quoted
 from ...report import Finding
-from ...restore.host_facts import HostFacts, Wishes
+from ...restore.host_facts import HostFacts, PlanOptions
 from ...restore.observe import is_local, observe
 from ...restore.outcome import check_not_running
 from ...restore.plan import ADD_ADDRESS, RestorePlan, make_plan
@@ -80,8 +80,8 @@ class Arrival(Struct, dict=True):
     def facts(self) -> HostFacts:
         """This host, as a restore would see it; addresses that come along are here."""
         needs = self.needs
-        manifest, wishes = self.manifest, self.wishes
-        facts = observe(manifest, needs.ids, (), wishes)
+        manifest, options = self.manifest, self.options
+        facts = observe(manifest, needs.ids, (), options)
         moved = {c.local for c in needs.connections if endpoint(c.local)[0] in self.kept}
         # Files and folders are judged by what travels, in `targetfiles`; addresses to wait at in
         # `_addresses`.
@@ -103,9 +103,9 @@ class Arrival(Struct, dict=True):
         )
 
     @cached_property
-    def wishes(self) -> Wishes:
+    def options(self) -> PlanOptions:
         """As `restore` makes them."""
-        return Wishes(
+        return PlanOptions(
             self.needs.pids,
             False,
             self.needs.connections_wish or None,
@@ -118,7 +118,7 @@ class Arrival(Struct, dict=True):
     @cached_property
     def plan(self) -> RestorePlan:
         """What a restore would do."""
-        return make_plan(self.manifest, self.facts, self.wishes)
+        return make_plan(self.manifest, self.facts, self.options)
 
 
 Check = Callable[[Arrival], Iterable[Finding]]

@@ -30,7 +30,7 @@ TICK = 1.0  # seconds between two looks at state that no descriptor reports
 _WELL = 120.0
 
 
-class Wishes(Struct, frozen=True):
+class SupervisorSettings(Struct, frozen=True):
     """How to supervise; spans of time in seconds, 0 is none."""
 
     every: float | None = None  # None: chosen from the other settings
@@ -77,9 +77,15 @@ class Post:
     """The place where one session is supervised."""
 
     def __init__(
-        self, config: Config, name: str, wishes: Wishes, *, reporter: Reporter, tell: Tell
+        self,
+        config: Config,
+        name: str,
+        settings: SupervisorSettings,
+        *,
+        reporter: Reporter,
+        tell: Tell,
     ) -> None:
-        self.config, self.name, self.wishes = config, check_name(name), wishes
+        self.config, self.name, self.settings = config, check_name(name), settings
         self.reporter, self._told = reporter, tell
         self.registry, self.host = Registry(config), host_id(config)
         self.service = ServiceManager()
