@@ -113,15 +113,15 @@ class HostDelivery(Struct):
             asked["writer"] = inbox.proof(earlier, self.move.id)
         self.reporter.step("connect", store=f"{self.host_name}: inbox")
         with self._named():
-            told = self.there.link.ask("begin", asked).arguments
+            answer = self.there.link.ask("begin", asked).arguments
         self.moves.put(self.move)
-        key = self._keep_key(str(told["key"]), kept)
-        store = RemoteStore(self.there.link, f"{self.to}{told['store']}")
+        key = self._keep_key(str(answer["key"]), kept)
+        store = RemoteStore(self.there.link, f"{self.to}{answer['store']}")
         repository = Repository.open(
             store,
             replace(self.config, key_file=str(key), passphrase_file="", passphrase_command=""),
         )
-        repository.features &= frozenset(told.get("features", ()))  # that criuctl may be older
+        repository.features &= frozenset(answer.get("features", ()))  # that criuctl may be older
         return repository
 
     def _kept_key(self) -> Path | None:
@@ -253,12 +253,12 @@ class HostDelivery(Struct):
         """
         if self.move is None:
             return
-        told = False
+        undone = False
         with suppress(CriuctlError):
             self.there.link.ask("abort", timeout=SETTLE)
-            told = True
+            undone = True
         move = put_back(self.move, self.reporter)
-        if told:
+        if undone:
             self.moves.forget(move.id)
         elif move != self.move:
             self.moves.put(move)
@@ -269,10 +269,10 @@ class HostDelivery(Struct):
             assert self.move is not None
             why = f": {self._error.message}" if self._error is not None else ""
             raise InDoubt(
-                f"{self.move.session!r} was ended here, and {self.host_name} could not be told "
-                f"to let it run{why}",
+                f"{self.move.session!r} was ended here, and the word to let it run did not reach "
+                f"{self.host_name}{why}",
                 hint=(
-                    f"`criuctl migrate --resolve {quoted(self.move.session)}` tells it; its "
+                    f"`criuctl migrate --resolve {quoted(self.move.session)}` sends it again; the "
                     "checkpoint is in the inbox there."
                 ),
                 session=self.move.session,

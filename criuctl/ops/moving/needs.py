@@ -76,7 +76,7 @@ def gather(
         ip, _device = addresses.parse(text)
         if addresses.find(ip, None) is None:
             raise NotFound(
-                f"{ip}, which is to be taken along, is no address of this host",
+                f"{ip}, which is to move along, is not an address of this host",
                 hint="`ip address` shows them.",
             )
     scene = collect(root_pid, config)
@@ -183,15 +183,15 @@ def _needed(path: str, use: str, status: os.stat_result, **more: Any) -> NeededF
 def _files(
     scene: Scene, config: Config, carried: _Carried, binaries: Binaries, *, written_travel: bool
 ) -> Iterator[NeededFile]:
-    told: set[str] = set()
+    yielded: set[str] = set()
     for path, use, pid in _places(scene):
-        told |= {path} if use != "folder" else set()
+        yielded |= {path} if use != "folder" else set()
         if not carried.has(path):
             source = f"/proc/{pid}/root{path}" if use == "folder" else f"/proc/{pid}/{use}"
             with suppress(OSError):
                 yield _needed(path, use, os.stat(source), holders=((pid, -1),))
     for path, held in _by_path(scene).items():
-        if carried.has(path) or path in told:
+        if carried.has(path) or path in yielded:
             continue
         status = held.status
         travels = (
