@@ -72,7 +72,7 @@ def snapshot(
             yield SnapshotOutcome(outcome.key, outcome.answer["result"], outcome.answer["degraded"])
             continue
         assert outcome.error is not None
-        if not outcome.told:
+        if not outcome.own_error:
             snapshot_failed(config, reporter, outcome.key, outcome.error)
         yield SnapshotOutcome(outcome.key, error=outcome.error)
 

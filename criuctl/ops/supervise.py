@@ -67,7 +67,7 @@ from .supervising.recoverer import Loss, Recoverer, holder_of
 from .supervising.self_fence import SelfFence, lift
 from .supervising.terminal_watch import TerminalWatch
 
-Role = Literal["home", "recover", "standby", "anew", "over"]  # anew: decide the role again
+Role = Literal["home", "recover", "standby", "undecided", "over"]
 
 _LOOK = 5.0  # seconds between two readings of a lease, at most
 
@@ -129,7 +129,7 @@ class Supervisor:
                     "home": self._at_home,
                     "recover": self._recover,
                     "standby": self._stand_by,
-                    "anew": self._role_again,
+                    "undecided": self._role_again,
                 }
                 while role != "over":
                     role = plays[role]()
@@ -244,7 +244,7 @@ class Supervisor:
         if post.lives() is None:
             return "standby"
         post.sleep(TICK)
-        return "anew"
+        return "undecided"
 
     # -- home
     # ----------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Supervisor:
         post = self._post
         record = post.lives()
         if record is None:
-            return "anew"
+            return "undecided"
         self._loss, self._still = None, False
         self._remember(record)
         self._heart.start(SessionRef(record.name, record.id))
@@ -454,7 +454,7 @@ class Supervisor:
         outcome = self._recoverer.recover(self._loss, self._members)
         self._fresh = outcome == "back"
         if outcome == "overtaken":
-            return "anew"
+            return "undecided"
         return "home" if outcome == "back" else "standby"
 
     # -- standby

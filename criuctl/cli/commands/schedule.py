@@ -369,10 +369,10 @@ def run(app: App, name: str, delay: bool) -> int:
     config = config.with_options(store=app.store or wanted.store)
     unheard: list[int] = []
     # a closed pipe of cron must not stop a schedule's snapshots
-    told = insistent(printer(app), unheard)
+    report = insistent(printer(app), unheard)
     with app.reporting(bars=False) as reporter:
         ran, code = schedules.run(
-            config, wanted, delay=delay, reporter=reporter, told=told, judge=_judge
+            config, wanted, delay=delay, reporter=reporter, report=report, judge=_judge
         )
     if app.json:
         app.emit(ran.to_dict() | {"exit_code": code}, lambda: "")

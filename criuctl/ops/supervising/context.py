@@ -86,7 +86,7 @@ class Post:
         tell: Tell,
     ) -> None:
         self.config, self.name, self.settings = config, check_name(name), settings
-        self.reporter, self._told = reporter, tell
+        self.reporter, self._emit = reporter, tell
         self.registry, self.host = Registry(config), host_id(config)
         self.service = ServiceManager()
         self._count = 0  # of events
@@ -158,13 +158,13 @@ class Post:
     def tell(self, event: str, **facts: Any) -> None:
         """Report an event, numbered; errors as in the command line's JSON."""
         self._count += 1
-        told = {
+        body = {
             key: fact.to_dict() if isinstance(fact, CriuctlError) else fact
             for key, fact in facts.items()
             if fact is not None
         }
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        self._told(
-            {"event": event, "sequence": self._count, "time": stamp, "session": self.name, **told}
+        self._emit(
+            {"event": event, "sequence": self._count, "time": stamp, "session": self.name, **body}
         )
         self.service.tell(f"STATUS={event}, {stamp}")

@@ -151,12 +151,12 @@ class Recoverer:
                     raise
                 # a veto or a full disk, for example: the checkpoint before would fail too
                 except (CriuctlError, OSError) as error:
-                    told = of_the_host(error) if isinstance(error, OSError) else error
-                    if told is None:
+                    known = of_the_host(error) if isinstance(error, OSError) else error
+                    if known is None:
                         raise
-                    post.tell("restore-failed", checkpoint=summary.id, error=told)
+                    post.tell("restore-failed", checkpoint=summary.id, error=known)
                     guard.failed()
-                    return told
+                    return known
                 else:
                     return None
         if failure is None:
@@ -217,16 +217,16 @@ class Recoverer:
         post, count = self._post, self.guard.failures
         what = "failed" if failure is not None else f"died again within {post.settings.stable:g} s"
         why = f": {failure.message}" if failure is not None else ""
-        told = GaveUp(
+        given_up = GaveUp(
             f"session {post.name!r} is given up: {count} "
             f"{'restore' if count == 1 else 'restores'} in a row {what}{why}",
             hint=f"`criuctl list {quoted(post.name)}` shows from what it can be restored,"
             f" `criuctl log {quoted(post.name)}` what happened.",
             failures=count,
         )
-        post.tell("gave-up", failures=count, error=told)
-        post.hook("gave-up", failures=count, error=error_body(told))
-        return told
+        post.tell("gave-up", failures=count, error=given_up)
+        post.hook("gave-up", failures=count, error=error_body(given_up))
+        return given_up
 
 
 def holder_of(head: Head | None) -> str | None:
