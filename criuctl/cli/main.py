@@ -353,8 +353,8 @@ def _run(args: list[str], app: App) -> int:
         discard(1)
         return 128 + signal.SIGPIPE
     except OSError as error:
-        told = of_the_host(error)
-        return _bug(error, app) if told is None else _fail(told, app)
+        known = of_the_host(error)
+        return _bug(error, app) if known is None else _fail(known, app)
     except MemoryError:
         return _fail(NO_MEMORY, app)
     except RuntimeError as error:

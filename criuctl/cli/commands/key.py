@@ -42,9 +42,9 @@ key = LazyGroup(
     summary="List and change the keys of an encrypted store.",
     help="""\
     An encrypted store has one master key, and any number of keys that open it: key files,
-    passphrases, recovery keys. They come and go at once and at any time, beside dumps and
-    restores on any host, and nothing that is stored is written again. An interrupted change
-    leaves a store that opens as before, or as wanted.
+    passphrases, recovery keys. They are added and removed at any time, during dumps and restores on
+    any host, and nothing that is stored is written again. An interrupted change leaves a store that
+    opens as before, or as requested.
 
     The master key stays what it is. So anyone who has opened the store once, or keeps a removed key
     together with an old copy of the store's config (a backup, an older version in a bucket that

@@ -33,9 +33,9 @@ maintenance = LazyGroup(
     refuses new sessions and writes down what to bring back; end, or recover at the boot, brings
     it back.
 
-    What depends on what is told by an order, as with init scripts: the label order=N of a
-    session, the key order of a configured tree, 50 by default. Begin ends the highest first; end
-    brings back the lowest first. What has the same number is worked on at the same time.""",
+    Dependencies are given by an order, as with init scripts: the label order=N of a session, the
+    key order of a configured tree, 50 by default. Begin ends the highest first; end brings back the
+    lowest first. Those with the same number are processed at the same time.""",
     examples=[
         (
             "A reboot, after criuctl recover --install once:",

@@ -40,13 +40,13 @@ def _outcome(result: Mapping[str, Any]) -> str:
 
 def _resolved(answer: Mapping[str, Any]) -> str:
     name, host = printable(answer["session"]), printable(answer["host"])
-    told = {
+    outcome = {
         "stays": f"{name} goes on here; {host} keeps nothing of it",
         "moved": f"{name} runs on {host} now",
-        "in-doubt": f"{name} was ended here, and {host} still cannot be told",
-        "busy": f"{name} is being worked on here, and {host} was told nothing",
+        "in-doubt": f"{name} was ended here, and {host} still cannot be reached",
+        "busy": f"another command works on {name} here, and {host} was not contacted",
     }[answer["outcome"]]
-    return f"{told}: {printable(answer['error'])}" if answer["error"] else told
+    return f"{outcome}: {printable(answer['error'])}" if answer["error"] else outcome
 
 
 @page(
@@ -102,7 +102,7 @@ def _resolved(answer: Mapping[str, Any]) -> str:
     "--files",
     type=click.Choice(["refuse", "restore", "keep"]),
     help="When a file that travels is there already and differs: refuse; restore: put it there "
-    "and keep the newer copy beside it; keep: leave the one that is there.  [default: the "
+    "and keep the newer copy next to it; keep: leave the one that is there.  [default: the "
     "configuration's there, else restore]",
 )
 @click.option(

@@ -253,9 +253,9 @@ def _described(body: dict[str, Any]) -> str:
         )
     for one in body["growth"][:_GROWING]:
         pace = f"{size(one['per_day'])} a day, " if one["per_day"] is not None else ""
-        told = f"{plural(one['checkpoints'], 'checkpoint')}, {size(one['stored'])}"
+        amount = f"{plural(one['checkpoints'], 'checkpoint')}, {size(one['stored'])}"
         later = f"; {pace}{size(one['recent'])} each" if one["checkpoints"] > 1 else ""
-        rows.append((f"  {printable(one['session'])}", told + later))
+        rows.append((f"  {printable(one['session'])}", amount + later))
     if (kept := body["kept"]) and kept["versions"]:
         lock = f", locked ({printable(kept['lock'])})" if kept["lock"] else ""
         many = (
