@@ -152,11 +152,11 @@ class Supervisor:
             leased = repository.capabilities.conditional_create
             if not leased and (post.settings.standby or record is None):
                 raise PreflightRefused(
-                    f"session {post.name!r} does not run here, and where it runs cannot be found "
-                    f"out: {leases.UNLEASED}",
+                    f"session {post.name!r} does not run here, and it is unknown where it runs: "
+                    f"{leases.UNLEASED}",
                     hint=(
-                        f"`criuctl restore {quoted(post.name)}` when you know that it runs "
-                        "nowhere, then supervise it."
+                        f"If it does not run anywhere, `criuctl restore {quoted(post.name)}`, then "
+                        "supervise it."
                     ),
                 )
             head = leases.read_head(repository, post.name) if leased else None

@@ -27,7 +27,7 @@ maintenance = LazyGroup(
         "end": Entry(f"{_SELF}:end", "Bring back what was stored, and let new sessions begin."),
         "status": Entry(f"{_SELF}:status", "Show what was stored, and what has come back."),
     },
-    summary="Store all before a reboot, and bring it back.",
+    summary="Store all sessions before a reboot, and restore them.",
     help="""\
     Before a host is rebooted, begin dumps every session and every configured tree that runs,
     refuses new sessions and writes down what to bring back; end, or recover at the boot, brings

@@ -148,7 +148,7 @@ def _resolved(answer: Mapping[str, Any]) -> str:
 @click.option(
     "--resolve",
     is_flag=True,
-    help="Finish what an interrupted migration left open: of TARGET, or of all sessions.",
+    help="Finish interrupted migrations: of TARGET, or of all sessions.",
 )
 @pass_app
 def migrate(

@@ -316,7 +316,7 @@ def _moment(text: str | None) -> str:
 
 
 @page(
-    examples=[("No more of it:", "criuctl schedule remove hourly")],
+    examples=[("Remove a schedule:", "criuctl schedule remove hourly")],
     exits=[3, 9, 13],
     see_also=["schedule add", "schedule list"],
 )

@@ -22,11 +22,11 @@ store = LazyGroup(
     entries={
         "init": Entry(f"{_SELF}:init", "Make a store."),
         "info": Entry(
-            f"{_SELF}:info", "Describe a store: format, encryption, contents, what it can do."
+            f"{_SELF}:info", "Describe a store: format, encryption, contents, abilities."
         ),
         "trust": Entry(
             f"{_SELF}:trust",
-            "Expect the store that is there now, after it was replaced on purpose.",
+            "Accept the store that is there now, after it was replaced on purpose.",
         ),
         "key": Entry(f"{_SELF}:key", "Show where a store's key is, or export it."),
     },

@@ -115,7 +115,7 @@ def event_line(event: Mapping[str, Any]) -> str:
     "--every",
     metavar="SPAN",
     help=(
-        "A snapshot each SPAN: 30s, 5min.  [default: 60s, or half of --max-loss; none with "
+        "Take a snapshot each SPAN: 30s, 5min.  [default: 60s, or half of --max-loss; none with "
         "--on-idle or --on-step alone]"
     ),
 )
@@ -123,37 +123,37 @@ def event_line(event: Mapping[str, Any]) -> str:
     "--on-idle",
     metavar="SPAN",
     help=(
-        "A snapshot once its terminal has printed something, and then nothing for SPAN.  "
+        "Take a snapshot once its terminal has printed something, and then nothing for SPAN.  "
         "[default: no]"
     ),
 )
 @click.option(
     "--on-step",
     is_flag=True,
-    help="A snapshot once a shell in it has done something and is at its prompt again.",
+    help="Take a snapshot once a shell in it has run a command and is at its prompt again.",
 )
 @click.option(
     "--max-loss",
     metavar="SPAN",
-    help="Say so when more than SPAN would be lost, as snapshots fail.  [default: no]",
+    help="Report when more than SPAN would be lost because snapshots fail.  [default: no]",
 )
 @click.option(
     "--keep-last",
     type=click.IntRange(min=2),
     metavar="N",
-    help="After each snapshot keep the N newest only.  [default: all]",
+    help="After each snapshot keep only the N newest.  [default: all]",
 )
 @click.option(
     "--with-files",
     multiple=True,
     metavar="PATH",
     help=(
-        "Take along what is in this file, or in all files of this folder; may be repeated.  "
-        "[default: by configuration]"
+        "Store this file, or all files of this folder, too; may be repeated.  [default: by "
+        "configuration]"
     ),
 )
 @click.option(
-    "--standby", is_flag=True, help="Only watch the host where it lives; start nothing by itself."
+    "--standby", is_flag=True, help="Watch the session's lease; start it only when that expires."
 )
 @click.option(
     "--restart",
@@ -161,8 +161,8 @@ def event_line(event: Mapping[str, Any]) -> str:
     default="on-failure",
     show_default=True,
     help=(
-        "Whether it comes back after it has ended by itself, with an exit code. What was killed "
-        "always does."
+        "Whether to restore it after it has ended by itself, with an exit code. A session that was "
+        "killed is always restored."
     ),
 )
 @click.option(
@@ -171,42 +171,42 @@ def event_line(event: Mapping[str, Any]) -> str:
     default=3,
     show_default=True,
     metavar="N",
-    help="Give up after N in a row that came to nothing.",
+    help="Give up after N unsuccessful restores in a row.",
 )
 @click.option(
     "--stable-after",
     default="60s",
     show_default=True,
     metavar="SPAN",
-    help="A restore came to something if it lives so long.",
+    help="A restore is successful if the session runs for this long.",
 )
 @click.option(
     "--backoff",
     default="1s",
     show_default=True,
     metavar="SPAN",
-    help="Wait before the second try; then twice as long.",
+    help="Wait this long before the second try, and twice as long before each later one.",
 )
 @click.option(
     "--max-backoff",
     default="5min",
     show_default=True,
     metavar="SPAN",
-    help="The longest such wait.",
+    help="The longest wait between tries.",
 )
 @click.option(
     "--lease",
     default="30s",
     show_default=True,
     metavar="SPAN",
-    help="Others take the session over when this host is not heard of for SPAN.",
+    help="Standbys take the session over when this host has not renewed its lease for SPAN.",
 )
 @click.option(
     "--self-fence",
     is_flag=True,
     help=(
         "Stop the session while this host cannot renew its lease, before others may take it over. "
-        " [default: it runs on]"
+        " [default: let it continue]"
     ),
 )
 @pass_app

@@ -145,7 +145,7 @@ def _try(app: App, ref: str, probe: str | None, timeout: float) -> int:
     "--restore",
     "restore_",
     is_flag=True,
-    help="Restore the checkpoint for a trial, and take everything away again.",
+    help="Restore the checkpoint for a trial, and remove everything again.",
 )
 @click.option(
     "--probe",
