@@ -13,9 +13,9 @@ write.  So:
   in place, and nothing has run, the process itself binds it (`bind`), with its own rights to files
   (CRIU has not given it its credentials yet, and leaves it those of root until then): the kernel
   lets it make a socket only where its user may.  What must be removed or get a mode is reached by
-  the descriptor of the folder that was judged.  Datagram sockets that were connected to it, or to
-  one outside the tree, by such a name are connected again likewise, and so are streams that it had
-  not accepted.
+  the descriptor of the folder that was judged.  In the same way their own processes connect again
+  the datagram sockets that were connected to it, or to one outside the tree, by such a name, and
+  the streams that it had not accepted.
 - At the end each is checked by descriptor: the file that the socket is bound to must be the one in
   the folder that was judged (`compare`).
 """
