@@ -127,7 +127,7 @@ class Segments:
         """Put index segments for needed packs that no segment lists, so that writers know what is
         in them.
         """
-        for pack in sorted(survey.untold - passed):
+        for pack in sorted(survey.unlisted - passed):
             known = survey.packs[pack]
             if not known.used or now - known.modified < grace:
                 continue
