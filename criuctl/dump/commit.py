@@ -118,7 +118,7 @@ class Commit(Struct, eq=False):
         self.registry.put(ended)
 
     def store_running(self) -> None:
-        """The tree of a snapshot runs again: store what was taken of it."""
+        """Store the data of a snapshot, whose tree runs again."""
         assert self.manifest is not None
         self.parts.connections_own()
         self.parts.holder.thawed()
@@ -214,8 +214,8 @@ class Commit(Struct, eq=False):
     # -- the end of the tree -----------------------------------------------------------------------
 
     def ended(self) -> bool:
-        """Whether the checkpoint is committed and the tree is gone, or killed, whatever CRIU has
-        answered.
+        """Return whether the checkpoint is committed and the tree is gone, or killed, whatever CRIU
+        has answered.
         """
         if self.job.request.leave_running or not self.let_go:
             return False

@@ -112,7 +112,7 @@ def finish(
     after: AfterCommit,
     manifest: Manifest,
 ) -> None:
-    """The checkpoint exists: clean up, and write down where the session is now; what fails is a
+    """Clean up after the commit, and record where the session is now; a failure is only a
     warning.
     """
     destination, ending = commit.destination, not job.request.leave_running

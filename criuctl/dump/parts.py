@@ -109,5 +109,5 @@ def gather(
 
 
 def uses_devices(opened: Mapping[int, Sequence[Descriptor]]) -> bool:
-    """Whether a process holds an NVIDIA device."""
+    """Return whether a process holds an NVIDIA device."""
     return any(opened_device(d) for held in opened.values() for d in held)
