@@ -341,7 +341,7 @@ def sessions(images: ImageSet) -> dict[int, int]:
 
 
 def lead_session(images: ImageSet) -> None:
-    """If the root's session was led from outside the tree, make the root its leader.
+    """Make the root the leader of its session if that was led from outside the tree.
 
     Also of its process group. Otherwise it would come back into criuctl's own session, which has no
     number in the tree's PID namespace, and could not be dumped again from there.

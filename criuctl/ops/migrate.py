@@ -72,7 +72,7 @@ class MigrateResult(Struct):
     degraded: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """One object, all keys."""
+        """Return one JSON object with all keys."""
         return {
             "session": self.session,
             "from": self.source,

@@ -33,7 +33,7 @@ class PathLookup:
     """Look up many paths below one root folder; a context manager."""
 
     def __init__(self, root: int | None = None) -> None:
-        """`root`: a descriptor of the folder that is "/" for these paths; None for ours."""
+        """Open the root; `root` is a descriptor of the folder that is "/"; None for our own."""
         self.root = root
         self._top = os.open("/", os.O_PATH | os.O_CLOEXEC) if root is None else os.dup(root)
         # The components of each folder's path, if root alone decides what is in the folder.

@@ -161,7 +161,7 @@ def _same_namespace(sock: socket.socket) -> socket.socket:
 
 
 def _marks(place: Place) -> list[str]:
-    """Return texts of which one is in the program's line, and in no other."""
+    """Return the texts that can identify the program's line; it contains one of them."""
     if place.unix:
         return [f" fd={place.end[1]} "] if place.end else []
     host, port = place.sock.getsockname()[:2]

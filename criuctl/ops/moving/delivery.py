@@ -248,8 +248,8 @@ class HostDelivery(Struct):
         return True
 
     def stays(self) -> None:
-        """The tree continues here: make the other host undo its part; if it cannot be reached, it
-        will find out by itself.
+        """Make the other host undo its part, because the tree continues here; a host that cannot be
+        reached undoes it by itself later.
         """
         if self.move is None:
             return

@@ -125,7 +125,7 @@ def _missing(needed: NeededFile) -> Finding:
 
 
 def _covering(needed: NeededFile, what: str, uids: Collection[int]) -> Iterator[Finding]:
-    """A carried program or library that would have to lie over what is here."""
+    """Yield why a carried program or library cannot cover the present file."""
     record = FileRecord(path=needed.path, kind="mapped", mode=needed.mode, uid=needed.uid)
     missing = what != _ANOTHER
     if (
@@ -170,8 +170,8 @@ def _build(needed: NeededFile) -> Iterator[Finding]:
 
 
 def _open_plain(path: str) -> int | None:
-    """A descriptor of a regular file; nothing else is opened, so that nothing can block or be set
-    off.
+    """Return a descriptor of a regular file; None for any other kind, whose opening could block or
+    have side effects.
     """
     with suppress(OSError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
