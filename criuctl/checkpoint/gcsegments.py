@@ -64,7 +64,7 @@ class Segments:
                 if fresh := [pack for name, pack in rest.items() if name not in listed]:
                     index.publish(fresh, [])
                 listed.update(rest)
-            # segments with dead packs must go all the same; the next run writes new segments for
+            # segments with dead packs must be removed anyway; the next run writes new segments for
             # the other packs in them
             except StoreFull:
                 merged.clear()

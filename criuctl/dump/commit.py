@@ -125,7 +125,7 @@ class Commit(Struct, eq=False):
         exact = None if self.parts.holder.held_since else ImageSet(self.freeze.folder).frozen_us()
         devices = self.parts.devices
         if devices is not None:
-            devices.give_back()  # what is lost all the same has the more need of this checkpoint
+            devices.give_back()  # if a device is lost nevertheless, this checkpoint is needed
             if devices.taken_at:  # the program has waited since it was locked
                 exact = int((time.monotonic() - devices.taken_at) * 1_000_000)
         timed = self._timed(self.manifest, (exact or self._frozen_ms * 1000) / 1000)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 def settle_failure(
     error: BaseException, job: DumpJob, parts: TreeParts, freeze: Freeze, commit: Commit
 ) -> Manifest:
-    """Give a tree that runs on what is its own, and raise; return the manifest if the dump has
-    succeeded all the same.
+    """Undo the dump for a tree that continues, and raise the error; return the manifest if the dump
+    has succeeded nevertheless.
 
     CRIU may give no answer although all is done: the last process of a private PID namespace takes
     CRIU, its guest, along.

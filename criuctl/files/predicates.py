@@ -196,7 +196,7 @@ def verdicts(config: Config, manifest: Manifest, *, run: bool = True) -> Iterato
             )
         else:
             why = _stale(config, manifest, record)
-            hint = "Restore another checkpoint; --force restores it all the same."
+            hint = "Restore another checkpoint; --force restores it anyway."
             yield Verdict(record, "stale", why, hint) if why else Verdict(record, "holds")
 
 

@@ -28,7 +28,8 @@ def objections(
     authentic: bool,
     hang_up: bool = False,
 ) -> list[Finding]:
-    """Return one finding for each file or folder that may not be had; `Damaged` for hostile images.
+    """Return one finding for each file or folder that the tree may not get; raise `Damaged` for
+    hostile images.
 
     `authentic`: no other program than criuctl can have written the checkpoint.  `hang_up`:
     connections are not made again.

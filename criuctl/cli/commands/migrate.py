@@ -108,7 +108,7 @@ def _resolved(answer: Mapping[str, Any]) -> str:
 @click.option(
     "--connections",
     type=POLICIES,
-    help="What happens to connections to outside the tree, as of dump and restore.  [default: the "
+    help="What happens to connections to outside the tree, as for dump and restore.  [default: the "
     "configuration's rules, else hangup]",
 )
 @click.option(
@@ -121,7 +121,7 @@ def _resolved(answer: Mapping[str, Any]) -> str:
 @click.option(
     "--pids",
     type=click.Choice(["auto", "same", "private"]),
-    help="As of restore.  [default: auto]",
+    help="As for `criuctl restore`.  [default: auto]",
 )
 @click.option(
     "--pre-copy/--no-pre-copy",

@@ -137,22 +137,22 @@ def complete_schedule(
     help="Prune afterwards, and keep the N newest.  [default: no rule]",
 )
 @click.option(
-    "--keep-hourly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+    "--keep-hourly", type=_COUNT, metavar="N", help="As for `criuctl prune`.  [default: no rule]"
 )
 @click.option(
-    "--keep-daily", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+    "--keep-daily", type=_COUNT, metavar="N", help="As for `criuctl prune`.  [default: no rule]"
 )
 @click.option(
-    "--keep-weekly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+    "--keep-weekly", type=_COUNT, metavar="N", help="As for `criuctl prune`.  [default: no rule]"
 )
 @click.option(
-    "--keep-monthly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+    "--keep-monthly", type=_COUNT, metavar="N", help="As for `criuctl prune`.  [default: no rule]"
 )
 @click.option(
-    "--keep-within", metavar="SPAN", help="As of `criuctl prune`: 36h, 7d.  [default: no rule]"
+    "--keep-within", metavar="SPAN", help="As for `criuctl prune`: 36h, 7d.  [default: no rule]"
 )
 @click.option(
-    "--keep-label", multiple=True, metavar="K=V", help="As of `criuctl prune`; may be repeated."
+    "--keep-label", multiple=True, metavar="K=V", help="As for `criuctl prune`; may be repeated."
 )
 @pass_app
 def add(

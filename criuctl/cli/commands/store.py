@@ -320,7 +320,7 @@ def trust(app: App, store_id: str, no_encrypt: bool) -> int:
     A host pins a store when it makes it or meets it first, so this command is not needed then. It
     is for a store that was replaced on purpose, for one in S3 without encryption that another host
     has made, and for setting up hosts by an id that is known. Any user who can write to a store can
-    replace it: find out who has, before you trust it.
+    replace it: find out which user has done so before you trust it.
     """
     from ...ops.stores import store_trust
 

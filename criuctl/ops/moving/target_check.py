@@ -164,7 +164,7 @@ def _host(coming: Arrival) -> Iterator[Finding]:
     this tree depends on them.
     """
     needed: dict[str, str] = {}
-    # users and groups for whom a missing capability matters
+    # the finding `capabilities` matters only to a tree with users or groups other than root
     others = {*coming.needs.users, *coming.needs.groups} - {"0"}
     tcp = any(c.protocol == "tcp" and not c.waits for c in coming.needs.connections)
     if tcp:
