@@ -152,7 +152,7 @@ class Collection:
         ]
         if done.dry_run:
             done.waiting = len(unneeded) - len(ripe)
-            self._tell(survey)
+            self._warn(survey)
             return done
         self._reporter.step("gc-mark")
         ripe += self._mark(survey, unneeded)
@@ -165,7 +165,7 @@ class Collection:
         else:
             self._segments.replace(self._absent(survey))
         self._tidy()
-        self._tell(survey)
+        self._warn(survey)
         return done
 
     # -- looking
@@ -403,7 +403,7 @@ class Collection:
             gclists.put(self._store, self._sealer, DOOMED, entry.packs)
         return [entry.name for entry in old]
 
-    def _tell(self, survey: Survey) -> None:
+    def _warn(self, survey: Survey) -> None:
         reporter = self._reporter
         if survey.lost:
             reporter.warning(

@@ -68,11 +68,11 @@ def external_files(images: ImageSet) -> list[TtyFile]:
     for entry in images.files():
         info = infos.get(entry.tty.tty_info_id) if entry.HasField("tty") else None
         if info is not None:
-            found.append(_told(entry, info, holders))
+            found.append(_tty_file(entry, info, holders))
     return found
 
 
-def _told(
+def _tty_file(
     entry: Any, info: Any, holders: Mapping[int, list[tuple[int, int]]], mode: int | None = None
 ) -> TtyFile:
     return TtyFile(
@@ -157,7 +157,7 @@ def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFil
         for entry in opened:
             info = type(infos[entry.tty.tty_info_id])()
             info.CopyFrom(infos[entry.tty.tty_info_id])
-            file = _told(entry, info, holders, modes.get(entry.tty.regf_id))
+            file = _tty_file(entry, info, holders, modes.get(entry.tty.regf_id))
             info.id, info.type, info.packet_mode = next(unused), _EXTERNAL, False
             info.ClearField("pty")
             infos[info.id] = info

@@ -70,12 +70,12 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "lease-expired": lambda e: f"no beat was seen of host {e['host']} for {e['silent_s']:g} s",
     "overtaken": lambda e: f"not restored here: {e['error']['message']}",
     "self-fenced": lambda e: (
-        f"the lease of {e['lease_s']:g} s cannot be renewed; the session is stopped, because "
+        f"the lease of {e['lease_s']:g} s cannot be renewed; the session is paused, because "
         "another host may take it over"
     ),
     "goes-on": lambda _e: "the lease is renewed, the session continues",
     "fenced": lambda e: f"{e.get('text') or 'taken over'}; the copy here: {e['done']}",
-    "store-failed": lambda e: f"the store does not answer: {e['error']['message']}",
+    "store-failed": lambda e: f"the store cannot be used: {e['error']['message']}",
     "lease-runs-out": lambda e: (
         f"the store could not record that the lease of {e['lease_s']:g} s is to stay: a standby "
         "may take over what runs here"
