@@ -19,7 +19,7 @@ _STORING = frozenset({"dump", "restore"})
 
 
 def program() -> NoReturn:
-    """The program; see `criuctl.cli.main`."""
+    """Run the program; see `criuctl.cli.main`."""
     # Python's own, which ends in a traceback
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -40,8 +40,8 @@ def program() -> NoReturn:
 
 
 def _speaks_to_s3(words: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether this looks like a command that needs an S3 client soon; a wrong guess costs nothing
-    that lasts.
+    """Return whether this looks like a command that needs an S3 client soon; a wrong guess does no
+    lasting harm.
     """
     command = next((word for word in words if not word.startswith("-")), "")
     urls = [*words, environ.get("CRIUCTL_STORE", "")]

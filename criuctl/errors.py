@@ -59,7 +59,7 @@ class CriuctlError(Exception):
         return ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The value of ``error`` in JSON output: code, exit_code, message, hint and any details."""
+        """Return ``error`` of JSON output: code, exit_code, message, hint and any details."""
         body: dict[str, Any] = {
             "code": self.code,
             "exit_code": self.exit_code,

@@ -60,7 +60,7 @@ def _tell(step: str, where: str, *, wait: bool) -> None:
         os.write(fd, f"{'paused' if wait else 'reached'} {step}\n".encode())
         if wait:
             poll = select.poll()
-            poll.register(fd, 0)  # POLLERR is always told: the last reader is gone
+            poll.register(fd, 0)  # POLLERR is always reported: the last reader is gone
             poll.poll()
     except BrokenPipeError:  # the reader left between open and write
         return

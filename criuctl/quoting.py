@@ -11,8 +11,8 @@ import shlex
 
 
 def quoted(value: object) -> str:
-    r"""`value` as one word of a shell's command line, without control characters: those are written
-    as ``$'\x1b'``.
+    r"""Return `value` as one word of a shell's command line; control characters are written as
+    ``$'\x1b'``.
     """
     text = str(value)
     if text.isprintable():

@@ -22,7 +22,7 @@ _PASSWORD = re.compile(r"\b(?!https?:|file:///)([a-z][a-z0-9+.-]*://[^\s:@]*):\S
 
 
 def redacted(text: str) -> str:
-    """`text` without the credentials of the addresses in it."""
+    """Return `text` without the credentials of the addresses in it."""
     if "://" not in text:
         return text
     text = _HTTP_USER.sub(rf"\g<1>{STRUCK}@", text)
@@ -31,5 +31,5 @@ def redacted(text: str) -> str:
 
 
 def has_credentials(text: str) -> bool:
-    """Whether `redacted` would change it."""
+    """Return whether `redacted` would change it."""
     return redacted(text) != text

@@ -16,7 +16,7 @@ that are being made, and the next command removes them (`sweep`).
 
 In the same way a tree gets its cgroup namespace back, whose root is the group that its root process
 was in when it was made, and threads come back into groups that their process is not in: without a
-yard CRIU would try that all the same, and fail.
+yard CRIU would try that anyway, and fail.
 """
 
 from __future__ import annotations

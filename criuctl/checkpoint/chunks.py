@@ -6,8 +6,8 @@ hashing guesses. A *stream* is a sequence of chunks; `StreamRef` names one. A lo
 chunks is content too and is stored as a stream again (`StreamRef.list`), so a manifest stays small
 for any content.
 
-A *layered* stream is made of pages of another one: *runs* list which pages of which chunks follow
-each other. It has no chunks of its own, and pages outside all runs are not in it.
+A *layered* stream is made of pages of another one: *runs* list pages of chunks in their order. It
+has no chunks of its own, and pages outside all runs are not in it.
 """
 
 from __future__ import annotations

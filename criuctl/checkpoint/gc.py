@@ -4,8 +4,8 @@ Packs and index segments are shared, and hosts do not know of each other. One ru
 
     1  look    find the chunks that the manifests need, and so the needed packs (`liveness`)
     2  copy    copy what is needed of packs that are mostly garbage into new ones (`repack`), after
-               which those packs are not needed.  Small packs, of which every snapshot of an idle
-               tree leaves one, are copied too once there are many.
+               which those packs are not needed.  Small packs (every snapshot of an idle tree
+               leaves one) are copied too once there are many.
     3  mark    packs that are not needed: put gc/marked-X.  Writers that begin later do not rely on
                them.  Without a grace time they are doomed at once instead.
     4  doom    packs marked at least the grace time ago and still not needed: put gc/doomed-X
@@ -152,7 +152,7 @@ class Collection:
         ]
         if done.dry_run:
             done.waiting = len(unneeded) - len(ripe)
-            self._tell(survey)
+            self._warn(survey)
             return done
         self._reporter.step("gc-mark")
         ripe += self._mark(survey, unneeded)
@@ -165,7 +165,7 @@ class Collection:
         else:
             self._segments.replace(self._absent(survey))
         self._tidy()
-        self._tell(survey)
+        self._warn(survey)
         return done
 
     # -- looking
@@ -280,7 +280,7 @@ class Collection:
             return None
 
     def _copy(self, members: Mapping[bytes, Mapping[bytes, int]]) -> list[bytes]:
-        """Copy the chunks of these packs; return the packs of which nothing is needed any more."""
+        """Copy the chunks of these packs; return the packs that are not needed any more."""
         sizes = {chunk: size for chunks in members.values() for chunk, size in chunks.items()}
         stored, failed = copy(self._repository, sizes, self._reporter) if sizes else (0, set())
         self.done.copied_bytes += stored
@@ -403,7 +403,7 @@ class Collection:
             gclists.put(self._store, self._sealer, DOOMED, entry.packs)
         return [entry.name for entry in old]
 
-    def _tell(self, survey: Survey) -> None:
+    def _warn(self, survey: Survey) -> None:
         reporter = self._reporter
         if survey.lost:
             reporter.warning(

@@ -48,7 +48,7 @@ class Collected(Struct):
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """One object, all keys."""
+        """Return one JSON object with all keys."""
         return asdict(self)
 
 

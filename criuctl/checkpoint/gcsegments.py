@@ -64,7 +64,7 @@ class Segments:
                 if fresh := [pack for name, pack in rest.items() if name not in listed]:
                     index.publish(fresh, [])
                 listed.update(rest)
-            # segments with dead packs must go all the same; the next run writes new segments for
+            # segments with dead packs must be removed anyway; the next run writes new segments for
             # the other packs in them
             except StoreFull:
                 merged.clear()
@@ -127,7 +127,7 @@ class Segments:
         """Put index segments for needed packs that no segment lists, so that writers know what is
         in them.
         """
-        for pack in sorted(survey.untold - passed):
+        for pack in sorted(survey.unlisted - passed):
             known = survey.packs[pack]
             if not known.used or now - known.modified < grace:
                 continue

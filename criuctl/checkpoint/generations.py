@@ -304,8 +304,8 @@ class Changer:
             self._store.put(text.NAME, newest.texts[0].data)
 
     def _see_config(self, current: Current) -> None:
-        """On a server that may replace an object by removing it first, leave ``config`` as it is
-        and warn.
+        """Warn if ``config`` has slots that are not current: it stays as it is on a server that may
+        replace an object by removing it first.
         """
         found, _gone = read(self._store, [text.NAME])
         if any(slot not in current.slots for slot in union(found)):

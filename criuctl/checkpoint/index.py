@@ -39,7 +39,7 @@ PREFIX = "index/"
 PACK = struct.Struct(f"<{NAME_SIZE}sII")
 _SEGMENT_RECORDS = 1 << 18  # records of one segment, about 12 MiB
 _BATCH = 64  # ids per query
-_UNTOLD = "SELECT n FROM packs WHERE n NOT IN (SELECT pack FROM told)"
+_UNLISTED = "SELECT n FROM packs WHERE n NOT IN (SELECT pack FROM told)"
 _PACKS = "SELECT n, name, size, name IN (SELECT name FROM distrusted) FROM packs"
 _FETCHERS = 8
 _AT_ONCE = (4 << 20, 256)  # bytes and number of segments that are loaded in one transaction
@@ -247,9 +247,9 @@ class Index:
             db.executemany("DELETE FROM segments WHERE n = ?", gone)
             db.execute("DELETE FROM told WHERE segment NOT IN (SELECT n FROM segments)")
             # One pass, however many packs there are: chunks are not indexed by pack.
-            if db.execute(f"{_UNTOLD} LIMIT 1").fetchone():
-                db.execute(f"DELETE FROM chunks WHERE pack IN ({_UNTOLD})")
-                db.execute(f"DELETE FROM packs WHERE n IN ({_UNTOLD})")
+            if db.execute(f"{_UNLISTED} LIMIT 1").fetchone():
+                db.execute(f"DELETE FROM chunks WHERE pack IN ({_UNLISTED})")
+                db.execute(f"DELETE FROM packs WHERE n IN ({_UNLISTED})")
                 db.execute("DELETE FROM distrusted WHERE name NOT IN (SELECT name FROM packs)")
 
         known = self._cache.run(

@@ -168,7 +168,7 @@ def claim(
         current = seen or (standing(repository, ref, over_damage=take_over) if leased else None)
         seen = None
         if instead_of is not None and (current is None or not current.is_beat_of(instead_of)):
-            who = current.host_name or current.host if current is not None else "nobody"
+            who = current.host_name or current.host if current is not None else "no host"
             raise Conflict(
                 (
                     f"the lease of session {session!r}, which had run out, has changed: {who} has "

@@ -140,7 +140,7 @@ class Survey(Struct):
     # packs that no segment lists and that cannot be read
     unreadable: set[bytes] = field(default_factory=set)
     # readable packs that no index segment lists
-    untold: set[bytes] = field(default_factory=set)
+    unlisted: set[bytes] = field(default_factory=set)
     # chunk -> plain size; it is in doomed packs only
     homeless: dict[bytes, int] = field(default_factory=dict)
     lost: int = 0  # chunks that are in no pack
@@ -166,7 +166,7 @@ class Survey(Struct):
                     pack.holds = pack.used = 0
                 survey.homeless.clear()
                 survey.unreadable.clear()
-                survey.untold.clear()
+                survey.unlisted.clear()
                 own = survey._own_indexes(db, repository, live)
                 for _chunk, pack_name, stored, _plain in survey._rows(db, live, own):
                     packs[pack_name].holds += _OVERHEAD + stored
@@ -258,7 +258,7 @@ class Survey(Struct):
                     raise
                 self.unreadable.add(name)
                 continue
-            self.untold.add(name)
+            self.unlisted.add(name)
             for chunk, _offset, stored, plain in index:
                 if chunk in live:
                     rows.setdefault(chunk, []).append((chunk, name, stored, plain))

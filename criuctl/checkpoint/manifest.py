@@ -497,7 +497,7 @@ class Manifest(Record, frozen=True):
     features: tuple[str, ...] = ()  # what a reader must understand
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON; the images' list and data stand together under ``images``."""
+        """Return JSON; ``images`` holds both the images' list and their data."""
         made = Record.to_dict(self)
         data = made.pop("image_data")
         made["images"] = {"files": made["images"], "data": data}
@@ -505,7 +505,7 @@ class Manifest(Record, frozen=True):
 
     @classmethod
     def from_dict(cls, value: Any, where: str = "manifest") -> Self:
-        """The manifest in decoded JSON that may be hostile; `Damaged` names the field."""
+        """Return the manifest in decoded JSON, which may be hostile; `Damaged` names the field."""
         images = value.get("images") if isinstance(value, dict) else None
         if not isinstance(images, dict) or set(images) != {"files", "data"}:
             raise damaged(f"{where}.images", "has not the parts files and data")
@@ -542,7 +542,7 @@ class Manifest(Record, frozen=True):
         )
 
     def streams(self) -> list[StreamRef]:
-        """Every stream that a restore may read, each once."""
+        """Return every stream that a restore may read, each once."""
         found = [self.image_data]
         for image in self.memory:
             found += [image.entries, image.data]
@@ -578,7 +578,7 @@ class CheckpointSummary(Record, frozen=True):
 
     @classmethod
     def of(cls, manifest: Manifest, object: str) -> CheckpointSummary:
-        """The summary of `manifest`, stored as `object`."""
+        """Return the summary of `manifest`, stored as `object`."""
         return cls(
             id=manifest.id,
             session=manifest.session.name,
@@ -595,11 +595,11 @@ class CheckpointSummary(Record, frozen=True):
         )
 
     def to_stored(self) -> dict[str, Any]:
-        """All fields, as kept in the store."""
+        """Return all fields, as kept in the store."""
         return Record.to_dict(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of the command line's contract."""
+        """Return the keys of the command line's contract."""
         kept = (
             "id",
             "session",

@@ -115,7 +115,7 @@ class PackBuilder:
         buffer[: HEADER.size] = HEADER.pack(MAGIC, VERSION, 0, 0, self.pack)
 
     def __len__(self) -> int:
-        """The number of records so far."""
+        """Return the number of records so far."""
         return len(self._entries)
 
     @property

@@ -128,7 +128,7 @@ def create(
     try:
         _put(store, data)
     except BaseException:
-        # After a lost answer the config may exist all the same: keep a key that may be needed.
+        # After a lost answer the config may exist nevertheless: keep a key that may be needed.
         if made is not None and _surely_absent(store, data):
             made.unlink(missing_ok=True)
         raise

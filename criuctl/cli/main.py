@@ -78,7 +78,7 @@ COMMANDS: dict[str, Entry] = {
         f"{_HERE}.fence:fence", "Stop sessions that another host has taken over.", "Sessions"
     ),
     "log": Entry(
-        f"{_HERE}.log:log", "Who did what to a session; export as a recording.", "Sessions"
+        f"{_HERE}.log:log", "Print a session's audit log, or a recording of it.", "Sessions"
     ),
     "ui": Entry(
         f"{_HERE}.ui:ui",
@@ -108,12 +108,10 @@ COMMANDS: dict[str, Entry] = {
     ),
     "maintenance": Entry(
         f"{_HERE}.maintenance:maintenance",
-        "Store all before a reboot, and bring it back.",
+        "Store all sessions before a reboot, and restore them.",
         "Checkpoints",
     ),
-    "recover": Entry(
-        f"{_HERE}.recover:recover", "Bring back, at a boot, what ran before it.", "Checkpoints"
-    ),
+    "recover": Entry(f"{_HERE}.recover:recover", "Restore sessions at a boot.", "Checkpoints"),
     "migrate": Entry(
         f"{_HERE}.migrate:migrate", "Move a running tree to another host.", "Checkpoints"
     ),
@@ -174,7 +172,7 @@ COMMANDS: dict[str, Entry] = {
         f"{_HERE}.doctor:doctor", "Check this host, its CRIU and the store.", "Setting up"
     ),
     "version": Entry(
-        f"{_HERE}.version:version", "Print the versions of all that takes part.", "Setting up"
+        f"{_HERE}.version:version", "Print the versions of criuctl and its parts.", "Setting up"
     ),
     "completion": Entry(
         f"{_HERE}.completion:completion", "Print a shell's completion script.", "Setting up"
@@ -353,8 +351,8 @@ def _run(args: list[str], app: App) -> int:
         discard(1)
         return 128 + signal.SIGPIPE
     except OSError as error:
-        told = of_the_host(error)
-        return _bug(error, app) if told is None else _fail(told, app)
+        known = of_the_host(error)
+        return _bug(error, app) if known is None else _fail(known, app)
     except MemoryError:
         return _fail(NO_MEMORY, app)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""How a page of the manual looks in a terminal.
+"""The format of manual pages in a terminal.
 
-`criuctl.cli.pages` hands it the parts of a command's help, ``criuctl help TOPIC`` the Markdown of a
-page or a runbook.  `criuctl.cli.manual` derives the formatter from it that writes roff.
+`criuctl.cli.pages` passes it the parts of a command's help, ``criuctl help TOPIC`` the Markdown of
+a page or a runbook. `criuctl.cli.manual` derives from it the formatter that writes roff.
 """
 
 from __future__ import annotations
@@ -16,37 +16,39 @@ BOLD = re.compile(r"\*\*(.+?)\*\*")
 
 
 class ManFormatter(click.HelpFormatter):
-    """Headings as a manual page has them: upper case, no colon, text indented by two."""
+    """A formatter with the headings of a manual page: upper case, no colon, text indented by
+    two.
+    """
 
     def write_heading(self, heading: str) -> None:
         self.write(f"{'':>{self.current_indent}}{heading.upper()}\n")
 
     def write_example(self, what: str, lines: Sequence[str]) -> None:
-        """A few command lines, not wrapped, and what they do."""
+        """Write a few command lines, not wrapped, and their purpose."""
         self.write_text(what)
         self.write_lines(lines)
 
     def write_lines(self, lines: Sequence[str]) -> None:
-        """Lines to be typed, as they are."""
+        """Write lines to be typed, unchanged."""
         for line in lines:
             self.write(f"{'':>{self.current_indent + 4}}{line}".rstrip() + "\n")
 
     def write_subheading(self, words: str) -> None:
-        """A heading inside a section."""
+        """Write a heading inside a section."""
         self.write(f"{'':>{self.current_indent}}{words}\n")
 
     def write_prose(self, text: str) -> None:
-        """A paragraph of a page in Markdown."""
+        """Write a paragraph of a page in Markdown."""
         self.write_text(self._plain(text))
 
     def write_item(self, text: str) -> None:
-        """An item of a list."""
+        """Write an item of a list."""
         margin = " " * self.current_indent
         self.write(click.wrap_text(self._plain(text), self.width, f"{margin}- ", f"{margin}  "))
         self.write("\n")
 
     def write_markdown(self, text: str) -> None:
-        """Headings, paragraphs, lists and fenced lines of a page or a runbook."""
+        """Write the headings, paragraphs, lists and fenced lines of a page or a runbook."""
         from . import topics
 
         before = ""

@@ -1,8 +1,8 @@
-"""Manual pages for `man`: what ``--help`` says, in roff, for every command, topic, runbook.
+"""Manual pages for `man`: the text of ``--help`` in roff, for every command, topic and runbook.
 
-The same code writes both: `criuctl.cli.pages` hands the parts of a page to a formatter, and
-`RoffFormatter` is one that puts them down in the macros of man(7).  A command's page is
-``criuctl-store-init.1``, a topic's or a runbook's ``criuctl-store-lost.7``, and that of the
+The same code writes both: `criuctl.cli.pages` passes the parts of a page to a formatter, and
+`RoffFormatter` writes them with the macros of man(7). A command's page is
+``criuctl-store-init.1``, a topic's or a runbook's ``criuctl-store-lost.7``; the page about the
 configuration is in section 5.
 """
 
@@ -22,28 +22,28 @@ from .pages import LazyGroup, PageContext
 
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 _COMMAND = re.compile(r"(`[^`\n]+`)")
-# what roff would make typographic
+# characters that roff would replace by typographic ones
 _ESCAPES = {"\\": "\\e", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"}
 
 
 def page_name(path: str) -> str:
-    """What `man` calls the page of ``criuctl store init``."""
+    """Return the name of a page for `man`, such as ``criuctl-store-init``."""
     return path.replace(" ", "-")
 
 
 def _plain(text: str) -> str:
-    """Text as it is; what roff would take for an instruction is kept from being one."""
+    """Return text with everything escaped that roff would take for an instruction."""
     text = "".join(_ESCAPES.get(letter, letter) for letter in text)
     return f"\\&{text}" if text.startswith(".") else text
 
 
 def _literal(text: str) -> str:
-    """Something to be typed: its hyphens are copied as such."""
+    """Return text to be typed: its hyphens can be copied from the page."""
     return _plain(text).replace("-", "\\-")
 
 
 def inline(text: str) -> str:
-    """Running text, in which `this` is to be typed."""
+    """Return running text, in which `this` is text to be typed."""
     parts = _COMMAND.split(text)
     for n, part in enumerate(parts):
         if n % 2:
@@ -57,13 +57,13 @@ def inline(text: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Running text of a page, with its links."""
+    """Return running text of a page, with its links."""
     shown = topics.with_links(text, lambda name: f"criuctl-{name}({topics.section(name)})")
     return BOLD.sub(r"\\fB\1\\fR", inline(shown))
 
 
 class RoffFormatter(ManFormatter):
-    """Writes a page's parts in the macros of man(7)."""
+    """A formatter that writes a page's parts with the macros of man(7)."""
 
     _section = ""
 
@@ -86,7 +86,7 @@ class RoffFormatter(ManFormatter):
             self.buffer.append(",\n".join(names) + "\n")
             return
         for paragraph in text.split("\n\n"):
-            if paragraph.startswith("\b"):  # click's word for lines that stay as they are
+            if paragraph.startswith("\b"):  # click's mark for lines that are not rewrapped
                 self.write_lines(paragraph.lstrip("\b\n").splitlines())
             else:
                 self._paragraph(inline(" ".join(paragraph.split())))
@@ -105,19 +105,19 @@ class RoffFormatter(ManFormatter):
             )
 
     def write_example(self, what: str, lines: Sequence[str]) -> None:
-        """A few command lines, and what they do."""
+        """Write a few command lines, and their purpose."""
         self._paragraph(inline(what))
         self.write_lines(lines)
 
     def write_lines(self, lines: Sequence[str]) -> None:
-        """Lines to be typed, as they are."""
+        """Write lines to be typed, unchanged."""
         self._paragraph(".RS 4", ".nf", *map(_literal, lines), ".fi", ".RE")
 
     def write_paragraph(self) -> None:
-        """Paragraphs begin where they are written."""
+        """Do nothing: paragraphs begin where they are written."""
 
     def write_heading(self, heading: str) -> None:
-        """A heading of a page in Markdown."""
+        """Write a heading of a page in Markdown."""
         self.buffer.append(f".SH {_plain(heading.upper())}\n")
 
     def write_subheading(self, words: str) -> None:
@@ -141,7 +141,7 @@ def _title(name: str, section: int) -> str:
 
 
 def command_pages(root: click.Command, program: str) -> Iterator[tuple[str, str]]:
-    """(file name, text) of the page of every command, `root` first."""
+    """Yield file name and text of the page of every command, `root` first."""
     todo = [RoffContext(root, info_name=program, help_option_names=["-h", "--help"])]
     while todo:
         ctx = todo.pop(0)
@@ -156,7 +156,7 @@ def command_pages(root: click.Command, program: str) -> Iterator[tuple[str, str]
 
 
 def topic_pages(program: str) -> Iterator[tuple[str, str]]:
-    """(file name, text) of the page of every topic and every runbook."""
+    """Yield file name and text of the page of every topic and every runbook."""
     for topic in topics.names():
         name, section = f"{program}-{topic}", topics.section(topic)
         formatter = RoffFormatter()

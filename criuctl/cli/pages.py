@@ -1,13 +1,13 @@
-"""How commands are declared: loaded when invoked, with help that reads like a manual page.
+"""The declaration of commands: loaded when invoked, with help that reads like a manual page.
 
 A `Page` is a click command whose ``--help`` has the sections of a manual page: NAME, SYNOPSIS,
-DESCRIPTION, ARGUMENTS, OPTIONS, GLOBAL OPTIONS, EXAMPLES, EXIT STATUS, SEE ALSO.  A `LazyGroup`
-knows its commands from a static table of `Entry`: where each lives and its one-sentence summary.
-So the group's own help, the completion of command names, and an unknown command's message need no
-import of any command.
+DESCRIPTION, ARGUMENTS, OPTIONS, GLOBAL OPTIONS, EXAMPLES, EXIT STATUS, SEE ALSO. A `LazyGroup`
+has a static table of `Entry`: the module of each command and its one-sentence summary. So the
+group's own help, the completion of command names, and an unknown command's message need no import
+of any command.
 
-The global options stand on the group and on every command (``criuctl --json list`` and
-``criuctl list --json`` are the same); all of them write into the invocation's `App`.
+The group and every command take the global options (``criuctl --json list`` and ``criuctl list
+--json`` are the same); all of them write into the invocation's `App`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ Example = tuple[str, str]
 
 
 class Entry(NamedTuple):
-    """One line of a group's table: ``module:attribute``, summary, and the heading it stands
-    under.
-    """
+    """One line of a group's table: ``module:attribute``, summary, and the heading above it."""
 
     where: str
     summary: str
@@ -50,12 +48,12 @@ class PageContext(click.Context):
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds; click takes ``nan`` for one in any range."""
+    """A number of seconds; click would accept ``nan`` in any range."""
 
-    name = "number of seconds"  # of which click says that a value is not a valid one
+    name = "number of seconds"  # click puts it into its message about an invalid value
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number, if it is one."""
+        """Return the number; fail if it is not one."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
@@ -68,7 +66,7 @@ class GlobalOption(click.Option):
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     app = ctx.ensure_object(App)
-    # a variable that is not set, say: the default would be another store
+    # for example from a variable that is not set: the default would be another store
     if value == "" and not ctx.resilient_parsing:
         raise click.BadParameter("it is empty", ctx=ctx, param=param)
     if not value or param.name is None:
@@ -86,8 +84,8 @@ def _complete_store(
 
 
 def global_options() -> list[click.Parameter]:
-    """The options that every command takes, new objects each time (click ties them to one
-    command).
+    """Return the options that every command takes, as new objects each time, because click ties
+    them to one command.
     """
     declared: list[tuple[list[str], dict[str, Any]]] = [
         (
@@ -120,14 +118,14 @@ def global_options() -> list[click.Parameter]:
             ["-v", "--verbose"],
             {
                 "count": True,
-                "help": "Tell each step on standard error; with -vv also where an error came from.",
+                "help": "Report each step on standard error; with -vv also the origin of an error.",
             },
         ),
         (
             ["-q", "--quiet"],
             {
                 "is_flag": True,
-                "help": "Tell errors only, and of the result only the essential: an id, a PID.",
+                "help": "Report errors only, and print only the core of the result: an id, a PID.",
             },
         ),
     ]
@@ -196,12 +194,12 @@ def _write_tail(
 
 def _show_help(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        write_result(ctx.get_help())  # click's own echo takes a full disk for a file of criuctl's
+        write_result(ctx.get_help())  # click's own echo does not report a full disk correctly
         ctx.exit()
 
 
 class Helped(click.Command):
-    """A command whose ``--help`` is a result as others are."""
+    """A command whose ``--help`` is printed like any result."""
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         option = super().get_help_option(ctx)
@@ -214,7 +212,7 @@ class Page(Helped):
     """A command with a manual page.
 
     `examples` are pairs of what they do and the command line, `exits` the exit codes it can end
-    with beside 0, 1, 2 and 13, `see_also` the names of related commands.
+    with besides 0, 1, 2 and 13, `see_also` the names of related commands.
     """
 
     context_class = PageContext
@@ -291,7 +289,7 @@ class LazyGroup(Helped, click.Group):
         super().__init__(*args, **attrs)
         self.entries = entries
         self.summary = summary
-        self.topics = topics  # what there is to read besides: (heading, [(name, summary)])
+        self.topics = topics  # further pages to read: (heading, [(name, summary)])
         self.examples = tuple(examples)
         self.exits = tuple(sorted({0, 1, 2, 13, *exits}))
         self.see_also = tuple(f"criuctl {name}" for name in see_also)
@@ -314,7 +312,7 @@ class LazyGroup(Helped, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # click would look for similar names among commands already loaded, of which there are none.
+        # click would look for similar names among the loaded commands, and none are loaded.
         if (
             args[0] not in self.entries
             and not args[0].startswith("-")

@@ -79,7 +79,7 @@ def age(created: str, now: datetime | None = None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a number of seconds in the largest unit of which there are at least two."""
+    """Return a number of seconds in the largest unit that gives at least two."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"

@@ -4,9 +4,9 @@ A page of ``criuctl/manual/`` explains a subject; a runbook of ``criuctl/cli/run
 do when something has gone wrong at a site, as sequences of commands that the tests run.
 ``criuctl help NAME`` shows one, `criuctl.cli.manual` makes a manual page of it.
 
-Both use little of Markdown, which `blocks` takes apart: a title, headings, paragraphs, lists, and
-fenced lines.  In a runbook, lines fenced as ``sh`` are run by the tests, in this order; those
-fenced as ``text`` need what a test does not have: another host, a person, a full disk.
+Both use a small part of Markdown, which `blocks` parses: a title, headings, paragraphs, lists, and
+fenced lines. In a runbook, the tests run the lines fenced as ``sh``, in this order; those fenced as
+``text`` need something that a test does not have: another host, a person, a full disk.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _FILES = {"configuration"}  # pages about a file, which `man` keeps in section 5
 
 
 def runbooks() -> list[str]:
-    """The names of the runbooks."""
+    """Return the names of the runbooks."""
     return _names(_RUNBOOKS)
 
 
 def pages() -> list[str]:
-    """The names of the manual's pages."""
+    """Return the names of the manual's pages."""
     return _names(_PAGES)
 
 
 def names() -> list[str]:
-    """The names of all of them, the manual's pages first."""
+    """Return the names of all pages and runbooks, the manual's pages first."""
     return [*pages(), *runbooks()]
 
 
 def section(name: str) -> int:
-    """The section of the manual that `man` finds a page in."""
+    """Return the section of the manual in which `man` finds a page."""
     return 5 if name in _FILES else 7
 
 
@@ -54,7 +54,7 @@ def title(name: str) -> str:
 
 
 def summary(name: str) -> str:
-    """Return the title as it stands after a name: without a capital, unless of an abbreviation."""
+    """Return the title for use after a name: without a capital letter, except in abbreviations."""
     words = title(name)
     first = words.split()[0]
     if len(first) > 1 and first.isupper():
@@ -92,14 +92,14 @@ def blocks(written: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def links(written: str) -> list[str]:
-    """Return where the links lead, as they were written."""
+    """Return the targets of the links, as written."""
     return [target for _text, target in _LINK.findall(written)]
 
 
 def with_links(written: str, show: Callable[[str], str]) -> str:
-    """Return text in which what links lead to stands in parentheses.
+    """Return text with the targets of links in parentheses.
 
-    `show` says how a reader finds another page of the manual; a file of the checkout is shown by
+    `show` returns how a reader finds another page of the manual; a file of the checkout is shown by
     its path.
     """
 

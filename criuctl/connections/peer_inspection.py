@@ -124,7 +124,7 @@ def _ask(task: _Task, deadline: float) -> None:
         session = question.protocol.inspect(sock, question.record, question.settings, deadline)
         answer = Answer(check_any(dict(session), question.protocol.name))
         if unread(sock) and not getattr(question.protocol, "any_time", False):
-            answer = Answer(reason="the peer has sent something of its own accord")
+            answer = Answer(reason="the peer has sent data without being asked")
     except CriuctlError as error:
         answer = Answer(reason=error.message)
     except BaseException as error:  # an error of a protocol must not fail the dump

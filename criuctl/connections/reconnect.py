@@ -296,7 +296,7 @@ class Engine:
             if job.record.peer in self._rehearsed:
                 return
             # an abstract name is a different server in another net namespace
-            with sockdiag.socket_beside(sock) as own:
+            with sockdiag.socket_in_same_namespace(sock) as own:
                 with self._changed:
                     state.borrowed = own
                 self._dial(job, own, deadline)

@@ -58,7 +58,7 @@ class Look(Struct):
         return [c for c in self.connections if c.record.external]
 
     def unix_keys(self) -> list[str]:
-        """CRIU's names of the unix sockets of which it saves only the tree's half."""
+        """Return CRIU's names of the unix sockets whose other half is outside and is not saved."""
         return [
             f"unix[{c.record.inode}]"
             for c in self.external

@@ -95,10 +95,10 @@ class RepairMode:
         poller.register(conversation, 0)  # POLLHUP is always reported
         poller.register(criu, select.POLLIN)
         lasting = {conversation, criu}
-        while lasting and wake not in (told := {fd for fd, _events in poller.poll()}):
-            for fd in told:
+        while lasting and wake not in (ready := {fd for fd, _events in poller.poll()}):
+            for fd in ready:
                 poller.unregister(fd)
-            lasting -= told
+            lasting -= ready
         os.close(conversation)
         os.close(criu)
         if not lasting:

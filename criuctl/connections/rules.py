@@ -139,7 +139,7 @@ class Decision(Struct, frozen=True):
 def decide(
     record: ConnectionRecord,
     rules: Rules,
-    wish: str | None = None,
+    requested: str | None = None,
     *,
     commands: Mapping[int, str] | None = None,
     addresses: Mapping[str, Collection[str]] | None = None,
@@ -147,15 +147,15 @@ def decide(
 ) -> Decision:
     """Return the policy for an external connection, and everything that a reconnect needs.
 
-    `wish` is the command line's policy for all. `commands` are the commands of the tree's processes
-    by the PIDs that the record uses, `owners` their credentials according to the kernel;
+    `requested` is the command line's policy for all. `commands` are the commands of the tree's
+    processes by the PIDs that the record uses, `owners` their credentials according to the kernel;
     `addresses` are those of `Rules.hosts`, at a dump (later `record.host` is used).
     """
     if record.queued:
         return _not_accepted(record)
     owners = owners or {}
     rule, host = find(record, rules, commands or {}, addresses or {}, owners)
-    policy = wish or (rule.policy if rule else "") or record.policy or _default(record, rules)
+    policy = requested or (rule.policy if rule else "") or record.policy or _default(record, rules)
     deadline = _JOURNAL_DEADLINE if record.application == JOURNAL else DEADLINE
     # A rule that matches by the address is about that address, whatever name the record has for it.
     named = host or ("" if rule is not None and rule.match.peers else record.host)
@@ -175,7 +175,7 @@ def decide(
         from .detect import by_appearance
 
         decided = replace(decided, application=by_appearance(record))
-    return unless_lent(_possible(record, decided, asked=bool(wish)), owners_of(record, owners))
+    return unless_lent(_possible(record, decided, asked=bool(requested)), owners_of(record, owners))
 
 
 def unless_lent(decided: Decision, holders: Sequence[Owner]) -> Decision:

@@ -69,18 +69,18 @@ class Survey:
         config: Config,
         reporter: Reporter,
         *,
-        wish: str | None = None,
+        requested: str | None = None,
         drain: float = 0.0,
         ending: bool = False,
         rules: Rules | None = None,
     ) -> None:
-        """Set up the survey. `wish` is the command line's policy, `ending` whether the dump ends
-        the tree, and its connections with it.
+        """Set up the survey. `requested` is the command line's policy, `ending` whether the dump
+        ends the tree, and its connections with it.
         """
         self.config = config
         self.rules = rules if rules is not None else parse(config)
         self.reporter = reporter
-        self.wish = wish
+        self.requested = requested
         self.drain = drain
         self.ending = ending
         self.shield = True  # whether CRIU has, or may have, TCP connections to lock in the firewall
@@ -137,7 +137,7 @@ class Survey:
         clients come again.
         """
         made = not record.datagrams and record.direction == "initiated" and not record.queued
-        return made and decision.policy == "hangup" and not (self.wish or decision.rule)
+        return made and decision.policy == "hangup" and not (self.requested or decision.rule)
 
     def _warn_of_missing(self, names: set[str]) -> None:
         """Warn of hooks that rules name and that do not exist here; the host of the restore may
@@ -297,13 +297,13 @@ class Survey:
             refuse(c.record)
         return found
 
-    def _meet_idle(self, c: Connection, wished: str) -> None:
+    def _meet_idle(self, c: Connection, expected: str) -> None:
         """Raise `NotIdle` if a connection is busy, or its session cannot be rebuilt at the moment,
         and it may be waited for.
         """
         if time.monotonic() >= self._until.get((c.held.pid, c.held.fd), 0.0):
             return
-        if c.record.rqueue or c.record.wqueue or c.record.policy != wished:
+        if c.record.rqueue or c.record.wqueue or c.record.policy != expected:
             raise NotIdle(
                 f"PID {c.record.pid} fd {c.record.fd}: the connection to {c.record.peer} is busy: "
                 f"{c.record.reason}"
@@ -370,10 +370,10 @@ class Survey:
                 text, "A late answer to criuctl's question would have reached the program."
             )
         if answer.reason:
-            wished = decision.policy == "reconnect"
+            reconnects = decision.policy == "reconnect"
             return (
                 replace(record, policy=decision.on_failure, reason=answer.reason)
-                if wished
+                if reconnects
                 else record
             )
         session = dict(answer.session)
@@ -398,7 +398,7 @@ class Survey:
         decision = decide(
             record,
             self.rules,
-            self.wish,
+            self.requested,
             commands=commands,
             addresses=self._addresses,
             owners=owners,

@@ -61,12 +61,12 @@ def _made_by(pid: int) -> list[int]:
         own = [process.pid for process in read_tree(pid)]
         parent, born = read_process(pid).ppid, ProcessIdentity.of(pid).start_time
         programs = {program for known in own if (program := _program(known))}
-        beside = [
+        siblings = [
             c
             for c in children(parent)
             if c not in own and _program(c) in programs and _born(c) >= born
         ]
-        return own + [process.pid for sibling in beside for process in read_tree(sibling)]
+        return own + [process.pid for sibling in siblings for process in read_tree(sibling)]
     except CriuctlError:
         return []  # it has ended
 

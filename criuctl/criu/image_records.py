@@ -165,7 +165,7 @@ def environments(get: Images) -> dict[int, tuple[int, int]]:
 
 
 def tasks(get: Images) -> list[Task]:
-    """The processes, the root first."""
+    """Return the processes, the root first."""
     files = {
         entry.id: _path(entry)
         for entry in _read(get, "files.img", "FILES")

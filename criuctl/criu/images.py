@@ -119,7 +119,7 @@ class OpenSocket(Struct):
 
     @property
     def peer(self) -> tuple[int, bytes, int]:
-        """The other end, likewise."""
+        """The same of the other end."""
         return _endpoint(self.entry.family, self.entry.dst_addr, self.entry.dst_port)
 
 

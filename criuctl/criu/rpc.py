@@ -2,9 +2,9 @@
 
 CRIU is started as ``criu swrk FD`` (see `criuctl.criu.binary`) with one end of a socket pair; each
 packet is one protobuf message (``images/rpc.proto`` in CRIU's sources). A dump or restore request
-is answered by any number of NOTIFY messages, each of which must be acknowledged, and at last by one
-response of the request's own type. pycriu's own client has no notify loop and drops ``cr_errmsg``,
-hence this one; the message classes are pycriu's.
+is answered by any number of NOTIFY messages, which must be acknowledged one by one, and at last by
+one response of the request's own type. pycriu's own client has no notify loop and drops
+``cr_errmsg``, hence this one; the message classes are pycriu's.
 
 Another thread may send a negative answer while the caller works on its answer (`veto`).
 

@@ -68,11 +68,11 @@ def external_files(images: ImageSet) -> list[TtyFile]:
     for entry in images.files():
         info = infos.get(entry.tty.tty_info_id) if entry.HasField("tty") else None
         if info is not None:
-            found.append(_told(entry, info, holders))
+            found.append(_tty_file(entry, info, holders))
     return found
 
 
-def _told(
+def _tty_file(
     entry: Any, info: Any, holders: Mapping[int, list[tuple[int, int]]], mode: int | None = None
 ) -> TtyFile:
     return TtyFile(
@@ -157,7 +157,7 @@ def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFil
         for entry in opened:
             info = type(infos[entry.tty.tty_info_id])()
             info.CopyFrom(infos[entry.tty.tty_info_id])
-            file = _told(entry, info, holders, modes.get(entry.tty.regf_id))
+            file = _tty_file(entry, info, holders, modes.get(entry.tty.regf_id))
             info.id, info.type, info.packet_mode = next(unused), _EXTERNAL, False
             info.ClearField("pty")
             infos[info.id] = info
@@ -341,7 +341,7 @@ def sessions(images: ImageSet) -> dict[int, int]:
 
 
 def lead_session(images: ImageSet) -> None:
-    """If the root's session was led from outside the tree, make the root its leader.
+    """Make the root the leader of its session if that was led from outside the tree.
 
     Also of its process group. Otherwise it would come back into criuctl's own session, which has no
     number in the tree's PID namespace, and could not be dumped again from there.

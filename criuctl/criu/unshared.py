@@ -28,7 +28,7 @@ from .images import write
 from .pages import PAGE, PagemapEntry
 
 WORTHWHILE = 256  # pages of a mapping, from which on it is compared
-_STRIDE = 64  # pages of which one is compared
+_STRIDE = 64  # one page in so many is compared
 _FEWEST, _MOST = 16, 256  # pages compared per mapping
 _SCATTER = 2654435761  # spreads the compared pages over their strides
 

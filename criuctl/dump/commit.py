@@ -78,7 +78,7 @@ class Commit(Struct, eq=False):
         self.parts.terminals.close_input_again()
         self.job.reporter.step("collect")
         self.manifest = self._describe(memory)
-        if self.job.wishes.leave_running:  # the upload goes on after the thaw, see `store_running`
+        if self.job.request.leave_running:  # the upload goes on after the thaw, see `store_running`
             self.destination.writer.wait_hashed()
             limit.stop_clock()  # before it is given back, which must not be interrupted half way
             self.freeze.give_back()
@@ -119,14 +119,14 @@ class Commit(Struct, eq=False):
         self.registry.put(ended)
 
     def store_running(self) -> None:
-        """The tree of a snapshot runs again: store what was taken of it."""
+        """Store the data of a snapshot, whose tree runs again."""
         assert self.manifest is not None
         self.parts.end_connection_watch()
         self.parts.holder.thawed()
         exact = None if self.parts.holder.held_since else ImageSet(self.freeze.folder).frozen_us()
         devices = self.parts.devices
         if devices is not None:
-            devices.give_back()  # what is lost all the same has the more need of this checkpoint
+            devices.give_back()  # if a device is lost nevertheless, this checkpoint is needed
             if devices.taken_at:  # the program has waited since it was locked
                 exact = int((time.monotonic() - devices.taken_at) * 1_000_000)
         timed = self._timed(self.manifest, (exact or self._frozen_ms * 1000) / 1000)
@@ -215,10 +215,10 @@ class Commit(Struct, eq=False):
     # -- the end of the tree -----------------------------------------------------------------------
 
     def ended(self) -> bool:
-        """Whether the checkpoint is committed and the tree is gone, or killed, whatever CRIU has
-        answered.
+        """Return whether the checkpoint is committed and the tree is gone, or killed, whatever CRIU
+        has answered.
         """
-        if self.job.wishes.leave_running or not self.let_go:
+        if self.job.request.leave_running or not self.let_go:
             return False
         left = wait_ended((p.identity for p in self.freeze.seen.tree), GONE_TIMEOUT)
         return all(identity.doomed() for identity in left)

@@ -18,10 +18,10 @@ _NAMED = 3
 
 
 def connections(
-    config: Config, target: Target, *, reporter: Reporter, wish: str | None = None
+    config: Config, target: Target, *, reporter: Reporter, requested: str | None = None
 ) -> list[ConnectionRecord]:
     """Return the records that a dump with this policy would begin with; PIDs are this host's."""
-    survey = Survey(config, reporter, wish=wish)
+    survey = Survey(config, reporter, requested=requested)
     return [
         replace(c.record, pid=c.held.pid, holders=c.held.holders)
         for c in survey.look(target.root.pid)

@@ -33,7 +33,7 @@ class Delivery(Protocol):
         """
 
     def ended(self, left: Sequence[ProcessIdentity]) -> None:
-        """Report that CRIU has killed the tree, of which `left` still run.
+        """Report that CRIU has killed the tree; the processes `left` still run.
 
-        If none does, it may run on the other host.  Never raises.
+        If none is left, the session may run on the other host. Never raises.
         """

@@ -62,7 +62,7 @@ def open_destination(
         repository = _repository(store, job.config, registry, session, subject.root)
         repository.warn_unpinned(job.reporter)
         stack.callback(repository.close)
-        lives_on = job.wishes.leave_running
+        lives_on = job.request.leave_running
         home = Home(
             job.config, repository, registry, session, subject.root, job.reporter, lives_on=lives_on
         )
@@ -73,7 +73,7 @@ def open_destination(
         stack.callback(repository.close)
         repository.preflight_write()
     # A dump whose tree waits for the store while frozen may be patient with it.
-    patient = not job.wishes.leave_running and not (job.wishes.precopy and delivery is not None)
+    patient = not job.request.leave_running and not (job.request.precopy and delivery is not None)
     writer = stack.enter_context(repository.writer(job.reporter, patient=patient))
     return Destination(repository, writer, session, home, delivery)
 

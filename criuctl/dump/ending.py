@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 def settle_failure(
     error: BaseException, job: DumpJob, parts: TreeParts, freeze: Freeze, commit: Commit
 ) -> Manifest:
-    """Give a tree that runs on what is its own, and raise; return the manifest if the dump has
-    succeeded all the same.
+    """Undo the dump for a tree that continues, and raise the error; return the manifest if the dump
+    has succeeded nevertheless.
 
     CRIU may give no answer although all is done: the last process of a private PID namespace takes
     CRIU, its guest, along.
@@ -112,10 +112,10 @@ def finish(
     after: AfterCommit,
     manifest: Manifest,
 ) -> None:
-    """The checkpoint exists: clean up, and write down where the session is now; what fails is a
+    """Clean up after the commit, and record where the session is now; a failure is only a
     warning.
     """
-    destination, ending = commit.destination, not job.wishes.leave_running
+    destination, ending = commit.destination, not job.request.leave_running
     name = repr(destination.session.name)
     if parts.devices is not None:
         with after.optional("the helper that holds the GPUs of the tree could not be ended"):

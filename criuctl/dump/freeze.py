@@ -34,7 +34,7 @@ from ..hooks import Hooks
 from ..host import connection_locks
 from ..host.preload import DUMP, preload
 from ..proc.descriptors import Descriptor, descriptors
-from ..proc.threads import Beside, Later
+from ..proc.threads import Later, WorkerThread
 from ..proc.tree import Process, read_tree
 from ..repairs.base import FrozenTree
 
@@ -81,7 +81,7 @@ class Freeze(Struct, eq=False):
     seen: Seen = field(default_factory=Seen)
     tries: int = 0  # that CRIU has refused
     _limit: FreezeLimit | None = None
-    _helper: Beside | None = None
+    _helper: WorkerThread | None = None
     _collected: Collected | None = None
     _dumped: bool = False  # CRIU is done with the tree, except for letting it go or ending it
     _given_back: bool = False
@@ -106,12 +106,12 @@ class Freeze(Struct, eq=False):
     def _try(
         self, steps: driver.DumpSteps, limit: FreezeLimit, ahead: Collection[Hashable]
     ) -> bool:
-        """Whether CRIU has done it; False: try again.  Raises what cannot be tried again."""
+        """Try once; return False to try again. Raise errors for which another try cannot help."""
         self.parts.survey.wait(self.job.root.pid)
         self.job.reporter.step("freeze")
         self._dumped = self._given_back = False
         try:
-            with Beside("criuctl-collect") as self._helper:
+            with WorkerThread("criuctl-collect") as self._helper:
                 self._helper.do(partial(preload, DUMP))  # while CRIU stops the tree
                 self.parts.call_limits.look(self.job.root.pid)
                 holder = self.parts.holder.prepared(self.job.max_freeze)
@@ -168,7 +168,7 @@ class Freeze(Struct, eq=False):
     # -- what CRIU calls back ----------------------------------------------------------------------
 
     def frozen(self) -> driver.Frozen:
-        """Every process is stopped: what /proc shows now is what the images will show."""
+        """Examine the stopped tree: /proc now shows what the images will contain."""
         try:
             with self.limit.interruptible():
                 frozen = self._look()
@@ -206,7 +206,7 @@ class Freeze(Struct, eq=False):
         assert self._helper is not None
         own = self._helper.do(lambda: private_memory.own_memory(tree))
         self._collected = Collected(reporter, self._helper.do(lambda: self._files(reporter)), own)
-        if not self.job.wishes.leave_running:
+        if not self.job.request.leave_running:
             parts.farewell.hold(looked.external)
         self.seen.connections = [c.record for c in looked.connections]
         parts.terminals.hold(opened, self.dumper.conversation)
@@ -261,7 +261,7 @@ class Freeze(Struct, eq=False):
             self._given_back = True
 
     def _break_off(self, error: FrozenTooLong) -> None:
-        """The tree has been frozen for too long: wait neither for the store nor for more of CRIU's
+        """Break off after too long a freeze: wait neither for the store nor for more of CRIU's
         pages.
         """
         error.message += "; the tree runs on" if self.job.root.alive() else "; the tree is gone"
@@ -270,15 +270,15 @@ class Freeze(Struct, eq=False):
         self.dumper.break_off()
 
     def _undo(self) -> None:
-        """From the watchdog's thread: let the tree go on, though `frozen` or the commit has not
-        returned.
+        """Let the tree continue, from the watchdog's thread, although `frozen` or the commit has
+        not returned.
         """
         if self.dumper.asks:
             self.give_back()
             self.dumper.veto()
 
     def _stored_so_far(self) -> str:
-        """What is in the store by now, for a message."""
+        """Return the amounts read and stored so far, for a message."""
         stats = self.writer.stats
         if not stats.bytes_in:
             return ""

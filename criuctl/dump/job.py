@@ -11,7 +11,7 @@ from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 
 
-class DumpWishes(Struct, frozen=True, kw_only=True):
+class DumpRequest(Struct, frozen=True, kw_only=True):
     """The options of a dump, as its caller gives them."""
 
     # of the session; None: the one that the tree has, or one after its command
@@ -28,11 +28,11 @@ class DumpWishes(Struct, frozen=True, kw_only=True):
 
 
 class DumpJob(Struct, frozen=True):
-    """One dump: its configuration, the tree's root and the wishes."""
+    """One dump: its configuration, the tree's root and the request."""
 
     config: Config
     reporter: Reporter
-    wishes: DumpWishes
+    request: DumpRequest
     root: ProcessIdentity
     began: float  # monotonic
     max_freeze: float  # seconds; 0: no bound

@@ -57,7 +57,7 @@ class TreeParts(Struct):
         """Return what CRIU is asked for; `freezer` is a control group that stands still."""
         return DumpOptions(
             pid=self.entry.root,
-            leave_running=job.wishes.leave_running,
+            leave_running=job.request.leave_running,
             shell_job=criu_facts.needs_shell_job(job.root.pid),
             external=[*self.external, *self.terminals.external],
             external_mounts=self.entry.is_init,
@@ -92,8 +92,8 @@ def gather(
     stack.callback(os.close, net)
     parts = TreeParts(
         survey=survey,
-        carried=carried_files.resolve_carried(job.wishes.with_files, root.pid),
-        binaries=carried_binaries.Binaries(root.pid, wanted=job.wishes.carry_binaries),
+        carried=carried_files.resolve_carried(job.request.with_files, root.pid),
+        binaries=carried_binaries.Binaries(root.pid, wanted=job.request.carry_binaries),
         entry=entry,
         net=net,
         links=link_remaps.DumpedLinks(root.pid, entry, stack),
@@ -109,5 +109,5 @@ def gather(
 
 
 def uses_devices(opened: Mapping[int, Sequence[Descriptor]]) -> bool:
-    """Whether a process holds an NVIDIA device."""
+    """Return whether a process holds an NVIDIA device."""
     return any(opened_device(d) for held in opened.values() for d in held)

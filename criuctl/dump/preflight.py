@@ -100,7 +100,7 @@ def examine(job: DumpJob, found: Target) -> Scene:
 
 
 def _settled(job: DumpJob, found: Target) -> tuple[list[Finding], Scene | None]:
-    running, carried = job.wishes.leave_running, job.wishes.with_files
+    running, carried = job.request.leave_running, job.request.with_files
     for pause in PAUSES:
         findings, scene = look_at(found, job.config, leave_running=running, with_files=carried)
         errors = [f for f in findings if f.level == "error"]
@@ -116,7 +116,7 @@ def warn_hung_up(job: DumpJob, survey: Survey) -> None:
 
     Not at a snapshot: its peers will be gone when it is restored.
     """
-    if not job.wishes.leave_running:
+    if not job.request.leave_running:
         for finding in hung_up_unasked(survey.unasked):
             job.reporter.finding(finding)
 

@@ -49,7 +49,7 @@ from .connection_lock import ConnectionLock
 from .delivery import Delivery
 from .destination import Destination, open_destination
 from .freeze import Freeze
-from .job import DumpJob, DumpWishes
+from .job import DumpJob, DumpRequest
 from .manifest_of_tree import DumpResult, result_of
 from .parts import TreeParts, gather, uses_devices
 from .signals import handlers_restored
@@ -59,11 +59,11 @@ def _operation(arguments: Mapping[str, Any]) -> str:
     """Return the name of this dump as an event; one in a migration is a part of that."""
     if arguments.get("delivery") is not None:
         return ""
-    return "snapshot" if arguments["wishes"].leave_running else "dump"
+    return "snapshot" if arguments["request"].leave_running else "dump"
 
 
 def _about(positional: tuple[Any, ...], arguments: Mapping[str, Any]) -> events.Facts:
-    return events.target(positional, {"name": arguments["wishes"].name})
+    return events.target(positional, {"name": arguments["request"].name})
 
 
 @events.recorded(_operation, about=_about)
@@ -71,7 +71,7 @@ def dump(
     config: Config,
     target: str,
     *,
-    wishes: DumpWishes,
+    request: DumpRequest,
     reporter: Reporter,
     delivery: Delivery | None = None,
 ) -> DumpResult:
@@ -82,8 +82,8 @@ def dump(
     warnings.
     """
     began = time.monotonic()
-    kind = "migrate" if delivery else "snapshot" if wishes.leave_running else "dump"
-    bound = freeze_limit.allowed(config, wishes.max_freeze, kind)
+    kind = "migrate" if delivery else "snapshot" if request.leave_running else "dump"
+    bound = freeze_limit.allowed(config, request.max_freeze, kind)
     if bound:  # CRIU bounds the stopping of the processes by itself
         config = replace(config, criu_timeout=min(config.criu_timeout, int(bound) + 2))
     registry = Registry(config)
@@ -98,9 +98,9 @@ def dump(
         )
         stack.enter_context(stopping(config, reporter))
         # No other criuctl dumps this tree, or changes its session, meanwhile.
-        dumped = subject.claim(config, registry, found, wishes.name, stack)
+        dumped = subject.claim(config, registry, found, request.name, stack)
         job = DumpJob(
-            config, reporter, wishes, dumped.root, began, bound, moves=delivery is not None
+            config, reporter, request, dumped.root, began, bound, moves=delivery is not None
         )
         hooks = _hooks(job, dumped)
         stack.enter_context(hooks.on_failure("dump-failed"))
@@ -113,7 +113,7 @@ def dump(
         survey = _survey(job, scene)
         required = []
         if delivery is None:
-            required = predicates.wanted(config, dumped.session.name, wishes.require)
+            required = predicates.wanted(config, dumped.session.name, request.require)
 
         # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is
         # allowed to go on.
@@ -136,7 +136,7 @@ def dump(
             if uses_devices(scene.opened):
                 _take_devices(job, parts, stack)
             freeze.run(commit.images_complete)
-            if wishes.leave_running:
+            if request.leave_running:
                 commit.store_running()
             manifest = commit.stored_manifest()
         except BaseException as error:
@@ -156,8 +156,8 @@ def _hooks(job: DumpJob, dumped: subject.Subject) -> Hooks:
         job.reporter,
         dumped.session,
         dumped.root.pid,
-        labels=job.wishes.labels,
-        leave_running=job.wishes.leave_running,
+        labels=job.request.labels,
+        leave_running=job.request.leave_running,
     )
 
 
@@ -165,13 +165,13 @@ def _survey(job: DumpJob, scene: Scene) -> Survey:
     """Return what is known of the tree's connections while it runs, and warn of those that will be
     hung up.
     """
-    wishes = job.wishes
+    request = job.request
     survey = Survey(
         job.config,
         job.reporter,
-        wish=wishes.connections,
-        drain=wishes.drain,
-        ending=not wishes.leave_running,
+        requested=request.connections,
+        drain=request.drain,
+        ending=not request.leave_running,
     )
     survey.ahead(job.root.pid, (scene.tree, scene.opened))
     preflight.warn_hung_up(job, survey)
@@ -200,7 +200,7 @@ def _warn_name(
     destination: Destination,
 ) -> None:
     """Warn where the name that the user has given means something else already."""
-    name, stored = job.wishes.name, destination.repository
+    name, stored = job.request.name, destination.repository
     if name is not None and not found.session and registry.get(name) is None and stored.list(name):
         job.reporter.warning(
             f"the store already holds checkpoints named {name!r}; this one is added to them"
@@ -214,7 +214,7 @@ def _store_ahead(job: DumpJob, parts: TreeParts, destination: Destination, commi
     (pre-copy).
     """
     recording.store_ahead(destination.writer, job.root.pid, parts.binaries)
-    if job.wishes.precopy:
+    if job.request.precopy:
         from .precopy import precopy  # of few dumps
 
         commit.rounds = precopy(destination.writer, job.root.pid, job.reporter)

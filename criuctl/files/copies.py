@@ -1,25 +1,24 @@
-"""Files that another process writes to while a copy is restored: often the original, which must not
-notice.
+"""Files that another process writes to while a copy is restored. That process is often the
+original, which must not be affected.
 
-Putting a file back sets the present one aside, and a process that has that open would go on in it
-under another name.  So the present file stays, and the copy gets one of its own, as it was at the
-freeze, under a name next to it: verdict ``beside``.  CRIU then opens that one.  A file that the
-copy does not have open it may open by its path later: such a file is refused.  All names of one
-file are settled alike: the copy's names are names of one file, too.
+Putting a file back sets the present one aside, and a process that has the present one open would
+continue to write to it under another name. So the present file stays, and the copy gets a separate
+file with the contents of the freeze, under a name next to it: verdict ``beside``. CRIU then opens
+that one. A file that the copy does not have open is refused, because the copy may open it by its
+path later. All names of one file are treated the same: the copy's names are names of one file, too.
 
-A lock has one holder.  If another process has a lock that the copy is to have, the copy locks a
-file of its own, as it was at the freeze (`separated`).  A lock stands for more than its file,
-though: it keeps two instances of a program from the same data.  So every open file that both would
-write to becomes the copy's own then, except its output; if one cannot, none does, and the lock is
-refused.
+A lock has one holder. If another process has a lock that the copy is to have, the copy locks a
+separate file, with the contents of the freeze (`separated`). But a lock protects more than its own
+file: it keeps two instances of a program from the same data. So every open file that both would
+write to is then separated for the copy, except its output; if one cannot be, none is, and the lock
+is refused.
 
-What a copy has mapped shared in memory (`shared_mappings`) it gets as its own even if it is
-unchanged, and even if no process uses it now: the original, brought back later, must find it as it
-was.
+Files in memory that a copy has mapped shared (`shared_mappings`) are always separated, even if they
+are unchanged and no process uses them now: the original, restored later, must find them unchanged.
 
 A file that no process has open now is put back, though the original may use it by its path: that is
-reported.  An unchanged file is the copy's as well, as after a fork: that both write to it from now
-on is reported.
+reported. An unchanged file is used by both, as after a fork: it is reported that both write to it
+from now on.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Files of one database, judged together: all come back as they were, or none does.
 
-A database of which nothing has changed goes on.  If files changed, all of those are put back, also
-logs that have only grown, because what was appended is not in the server's memory.  If the contents
-of one of them are not in the checkpoint, the restore is refused, once for the whole database, with
-what would have helped.
+A database without changes is left as it is. If files have changed, all changed files are put back,
+including logs that have only grown, because the server's memory does not know the appended data. If
+the contents of one of them are not in the checkpoint, the restore is refused, once for the whole
+database, with a remedy for the next dump.
 
-In a folder that came along as a whole (``--with-files``), what was made in it since the dump is set
-aside, too (``set-aside``): PostgreSQL, for example, would take a newer map of free space for its
-own. RULE: that is done only in what is a data folder on this host already, because a manifest can
+In a folder that was stored as a whole (``--with-files``), files made since the dump are set aside,
+too (``set-aside``): PostgreSQL, for example, would use a newer map of free space as its own. RULE:
+that is done only in a folder that is already a data folder on this host, because a manifest can
 name any folder.
 """
 

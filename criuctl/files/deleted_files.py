@@ -29,7 +29,7 @@ from ..criu.ghostimages import Ghost, Remap, is_nameless, remaps
 from ..criu.heldfiles import HeldFile
 from ..criu.images import ImageSet
 from ..errors import RestoreFailed
-from ..proc.path_control import Found, Looks
+from ..proc.path_control import Found, PathLookup
 from .link_remaps import Provided
 from .permission import HINT, Judge, Objection
 
@@ -42,7 +42,7 @@ def folder_objections(
     images: ImageSet,
     files: Iterable[HeldFile],
     judge: Judge,
-    looks: Looks,
+    lookup: PathLookup,
 ) -> list[Objection]:
     """Report what stands against making the deleted files again in their folders."""
     by_id = {held.id: held for held in files}
@@ -52,8 +52,8 @@ def folder_objections(
     )
     for held in (by_id[remap.id] for remap in named):
         with ExitStack() as stack:
-            folder, there = nearest_folder(looks, held.path, stack)
-            objection = judge.folder_objection(folder, there, held.uses, looks.root)
+            folder, there = nearest_folder(lookup, held.path, stack)
+            objection = judge.folder_objection(folder, there, held.uses, lookup.root)
             if objection is not None:
                 found.append(objection)
     return found
@@ -63,7 +63,7 @@ def made(
     images: ImageSet,
     files: Iterable[HeldFile],
     judge: Judge,
-    looks: Looks,
+    lookup: PathLookup,
     links: Provided,
     stack: ExitStack,
 ) -> dict[int, int]:
@@ -80,12 +80,12 @@ def made(
         if held is None:
             continue
         with ExitStack() as now:
-            folder, there = nearest_folder(looks, held.path, now)
+            folder, there = nearest_folder(lookup, held.path, now)
             nameless = is_nameless(images, remap)
-            if looks.is_roots(folder) and not nameless:
+            if lookup.is_roots(folder) and not nameless:
                 continue
             objection = (
-                None if nameless else judge.folder_objection(folder, there, held.uses, looks.root)
+                None if nameless else judge.folder_objection(folder, there, held.uses, lookup.root)
             )
             if objection is not None:
                 raise RestoreFailed(str(objection), hint=HINT)
@@ -112,7 +112,7 @@ def linked(
     images: ImageSet,
     files: Iterable[HeldFile],
     judge: Judge,
-    looks: Looks,
+    lookup: PathLookup,
     links: Provided,
 ) -> dict[int, tuple[int, int]]:
     """Judge the targets of the helper links; return id in files.img -> device and inode.
@@ -130,7 +130,7 @@ def linked(
         inode = (wanted.st_dev, wanted.st_ino)
         if inode not in links.created:
             try:
-                with looks.straight(helper.path) as fd:
+                with lookup.straight(helper.path) as fd:
                     if not os.path.samestat(os.fstat(fd), wanted):
                         raise OSError(errno.ESTALE, "another file is in its place now")
                     origin = links.origins.get(helper.path, helper.path)
@@ -144,12 +144,12 @@ def linked(
     return found
 
 
-def nearest_folder(looks: Looks, path: str, stack: ExitStack) -> tuple[str, Found]:
+def nearest_folder(lookup: PathLookup, path: str, stack: ExitStack) -> tuple[str, Found]:
     """Return the nearest existing folder on the way to `path`."""
     folder = os.path.dirname(path)
     while True:
         try:
-            return folder, stack.enter_context(looks.at(folder))
+            return folder, stack.enter_context(lookup.at(folder))
         except OSError as error:
             if folder == "/" or error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise RestoreFailed(f"{folder}: {error.strerror}") from error

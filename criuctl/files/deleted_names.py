@@ -8,9 +8,9 @@ nothing, and the contents decide, as for files with records.  `judge` decides wh
 under the deleted name now:
 
 - ``same``: what is at the other name: it is that file, with the contents that were recorded;
-- ``grown``: likewise, though something was appended: the tree only appends to it, or only reads it;
-- ``moved-on``: likewise, though it has changed, as ``--files keep`` asks; or only its mode is
-  another one;
+- ``grown``: the same file with data appended: the tree only appends to it, or only reads it;
+- ``moved-on``: the same file, which has changed: left as it is because of ``--files keep``, or
+  because only its mode differs;
 - ``follows``: a name of it has a record of its own: what is there when files have been put back
   (`put_back`);
 - ``apart``: a file of its own with the contents that were recorded, because the other has changed

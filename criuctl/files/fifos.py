@@ -255,7 +255,7 @@ class _Look(Struct, frozen=True):
                 if queue.data
                 else ""
             )
-            self._tell(
+            self._report(
                 queue,
                 "fifo-shared",
                 f"{reader} reads from this named pipe, and so will the copy{kept}",
@@ -271,7 +271,7 @@ class _Look(Struct, frozen=True):
                     f"the {unread} of this named pipe that were unread at the dump come after the "
                     f"{_bytes(present)}"
                 )
-                self._tell(
+                self._report(
                     queue, "fifo-behind", f"{behind} that are in it now; {others[0]} has it open"
                 )
             # CRIU would make it as large as it was, which may be too small for both, or for its
@@ -293,7 +293,7 @@ class _Look(Struct, frozen=True):
                 f"{since}: the tree finds the {_bytes(present)} that are in it now, not the "
                 f"{unread} that were unread then"
             )
-            self._tell(queue, "fifo-read-since", text)
+            self._report(queue, "fifo-read-since", text)
         return True
 
     def take_back(self) -> None:
@@ -308,7 +308,7 @@ class _Look(Struct, frozen=True):
                 if written and queue.data.startswith(written) and os.read(fd, len(now)) == now:
                     fifos.put(fd, before)
                 elif now != before:
-                    self._tell(
+                    self._report(
                         queue,
                         "fifo-left",
                         f"the {_bytes(queue.data)} that were unread at the dump may be left in it",
@@ -333,7 +333,7 @@ class _Look(Struct, frozen=True):
             return True
         return begins and bool(record.outside or self.manifest.criu.get("leave_running"))
 
-    def _tell(self, queue: SavedQueue, code: str, text: str, hint: str = "") -> None:
+    def _report(self, queue: SavedQueue, code: str, text: str, hint: str = "") -> None:
         pid, fd = queue.holders[0] if queue.holders else (None, None)
         self.reporter.finding(Finding("warning", code, f"{queue.paths[0]}: {text}", hint, pid, fd))
 

@@ -22,7 +22,7 @@ from ..criu.heldfiles import HeldFile, held_files
 from ..criu.images import ImageSet
 from ..errors import RestoreFailed
 from ..proc.limits import room_for_descriptors
-from ..proc.path_control import Found, Looks
+from ..proc.path_control import Found, PathLookup
 from . import deleted_files
 from .link_remaps import Provided
 from .permission import HINT, Judge
@@ -61,14 +61,14 @@ def expect(
     """
     expected = Expected(files=held_files(images))
     held: dict[tuple[str, bool], Found | None] = {}
-    with Looks(root) as looks, room_for_descriptors(len(expected.files)):
+    with PathLookup(root) as lookup, room_for_descriptors(len(expected.files)):
         for one in expected.files:
             if one.deleted or one.external:
                 continue
             # of a link, or of where it leads
             key = one.path, bool(one.flags & os.O_PATH and one.flags & os.O_NOFOLLOW)
             if key not in held:
-                held[key] = _found(looks, one.path, stack, one.flags)
+                held[key] = _found(lookup, one.path, stack, one.flags)
             found = held[key]
             if found is None:
                 continue
@@ -77,8 +77,8 @@ def expect(
             expected.inodes[one.id] = (found.status.st_dev, found.status.st_ino)
             if found.fault is not None and not one.path.startswith(_KERNELS):
                 expected.descriptors[one.id] = found.fd
-        expected.inodes |= deleted_files.linked(images, expected.files, judge, looks, links)
-        gone = deleted_files.made(images, expected.files, judge, looks, links, stack)
+        expected.inodes |= deleted_files.linked(images, expected.files, judge, lookup, links)
+        gone = deleted_files.made(images, expected.files, judge, lookup, links, stack)
     for number, fd in gone.items():
         status = os.fstat(fd)
         expected.inodes[number] = (status.st_dev, status.st_ino)
@@ -96,13 +96,13 @@ def hand_over(images: ImageSet, expected: Expected) -> dict[str, int]:
     return heldfiles.hand_over(images, expected.descriptors)
 
 
-def _found(looks: Looks, path: str, stack: ExitStack, flags: int = 0) -> Found | None:
+def _found(lookup: PathLookup, path: str, stack: ExitStack, flags: int = 0) -> Found | None:
     """Return what is at the path, held until `stack` ends unless root alone controls it; `flags` as
-    for `Looks`.
+    for `PathLookup`.
     """
     try:
         with ExitStack() as now:
-            found = now.enter_context(looks.at(path, flags))
+            found = now.enter_context(lookup.at(path, flags))
             if found.fault is not None:
                 stack.push(now.pop_all())
             return found

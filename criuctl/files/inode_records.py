@@ -32,7 +32,7 @@ from ..host.registry import boot_id
 from ..proc import inodes, socketfiles, trustedpath
 from ..proc.descriptors import Descriptor
 from ..proc.mappings import Mapping as MappedRange
-from ..proc.path_control import Looks
+from ..proc.path_control import PathLookup
 from ..proc.tree import Process, mappings
 
 _KERNELS = ("/proc/", "/sys/")
@@ -47,22 +47,22 @@ def record(
     """Return the inodes at the paths of a frozen tree, except those that root alone controls."""
     found: dict[str, InodeRecord] = {}
     seen: set[tuple[str, int]] = set()
-    with Looks() as looks:
+    with PathLookup() as lookup:
         for held in _held(tree, opened):
             path, wanted = held.path, held.wanted
             if (path, wanted) in seen or not path.startswith("/") or path.startswith(_KERNELS):
                 continue
             seen.add((path, wanted))
-            with suppress(OSError), _opened(looks, path, held.source) as fd:
+            with suppress(OSError), _opened(lookup, path, held.source) as fd:
                 status = os.fstat(fd)
                 same = held.number in (None, status.st_ino)
-                if same and not _is_anybodys(looks, path, status, wanted):
+                if same and not _is_anybodys(lookup, path, status, wanted):
                     found[path] = _of(path, fd)
     return list(found.values())
 
 
 @contextmanager
-def _opened(looks: Looks, path: str, source: str) -> Iterator[int]:
+def _opened(lookup: PathLookup, path: str, source: str) -> Iterator[int]:
     """Open what `source` in /proc leads to; without `source` what is at the path.
 
     The latter is not a link's target: a user cannot have another user's folder there.
@@ -74,7 +74,7 @@ def _opened(looks: Looks, path: str, source: str) -> Iterator[int]:
         finally:
             os.close(fd)
         return
-    with looks.straight(path) as fd:
+    with lookup.straight(path) as fd:
         yield fd
 
 
@@ -92,12 +92,12 @@ def of_links(links: Iterable[LinkRecord]) -> list[InodeRecord]:
     ]
 
 
-def _is_anybodys(looks: Looks, path: str, status: os.stat_result, wanted: int) -> bool:
+def _is_anybodys(lookup: PathLookup, path: str, status: os.stat_result, wanted: int) -> bool:
     """Return whether root alone controls the path, it is this file, and every user may open it
     so.
     """
     try:
-        with looks.at(path) as there:
+        with lookup.at(path) as there:
             if there.fault is not None or not os.path.samestat(there.status, status):
                 return False
             *way, last = [component.mode for component in there.walked]

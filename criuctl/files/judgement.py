@@ -378,7 +378,7 @@ def judge_all(
     if not any(j.verdict == "overlaid" for j in judged):
         return judged
     written = carried_binaries.written_folders(j.record for j in judged)
-    return [_beside_written(j, written) for j in judged]
+    return [_refuse_written_folders(j, written) for j in judged]
 
 
 def _if_allowed(judgement: Judgement, uids: Collection[int]) -> Judgement:
@@ -432,7 +432,7 @@ def _if_reached(judgement: Judgement, restored: Container[str]) -> Judgement:
     return judgement
 
 
-def _beside_written(judgement: Judgement, written: Mapping[str, str]) -> Judgement:
+def _refuse_written_folders(judgement: Judgement, written: Mapping[str, str]) -> Judgement:
     """Refuse to cover a folder that the tree writes to."""
     record = judgement.record
     if judgement.verdict != "overlaid" or carried_binaries.is_file(record.path):

@@ -96,7 +96,7 @@ class Judge(Struct, frozen=True):
 
     def objection(self, held: HeldFile, found: Found, root: int | None) -> Objection | None:
         """Return why a process that holds `held` may not have what was found at its path; `root` as
-        for `Looks`.
+        for `PathLookup`.
         """
         if found.fault is None and self.certain:
             return None

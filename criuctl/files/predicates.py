@@ -123,10 +123,10 @@ def wanted(
 
 
 def note(
-    config: Config, wishes: Sequence[tuple[PredicateKind, str]]
+    config: Config, requested: Sequence[tuple[PredicateKind, str]]
 ) -> tuple[PredicateRecord, ...]:
     """Record the present state; `PreflightRefused` for a predicate that does not hold now."""
-    return tuple(_noted(config, kind, argument) for kind, argument in wishes)
+    return tuple(_noted(config, kind, argument) for kind, argument in requested)
 
 
 def _noted(config: Config, kind: PredicateKind, argument: str) -> PredicateRecord:
@@ -196,7 +196,7 @@ def verdicts(config: Config, manifest: Manifest, *, run: bool = True) -> Iterato
             )
         else:
             why = _stale(config, manifest, record)
-            hint = "Restore another checkpoint; --force restores it all the same."
+            hint = "Restore another checkpoint; --force restores it anyway."
             yield Verdict(record, "stale", why, hint) if why else Verdict(record, "holds")
 
 

@@ -37,7 +37,7 @@ class Applied:
         self._undo: list[Callable[[], None]] = []
         self._made: dict[tuple[int, int], str] = {}  # device and inode at the dump -> where it is
         # a file that stays: device and inode of its folder, name
-        self._beside: dict[tuple[int, int, str], str] = {}
+        self._own_copies: dict[tuple[int, int, str], str] = {}
         self.aside: list[tuple[str, str]] = []  # (path, where its newer copy is)
         self.own: dict[str, str] = {}  # path -> the tree's own path instead
         self.created: set[tuple[int, int]] = set()  # device and inode of each
@@ -61,7 +61,7 @@ class Applied:
                 if judgement.verdict == "set-aside":
                     self._move_away(judgement.record.path)
                 elif judgement.verdict == "beside":
-                    self._make_beside(judgement)
+                    self._make_own_copy(judgement)
                 else:
                     self._put_back(judgement)
             except OSError as error:
@@ -113,21 +113,21 @@ class Applied:
             if _is_there(os.path.basename(path), folder):
                 self._set_aside(path, folder)
 
-    def _make_beside(self, judgement: Judgement) -> None:
+    def _make_own_copy(self, judgement: Judgement) -> None:
         """Make the tree's own file under another name; the present file stays."""
         record = judgement.record
         above, name = os.path.split(record.path)
         with folder_walk.folder(above) as folder:
             # another path may lead here
             place = (os.fstat(folder).st_dev, os.fstat(folder).st_ino, name)
-            if place not in self._beside:
+            if place not in self._own_copies:
                 own = os.path.join(above, self._free_name(name, "older", folder))
                 if stat.S_ISFIFO(record.mode):
                     self._make_fifo(replace(record, path=own), folder)
                 else:
                     self._make(record, own, name if judgement.from_prefix else "", folder)
-                self._beside[place] = own
-        self.own[record.path] = self._beside[place]
+                self._own_copies[place] = own
+        self.own[record.path] = self._own_copies[place]
 
     def _make(self, record: FileRecord, path: str, prefix_of: str, folder: int) -> None:
         """Make a regular file at `path`, or another name of one made already, if they were one file

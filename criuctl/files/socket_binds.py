@@ -13,9 +13,9 @@ write.  So:
   in place, and nothing has run, the process itself binds it (`bind`), with its own rights to files
   (CRIU has not given it its credentials yet, and leaves it those of root until then): the kernel
   lets it make a socket only where its user may.  What must be removed or get a mode is reached by
-  the descriptor of the folder that was judged.  Datagram sockets that were connected to it, or to
-  one outside the tree, by such a name are connected again likewise, and so are streams that it had
-  not accepted.
+  the descriptor of the folder that was judged.  In the same way their own processes connect again
+  the datagram sockets that were connected to it, or to one outside the tree, by such a name, and
+  the streams that it had not accepted.
 - At the end each is checked by descriptor: the file that the socket is bound to must be the one in
   the folder that was judged (`compare`).
 """
@@ -38,7 +38,7 @@ from ..criu.heldfiles import OwnIds, Use, own_ids
 from ..criu.images import TCP_CLOSE, TCP_LISTEN, ImageSet, text
 from ..errors import CriuctlError, RestoreFailed
 from ..proc import inject, socketfiles, trustedpath
-from ..proc.path_control import Looks
+from ..proc.path_control import PathLookup
 from .deleted_files import nearest_folder
 from .permission import HINT, Judge, Objection
 from .socket_names import EXTERN, BoundName, bound
@@ -60,7 +60,7 @@ class _Bound(Struct):
     clients: list[tuple[int, int]] = field(default_factory=list)
 
 
-def folder_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Objection]:
+def folder_objections(images: ImageSet, judge: Judge, lookup: PathLookup) -> list[Objection]:
     """Report what stands against binding sockets in the folders that their paths lead to now."""
     names = [name for name in bound(images) if not name.abstract]
     holders = images.holders() if names else {}
@@ -70,14 +70,14 @@ def folder_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Obje
         if not held:
             continue
         with ExitStack() as stack:
-            folder, there = nearest_folder(looks, name.path, stack)
+            folder, there = nearest_folder(lookup, name.path, stack)
             uses = [Use(pid, "descriptor", fd) for pid, fd in held]
-            if (objection := judge.folder_objection(folder, there, uses, looks.root)) is not None:
+            if (objection := judge.folder_objection(folder, there, uses, lookup.root)) is not None:
                 found.append(objection)
     return found
 
 
-def peer_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Objection]:
+def peer_objections(images: ImageSet, judge: Judge, lookup: PathLookup) -> list[Objection]:
     """Report what stands against connecting datagram sockets to their peers outside the tree, by
     their names.
     """
@@ -85,10 +85,10 @@ def peer_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Object
     for peer in _peers(images):
         with (
             suppress(OSError),
-            looks.at(peer.name.path) as there,
+            lookup.at(peer.name.path) as there,
         ):  # missing: reported elsewhere
             uses = [Use(pid, "descriptor", fd) for pid, fd in peer.clients]
-            objection = judge.peer_objection(peer.name.path, there, uses, looks.root)
+            objection = judge.peer_objection(peer.name.path, there, uses, lookup.root)
             if objection is not None:
                 found.append(objection)
     return found
@@ -141,11 +141,11 @@ class OwnBinds:
         self._ids: dict[int, OwnIds] = {}
         names = [name for name in bound(images) if not name.abstract]
         holders = images.holders() if names else {}
-        with Looks(root) as looks:
+        with PathLookup(root) as lookup:
             for name in names:
                 if name.id not in holders:
                     continue
-                folder, there = nearest_folder(looks, name.path, stack)
+                folder, there = nearest_folder(lookup, name.path, stack)
                 uses = [Use(pid, "descriptor", fd) for pid, fd in holders[name.id]]
                 refused = judge.folder_objection(folder, there, uses, root)
                 if refused is not None:
@@ -154,10 +154,10 @@ class OwnBinds:
                 if folder != os.path.dirname(name.path):
                     continue  # CRIU makes the folders that are missing, for a deleted name
                 self._sockets.append(one)
-                if not looks.is_roots(folder) and platform.machine() == "x86_64":
+                if not lookup.is_roots(folder) and platform.machine() == "x86_64":
                     self._own.append(one)
             for peer in _peers(images) if platform.machine() == "x86_64" else ():
-                with suppress(OSError), looks.at(peer.name.path) as there:
+                with suppress(OSError), lookup.at(peer.name.path) as there:
                     if there.fault is not None:
                         self._peers.append(peer)
         if self._own or self._peers:

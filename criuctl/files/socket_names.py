@@ -87,7 +87,7 @@ class TakenName(Struct, frozen=True):
     exists: bool = True  # there is something at the path
 
 
-# -- what is there --------------------------------------------------------------------------------
+# -- names that are taken -------------------------------------------------------------------------
 
 
 def bound(images: ImageSet) -> list[BoundName]:
@@ -122,8 +122,8 @@ def _own_mounts(images: ImageSet) -> set[int]:
 
 
 def taken(images: ImageSet, manifest: Manifest, net: Place, *, copy: bool) -> tuple[TakenName, ...]:
-    """Return the names of the images that are taken here; `net`: how, and from where, the tree's
-    net namespace can be had.
+    """Return the names of the images that are taken here; `net`: how, and from where, the tree
+    gets its net namespace.
     """
     with opened(net) as namespace:
         names = bound(images)

@@ -12,7 +12,7 @@ from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..criu.heldfiles import HeldFile, credentials, held_files
 from ..criu.images import ImageSet
-from ..proc.path_control import Looks
+from ..proc.path_control import PathLookup
 from ..report import Finding
 from . import deleted_files, socket_binds
 from .judgement import Judgement
@@ -28,7 +28,8 @@ def objections(
     authentic: bool,
     hang_up: bool = False,
 ) -> list[Finding]:
-    """Return one finding for each file or folder that may not be had; `Damaged` for hostile images.
+    """Return one finding for each file or folder that the tree may not get; raise `Damaged` for
+    hostile images.
 
     `authentic`: no other program than criuctl can have written the checkpoint.  `hang_up`:
     connections are not made again.
@@ -43,20 +44,20 @@ def objections(
     there = [
         one for one in held if not one.deleted and not one.external and one.path not in restored
     ]
-    with Looks() as looks:
+    with PathLookup() as lookup:
         found = [
-            *_files(there, judge, looks),
-            *deleted_files.folder_objections(images, held, judge, looks),
-            *socket_binds.folder_objections(images, judge, looks),
-            *([] if hang_up else socket_binds.peer_objections(images, judge, looks)),
+            *_files(there, judge, lookup),
+            *deleted_files.folder_objections(images, held, judge, lookup),
+            *socket_binds.folder_objections(images, judge, lookup),
+            *([] if hang_up else socket_binds.peer_objections(images, judge, lookup)),
         ]
     return [objection.finding() for objection in dict.fromkeys(found)]
 
 
-def _files(files: Iterable[HeldFile], judge: Judge, looks: Looks) -> Iterator[Objection]:
+def _files(files: Iterable[HeldFile], judge: Judge, lookup: PathLookup) -> Iterator[Objection]:
     for one in files:
         try:
-            with looks.at(one.path, one.flags) as there:
+            with lookup.at(one.path, one.flags) as there:
                 objection = judge.objection(one, there, None)
         except OSError:  # what is missing is reported elsewhere
             continue

@@ -177,7 +177,7 @@ class Management:
             pass
 
     def driver_version(self) -> str:
-        """The driver's version as nvidia-smi shows it: "580.159.04"."""
+        """Return the driver's version as nvidia-smi shows it: "580.159.04"."""
         text = ctypes.create_string_buffer(96)
         if self._nvml is None or self._nvml.nvmlSystemGetDriverVersion(text, len(text)):
             return ""

@@ -185,7 +185,7 @@ class HookResult(Struct, frozen=True):
     stderr: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON, without what is empty."""
+        """Return JSON without empty values."""
         body: dict[str, Any] = {
             "name": self.name,
             "phase": self.phase,

@@ -48,7 +48,7 @@ class Hook(Struct, frozen=True):
     about: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON of ``hooks list``."""
+        """Return the JSON of ``hooks list``."""
         body: dict[str, Any] = {"phase": self.phase, "name": self.name, "origin": self.origin}
         more = {"path": self.path, "refused": self.refused, "hint": self.hint, "about": self.about}
         return body | {key: value for key, value in more.items() if value}
@@ -74,7 +74,7 @@ BUILT_IN = (
         RECONNECT,
         "journal",
         "built-in",
-        about="tells systemd's journal again whose lines these are",
+        about="names the service to systemd's journal again",
     ),
     Hook(RECONNECT, "tcp", "built-in", about="connects, optionally with a preamble"),
 )

@@ -55,9 +55,9 @@ def run_reconnect(
     timeout = min(config.hook_timeout, deadline - time.monotonic())
     if timeout <= 0:
         return _failed(f"no time is left for the hook {name!r}", retry=True)
-    told = {key: value for key, value in (facts or {}).items() if key != "connections"}
+    known = {key: value for key, value in (facts or {}).items() if key != "connections"}
     body = request(
-        RECONNECT, told | {"connection": dict(record), "options": dict(options or {})}, name
+        RECONNECT, known | {"connection": dict(record), "options": dict(options or {})}, name
     )
     flags = fcntl.fcntl(sock_fd, fcntl.F_GETFL)
     fds = {SOCKET_FD: sock_fd}

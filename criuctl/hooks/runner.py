@@ -77,14 +77,14 @@ def environment(config: Config, hook: Hook, body: Mapping[str, Any]) -> dict[str
     configuration, and the hook's identity.
     """
     passed = {name: os.environ[name] for name in config.hook_env if name in os.environ}
-    told = {
+    variables = {
         "PHASE": hook.phase,
         "NAME": hook.name,
         "SESSION": body.get("session") or "",
         "PID": body.get("pid") or "",
     }
     # for hooks in sh
-    return passed | {f"CRIUCTL_HOOK_{key}": str(value) for key, value in told.items()}
+    return passed | {f"CRIUCTL_HOOK_{key}": str(value) for key, value in variables.items()}
 
 
 def execute(
@@ -122,7 +122,7 @@ def execute(
             cwd="/",
             max_stdout=MAX_OUTPUT,
         )
-        told = os.pread(status, 4096, 0)
+        data = os.pread(status, 4096, 0)
     except command.TooMuchOutput:
         return Ended(
             f"it printed more than {MAX_OUTPUT >> 20} MiB", False, b"", "", time.monotonic() - began
@@ -135,7 +135,7 @@ def execute(
         for fd in (life, ours, status):
             os.close(fd)
     seconds = time.monotonic() - began
-    end = json.loads(told) if told else {"exec": done.error_text[-300:] or "its watcher was killed"}
+    end = json.loads(data) if data else {"exec": done.error_text[-300:] or "its watcher was killed"}
     return Ended(
         _failure(end, timeout),
         end.get("exit") == VETO_EXIT,

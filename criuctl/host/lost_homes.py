@@ -56,7 +56,7 @@ class StandDown(Struct, frozen=True):
     error: CriuctlError | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``criuctl fence --json`` prints it."""
+        """Return it as ``criuctl fence --json`` prints it."""
         body: dict[str, Any] = {
             "session": self.session,
             "verdict": self.verdict,

@@ -33,7 +33,7 @@ class BoundSocket(Struct, frozen=True):
 
 
 def bound(images: ImageSet, net: Place) -> tuple[BoundSocket, ...]:
-    """Return every such socket; `net`: how, and from where, the tree's net namespace can be had."""
+    """Return every such socket; `net`: how, and from where, the tree gets its net namespace."""
     found = {
         entry.id: name
         for entry in images.files()

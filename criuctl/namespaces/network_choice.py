@@ -39,7 +39,7 @@ def new(manifest: Manifest) -> NetMode:
 
 
 class Place(NamedTuple):
-    """How a tree's net namespace can be had, and where."""
+    """How a tree gets its net namespace, and from where."""
 
     mode: NetMode
     path: str = ""
@@ -124,8 +124,8 @@ def lend_addresses(manifest: Manifest, pid: int) -> None:
 
 
 def _with_inode(inode: Any) -> Iterator[str]:
-    """Yield where a net namespace of this inode can be had: of processes, and of names that were
-    given since the dump.
+    """Yield the paths of a net namespace of this inode: of processes, and of names that were given
+    since the dump.
     """
     held = [f"/proc/{pid}/ns/net" for pid in os.listdir("/proc") if pid.isdigit()]
     named = [

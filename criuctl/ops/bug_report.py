@@ -235,16 +235,16 @@ def _logs(config: Config) -> list[dict[str, Any]]:
         paths = sorted((Path(config.state_dir) / "logs").glob("*.log"), reverse=True)[:LOGS]
     except FileNotFoundError:
         return []
-    told = []
+    logs = []
     for path in paths:
         with suppress(OSError), path.open("rb") as file:
             found = diagnosis.diagnose(
                 file.read(_LOG_BYTES).decode(errors="replace"), "no error in it"
             )
-            told.append(
+            logs.append(
                 {"log": path.name, "code": found.code, "error": (found.line or found.text)[:_LINE]}
             )
-    return told
+    return logs
 
 
 # -- secrets

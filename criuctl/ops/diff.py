@@ -175,23 +175,23 @@ class _Side:
         try:
             return image_records.descriptors(self._images.get)
         except (PlatformError, Damaged) as error:
-            self._untold("descriptors are not compared", error)
+            self._warn_missing("descriptors are not compared", error)
             return {}
 
     @cached_property
     def areas(self) -> dict[int, list[Area]]:
-        """Return PID -> mappings by address; likewise."""
+        """Return PID -> mappings by address; empty where the images cannot be understood."""
         try:
             return image_records.areas(self._images.get)
         except (PlatformError, Damaged) as error:
-            self._untold("memory is shown by address only", error)
+            self._warn_missing("memory is shown by address only", error)
             return {}
 
     def windows(self, image: MemoryImage) -> Windows:
         """Return the windows of one memory image; raise `Damaged`."""
         return memory_windows(image, self._reader)
 
-    def _untold(self, what: str, error: PlatformError | Damaged) -> None:
+    def _warn_missing(self, what: str, error: PlatformError | Damaged) -> None:
         m = self.manifest
         self._reporter.warning(f"{m.session.name}@{m.number}: {what}: {error.message}", error.hint)
 

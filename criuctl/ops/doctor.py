@@ -186,7 +186,7 @@ def _criu(config: Config) -> Iterator[Finding]:
             "error",
             "platform",
             f"CRIU {_dotted(version)} is too old; criuctl needs {_dotted(binary.MINIMUM)}",
-            "Run scripts/setup, which installs a newer one beside it.",
+            "Run scripts/setup, which installs a newer one next to it.",
         )
     checked = command.run(
         [*found.argv, "--no-default-config", "check"], timeout=_CHECK_TIMEOUT, check=False

@@ -62,8 +62,8 @@ class Forgotten(Struct, frozen=True):
         }
 
 
-def _forgetting(wishes: Mapping[str, Any]) -> str:
-    return "" if wishes.get("dry_run") else "forget"
+def _forgetting(arguments: Mapping[str, Any]) -> str:
+    return "" if arguments.get("dry_run") else "forget"
 
 
 @events.recorded(_forgetting, events.forgotten)

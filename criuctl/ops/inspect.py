@@ -278,7 +278,7 @@ def remove_one(
 def forget_gone(
     config: Config, repository: Repository, gone: Sequence[CheckpointSummary], reporter: Reporter
 ) -> None:
-    """Forget the sessions of which nothing is left: no process, no record of a holder, and no
+    """Forget the sessions without any trace: no process, no record of a holder, and no
     checkpoint.
 
     Otherwise every tree that was ever dumped would be listed as lost. For the other sessions the

@@ -369,7 +369,7 @@ def write(metrics: Sequence[Metric], path: Path) -> None:
     The folder may belong to another user, the collector's: no path is used that could lead
     elsewhere by then.
     """
-    told = text(metrics).encode()
+    body = text(metrics).encode()
     try:
         # a rename would replace it: /dev/null, for example
         if path.exists() and not path.is_file():
@@ -380,7 +380,7 @@ def write(metrics: Sequence[Metric], path: Path) -> None:
         try:
             with open(descriptor, "wb") as file:
                 os.fchmod(descriptor, 0o644)
-                file.write(told)
+                file.write(body)
             os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):

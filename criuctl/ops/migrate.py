@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from ..checkpoint.manifest import SessionRef
 from ..config import Config
 from ..dump.after_commit import AfterCommit
-from ..dump.job import DumpWishes
+from ..dump.job import DumpRequest
 from ..dump.story import dump
 from ..dump.subject import session_for
 from ..errors import PreflightRefused
@@ -44,7 +44,7 @@ from ..proc import addresses
 from ..report import Finding, Reporter, summarised
 from ..session.client.session import Session
 from ..transport import ssh
-from .moving.delivery import HostDelivery, Wishes
+from .moving.delivery import HostDelivery, MoveOptions
 from .moving.departure import check_home, moved_away
 from .moving.needs import gather
 from .moving.other_host import reach
@@ -72,7 +72,7 @@ class MigrateResult(Struct):
     degraded: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """One object, all keys."""
+        """Return one JSON object with all keys."""
         return {
             "session": self.session,
             "from": self.source,
@@ -92,18 +92,18 @@ class MigrateResult(Struct):
 
 
 def examine(
-    config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter
+    config: Config, target: str, to: str, options: MoveOptions, *, reporter: Reporter
 ) -> list[Finding]:
     """Check whether the session could be moved to the host, without moving it."""
     check_outside(config)
     _here(config, target)
     with reach(config, to, reporter) as there:
-        return _look(config, target, there, _travelling(config, target, wishes))
+        return _look(config, target, there, _travelling(config, target, options))
 
 
 @events.recorded("migrate", about=events.target)
 def migrate(
-    config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter
+    config: Config, target: str, to: str, options: MoveOptions, *, reporter: Reporter
 ) -> MigrateResult:
     """Move the tree that `target` names to the host `to`; after any failure before its end here it
     continues here.
@@ -117,10 +117,10 @@ def migrate(
         reporter.step("reach", host=to)
         there = stack.enter_context(reach(config, to, reporter))
         reporter.step("examine")
-        wishes = _travelling(config, target, wishes)
+        options = _travelling(config, target, options)
         registry = Registry(config)
         check_home(config, registry.find(_here(config, target).root), reporter)
-        findings = _look(config, target, there, wishes)
+        findings = _look(config, target, there, options)
         errors = [f for f in findings if f.level == "error"]
         if errors:
             text = f"{to} cannot take it: " + "; ".join(map(str, summarised(errors)))
@@ -129,18 +129,18 @@ def migrate(
             )
         for finding in summarised(findings):
             reporter.finding(finding)
-        delivery = stack.enter_context(HostDelivery(config, to, there, moves, wishes, reporter))
-        carrying = replace(_keeping(config, wishes), files="carry", files_max_mib=_CARRIED_MIB)
+        delivery = stack.enter_context(HostDelivery(config, to, there, moves, options, reporter))
+        carrying = replace(_keeping(config, options), files="carry", files_max_mib=_CARRIED_MIB)
         try:
-            carried = DumpWishes(
-                name=wishes.name,
-                with_files=wishes.with_files,
-                carry_binaries=wishes.carry_binaries,
-                connections=wishes.connections,
-                precopy=wishes.precopy,
-                max_freeze=wishes.max_freeze,
+            carried = DumpRequest(
+                name=options.name,
+                with_files=options.with_files,
+                carry_binaries=options.carry_binaries,
+                connections=options.connections,
+                precopy=options.precopy,
+                max_freeze=options.max_freeze,
             )
-            dumped = dump(carrying, target, wishes=carried, reporter=reporter, delivery=delivery)
+            dumped = dump(carrying, target, request=carried, reporter=reporter, delivery=delivery)
         except BaseException:
             if not delivery.settled():
                 delivery.stays()
@@ -182,17 +182,17 @@ def _here(config: Config, target: str) -> Target:
     return resolve_target(target, registry.lookup, registry.session_of)
 
 
-def _travelling(config: Config, target: str, wishes: Wishes) -> Wishes:
+def _travelling(config: Config, target: str, options: MoveOptions) -> MoveOptions:
     """Return the options with the session's workspace added."""
     name = Registry(config).held(_here(config, target).root)
     if name is None:
-        return wishes
+        return options
     with Session.connect(name, config=config, kind="service", operator="criuctl-migrate") as holder:
         workspace = str(holder.status().get("facts", {}).get("workspace", ""))
-    return replace(wishes, with_files=(*wishes.with_files, workspace)) if workspace else wishes
+    return replace(options, with_files=(*options.with_files, workspace)) if workspace else options
 
 
-def _keeping(config: Config, wishes: Wishes) -> Config:
+def _keeping(config: Config, options: MoveOptions) -> Config:
     """Return a configuration in which connections of an address that moves along are kept, whatever
     the rules say of others.
     """
@@ -201,25 +201,27 @@ def _keeping(config: Config, wishes: Wishes) -> Config:
             f"--keep-address {wanted}",
             {"match": {"local": addresses.parse(wanted)[0]}, "policy": "keep"},
         )
-        for wanted in wishes.keep_addresses
+        for wanted in options.keep_addresses
     )
     return replace(config, connection_rules=(*rules, *config.connection_rules))
 
 
-def _look(config: Config, target: str, there: ssh.Connection, wishes: Wishes) -> list[Finding]:
+def _look(
+    config: Config, target: str, there: ssh.Connection, options: MoveOptions
+) -> list[Finding]:
     resolved = _here(config, target)
-    session = session_for(Registry(config), resolved, wishes.name)
+    session = session_for(Registry(config), resolved, options.name)
     needs = gather(
-        _keeping(config, wishes),
+        _keeping(config, options),
         resolved.root.pid,
         session=SessionRef(session.name, session.id),
         incarnation=session.incarnation,
-        with_files=wishes.with_files,
-        carry_binaries=wishes.carry_binaries,
-        keep_addresses=wishes.keep_addresses,
-        connections=wishes.connections,
-        pids=wishes.pids or "auto",
-        file_conflicts=wishes.files or "",
+        with_files=options.with_files,
+        carry_binaries=options.carry_binaries,
+        keep_addresses=options.keep_addresses,
+        connections=options.connections,
+        pids=options.pids or "auto",
+        file_conflicts=options.files or "",
     )
     answer = there.link.ask("examine", {"needs": needs, "clock": time.time()})
     return [Finding(**f) for f in answer.arguments["findings"]]

@@ -50,11 +50,13 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
                         "addresses": list(move.addresses),
                         **move.options,
                     }
-                    told = there.link.ask("settle", asked, timeout=RESTORE).arguments
+                    settled = there.link.ask("settle", asked, timeout=RESTORE).arguments
                 if not stays:
-                    answer |= {"outcome": "moved", "pid": told["result"].get("pid")}
+                    answer |= {"outcome": "moved", "pid": settled["result"].get("pid")}
                     host = str(there.link.hello.get("host_id", ""))
-                    moved_away(config, move, host, told["result"], reporter, AfterCommit(reporter))
+                    moved_away(
+                        config, move, host, settled["result"], reporter, AfterCommit(reporter)
+                    )
                 else:
                     moves.forget(move.id)
         except CriuctlError as error:

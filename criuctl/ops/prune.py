@@ -74,8 +74,8 @@ class Pruned(Struct):
         }
 
 
-def _pruning(wishes: Mapping[str, Any]) -> str:
-    return "" if wishes.get("dry_run") else "prune"
+def _pruning(arguments: Mapping[str, Any]) -> str:
+    return "" if arguments.get("dry_run") else "prune"
 
 
 @events.recorded(_pruning, events.pruned)
@@ -189,8 +189,8 @@ def _ended_by(repository: Repository, newest: CheckpointSummary) -> bool:
         return True
 
 
-def _collecting(wishes: Mapping[str, Any]) -> str:
-    return "" if wishes.get("dry_run") else "gc"
+def _collecting(arguments: Mapping[str, Any]) -> str:
+    return "" if arguments.get("dry_run") else "gc"
 
 
 @events.recorded(_collecting, events.collected)
@@ -214,8 +214,8 @@ class Pinning(Struct, frozen=True):
         return self.checkpoint.to_dict()
 
 
-def _pinning(wishes: Mapping[str, Any]) -> str:
-    return "pin" if wishes.get("pinned") else "unpin"
+def _pinning(arguments: Mapping[str, Any]) -> str:
+    return "pin" if arguments.get("pinned") else "unpin"
 
 
 @events.recorded(_pinning, events.pinned)

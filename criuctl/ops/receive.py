@@ -65,12 +65,12 @@ def receive(
     session is held any more.
     """
     with ExitStack() as stack:
-        told = _Told(reporter)
-        visit = _Visit(config, told, hold, stack)
+        progress = _LinkReporter(reporter)
+        visit = _Visit(config, progress, hold, stack)
         link = Link(
             reading, writing, visit.answer, timeout=config.link_timeout, facts=facts(config)
         )
-        told.link = link
+        progress.link = link
         stack.callback(link.close)
         link.on_lost(lambda _why: visit.left())
         visit.link = link
@@ -78,7 +78,7 @@ def receive(
         visit.run()
 
 
-class _Told(Reporter):
+class _LinkReporter(Reporter):
     """Reports progress to the other host, and keeps the warnings for the answer."""
 
     link: Link

@@ -304,13 +304,13 @@ def _restore(config: Config, item: Item) -> batch.Work:
         from ..restore.request import RestoreRequest
         from ..restore.story import restore
 
-        told = restore(
+        result = restore(
             replace(config, store=item.store),
             item.checkpoint,
             request=RestoreRequest(returning=True),
             reporter=reporter,
         )
-        assert isinstance(told, RestoreResult)
-        return {"pid": told.pid, "degraded": told.degraded}
+        assert isinstance(result, RestoreResult)
+        return {"pid": result.pid, "degraded": result.degraded}
 
     return work

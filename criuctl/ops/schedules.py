@@ -236,16 +236,16 @@ def _last(folder: Path, name: str) -> dict[str, Any] | None:
     gone was killed.
     """
     try:
-        told = _read(folder / f"{name}.last.json")
-        if told is None or not told.keys() >= _RECORDED:
+        record = _read(folder / f"{name}.last.json")
+        if record is None or not record.keys() >= _RECORDED:
             return None
-        if (process := told.pop("process", None)) is not None:
+        if (process := record.pop("process", None)) is not None:
             boot, pid, start = process
             if boot != boot_id() or not ProcessIdentity(pid, start).alive():
-                told["result"] = "killed"
+                record["result"] = "killed"
     except (UsageError, TypeError, ValueError):
         return None
-    return told
+    return record
 
 
 @events.recorded("schedule-remove", events.nothing_more, about=events.of_schedule)
@@ -346,11 +346,11 @@ def run(
     *,
     delay: bool = False,
     reporter: Reporter,
-    told: Callable[[SnapshotOutcome], object],
+    report: Callable[[SnapshotOutcome], object],
     judge: Callable[[Ran], int],
 ) -> tuple[Ran, int]:
-    """Run `schedule` now, and record the result. `told` is called for each session, `judge` returns
-    the exit code.
+    """Run `schedule` now, and record the result. `report` is called for each session, `judge`
+    returns the exit code.
 
     `delay` first waits a random part of the jitter.
     """
@@ -361,7 +361,7 @@ def run(
         # without it, only the list does not show the run
         _note(config, ran.beginning(), schedule.name)
         try:
-            _take(config, schedule, ran, reporter, told)
+            _take(config, schedule, ran, reporter, report)
             ran.ended = _now()
             code = judge(ran)
         except KeyboardInterrupt as error:
@@ -397,7 +397,7 @@ def _take(
     schedule: Schedule,
     ran: Ran,
     reporter: Reporter,
-    told: Callable[[SnapshotOutcome], object],
+    report: Callable[[SnapshotOutcome], object],
 ) -> None:
     subjects = chosen(config, schedule.sessions, every=schedule.all, labels=schedule.labels)
     until = batch.ends_at(schedule.deadline)
@@ -406,7 +406,7 @@ def _take(
         config, subjects, reporter=reporter, jobs=schedule.jobs, until=until, late=late
     ):
         ran.outcomes.append(outcome)
-        told(outcome)
+        report(outcome)
     if not schedule.keep:
         return
     dumped = [outcome.result["session"] for outcome in ran.outcomes if outcome.result is not None]

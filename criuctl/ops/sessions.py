@@ -1,6 +1,6 @@
 """Sessions by name: finding one, and starting a new one.
 
-The state of a session comes from three sources, the first of which wins: its holder, if one
+The state of a session comes from three sources; the first one found wins: its holder, if one
 answers; the files that its holder left in the run folder; the registry, which also has trees that
 were dumped or restored without a terminal. `describe` and `sessions` merge them into the one shape
 that `ls` and `status` print.

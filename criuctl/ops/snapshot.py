@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from ..config import Config
-from ..dump.job import DumpWishes
+from ..dump.job import DumpRequest
 from ..dump.story import dump
 from ..errors import CriuctlError, DumpFailed
 from ..host.hook_facts import snapshot_failed
@@ -72,7 +72,7 @@ def snapshot(
             yield SnapshotOutcome(outcome.key, outcome.answer["result"], outcome.answer["degraded"])
             continue
         assert outcome.error is not None
-        if not outcome.told:
+        if not outcome.own_error:
             snapshot_failed(config, reporter, outcome.key, outcome.error)
         yield SnapshotOutcome(outcome.key, error=outcome.error)
 
@@ -83,8 +83,8 @@ def _dump(
     def work(reporter: Reporter) -> dict[str, Any]:
         labels = dict(subject.labels) if subject.tree else {}
         try:
-            wishes = DumpWishes(leave_running=leave_running, labels=labels, max_freeze=max_freeze)
-            result = dump(config, subject.name, wishes=wishes, reporter=reporter)
+            request = DumpRequest(leave_running=leave_running, labels=labels, max_freeze=max_freeze)
+            result = dump(config, subject.name, request=request, reporter=reporter)
         except CriuctlError as error:
             # here, so that no other dump waits for its hooks
             snapshot_failed(config, reporter, subject.name, error)

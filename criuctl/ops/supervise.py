@@ -33,7 +33,7 @@ from ..checkpoint.leases import Head
 from ..checkpoint.manifest import SessionRef
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..dump.job import DumpWishes
+from ..dump.job import DumpRequest
 from ..dump.story import dump
 from ..errors import (
     Conflict,
@@ -59,7 +59,7 @@ from ..proc.tree import ProcessIdentity, read_tree
 from ..quoting import quoted
 from ..report import Reporter
 from .prune import prune
-from .supervising.context import TICK, Post, Tell, Wishes
+from .supervising.context import TICK, Post, SupervisorSettings, Tell
 from .supervising.death import Wanted, candidates, fate
 from .supervising.decisions import End, LeaseWatch, Schedule
 from .supervising.heartbeat import Heartbeat
@@ -67,32 +67,38 @@ from .supervising.recoverer import Loss, Recoverer, holder_of
 from .supervising.self_fence import SelfFence, lift
 from .supervising.terminal_watch import TerminalWatch
 
-Role = Literal["home", "recover", "standby", "anew", "over"]  # anew: decide the role again
+Role = Literal["home", "recover", "standby", "undecided", "over"]
 
 _LOOK = 5.0  # seconds between two readings of a lease, at most
 
 
 @events.recorded("supervise", events.supervised, about=events.of_name)
-def supervise(config: Config, name: str, wishes: Wishes, *, reporter: Reporter, tell: Tell) -> bool:
+def supervise(
+    config: Config, name: str, settings: SupervisorSettings, *, reporter: Reporter, tell: Tell
+) -> bool:
     """Supervise the session until it is over or a signal comes; return False if more would be lost
     than allowed.
     """
-    wishes.check()
+    settings.check()
     check_outside(config, begins=True)
-    return Supervisor(Post(config, name, wishes, reporter=reporter, tell=tell)).run()
+    return Supervisor(Post(config, name, settings, reporter=reporter, tell=tell)).run()
 
 
 class Supervisor:
     """One supervisor; `run` is its main loop."""
 
     def __init__(self, post: Post) -> None:
-        wishes = post.wishes
+        settings = post.settings
         self._post = post
-        self._schedule = Schedule(wishes.period, wishes.on_idle, wishes.on_step, wishes.max_loss)
-        self._terminal = TerminalWatch(post.config, post.name, wishes.on_idle, wishes.on_step)
+        self._schedule = Schedule(
+            settings.period, settings.on_idle, settings.on_step, settings.max_loss
+        )
+        self._terminal = TerminalWatch(post.config, post.name, settings.on_idle, settings.on_step)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._fence = SelfFence(post.config, post.name, wishes.lease) if wishes.self_fence else None
-        self._heart = Heartbeat(post.config, wishes.lease, self._wake, self._fence)
+        self._fence = (
+            SelfFence(post.config, post.name, settings.lease) if settings.self_fence else None
+        )
+        self._heart = Heartbeat(post.config, settings.lease, self._wake, self._fence)
         self._recoverer = Recoverer(post, self._heart)
         self._loss: Loss | None = None  # the loss to recover from
         self._members: list[ProcessIdentity] = []  # the processes of the tree at the last look
@@ -110,7 +116,7 @@ class Supervisor:
                 exclusive(post.config, f"supervise/{post.config.state_dir}/{post.name}", taken)
             )
             stack.callback(
-                self._heart.stop, lambda: post.tell("lease-runs-out", lease_s=post.wishes.lease)
+                self._heart.stop, lambda: post.tell("lease-runs-out", lease_s=post.settings.lease)
             )
             stack.callback(self._terminal.close)
             stack.callback(post.service.close)
@@ -123,7 +129,7 @@ class Supervisor:
                     "home": self._at_home,
                     "recover": self._recover,
                     "standby": self._stand_by,
-                    "anew": self._role_again,
+                    "undecided": self._role_again,
                 }
                 while role != "over":
                     role = plays[role]()
@@ -144,13 +150,13 @@ class Supervisor:
             return self._look_for_lease(record, first)
         with post.repository() as repository:
             leased = repository.capabilities.conditional_create
-            if not leased and (post.wishes.standby or record is None):
+            if not leased and (post.settings.standby or record is None):
                 raise PreflightRefused(
-                    f"session {post.name!r} does not run here, and where it runs cannot be found "
-                    f"out: {leases.UNLEASED}",
+                    f"session {post.name!r} does not run here, and it is unknown where it runs: "
+                    f"{leases.UNLEASED}",
                     hint=(
-                        f"`criuctl restore {quoted(post.name)}` when you know that it runs "
-                        "nowhere, then supervise it."
+                        f"If it does not run anywhere, `criuctl restore {quoted(post.name)}`, then "
+                        "supervise it."
                     ),
                 )
             head = leases.read_head(repository, post.name) if leased else None
@@ -163,7 +169,7 @@ class Supervisor:
                         "`criuctl restore` it."
                     ),
                 )
-            if post.wishes.standby or (
+            if post.settings.standby or (
                 held is not None and (held.host != post.host or record is None)
             ):
                 return "standby"
@@ -204,8 +210,8 @@ class Supervisor:
                 if fencing.check(post.config, repository, record) is not None:
                     return self._stand_down(record)
                 if not repository.capabilities.conditional_create:
-                    if post.wishes.standby or post.wishes.self_fence:
-                        what = "a standby" if post.wishes.standby else "--self-fence"
+                    if post.settings.standby or post.settings.self_fence:
+                        what = "a standby" if post.settings.standby else "--self-fence"
                         raise PreflightRefused(
                             f"{what} needs a store that gives leases: {leases.UNLEASED}"
                         )
@@ -238,7 +244,7 @@ class Supervisor:
         if post.lives() is None:
             return "standby"
         post.sleep(TICK)
-        return "anew"
+        return "undecided"
 
     # -- home
     # ----------------------------------------------------------------------------------------
@@ -248,7 +254,7 @@ class Supervisor:
         post = self._post
         record = post.lives()
         if record is None:
-            return "anew"
+            return "undecided"
         self._loss, self._still = None, False
         self._remember(record)
         self._heart.start(SessionRef(record.name, record.id))
@@ -310,7 +316,7 @@ class Supervisor:
             )
             self._post.tell(
                 "self-fenced" if still else "goes-on",
-                lease_s=self._post.wishes.lease if still else None,
+                lease_s=self._post.settings.lease if still else None,
             )
         return still
 
@@ -336,8 +342,8 @@ class Supervisor:
         post.reporter.warnings = []
         try:
             with post.working():
-                wishes = DumpWishes(leave_running=True, with_files=post.wishes.with_files)
-                result = dump(post.config, record.name, wishes=wishes, reporter=post.reporter)
+                request = DumpRequest(leave_running=True, with_files=post.settings.with_files)
+                result = dump(post.config, record.name, request=request, reporter=post.reporter)
         except HomeLost:
             return False
         except Exception as error:
@@ -377,7 +383,7 @@ class Supervisor:
             )
         }
         post.tell("snapshot", reason=reason, **facts)
-        if post.wishes.keep_last:
+        if post.settings.keep_last:
             self._prune()
         return True
 
@@ -389,7 +395,7 @@ class Supervisor:
                 done = prune(
                     post.config,
                     [post.name],
-                    Rules(last=post.wishes.keep_last),
+                    Rules(last=post.settings.keep_last),
                     reporter=post.reporter,
                 )
         except (CriuctlError, OSError) as error:
@@ -410,7 +416,7 @@ class Supervisor:
         self._risky = risky
         facts = {
             "loss_s": round(self._schedule.loss(now), 1),
-            "max_loss_s": self._post.wishes.max_loss,
+            "max_loss_s": self._post.settings.max_loss,
         }
         self._post.tell("at-risk" if risky else "safe", **facts)
         if risky:
@@ -435,7 +441,7 @@ class Supervisor:
             return "over" if end.what == "killed" else "standby"
         self._recoverer.guard.died(self._loss.died)
         post.tell("died", text=end.text, exit_code=end.code, exit_signal=end.signal)
-        if end.restarts(post.wishes.restart):
+        if end.restarts(post.settings.restart):
             return "recover"
         self._heart.rest()
         kept = fencing.give_back(post.config, record)
@@ -448,7 +454,7 @@ class Supervisor:
         outcome = self._recoverer.recover(self._loss, self._members)
         self._fresh = outcome == "back"
         if outcome == "overtaken":
-            return "anew"
+            return "undecided"
         return "home" if outcome == "back" else "standby"
 
     # -- standby
@@ -462,14 +468,14 @@ class Supervisor:
         self._heart.rest()
         self._recoverer.reset()
         post.tell("standby")
-        watch, usual, blind = LeaseWatch(), min(_LOOK, post.wishes.lease / 8), False
+        watch, usual, blind = LeaseWatch(), min(_LOOK, post.settings.lease / 8), False
         with ExitStack() as stack:
             repository: Repository | None = None
             while post.lives() is None:
                 head: Head | None = None
                 try:
                     repository = repository or stack.enter_context(
-                        post.repository(post.wishes.lease / 4)
+                        post.repository(post.settings.lease / 4)
                     )
                     head = leases.read_head(repository, post.name)
                     blind = False

@@ -1,22 +1,22 @@
-"""A trial restore: whether a checkpoint comes back, found out beside the living session and without
-touching anything of it.
+"""A trial restore: whether a checkpoint comes back, tested next to the live session without
+touching it.
 
 It is an ordinary restore (`criuctl.restore.story`) in a shadow of this host
 (`criuctl.proc.shadow`), as a copy:
 
 - processes, names, IPC: in PID, mount, IPC, UTS and network namespaces of their own, with every PID
   free;
-- files: all under overlays in memory; the tree opens, changes and removes its files in there alone,
-  and files that have changed since the dump are put back in there alone.  Where an overlay cannot
-  be, nothing can be written: a tree that has to write there cannot be tried, and which places these
-  are is told;
-- connections to outside: hung up, all; its network reaches no other host;
-- lease, record, hooks, events: no lease is claimed, what criuctl notes is noted in the shadow, and
+- files: all are under overlays in memory; the tree opens, changes and removes its files only there,
+  and files that have changed since the dump are put back only there. Where no overlay is possible,
+  nothing can be written: those places are reported, and a tree that has to write there cannot be
+  tried;
+- connections to outside: all are hung up; its network reaches no other host;
+- lease, record, hooks, events: no lease is claimed, criuctl writes its records in the shadow, and
   hooks are not run;
-- what it requires (`predicates`) is not looked at: a checkpoint that is stale may be sound.
+- predicates (`predicates`) are not checked: a stale checkpoint may be sound.
 
 Then the probe, a command of the operator's (never of the checkpoint's), runs inside the tree's
-namespaces.  Whatever ends it, SIGKILL of criuctl included, nothing of it is left.
+namespaces. When the trial ends, even by SIGKILL of criuctl, nothing of it is left.
 """
 
 from __future__ import annotations
@@ -122,19 +122,19 @@ def trial(
             return {"error": encode_error(error)}
 
     with reraised_as(RestoreFailed, lambda: "nothing is left of it"):
-        told = shadow.run(work, timeout=timeout)
-    if "error" in told:
-        raise decode_error(told["error"], "a shadow of this host")
-    if "done" not in told:
-        raise RuntimeError(told.get("bug", "no answer"))
-    found = Trial(**told["done"])
+        answer = shadow.run(work, timeout=timeout)
+    if "error" in answer:
+        raise decode_error(answer["error"], "a shadow of this host")
+    if "done" not in answer:
+        raise RuntimeError(answer.get("bug", "no answer"))
+    found = Trial(**answer["done"])
     for warning in found.warnings:
         reporter.warning(warning)
     return replace(found, elapsed_ms=round((time.monotonic() - began) * 1000, 1))
 
 
 class _Unclaimed(Repository):
-    """A store in which nothing is claimed: a copy that is thrown away needs no lease, and leaves no
+    """A store in which no lease is claimed: a copy that is discarded needs none, and must leave no
     trace.
     """
 
@@ -201,7 +201,7 @@ def _check(manifest: Manifest, read_only: Sequence[str]) -> None:
         if place is not None and file.kind in ("written", "carried"):
             raise PreflightRefused(
                 f"a trial would have to write to {file.path}, and no copy-on-write view of "
-                f"{place} can be had",
+                f"{place} is possible",
                 hint=(
                     "Try it on another host that has the store, or with the files on a file "
                     "system that overlayfs can cover."
@@ -229,7 +229,7 @@ def _alive(pid: int) -> bool:
 
 def _probe(result: RestoreResult, manifest: Manifest, text: str, deadline: float) -> dict[str, Any]:
     """Run the probe inside the tree's namespaces; return its end, and its last output."""
-    told: dict[str, Any] = {"command": text, "exit_code": None, "output": ""}
+    outcome: dict[str, Any] = {"command": text, "exit_code": None, "output": ""}
     left = deadline - time.monotonic() - 1.0  # time for the report
     env: Mapping[str, str] = {
         "CRIUCTL_SESSION": manifest.session.name,
@@ -247,9 +247,9 @@ def _probe(result: RestoreResult, manifest: Manifest, text: str, deadline: float
             argv, timeout=max(left, 0.1), check=False, env=env, cwd="/", max_stdout=_OUTPUT
         )
     except NoSuchProcess:
-        return {**told, "output": "the tree's root has ended at once"}
+        return {**outcome, "output": "the tree's root has ended at once"}
     except TimedOut:
-        return {**told, "output": "the probe was not done in time"}
+        return {**outcome, "output": "the probe was not done in time"}
     except CommandFailed as error:
-        return {**told, "output": error.message}
-    return {**told, "exit_code": done.returncode, "output": done.text[-_TAIL:]}
+        return {**outcome, "output": error.message}
+    return {**outcome, "exit_code": done.returncode, "output": done.text[-_TAIL:]}

@@ -160,7 +160,7 @@ def hang_up(sock: socket.socket) -> None:
             with _tolerant():
                 connect(sock, (host, 9), time.monotonic() + 1)
     with _tolerant():
-        # an unconnected socket answers ENOTCONN, and is marked all the same
+        # an unconnected socket answers ENOTCONN, and is marked anyway
         sock.shutdown(socket.SHUT_RDWR)
 
 

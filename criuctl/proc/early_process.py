@@ -1,8 +1,8 @@
 """A process that is forked at the start of a command, loads slow modules, and is used later.
 
-Both ends run this program. Each of a fixed number of connections carries one request at a time, as
-a pickle after its length, and its answer likewise. Large data need not be sent if it lies in memory
-that both ends share, `Shared`.
+Both ends run this program. Each of a fixed number of connections carries one request at a time. A
+request and its answer are pickles, each after its length. Large data need not be sent if it lies in
+memory that both ends share, `Shared`.
 
 The process ends when its end of `EarlyProcess.control` closes, and the kernel kills it when we die.
 Only we handle the terminal's signals.

@@ -66,16 +66,16 @@ def handle(fd: int) -> str:
 
 
 @contextmanager
-def by_handle(handle: str, beside: str) -> Iterator[int | None]:
+def by_handle(handle: str, sibling: str) -> Iterator[int | None]:
     """Yield a descriptor (``O_PATH``) of a file of any kind by its handle.
 
-    `beside`: a folder on its file system. None if the file has no name any more.
+    `sibling`: any folder on the same file system. None if the file has no name any more.
     """
     fd = None
     kind, _, packed = handle.partition(":")
     with suppress(OSError):  # ESTALE: the file does not exist any more
         if packed:
-            with folder(beside) as here:
+            with folder(sibling) as here:
                 mount = os.open(
                     f"/proc/self/fd/{here}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
                 )

@@ -95,8 +95,8 @@ def _unused(path: str, reason: str, hint: str) -> UntrustedPath:
 
 def _remedy(fault: Fault) -> str:
     if fault.remedy:
-        return f"See what is there; to use it: `{fault.remedy}`. Or configure another one."
-    return "See what is there, and remove it or configure another one."
+        return f"Examine it; to use it: `{fault.remedy}`. Or configure another one."
+    return "Examine it, and remove it or configure another one."
 
 
 @contextmanager

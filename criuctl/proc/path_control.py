@@ -1,9 +1,9 @@
 """Files at paths, and whether root alone decides which file is there.
 
 `trustedpath` walks each path component by component. Most paths of a tree lie in folders that only
-root can change, often hundreds in one folder. `Looks` walks each folder once, and opens the files
-in it in one step that follows no link. Only a path that lies elsewhere, or behind a link, is walked
-itself.
+root can change, often hundreds in one folder. `PathLookup` walks each folder once, and opens the
+files in it in one step that follows no link. Only a path that lies elsewhere, or behind a link, is
+walked itself.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Found(NamedTuple):
     walked: tuple[Component, ...] = ()  # all components that were passed, where known
 
 
-class Looks:
+class PathLookup:
     """Look up many paths below one root folder; a context manager."""
 
     def __init__(self, root: int | None = None) -> None:
-        """`root`: a descriptor of the folder that is "/" for these paths; None for ours."""
+        """Open the root; `root` is a descriptor of the folder that is "/"; None for our own."""
         self.root = root
         self._top = os.open("/", os.O_PATH | os.O_CLOEXEC) if root is None else os.dup(root)
         # The components of each folder's path, if root alone decides what is in the folder.
         self._folders: dict[str, tuple[Component, ...] | None] = {}
 
-    def __enter__(self) -> Looks:
+    def __enter__(self) -> PathLookup:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -215,7 +215,7 @@ def _say(answer: int, result: dict[str, Any]) -> None:
 
 
 def enter() -> list[str]:
-    """In a shadow: switch to the overlays; return the mount points that are read-only.
+    """Switch to the overlays, in a shadow; return the mount points that are read-only.
 
     `PlatformError`.
     """
@@ -229,7 +229,7 @@ def enter() -> list[str]:
 
 
 def empty(folder: str) -> None:
-    """In a shadow, under its overlays: make this folder exist and be empty."""
+    """Make an empty folder, in a shadow, under its overlays."""
     try:
         os.makedirs(folder, 0o755, exist_ok=True)
         _mount(

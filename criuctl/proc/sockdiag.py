@@ -211,7 +211,7 @@ def net_cookie(namespace: int) -> int:
     return int(cookie)
 
 
-def socket_beside(sock: socket.socket) -> socket.socket:
+def socket_in_same_namespace(sock: socket.socket) -> socket.socket:
     """Make a socket of the same kind as `sock`, in its net namespace; `OSError`."""
     try:
         namespace = fcntl.ioctl(sock.fileno(), _SIOCGSKNS)

@@ -43,7 +43,7 @@ class Later(Generic[R]):
         return cast("R", self._result)
 
 
-class Beside:
+class WorkerThread:
     """A thread that does its work in order; all of it is done when the block is left."""
 
     def __init__(self, name: str) -> None:

@@ -1,9 +1,9 @@
 """Event counters that are semaphores (``EFD_SEMAPHORE``).
 
-CRIU makes them plain counters, of which one read takes all.  The kind is fixed when an eventfd is
-made.  So a dump notes it in the images, as the flag of eventfd(2), which CRIU ignores; a restore
-makes these itself, and presents them to CRIU as inherited files, because CRIU cannot inherit
-eventfds.
+CRIU makes them plain counters, and one read of a plain counter takes all. The kind is fixed when an
+eventfd is made. So a dump records it in the images, as the flag of eventfd(2), which CRIU ignores.
+A restore makes these itself, and presents them to CRIU as inherited files, because CRIU cannot
+inherit eventfds.
 """
 
 from __future__ import annotations

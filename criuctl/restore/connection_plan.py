@@ -22,7 +22,7 @@ from ..connections.secret_scope import UNKNOWN, Owner
 from ..criu.images import ImageSet, read
 from ..namespaces.network_choice import NetMode, is_new
 from ..report import Finding
-from .host_facts import HostFacts, Wishes
+from .host_facts import HostFacts, PlanOptions
 
 _HALF_CLOSED = {
     "close-wait": "the peer had closed it before the dump",
@@ -83,7 +83,7 @@ def about(record: ConnectionRecord) -> dict[str, Any]:
 def plan_connections(
     connections: tuple[ConnectionRecord, ...],
     facts: HostFacts,
-    wishes: Wishes,
+    options: PlanOptions,
     commands: Mapping[int, str],
     net: NetMode,
     findings: list[Finding],
@@ -98,12 +98,12 @@ def plan_connections(
         if not record.external or record.family not in ("inet", "inet6", "unix"):
             continue
         decided = decide(
-            record, wishes.rules, wishes.connections, commands=commands, owners=facts.owners
+            record, options.rules, options.connections, commands=commands, owners=facts.owners
         )
-        if wishes.deadline is not None:
-            decided = replace(decided, deadline=wishes.deadline)
-        asked = wishes.connections is not None
-        decided = _hooked(_here(record, decided, facts, asked=asked), wishes.hooks)
+        if options.deadline is not None:
+            decided = replace(decided, deadline=options.deadline)
+        asked = options.connections is not None
+        decided = _hooked(_here(record, decided, facts, asked=asked), options.hooks)
         if is_new(net) and not record.queued and not record.peer.startswith("/"):
             decided = _alone(decided, asked=asked)
         made.append(ConnectionPlan(record, decided))

@@ -16,7 +16,7 @@ from ..namespaces.network_choice import Place
 from ..report import Finding
 
 
-class Wishes(Struct, frozen=True):
+class PlanOptions(Struct, frozen=True):
     """The caller's request."""
 
     pids: str = "auto"  # auto | same | private
@@ -43,7 +43,7 @@ class HostFacts(Struct, frozen=True):
     listening: dict[str, int]
     # local ends of the external connections that this host has
     local_addresses: frozenset[str]
-    netns: Place  # how its net namespace can be had, and where
+    netns: Place  # how it gets its net namespace, and from where
     users: frozenset[int]
     files: tuple[Judgement, ...]
     findings: tuple[Finding, ...] = ()

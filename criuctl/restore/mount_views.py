@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from ..criu.heldfiles import HeldFile, Use
 from ..criu.mountspaces import MountSpaces
 from ..errors import RestoreFailed
-from ..proc.path_control import Looks
+from ..proc.path_control import PathLookup
 
 
 class Views:
@@ -66,13 +66,13 @@ class OpenedViews:
 
     def __init__(self, views: Views, stack: ExitStack) -> None:
         self._views, self._stack = views, stack
-        self._open: dict[int, tuple[int, Looks]] = {}
+        self._open: dict[int, tuple[int, PathLookup]] = {}
 
-    def of(self, one: HeldFile, use: Use) -> tuple[int, Looks]:
+    def of(self, one: HeldFile, use: Use) -> tuple[int, PathLookup]:
         """Return the view for this file; `RestoreFailed` if there is none."""
         space = self._views.space_of(one, use)
         if space not in self._open:
             view = os.open(f"/proc/{self._views.top(space)}/root", os.O_PATH | os.O_CLOEXEC)
             self._stack.callback(os.close, view)
-            self._open[space] = view, self._stack.enter_context(Looks(view))
+            self._open[space] = view, self._stack.enter_context(PathLookup(view))
         return self._open[space]

@@ -35,7 +35,7 @@ from ..repairs import file_locks
 from ..report import Finding, Reporter
 from . import memory_needs, outcome
 from .connection_plan import owners_in
-from .host_facts import HostFacts, Wishes
+from .host_facts import HostFacts, PlanOptions
 from .observe import observe
 from .request import RestoreRequest
 from .source import Source, Unpacked
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from .devices import RestoredDevices
 
 
-def wishes_of(config: Config, request: RestoreRequest) -> Wishes:
+def plan_options(config: Config, request: RestoreRequest) -> PlanOptions:
     """Return what the plan needs of the request and of this host's configuration."""
-    return Wishes(
+    return PlanOptions(
         request.pids,
         request.copy,
         request.connections,
@@ -73,7 +73,7 @@ def observe_all(
     request: RestoreRequest,
     source: Source,
     unpacked: Unpacked,
-    wishes: Wishes,
+    options: PlanOptions,
     devices: RestoredDevices | None,
     *,
     authentic: bool,
@@ -87,11 +87,11 @@ def observe_all(
     if leased := file_locks.leased_elsewhere(images):
         raise outcome.refusal(leased)
     remains = outcome.remains_of(manifest)
-    facts = observe(manifest, images.reserved_ids(), remains, wishes, user_ids(images))
+    facts = observe(manifest, images.reserved_ids(), remains, options, user_ids(images))
     # before anything reads the images' deleted files
     deleted_copies.make(images, facts.files, unpacked.reader)
     files, findings = _files(config, request, manifest, images, facts)
-    deleted = deleted_names.judge(manifest, images, files, wishes.files, unpacked.reader)
+    deleted = deleted_names.judge(manifest, images, files, options.files, unpacked.reader)
     if request.copy:
         findings += deleted_names.both_write(deleted)
     names = facts.names

@@ -27,7 +27,7 @@ from ..proc.connecting import spelled
 from ..proc.sockdiag import Address, is_remembered, socket_inside, sockets
 from ..proc.tree import ProcessIdentity, members, wait_gone
 from ..report import Finding
-from .host_facts import HostFacts, Wishes
+from .host_facts import HostFacts, PlanOptions
 
 _ZOMBIE_WAIT = 3.0  # seconds that the PIDs of the dump on this host may take to become free
 
@@ -51,7 +51,7 @@ def observe(
     manifest: Manifest,
     reserved: Iterable[int],
     remains: Iterable[ProcessIdentity],
-    wishes: Wishes,
+    options: PlanOptions,
     uids: Collection[int] = carried_binaries.ROOTS,
 ) -> HostFacts:
     """Return the facts of this host that the plan depends on; `uids`: the users of the tree, by its
@@ -59,14 +59,14 @@ def observe(
     """
     from ..host.identity import cpu, machine_id
 
-    net = find_net(manifest, copy=wishes.copy)
+    net = find_net(manifest, copy=options.copy)
     listening, pairs = _used(manifest, net)
     users = frozenset(uid for uid in {p.uid for p in manifest.processes} if _known_user(uid))
     at_home = (
         manifest.host.machine_id == machine_id()
         and manifest.namespaces.get("mnt", {}).get("mode", "host") == "host"
     )
-    files = tuple(judge_all(manifest.files, wishes.files, uids, at_home=at_home))
+    files = tuple(judge_all(manifest.files, options.files, uids, at_home=at_home))
     return HostFacts(
         kernel_arch=platform.machine(),
         cpu_flags=frozenset(cpu()[1]),

@@ -23,7 +23,7 @@ from ..namespaces.network_choice import new as new_net
 from ..quoting import quoted
 from ..report import Finding
 from .connection_plan import ConnectionPlan, in_use, plan_connections
-from .host_facts import HostFacts, Wishes
+from .host_facts import HostFacts, PlanOptions
 
 PidMode = Literal["same", "private", "init"]
 
@@ -73,33 +73,33 @@ class RestorePlan(Struct, frozen=True):
         }
 
 
-def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePlan:
+def make_plan(manifest: Manifest, facts: HostFacts, options: PlanOptions) -> RestorePlan:
     """Decide.  Pure: everything it knows is in its arguments."""
     findings: list[Finding] = list(facts.findings)
     _platform(manifest, facts, findings)
     init = bool(manifest.namespaces.get("pid", {}).get("init"))
-    own_names = settle(facts.names, findings, copy=wishes.copy, init=init, pids=wishes.pids)
-    pids = _pids(manifest, facts, wishes, findings, shown=bool(covering(own_names)))
+    own_names = settle(facts.names, findings, copy=options.copy, init=init, pids=options.pids)
+    pids = _pids(manifest, facts, options, findings, shown=bool(covering(own_names)))
     net, source, _ = facts.netns
     fresh = new_net(manifest)
     again = "what was in that of the dump" if fresh == "dumped" else "loopback only"
-    if wishes.alone:
+    if options.alone:
         net, source = fresh, ""
-    net = _abstract_names(facts, wishes, net, fresh, again, findings)
-    net = _taken_addresses(manifest, facts, wishes, net, fresh, again, findings)
+    net = _abstract_names(facts, options, net, fresh, again, findings)
+    net = _taken_addresses(manifest, facts, options, net, fresh, again, findings)
     if not is_new(net):
-        findings += _missing_addresses(manifest, facts, prepared=wishes.prepared)
-    if net == "private" and facts.netns.mode == "private" and not wishes.alone:
-        findings.append(_new_network(copy=wishes.copy, unsure=facts.netns.unsure))
+        findings += _missing_addresses(manifest, facts, prepared=options.prepared)
+    if net == "private" and facts.netns.mode == "private" and not options.alone:
+        findings.append(_new_network(copy=options.copy, unsure=facts.netns.unsure))
     if net == "private" and pids == "same":
         pids = "private"  # both namespaces are kept alive by the same PID 1
-        if wishes.pids == "same":
+        if options.pids == "same":
             text = "it gets a network of its own, which needs a PID namespace of its own"
             findings.append(Finding("error", "pids", text, "Restore with --pids auto."))
     commands = {p.ns_pid: p.command for p in manifest.processes}
-    connections = plan_connections(manifest.connections, facts, wishes, commands, net, findings)
+    connections = plan_connections(manifest.connections, facts, options, commands, net, findings)
     absent = interfaces.missing(facts.bound, net)
-    findings += _interfaces(absent, connections, prepared=wishes.prepared and not is_new(net))
+    findings += _interfaces(absent, connections, prepared=options.prepared and not is_new(net))
     findings += [f for j in facts.files if (f := j.finding()) is not None]
     findings += [f for name in facts.deleted if (f := name.finding()) is not None]
     findings += _missing_folders(manifest, facts)
@@ -112,7 +112,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
 def _taken_addresses(
     manifest: Manifest,
     facts: HostFacts,
-    wishes: Wishes,
+    options: PlanOptions,
     net: NetMode,
     fresh: NetMode,
     again: str,
@@ -122,7 +122,7 @@ def _taken_addresses(
     conflicts = [c for c in manifest.connections if in_use(c, facts)]
     if not conflicts or net != facts.netns.mode:
         return net
-    if wishes.copy:
+    if options.copy:
         names = sorted({c.local for c in conflicts})
         verb = "is" if len(names) == 1 else "are"
         text = f"{', '.join(names)} {verb} taken, so the copy gets a network of its own ({again})"
@@ -220,7 +220,7 @@ def _interfaces(
 
 def _abstract_names(
     facts: HostFacts,
-    wishes: Wishes,
+    options: PlanOptions,
     net: NetMode,
     fresh: NetMode,
     again: str,
@@ -232,7 +232,7 @@ def _abstract_names(
     found = [n for n in facts.names if n.what == "abstract"]
     if not found or is_new(net):
         return net
-    if wishes.copy:
+    if options.copy:
         names = ", ".join(f"{n.path} ({n.by})" for n in found)
         text = (
             "abstract names of unix sockets are taken, so the copy gets a network of its own "
@@ -283,11 +283,16 @@ def _platform(manifest: Manifest, facts: HostFacts, findings: list[Finding]) -> 
 
 
 def _pids(
-    manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[Finding], *, shown: bool
+    manifest: Manifest,
+    facts: HostFacts,
+    options: PlanOptions,
+    findings: list[Finding],
+    *,
+    shown: bool,
 ) -> PidMode:
     init = bool(manifest.namespaces.get("pid", {}).get("init"))
     overlaid = next((j.record.path for j in facts.files if j.verdict == "overlaid"), None)
-    if overlaid is not None and (init or wishes.pids == "same"):
+    if overlaid is not None and (init or options.pids == "same"):
         text = (
             f"{overlaid} came along and would have to lie over this host's, which a tree can have "
             "only in namespaces of its own"
@@ -299,20 +304,20 @@ def _pids(
         )
         findings.append(Finding("error", "overlay", text, hint))
     if init:
-        if wishes.pids == "same":
+        if options.pids == "same":
             text = "its root was PID 1 of a PID namespace and cannot be that of the host"
             findings.append(Finding("error", "pids", text, "Restore with --pids auto."))
         return "init"
     # PIDs of a namespace of its own mean nothing here, even if they happen to be free.
     own = manifest.namespaces.get("pid", {}).get("mode") == "entered"
-    if wishes.pids == "private" or (
-        wishes.pids == "auto" and (own or overlaid is not None or shown)
+    if options.pids == "private" or (
+        options.pids == "auto" and (own or overlaid is not None or shown)
     ):
         return "private"
     if not facts.taken_pids:
         return "same"
     some = ", ".join(map(str, facts.taken_pids[:8])) + (" ..." if len(facts.taken_pids) > 8 else "")
-    if wishes.pids == "same":
+    if options.pids == "same":
         findings.append(
             Finding(
                 "error",

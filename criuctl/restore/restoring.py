@@ -34,7 +34,7 @@ class Restoring(Struct, eq=False):
 
     @classmethod
     def of(cls, work: RestoreWork) -> Restoring:
-        """A restore that has not begun."""
+        """Return a restore that has not begun."""
         stack = ExitStack()
         around = Surroundings(work, stack, kill=lambda: None)
         placed = PlacedTree(work, around)

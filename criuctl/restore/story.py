@@ -37,7 +37,7 @@ from ..terminals.restored import RestoredTerminals
 from . import memory, outcome, source
 from .home import NewHome, claim_home, note_coming
 from .host_facts import HostFacts
-from .observation import observe_all, open_devices, wishes_of
+from .observation import observe_all, open_devices, plan_options
 from .observe import missing_addresses
 from .outcome import RestoreResult
 from .page_feeder import Feeder
@@ -201,11 +201,11 @@ def _decide(
     """Observe this host and the checkpoint, and make the plan."""
     unpacked = source.unpack(found, reporter, stack)
     terminals = RestoredTerminals(found.manifest, unpacked.images)
-    wishes = wishes_of(config, request)
+    options = plan_options(config, request)
     devices = open_devices(found, reporter, stack)
     authentic = found.repository.encrypted or received
-    facts = observe_all(config, request, found, unpacked, wishes, devices, authentic=authentic)
-    plan = make_plan(found.manifest, facts, wishes)
+    facts = observe_all(config, request, found, unpacked, options, devices, authentic=authentic)
+    plan = make_plan(found.manifest, facts, options)
     return _Decided(unpacked, terminals, devices, facts, plan, authentic)
 
 

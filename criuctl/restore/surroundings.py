@@ -30,7 +30,7 @@ from ..namespaces import network_choice
 from ..namespaces.plan import last_pid
 from ..namespaces.ports import free_ports
 from ..namespaces.restore_lock import ConnectionLock
-from ..proc.path_control import Looks
+from ..proc.path_control import PathLookup
 from ..proc.privatens import PrivateNamespaces
 from ..proc.tree import running_for
 from ..repairs.base import RestoreImages
@@ -279,7 +279,7 @@ class Surroundings(Struct, eq=False):
             return {}
         opened: dict[str, int] = {}
         named = {one.path.lstrip("/"): one for one in held_files(self.work.images) if one.external}
-        with Looks() as looks:
+        with PathLookup() as lookup:
             for external in self.work.manifest.external:
                 flags = (
                     os.O_PATH
@@ -287,7 +287,7 @@ class Surroundings(Struct, eq=False):
                     else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
                 )
                 try:
-                    with looks.at(external.path) as found:
+                    with lookup.at(external.path) as found:
                         held = named.get(external.key)
                         if held is not None:
                             refused = judge.objection(

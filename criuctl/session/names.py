@@ -43,7 +43,7 @@ def check_name(name: str) -> str:
 
 
 def valid_name(name: str) -> bool:
-    """Whether `check_name` accepts it."""
+    """Return whether `check_name` accepts it."""
     return _NAME.fullmatch(name) is not None and not name.isdigit()
 
 

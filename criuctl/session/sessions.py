@@ -50,7 +50,7 @@ def read_state(run_folder: Path) -> dict[str, Any] | None:
 
 
 def _answers(run_folder: Path, state: Mapping[str, Any]) -> bool:
-    """Whether a holder listens whose PID means nothing in this PID namespace.
+    """Return whether a holder listens whose PID means nothing in this PID namespace.
 
     Such a holder runs inside of another session, for example.
     """

@@ -142,21 +142,21 @@ class Guard:
         return [_held(*one) for one in answer[: len(terminals)]], printed
 
     def attend(self, end: int) -> None:
-        """If this program is killed, let the other end of its socket `end` see that only when all
-        is back.
+        """Have the guard hold this program's socket `end`: if this program is killed, the other end
+        sees that only when everything is put back.
         """
         self._ask(f"attend {os.getpid()}:{end}")
 
     def block(self) -> None:
-        """CRIU has read the terminals: make what it has left non-blocking as it was."""
+        """Make blocking again what CRIU has left non-blocking, once it has read the terminals."""
         self._ask("block")
 
     def back(self) -> None:
-        """The tree goes on: put back what was taken out."""
+        """Put back what was taken out: the tree continues."""
         self._ask("back")
 
     def drop(self) -> None:
-        """The tree is about to be ended: discard what `take` has returned."""
+        """Discard what `take` has returned: the tree is about to be ended."""
         self._ask("drop")
 
     def close(self) -> None:

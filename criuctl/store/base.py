@@ -208,7 +208,7 @@ class Store(ABC):
         self.delete(name)
 
     def place(self) -> str:
-        """The location of the store, as a host pins it: the URL, for S3 with the endpoint.
+        """Return the location of the store, as a host pins it: the URL, for S3 with the endpoint.
 
         "" where no URL leads to it. Two spellings of one URL are one place. A link in the path of a
         folder is not followed: its target may change.

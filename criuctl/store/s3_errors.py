@@ -56,7 +56,7 @@ _TRANSIENT_CODES = frozenset(
         "SlowDown",
         "Throttling",
         "ThrottlingException",
-        "XAmzContentSHA256Mismatch",  # likewise, detected by the signature
+        "XAmzContentSHA256Mismatch",  # the same, detected by the signature
     }
 )
 _FULL_CODES = frozenset(

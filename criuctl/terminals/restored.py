@@ -305,8 +305,8 @@ def _free_numbers(wanted: set[int], others: Collection[int] = ()) -> dict[int, i
 def _fresh(
     record: TerminalRecord, reserved: set[int], wanted: int | None = None, root: str = ""
 ) -> Pty:
-    """Make a new terminal of that size, under none of these numbers, but under the `wanted` one if
-    that can be had.
+    """Make a new terminal of that size, not under a reserved number, and under the `wanted` one if
+    that is free.
     """
     unwanted: list[Pty] = []
     if wanted is not None and (wanted in reserved or wanted in _free_numbers({wanted})):

@@ -45,8 +45,8 @@ class Actions:
             raise Forbidden(
                 "this page may only look", hint="The server was started with --read-only."
             )
-        wish = await _wish(request)
-        action, name = wish.get("action"), str(wish.get("session", ""))
+        fields = await _fields(request)
+        action, name = fields.get("action"), str(fields.get("session", ""))
         if action in ("pause", "resume"):
             return web.json_response(await self._desk.off(self._steer, str(action), name))
         if action == "snapshot":
@@ -54,7 +54,7 @@ class Actions:
         elif action == "dump":
             argv = ["dump", check_name(name)]
         elif action == "restore":
-            identifier = str(wish.get("checkpoint", ""))
+            identifier = str(fields.get("checkpoint", ""))
             if _ID.fullmatch(identifier) is None:
                 raise NotFound(f"{identifier[:40]!r} is no checkpoint's id")
             argv = ["restore", identifier, "--detach"]
@@ -123,16 +123,16 @@ async def _ended(child: Child) -> None:
         loop.remove_reader(child.pidfd)
 
 
-async def _wish(request: web.Request) -> Mapping[str, Any]:
+async def _fields(request: web.Request) -> Mapping[str, Any]:
     if (request.content_length or 0) > _MOST:
         raise UsageError("the request is too large")
     try:
-        wish = json.loads(await request.text())
+        fields = json.loads(await request.text())
     except (ValueError, RecursionError):
         raise UsageError("the request is not JSON") from None
-    if not isinstance(wish, dict):
+    if not isinstance(fields, dict):
         raise UsageError("the request is not a JSON object")
-    return wish
+    return fields
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:

@@ -282,9 +282,9 @@ class Bridge:
 
     async def _obey(self, text: str) -> None:
         try:
-            wish = json.loads(text)
-            op = wish["op"]
-            numbers = {key: max(0, int(wish[key])) for key in _NUMBERS.get(op, ())}
+            request = json.loads(text)
+            op = request["op"]
+            numbers = {key: max(0, int(request[key])) for key in _NUMBERS.get(op, ())}
         except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
             await self._tell(
                 {

@@ -50,7 +50,7 @@ class Address(Struct, frozen=True):
         return is_loopback(self.host)
 
     def url(self) -> str:
-        """The page's address, as a browser on this machine opens it."""
+        """Return the page's address, as a browser on this machine opens it."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 

@@ -11,7 +11,7 @@ from support.hosts import Hosts
 
 @pytest.fixture
 def observer(hosts: Hosts) -> Iterator[Observer]:
-    """Looks at the hosts from a third one."""
+    """PathLookup at the hosts from a third one."""
     observer = Observer(hosts.c)
     yield observer
     observer.close()

@@ -78,9 +78,9 @@ def user(zoo: Zoo, home: Home) -> Animal:
     return animal
 
 
-def needs_of(animal: Animal, config: Config, **wishes: Any) -> dict[str, Any]:
+def needs_of(animal: Animal, config: Config, **options: Any) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(
-        json.dumps(gather(config, animal.pid, session=SessionRef("user", "1" * 32), **wishes))
+        json.dumps(gather(config, animal.pid, session=SessionRef("user", "1" * 32), **options))
     )
     return told
 

@@ -531,7 +531,7 @@ def test_a_user_who_may_not_look(
     client = program(secret=secret, user="small")
     assert client("AUTH", "small", "pw") == "OK"
     client("SELECT", 2)
-    with pytest.raises(CannotRebuild, match="does not let us look") as refused:
+    with pytest.raises(CannotRebuild, match="refuses CLIENT LIST") as refused:
         client.inspect()
     assert "ask_user" in refused.value.hint
     beside = Settings(

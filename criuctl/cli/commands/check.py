@@ -55,21 +55,21 @@ def _lines(finding: Mapping[str, Any]) -> list[str]:
 )
 @pass_app
 def check(app: App, target: str) -> int:
-    """Check the process tree under TARGET, at its descriptors, mappings, namespaces and sockets,
-    and at this host's kernel, and reports everything that would keep a dump from succeeding, the
-    configuration's connection_rules included. Each finding names the process and the descriptor it
-    is about, and what to do; findings with one cause are one line with a count (under --json each
-    stands by itself). For programs that criuctl knows, the remedy is the program's own option.
-    Nothing is stopped or changed. With --store that store is asked, too: whether it is there, can
-    be written and its key opens it; the configured one is what `criuctl doctor` asks.
-    `criuctl help limits` says what cannot be checkpointed at all.
+    """Check the process tree under TARGET (its descriptors, mappings, namespaces and sockets) and
+    this host's kernel, and report everything that would prevent a dump, the configuration's
+    connection_rules included. Each finding names the process, the descriptor and a remedy; findings
+    with one cause are one line with a count (under --json each is a separate object). For programs
+    that criuctl knows, the remedy is the program's own option. Nothing is stopped or changed. With
+    --store that store is checked, too: whether it exists, can be written and its key opens it;
+    `criuctl doctor` checks the configured one. `criuctl help limits` lists what cannot be
+    checkpointed at all.
 
     \b
     error    a dump would be refused or fail
     warning  a dump works, but something will not come back as it was
     info     worth knowing; shown under -v and with --json
 
-    Ends with 0 when a dump would be tried, with 4 when there is any error.
+    Exit with 0 when a dump would be tried, with 4 when there is any error.
     """
     from ...dump.connection_report import check_connections
     from ...dump.preflight import check_tree

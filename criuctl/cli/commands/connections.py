@@ -73,7 +73,7 @@ def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 )
 @click.option(
     "--connections",
-    "wish",
+    "requested",
     type=POLICIES,
     help=(
         "Show the effect of this policy for all connections, without the rules.  [default: by "
@@ -81,11 +81,11 @@ def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     ),
 )
 @pass_app
-def connections(app: App, target: str, wish: str | None) -> int:
-    """Lists the sockets of the process tree under TARGET that have, or wait for, another end: TCP
-    and UDP, and unix sockets whose other end is outside the tree; with what a dump now would decide
-    for them by the rules of the configuration (connection_rules, connections). The rules are
-    explained by `criuctl help connection-policies`.
+def connections(app: App, target: str, requested: str | None) -> int:
+    """List the sockets of the process tree under TARGET that have, or wait for, another end: TCP
+    and UDP, and unix sockets whose other end is outside the tree; with the policy that a dump would
+    apply now, by the rules of the configuration (connection_rules, connections). `criuctl help
+    connection-policies` explains the rules.
 
     \b
     keep       comes back established, if its address is there
@@ -93,9 +93,9 @@ def connections(app: App, target: str, wish: str | None) -> int:
     hangup     the program sees the end of the connection
     refuse     there is no dump as long as it is open
 
-    A number behind the descriptor tells how many more descriptors share the socket. The tree is not
-    stopped, nothing is sent on its connections. Where a reconnect is asked for and the peer's
-    protocol cannot be told from its port or program, the peer is asked over a new connection.
+    A number after the descriptor is the number of other descriptors that share the socket. The tree
+    is not stopped, and nothing is sent on its connections. Where a reconnect is requested and the
+    port or program does not show the peer's protocol, the peer is asked over a new connection.
     """
     from ...dump.connection_report import connections as look
     from ...host.registry import Registry
@@ -105,7 +105,8 @@ def connections(app: App, target: str, wish: str | None) -> int:
     resolved = resolve_target(target, registry.lookup, registry.session_of)
     with app.reporting() as reporter:
         found = [
-            record.to_dict() for record in look(app.config, resolved, reporter=reporter, wish=wish)
+            record.to_dict()
+            for record in look(app.config, resolved, reporter=reporter, requested=requested)
         ]
     app.emit_table(found, COLUMNS, rows(found), empty="no connections", brief=lambda: "")
     return 0

@@ -96,23 +96,25 @@ _PARTS: Mapping[str, Callable[[Body], str]] = {
 
 
 def _changes(change: Body) -> str:
-    told = []
+    changes = []
     for name in change["fields"]:
         if name == "contents":
             count = change.get("changed_bytes")
             what = "may differ" if change["contents"] == "unknown" else "changed"
-            told.append(f"contents {what}" if count is None else f"contents {what} ({size(count)})")
+            changes.append(
+                f"contents {what}" if count is None else f"contents {what} ({size(count)})"
+            )
         elif name == "mtime_ns":
-            told.append("touched")
+            changes.append("touched")
         elif name == "mode" and isinstance(change["before"][name], int):
-            told.append(
+            changes.append(
                 f"mode {change['before'][name] & 0o7777:o} -> {change['after'][name] & 0o7777:o}"
             )
         else:
-            told.append(
+            changes.append(
                 f"{name} {_value(change['before'][name])} -> {_value(change['after'][name])}"
             )
-    return ", ".join(told)
+    return ", ".join(changes)
 
 
 def _part(title: str, part: Body, what: Callable[[Body], str]) -> str:
@@ -204,7 +206,7 @@ def _for_people(body: Body) -> str:
     "after",
     metavar="REF",
     shell_complete=complete.checkpoint_ref,
-    help="Likewise; compared with the first.",
+    help="The same; this checkpoint is compared with the first.",
 )
 @click.option(
     "--exact",
@@ -216,13 +218,14 @@ def _for_people(body: Body) -> str:
 )
 @pass_app
 def diff(app: App, before: str, after: str, exact: bool) -> int:
-    """Tells what differs between two checkpoints, of one session or of two: processes, descriptors
-    and their offsets, connections, files, and memory by region. Nothing is restored, and memory is
-    compared by the names of its chunks without being read. Ends with 0 whether they differ or not.
+    """Show the differences between two checkpoints, of one session or of two: processes,
+    descriptors and their offsets, connections, files, and memory by region. Nothing is restored,
+    and memory is compared by the names of its chunks without being read. Exit with 0 whether they
+    differ or not.
 
     Processes are paired by PID and command line, then by their place in the tree; PIDs are those
-    that the tree itself sees. Numbers that every restore changes (inodes, start times) are no
-    difference. Descriptors are compared for processes that both checkpoints have.
+    that the tree itself sees. Numbers that every restore changes (inodes, start times) do not count
+    as differences. Descriptors are compared for processes that both checkpoints have.
 
     \b
     In the JSON:

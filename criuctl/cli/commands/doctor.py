@@ -135,7 +135,7 @@ def _page(body: dict[str, Any]) -> str:
 
 def _block(name: str, part: Any) -> list[str]:
     if isinstance(part, dict) and set(part) == {"error"}:
-        return [f"could not be found out: {printable(part['error'])}"]
+        return [f"not available: {printable(part['error'])}"]
     if name == "findings":
         return findings_lines(part)
     if name == "events":

@@ -135,15 +135,15 @@ def _outcome(result: Mapping[str, Any]) -> str:
     metavar="PATH",
     multiple=True,
     type=click.Path(),
-    help="Take this file or folder along as it is while the tree is frozen, and what it leads to "
-    "if it is a link; may be given several times. Of other files open for writing, size and hash "
-    "are recorded.",
+    help="Store this file or folder, as it is while the tree is frozen, and the target if it is a "
+    "link; may be given several times. For other files open for writing, size and hash are "
+    "recorded.",
 )
 @click.option(
     "--carry-binaries",
     is_flag=True,
-    help="Take programs and libraries along, all that the tree has mapped: a host that lacks "
-    "them, or has others, can restore it.",
+    help="Store all programs and libraries that the tree has mapped: a host that lacks them, or "
+    "has other versions, can restore it.",
 )
 @click.option(
     "--connections",
@@ -157,10 +157,10 @@ def _outcome(result: Mapping[str, Any]) -> str:
     "require",
     metavar="KIND:WHAT",
     multiple=True,
-    help="What must be so where this checkpoint is restored, or it is stale and refused: "
-    "file:PATH has the contents that it has now, command:CMD ends with 0, output:CMD prints what "
-    "it prints now, age:SPAN is not over; may be given several times.  [default: the "
-    "configuration's predicates]",
+    help="A condition that must hold where this checkpoint is restored; otherwise it is stale and "
+    "refused: file:PATH has the contents that it has now, command:CMD exits with 0, output:CMD "
+    "prints what it prints now, age:SPAN has not passed; may be given several times.  [default: "
+    "the configuration's predicates]",
 )
 @click.option(
     "--drain",
@@ -230,10 +230,10 @@ def dump(
     stored again.
     """
     with app.store_coming(), app.reporting() as reporter:
-        from ...dump.job import DumpWishes
+        from ...dump.job import DumpRequest
         from ...dump.story import dump as dump_tree
 
-        wishes = DumpWishes(
+        request = DumpRequest(
             name=name,
             leave_running=leave_running,
             labels=labels or {},
@@ -245,7 +245,7 @@ def dump(
             require=require,
             max_freeze=max_freeze,
         )
-        result = dump_tree(app.config, target, wishes=wishes, reporter=reporter)
+        result = dump_tree(app.config, target, request=request, reporter=reporter)
     body = result.to_dict()
     lost = unheard(
         lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"]))

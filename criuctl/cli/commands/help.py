@@ -56,12 +56,12 @@ def _complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
 @click.pass_context
 @pass_app
 def help_(app: App, ctx: click.Context, command: tuple[str, ...], man_pages: Path | None) -> int:
-    """Shows the manual page of COMMAND, or the list of all commands and topics. The same as criuctl
+    """Show the manual page of COMMAND, or the list of all commands and topics. The same as criuctl
     COMMAND --help.
 
-    It also shows the manual's pages about a topic, such as limits or configuration, and runbooks,
-    what to do step by step when something has gone wrong: store-lost, key-lost, fenced-host,
-    restore-refused, disk-full.
+    Also show the manual's pages about topics, such as limits or configuration, and runbooks: step
+    by step instructions for when something has gone wrong (store-lost, key-lost, fenced-host,
+    restore-refused, disk-full).
     """
     shown = ctx.find_root()
     if man_pages is not None:

@@ -131,18 +131,18 @@ def _report(body: dict[str, Any]) -> str:
     lines = []
     for asked, answer in zip(body["requests"], body["results"], strict=True):
         lines += [
-            f"{printable(answer['name'])} was told:",
+            f"{printable(answer['name'])} got as input:",
             _indented(asked),
             "and answered:",
             _indented(answer),
         ]
-    told = {
+    verdicts = {
         "ok": "the operation would go on",
         "veto": "the operation would be stopped",
         "warn": "it would be reported as a warning",
     }
     lines.append(
-        told[body["verdict"]] if body["results"] else f"there is no hook for {body['phase']}"
+        verdicts[body["verdict"]] if body["results"] else f"there is no hook for {body['phase']}"
     )
     return "\n".join(lines)
 

@@ -33,8 +33,8 @@ from ..text import printable, size
     "name",
     metavar="NAME",
     help=(
-        "Let it be of another session, called NAME, as `restore --as` does.  [default: the "
-        "session that it was taken of]"
+        "Import it as a checkpoint of another session, NAME, as `restore --as` does.  [default: "
+        "its own session]"
     ),
 )
 @click.option(

@@ -31,8 +31,8 @@ key = LazyGroup(
     "key",
     entries={
         "list": Entry(f"{_SELF}:list_", "List the keys that open the store."),
-        "add": Entry(f"{_SELF}:add", "Let one more key open the store."),
-        "remove": Entry(f"{_SELF}:remove", "Let a key open the store no more."),
+        "add": Entry(f"{_SELF}:add", "Add a key that opens the store."),
+        "remove": Entry(f"{_SELF}:remove", "Remove a key from the store."),
         "rotate": Entry(
             f"{_SELF}:rotate", "Replace the key that opens the store here by a new one."
         ),
@@ -42,14 +42,14 @@ key = LazyGroup(
     summary="List and change the keys of an encrypted store.",
     help="""\
     An encrypted store has one master key, and any number of keys that open it: key files,
-    passphrases, recovery keys. They come and go at once and at any time, beside dumps and
-    restores on any host, and nothing that is stored is written again. An interrupted change
-    leaves a store that opens as before, or as wanted.
+    passphrases, recovery keys. They are added and removed at any time, during dumps and restores on
+    any host, and nothing that is stored is written again. An interrupted change leaves a store that
+    opens as before, or as requested.
 
-    The master key stays what it is. So anyone who has opened the store once, or keeps a removed key
+    The master key does not change. So anyone who has opened the store once, or keeps a removed key
     together with an old copy of the store's config (a backup, an older version in a bucket that
-    keeps them), can go on reading what is in the store. To shut a person out for good, make a new
-    store and export the checkpoints into it.
+    keeps them), can still read the store. To lock a person out for good, make a new store and
+    export the checkpoints into it.
 
     A write-only host (criuctl key add --write-only) can add checkpoints, and restore those of its
     own, with no key to anything else: an attacker who breaks into it can read no other host's.""",

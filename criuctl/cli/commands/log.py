@@ -32,13 +32,13 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
         if entry.get("operator")
         else ""
     )
-    told = " ".join(f"{key}={value!r}" for key, value in entry.items() if key not in _HEAD)
+    facts = " ".join(f"{key}={value!r}" for key, value in entry.items() if key not in _HEAD)
     return (
         str(entry["sequence"]),
         utc_text(entry["time"]) or "",
         printable(who),
         printable(entry["what"]),
-        printable(told),
+        printable(facts),
     )
 
 

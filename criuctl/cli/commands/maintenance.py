@@ -27,15 +27,15 @@ maintenance = LazyGroup(
         "end": Entry(f"{_SELF}:end", "Bring back what was stored, and let new sessions begin."),
         "status": Entry(f"{_SELF}:status", "Show what was stored, and what has come back."),
     },
-    summary="Store all before a reboot, and bring it back.",
+    summary="Store all sessions before a reboot, and restore them.",
     help="""\
     Before a host is rebooted, begin dumps every session and every configured tree that runs,
     refuses new sessions and writes down what to bring back; end, or recover at the boot, brings
     it back.
 
-    What depends on what is told by an order, as with init scripts: the label order=N of a
-    session, the key order of a configured tree, 50 by default. Begin ends the highest first; end
-    brings back the lowest first. What has the same number is worked on at the same time.""",
+    Dependencies are given by an order, as with init scripts: the label order=N of a session, the
+    key order of a configured tree, 50 by default. Begin ends the highest first; end brings back the
+    lowest first. Those with the same number are processed at the same time.""",
     examples=[
         (
             "A reboot, after criuctl recover --install once:",

@@ -17,7 +17,7 @@ from .check import EXIT_REFUSED, findings_lines
 from .dump import MAX_FREEZE, POLICIES
 
 if TYPE_CHECKING:
-    from ...ops.moving.delivery import Wishes
+    from ...ops.moving.delivery import MoveOptions
 
 EXIT_IN_DOUBT = 12
 
@@ -40,13 +40,13 @@ def _outcome(result: Mapping[str, Any]) -> str:
 
 def _resolved(answer: Mapping[str, Any]) -> str:
     name, host = printable(answer["session"]), printable(answer["host"])
-    told = {
+    outcome = {
         "stays": f"{name} goes on here; {host} keeps nothing of it",
         "moved": f"{name} runs on {host} now",
-        "in-doubt": f"{name} was ended here, and {host} still cannot be told",
-        "busy": f"{name} is being worked on here, and {host} was told nothing",
+        "in-doubt": f"{name} was ended here, and {host} still cannot be reached",
+        "busy": f"another command works on {name} here, and {host} was not contacted",
     }[answer["outcome"]]
-    return f"{told}: {printable(answer['error'])}" if answer["error"] else told
+    return f"{outcome}: {printable(answer['error'])}" if answer["error"] else outcome
 
 
 @page(
@@ -102,13 +102,13 @@ def _resolved(answer: Mapping[str, Any]) -> str:
     "--files",
     type=click.Choice(["refuse", "restore", "keep"]),
     help="When a file that travels is there already and differs: refuse; restore: put it there "
-    "and keep the newer copy beside it; keep: leave the one that is there.  [default: the "
+    "and keep the newer copy next to it; keep: leave the one that is there.  [default: the "
     "configuration's there, else restore]",
 )
 @click.option(
     "--connections",
     type=POLICIES,
-    help="What happens to connections to outside the tree, as of dump and restore.  [default: the "
+    help="What happens to connections to outside the tree, as for dump and restore.  [default: the "
     "configuration's rules, else hangup]",
 )
 @click.option(
@@ -121,7 +121,7 @@ def _resolved(answer: Mapping[str, Any]) -> str:
 @click.option(
     "--pids",
     type=click.Choice(["auto", "same", "private"]),
-    help="As of restore.  [default: auto]",
+    help="As for `criuctl restore`.  [default: auto]",
 )
 @click.option(
     "--pre-copy/--no-pre-copy",
@@ -148,7 +148,7 @@ def _resolved(answer: Mapping[str, Any]) -> str:
 @click.option(
     "--resolve",
     is_flag=True,
-    help="Finish what an interrupted migration left open: of TARGET, or of all sessions.",
+    help="Finish interrupted migrations: of TARGET, or of all sessions.",
 )
 @pass_app
 def migrate(
@@ -181,7 +181,7 @@ def migrate(
     there, and without the word to run. Then the exit code is 12, the word is sent again for a
     minute, and --resolve finishes the move.
     """
-    from ...ops.moving.delivery import Wishes
+    from ...ops.moving.delivery import MoveOptions
 
     if resolve:
         if host is not None:
@@ -191,7 +191,7 @@ def migrate(
         return _resolve(app, target)
     if target is None or host is None:
         raise click.UsageError("TARGET and HOST are needed")
-    wishes = Wishes(
+    options = MoveOptions(
         name=name,
         pids=pids,
         connections=connections,
@@ -203,26 +203,26 @@ def migrate(
         lazy=lazy,
         max_freeze=max_freeze,
     )
-    return _examine(app, target, host, wishes) if dry_run else _migrate(app, target, host, wishes)
+    return _examine(app, target, host, options) if dry_run else _migrate(app, target, host, options)
 
 
-def _migrate(app: App, target: str, host: str, wishes: Wishes) -> int:
+def _migrate(app: App, target: str, host: str, options: MoveOptions) -> int:
     from ...ops.migrate import migrate as move
 
     with app.reporting() as reporter:
-        result = move(app.config, target, host, wishes, reporter=reporter)
+        result = move(app.config, target, host, options, reporter=reporter)
     body = result.to_dict()
     lost = unheard(lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["pid"])))
     return DEGRADED if result.degraded or lost else 0
 
 
-def _examine(app: App, target: str, host: str, wishes: Wishes) -> int:
+def _examine(app: App, target: str, host: str, options: MoveOptions) -> int:
     from ...ops.migrate import examine
 
     with app.reporting() as reporter:
         findings = [
             finding.to_dict()
-            for finding in examine(app.config, target, host, wishes, reporter=reporter)
+            for finding in examine(app.config, target, host, options, reporter=reporter)
         ]
     ok = not any(f["level"] == "error" for f in findings)
     lines = findings_lines(findings)

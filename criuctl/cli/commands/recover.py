@@ -21,12 +21,12 @@ _BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
 
 @page(
     examples=[
-        ("Have each boot bring back what maintenance has ended:", "criuctl recover --install"),
+        ("Restore at each boot what maintenance has ended:", "criuctl recover --install"),
         (
-            "And what was lost with the host, from its newest checkpoints:",
+            "Also sessions that were lost with the host, from their newest checkpoints:",
             "criuctl recover --install --all",
         ),
-        ("No more of that:", "criuctl recover --remove"),
+        ("Remove the boot unit:", "criuctl recover --remove"),
     ],
     exits=[3, 4, 5, 6, 7, 8, 9, 10, 11, 13],
     see_also=["maintenance", "restore", "schedule"],
@@ -36,8 +36,8 @@ _BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
     "all_",
     is_flag=True,
     help=(
-        "Also every session that ran here when the host went down, and whose end was not seen: "
-        "from its newest checkpoint."
+        "Also restore every session that ran here when the host went down and did not end by "
+        "itself, from its newest checkpoint."
     ),
 )
 @JOBS
@@ -47,9 +47,9 @@ _BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
     "--install",
     "installs",
     is_flag=True,
-    help="Restore nothing now: write the unit, or the crontab, for each boot.",
+    help="Restore nothing now; write the unit, or the crontab, that restores at each boot.",
 )
-@click.option("--remove", "removes", is_flag=True, help="Restore nothing now: take that away.")
+@click.option("--remove", "removes", is_flag=True, help="Restore nothing now; remove that unit.")
 @pass_app
 def recover(
     app: App, all_: bool, jobs: int, retry_after: str, again: bool, installs: bool, removes: bool

@@ -50,14 +50,15 @@ def _source(result: Mapping[str, Any]) -> str:
     )
 
 
-def _file(told: Mapping[str, str]) -> str:
-    if "own_copy" in told:
+def _file(entry: Mapping[str, str]) -> str:
+    if "own_copy" in entry:
         return (
-            f"{printable(told['path'])} was left to who has it, the tree's own is "
-            f"{printable(told['own_copy'])}"
+            f"{printable(entry['path'])} was left to its other users, the tree's own copy is "
+            f"{printable(entry['own_copy'])}"
         )
     return (
-        f"{printable(told['path'])} was put back, the newer copy is {printable(told['newer_copy'])}"
+        f"{printable(entry['path'])} was put back, the newer copy is "
+        f"{printable(entry['newer_copy'])}"
     )
 
 
@@ -190,7 +191,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
     "--files",
     type=click.Choice(["refuse", "restore", "keep"]),
     help="When a file that the tree has open for writing is not as it was: refuse to restore; "
-    "restore: put it back as it was and keep the newer copy beside it; keep: leave it as it is "
+    "restore: put it back as it was and keep the newer copy next to it; keep: leave it as it is "
     "now.  Of a script or mapped data that the tree only reads, restore gives the tree the old "
     "contents and leaves the file.  [default: the configuration's, else restore]",
 )

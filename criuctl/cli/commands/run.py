@@ -59,16 +59,16 @@ def _size(
     "--no-io-uring",
     is_flag=True,
     help=(
-        "Refuse it io_uring, which cannot be dumped; programs do without, as in most containers.  "
-        "[default: it may be had]"
+        "Deny the session io_uring, which cannot be dumped; programs work without it, as in most "
+        "containers.  [default: allowed]"
     ),
 )
 @click.option(
     "--mptcp",
     is_flag=True,
     help=(
-        "Let it have Multipath TCP, whose sockets cannot be dumped.  [default: refused; programs "
-        "take TCP instead]"
+        "Allow the session Multipath TCP, whose sockets cannot be dumped.  [default: denied; "
+        "programs use TCP instead]"
     ),
 )
 @click.option(

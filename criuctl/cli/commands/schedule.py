@@ -40,7 +40,7 @@ schedule = LazyGroup(
     },
     summary="Take snapshots regularly, by systemd or cron.",
     help="""\
-    A schedule says of which sessions snapshots are taken and when, and which checkpoints are kept
+    A schedule defines which sessions are snapshotted, when, and which checkpoints are kept
     afterwards. It is started by a systemd timer where systemd runs, else by an entry in
     /etc/cron.d, and outlives a reboot.
 
@@ -137,22 +137,22 @@ def complete_schedule(
     help="Prune afterwards, and keep the N newest.  [default: no rule]",
 )
 @click.option(
-    "--keep-hourly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+    "--keep-hourly", type=_COUNT, metavar="N", help="As for `criuctl prune`.  [default: no rule]"
 )
 @click.option(
-    "--keep-daily", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+    "--keep-daily", type=_COUNT, metavar="N", help="As for `criuctl prune`.  [default: no rule]"
 )
 @click.option(
-    "--keep-weekly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+    "--keep-weekly", type=_COUNT, metavar="N", help="As for `criuctl prune`.  [default: no rule]"
 )
 @click.option(
-    "--keep-monthly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]"
+    "--keep-monthly", type=_COUNT, metavar="N", help="As for `criuctl prune`.  [default: no rule]"
 )
 @click.option(
-    "--keep-within", metavar="SPAN", help="As of `criuctl prune`: 36h, 7d.  [default: no rule]"
+    "--keep-within", metavar="SPAN", help="As for `criuctl prune`: 36h, 7d.  [default: no rule]"
 )
 @click.option(
-    "--keep-label", multiple=True, metavar="K=V", help="As of `criuctl prune`; may be repeated."
+    "--keep-label", multiple=True, metavar="K=V", help="As for `criuctl prune`; may be repeated."
 )
 @pass_app
 def add(
@@ -169,15 +169,15 @@ def add(
     jobs: int,
     **keep: Any,
 ) -> int:
-    """Makes a schedule and starts its timer: criuctl-schedule-NAME.timer and .service in
-    /etc/systemd/system, or /etc/cron.d/criuctl-schedule-NAME where systemd does not run. A run that
-    was missed by --at while the host was off is made up for by systemd, not by cron.
+    """Make a schedule and start its timer: criuctl-schedule-NAME.timer and .service in
+    /etc/systemd/system, or /etc/cron.d/criuctl-schedule-NAME where systemd does not run. If the
+    host was off at a time of --at, systemd makes up for the missed run; cron does not.
 
-    Without systemd, a period must divide an hour or a day, or be 1d or 1w, and of calendars what
-    cron can say is taken; it counts in local time.
+    Without systemd, a period must divide an hour or a day, or be 1d or 1w, and a calendar must be
+    one that cron can express, in local time.
 
-    With --store or --config the runs use these, too. Variables of this shell they do not see:
-    credentials of a store belong into root's ~/.aws, other settings into the configuration. With a
+    With --store or --config the runs use these, too. They do not see variables of this shell: put
+    the credentials of a store into root's ~/.aws, other settings into the configuration. With a
     --keep option each run ends with a criuctl prune of the sessions that it has dumped; criuctl gc
     is not run.
     """
@@ -236,13 +236,13 @@ def add(
 )
 @pass_app
 def list_(app: App) -> int:
-    """Lists this host's schedules: of what, when, the next run, how long ago the last one was and
-    how it ended, and where it is written. A schedule whose unit or crontab has been removed by hand
-    is told. One whose definition is damaged is told on standard error, and the exit status is 11;
-    criuctl schedule remove removes it.
+    """List this host's schedules: sessions, times, the next run, the age and the outcome of the
+    last one, and the files. A schedule whose unit or crontab has been removed by hand is marked. A
+    damaged definition is reported on standard error, and the exit status is 11; criuctl schedule
+    remove removes it.
 
     In JSON, last has began, ended, result (ok, warnings, failed, interrupted, running, killed),
-    exit_code, stored, pruned and failed. A run that was killed could not tell when it ended, and
+    exit_code, stored, pruned and failed. A run that was killed could not record when it ended, and
     may have stored more.
     """
     from ...ops.schedules import listed
@@ -316,7 +316,7 @@ def _moment(text: str | None) -> str:
 
 
 @page(
-    examples=[("No more of it:", "criuctl schedule remove hourly")],
+    examples=[("Remove a schedule:", "criuctl schedule remove hourly")],
     exits=[3, 9, 13],
     see_also=["schedule add", "schedule list"],
 )
@@ -369,10 +369,10 @@ def run(app: App, name: str, delay: bool) -> int:
     config = config.with_options(store=app.store or wanted.store)
     unheard: list[int] = []
     # a closed pipe of cron must not stop a schedule's snapshots
-    told = insistent(printer(app), unheard)
+    report = insistent(printer(app), unheard)
     with app.reporting(bars=False) as reporter:
         ran, code = schedules.run(
-            config, wanted, delay=delay, reporter=reporter, told=told, judge=_judge
+            config, wanted, delay=delay, reporter=reporter, report=report, judge=_judge
         )
     if app.json:
         app.emit(ran.to_dict() | {"exit_code": code}, lambda: "")

@@ -39,30 +39,32 @@ def _name(body: Body) -> str:
 def _origin(origin: Any) -> Iterator[tuple[str, str]]:
     """Return the store that it was imported from; that text comes from outside."""
     if isinstance(origin, Mapping):
-        told = [printable(origin.get(name, "?")) for name in ("session", "number", "store")]
-        yield "imported", f"it was {told[0]}@{told[1]} of store {told[2][:12]}"
-
-
-def _gpu(told: Any) -> Iterator[tuple[str, str]]:
-    if told:
-        names = ", ".join(
-            f"{printable(d['name'])} ({printable(d['uuid'])})" for d in told["devices"]
+        session, number, store = (
+            printable(origin.get(name, "?")) for name in ("session", "number", "store")
         )
-        amount = size(sum(p["memory"] for p in told["processes"]))
+        yield "imported", f"it was {session}@{number} of store {store[:12]}"
+
+
+def _gpu(gpu: Any) -> Iterator[tuple[str, str]]:
+    if gpu:
+        names = ", ".join(
+            f"{printable(d['name'])} ({printable(d['uuid'])})" for d in gpu["devices"]
+        )
+        amount = size(sum(p["memory"] for p in gpu["processes"]))
         yield (
             "gpu",
             (
-                f"{amount} of {plural(len(told['processes']), 'process', 'processes')} on "
+                f"{amount} of {plural(len(gpu['processes']), 'process', 'processes')} on "
                 f"{names or 'a device'}"
             ),
         )
-        yield "gpu driver", f"NVIDIA {printable(told['driver'])}"
+        yield "gpu driver", f"NVIDIA {printable(gpu['driver'])}"
 
 
-def _writer(told: dict[str, str] | None) -> Iterator[tuple[str, str]]:
-    if told is not None:
-        label = f" {printable(told['label'])}" if told["label"] else ""
-        yield "stored by", f"the write-only host{label} ({told['fingerprint']})"
+def _writer(writer: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+    if writer is not None:
+        label = f" {printable(writer['label'])}" if writer["label"] else ""
+        yield "stored by", f"the write-only host{label} ({writer['fingerprint']})"
 
 
 def _header(body: Body) -> str:
@@ -322,18 +324,18 @@ def _only(body: Body, sections: Sequence[str]) -> str:
 )
 @pass_app
 def show(app: App, /, ref: str, **only: bool) -> int:
-    """Shows what a checkpoint holds: where and when it was taken, its processes, sizes, namespaces,
-    connections and files. Reads the manifest, not the memory (but for --env); `criuctl verify`
-    reads all.
+    """Show the contents of a checkpoint: where and when it was taken, its processes, sizes,
+    namespaces, connections and files. Only the manifest is read, and the memory only for --env;
+    `criuctl verify` reads all.
 
-    A REF with a slash names what is in no store: a file of criuctl export (its key is looked for as
-    by import), a folder of CRIU's images, or a podman checkpoint archive. Of the latter two it
-    prints what their images show; criuctl cannot restore them.
+    A REF with a slash is a path outside any store: a file of criuctl export (its key is found as by
+    import), a folder of CRIU's images, or a podman checkpoint archive. criuctl shows what the
+    images of the latter two contain; it cannot restore them.
 
-    With --json everything is printed, whatever sections are asked for; memory maps are in it under
-    --maps, environments (`environments`: `pid`, `variables` with `name` and `value`) under --env,
-    where a value is null unless --values is given.  The environment of a process is read out of its
-    memory: as it was started, not what it has set since.
+    With --json everything is printed, whatever sections are requested; it has memory maps with
+    --maps, and environments (`environments`: `pid`, `variables` with `name` and `value`) with
+    --env, where a value is null unless --values is given. The environment of a process is read from
+    its memory: as it was started, not what it has set since.
     """
     from ...ops.inspect import show as show_checkpoint
 

@@ -148,7 +148,7 @@ def snapshot(
 def printer(app: App) -> Callable[[SnapshotOutcome], int]:
     """Return the function that prints one outcome and returns its exit code."""
 
-    def told(outcome: SnapshotOutcome) -> int:
+    def print_outcome(outcome: SnapshotOutcome) -> int:
         if outcome.error is not None:
             if not app.json:
                 print_failure(outcome.target, outcome.error)
@@ -158,4 +158,4 @@ def printer(app: App) -> Callable[[SnapshotOutcome], int]:
             write_result(outcome_line(outcome.result))
         return DEGRADED if outcome.degraded else 0
 
-    return told
+    return print_outcome

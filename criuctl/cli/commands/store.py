@@ -22,11 +22,11 @@ store = LazyGroup(
     entries={
         "init": Entry(f"{_SELF}:init", "Make a store."),
         "info": Entry(
-            f"{_SELF}:info", "Describe a store: format, encryption, contents, what it can do."
+            f"{_SELF}:info", "Describe a store: format, encryption, contents, abilities."
         ),
         "trust": Entry(
             f"{_SELF}:trust",
-            "Expect the store that is there now, after it was replaced on purpose.",
+            "Accept the store that is there now, after it was replaced on purpose.",
         ),
         "key": Entry(f"{_SELF}:key", "Show where a store's key is, or export it."),
     },
@@ -253,9 +253,9 @@ def _described(body: dict[str, Any]) -> str:
         )
     for one in body["growth"][:_GROWING]:
         pace = f"{size(one['per_day'])} a day, " if one["per_day"] is not None else ""
-        told = f"{plural(one['checkpoints'], 'checkpoint')}, {size(one['stored'])}"
+        amount = f"{plural(one['checkpoints'], 'checkpoint')}, {size(one['stored'])}"
         later = f"; {pace}{size(one['recent'])} each" if one["checkpoints"] > 1 else ""
-        rows.append((f"  {printable(one['session'])}", told + later))
+        rows.append((f"  {printable(one['session'])}", amount + later))
     if (kept := body["kept"]) and kept["versions"]:
         lock = f", locked ({printable(kept['lock'])})" if kept["lock"] else ""
         many = (
@@ -320,7 +320,7 @@ def trust(app: App, store_id: str, no_encrypt: bool) -> int:
     A host pins a store when it makes it or meets it first, so this command is not needed then. It
     is for a store that was replaced on purpose, for one in S3 without encryption that another host
     has made, and for setting up hosts by an id that is known. Any user who can write to a store can
-    replace it: find out who has, before you trust it.
+    replace it: find out which user has done so before you trust it.
     """
     from ...ops.stores import store_trust
 

@@ -60,11 +60,9 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "safe": lambda e: f"no more than {e['loss_s']:g} s would be lost again",
     "died": lambda e: e["text"],
     "ended": lambda e: f"is over: {e['text']}",
-    "waiting": lambda e: (
-        f"waits for {e['seconds']:g} s, after {e['failures']} in a row that came to nothing"
-    ),
+    "waiting": lambda e: f"waits for {e['seconds']:g} s, after {e['failures']} failures in a row",
     "passed-over": lambda e: (
-        f"{(e.get('checkpoint') or 'a checkpoint')[:12]} is passed over: {e['error']['message']}"
+        f"{(e.get('checkpoint') or 'a checkpoint')[:12]} is skipped: {e['error']['message']}"
     ),
     "restore-failed": lambda e: f"not restored: {e['error']['message']}",
     "recovered": _recovered,
@@ -72,17 +70,17 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "lease-expired": lambda e: f"no beat was seen of host {e['host']} for {e['silent_s']:g} s",
     "overtaken": lambda e: f"not restored here: {e['error']['message']}",
     "self-fenced": lambda e: (
-        f"the lease of {e['lease_s']:g} s cannot be renewed; the session stands still, lest "
-        "another host has it"
+        f"the lease of {e['lease_s']:g} s cannot be renewed; the session is paused, because "
+        "another host may take it over"
     ),
-    "goes-on": lambda _e: "the lease is renewed, the session goes on",
+    "goes-on": lambda _e: "the lease is renewed, the session continues",
     "fenced": lambda e: f"{e.get('text') or 'taken over'}; the copy here: {e['done']}",
-    "store-failed": lambda e: f"the store cannot be asked: {e['error']['message']}",
+    "store-failed": lambda e: f"the store cannot be used: {e['error']['message']}",
     "lease-runs-out": lambda e: (
-        f"the store cannot be told that the lease of {e['lease_s']:g} s is to stay: a standby may "
-        "take over what runs here"
+        f"the store could not record that the lease of {e['lease_s']:g} s is to stay: a standby "
+        "may take over what runs here"
     ),
-    "stopped": lambda e: f"supervised no more{_left(e)}",
+    "stopped": lambda e: f"no longer supervised{_left(e)}",
 }
 
 
@@ -117,7 +115,7 @@ def event_line(event: Mapping[str, Any]) -> str:
     "--every",
     metavar="SPAN",
     help=(
-        "A snapshot each SPAN: 30s, 5min.  [default: 60s, or half of --max-loss; none with "
+        "Take a snapshot each SPAN: 30s, 5min.  [default: 60s, or half of --max-loss; none with "
         "--on-idle or --on-step alone]"
     ),
 )
@@ -125,37 +123,37 @@ def event_line(event: Mapping[str, Any]) -> str:
     "--on-idle",
     metavar="SPAN",
     help=(
-        "A snapshot once its terminal has printed something, and then nothing for SPAN.  "
+        "Take a snapshot once its terminal has printed something, and then nothing for SPAN.  "
         "[default: no]"
     ),
 )
 @click.option(
     "--on-step",
     is_flag=True,
-    help="A snapshot once a shell in it has done something and is at its prompt again.",
+    help="Take a snapshot once a shell in it has run a command and is at its prompt again.",
 )
 @click.option(
     "--max-loss",
     metavar="SPAN",
-    help="Say so when more than SPAN would be lost, as snapshots fail.  [default: no]",
+    help="Report when more than SPAN would be lost because snapshots fail.  [default: no]",
 )
 @click.option(
     "--keep-last",
     type=click.IntRange(min=2),
     metavar="N",
-    help="After each snapshot keep the N newest only.  [default: all]",
+    help="After each snapshot keep only the N newest.  [default: all]",
 )
 @click.option(
     "--with-files",
     multiple=True,
     metavar="PATH",
     help=(
-        "Take along what is in this file, or in all files of this folder; may be repeated.  "
-        "[default: by configuration]"
+        "Store this file, or all files of this folder, too; may be repeated.  [default: by "
+        "configuration]"
     ),
 )
 @click.option(
-    "--standby", is_flag=True, help="Only watch the host where it lives; start nothing by itself."
+    "--standby", is_flag=True, help="Watch the session's lease; start it only when that expires."
 )
 @click.option(
     "--restart",
@@ -163,8 +161,8 @@ def event_line(event: Mapping[str, Any]) -> str:
     default="on-failure",
     show_default=True,
     help=(
-        "Whether it comes back after it has ended by itself, with an exit code. What was killed "
-        "always does."
+        "Whether to restore it after it has ended by itself, with an exit code. A session that was "
+        "killed is always restored."
     ),
 )
 @click.option(
@@ -173,42 +171,42 @@ def event_line(event: Mapping[str, Any]) -> str:
     default=3,
     show_default=True,
     metavar="N",
-    help="Give up after N in a row that came to nothing.",
+    help="Give up after N unsuccessful restores in a row.",
 )
 @click.option(
     "--stable-after",
     default="60s",
     show_default=True,
     metavar="SPAN",
-    help="A restore came to something if it lives so long.",
+    help="A restore is successful if the session runs for this long.",
 )
 @click.option(
     "--backoff",
     default="1s",
     show_default=True,
     metavar="SPAN",
-    help="Wait before the second try; then twice as long.",
+    help="Wait this long before the second try, and twice as long before each later one.",
 )
 @click.option(
     "--max-backoff",
     default="5min",
     show_default=True,
     metavar="SPAN",
-    help="The longest such wait.",
+    help="The longest wait between tries.",
 )
 @click.option(
     "--lease",
     default="30s",
     show_default=True,
     metavar="SPAN",
-    help="Others take the session over when this host is not heard of for SPAN.",
+    help="Standbys take the session over when this host has not renewed its lease for SPAN.",
 )
 @click.option(
     "--self-fence",
     is_flag=True,
     help=(
         "Stop the session while this host cannot renew its lease, before others may take it over. "
-        " [default: it runs on]"
+        " [default: let it continue]"
     ),
 )
 @pass_app
@@ -230,36 +228,38 @@ def supervise(
     lease: str,
     self_fence: bool,
 ) -> int:
-    """Keeps a session alive, in the foreground, for a service manager: takes snapshots of it while
-    it runs, and restores it from the newest good one when it was killed, when its host has been
-    started again, or when it ended as --restart says. A checkpoint that is damaged or cannot be
-    restored is passed over for the one before. After --max-restores in a row that fail, or die
-    again, it stops and ends with 6.
+    """Keep a session alive, in the foreground, for a service manager: take snapshots of it while it
+    runs, and restore it from the newest good one when it was killed, when its host has been started
+    again, or when it ended and --restart applies. A checkpoint that is damaged or cannot be
+    restored is skipped for the one before. After --max-restores in a row that fail, or die again,
+    the supervisor stops and exits with 6.
 
-    The same command on other hosts, with the same store, is a standby there: the home renews its
-    lease in the store, and when a standby has seen no change of it for --lease, by its own clock,
-    it takes the session over and restores it; of several one does. The old home, when it is back,
-    ends its copy and stands by. This needs a store with conditional writes (local folders and most
-    S3 servers have them), and files and addresses that the other host has, too. A home that is only
-    cut off goes on running until it reaches the store again, unless --self-fence is given: then it
-    stands still, as by criuctl pause, once three quarters of --lease have passed without a renewal,
-    also when this command was killed, and goes on when the lease is renewed. So it never runs at
-    two places; but each outage of the store that is longer stops it, and no host at all may run it
-    then. criuctl resume lets it go on all the same. A host that was suspended or frozen itself
-    stops it as soon as it runs again.
+    The same command on other hosts, with the same store, is a standby there. The home renews its
+    lease in the store. When a standby has seen no change of the lease for --lease, by its own
+    clock, it takes the session over and restores it; of several standbys only one does. When the
+    old home is back, it ends its copy and becomes a standby. This needs a store with conditional
+    writes (local folders and most S3 servers have them), and the session's files and addresses on
+    the other host.
+
+    A home that is only cut off continues to run the session until it reaches the store again,
+    unless --self-fence is given. With it the session is stopped, as by criuctl pause, once three
+    quarters of --lease have passed without a renewal, also when this command was killed, and
+    continues when the lease is renewed. So it never runs in two places; but each longer outage of
+    the store stops it, and then it may not run on any host. criuctl resume lets it continue anyway.
+    A host that was suspended or frozen itself stops the session as soon as it runs again.
 
     A session that was dumped, killed or migrated by a command is over for its supervisor (exit 0),
-    and so is one that ended as --restart does not bring back. SIGTERM ends the supervisor and
-    leaves the session running, with a lease that does not run out. Hooks: loss-exceeded, recovered,
+    and so is one that ended when --restart does not apply. SIGTERM ends the supervisor and leaves
+    the session running, with a lease that does not expire. Hooks: loss-exceeded, recovered,
     gave-up.
 
-    Each thing done is a line, with --json by a JSON object a line: event, sequence, time,
-    session, and facts, such as recovered_ms and lost_s of the event recovered. Ends with 11 if it
+    Each event is a line, with --json a JSON object per line: event, sequence, time, session, and
+    facts, such as recovered_ms and lost_s of the event recovered. Exit with 11 if the supervisor
     was stopped when more than --max-loss would be lost.
     """
     from ...host.retention import patience
     from ...ops.supervise import supervise as look_after
-    from ...ops.supervising.context import Wishes
+    from ...ops.supervising.context import SupervisorSettings
     from ...report import Reporter
     from ...startup import settle
 
@@ -277,7 +277,7 @@ def supervise(
         except (BrokenPipeError, ResultLost):
             discard(1)
 
-    wishes = Wishes(
+    settings = SupervisorSettings(
         every=patience(every) if every is not None else None,
         on_idle=patience(on_idle),
         on_step=on_step,
@@ -295,7 +295,7 @@ def supervise(
     )
     if app.verbose:
         with app.reporting() as reporter:
-            good = look_after(app.config, name, wishes, reporter=reporter, tell=tell)
+            good = look_after(app.config, name, settings, reporter=reporter, tell=tell)
     else:
-        good = look_after(app.config, name, wishes, reporter=Reporter(), tell=tell)
+        good = look_after(app.config, name, settings, reporter=Reporter(), tell=tell)
     return 0 if good else DEGRADED

@@ -67,9 +67,9 @@ def _damage(sample: Mapping[str, Any]) -> list[str]:
     for pack in sample["damaged"]:
         names = ", ".join(f"{printable(c['session'])}@{c['number']}" for c in pack["needed_by"])
         lines.append(f"{printable(pack['error']['message'])}; needed by {names or 'no checkpoint'}")
-    told = {pack["object"] for pack in sample["damaged"]}
+    listed = {pack["object"] for pack in sample["damaged"]}
     for one in sample["checkpoints"]:
-        if not one["ok"] and one["error"].get("object") not in told:
+        if not one["ok"] and one["error"].get("object") not in listed:
             name = (
                 "unreadable"
                 if one["id"] is None
@@ -138,13 +138,14 @@ def _try(app: App, ref: str, probe: str | None, timeout: float) -> int:
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="With --sample: choose as the run did that told it.  [default: chance]",
+    help="With --sample: choose the same packs as the run that printed this seed.  "
+    "[default: random]",
 )
 @click.option(
     "--restore",
     "restore_",
     is_flag=True,
-    help="Restore the checkpoint for a trial, and take everything away again.",
+    help="Restore the checkpoint for a trial, and remove everything again.",
 )
 @click.option(
     "--probe",

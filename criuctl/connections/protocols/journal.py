@@ -1,5 +1,5 @@
-"""systemd's journal: a service's output goes over a unix stream whose header told journald the
-service.
+"""systemd's journal: a service's output goes over a unix stream, with a header that names the
+service to journald.
 
 The header has seven lines: identifier, unit, priority, whether lines begin with a level, and
 whether to pass them on to syslog, the kernel's log and the console (systemd's ``connect_logger_as``
@@ -50,24 +50,24 @@ class Journal:
         """See `base.ApplicationProtocol`."""
         identifier, priority = _options(settings.options)
         session = record.session
-        told = {
+        sender = {
             "identifier": identifier
             or str(session.get("identifier", ""))
             or _text(settings.process, "comm"),
             "unit": str(session.get("unit", "")),
         }
-        lines = [told["identifier"], told["unit"], str(priority), "1", "0", "0", "0"]
+        lines = [sender["identifier"], sender["unit"], str(priority), "1", "0", "0", "0"]
         if any("\n" in line for line in lines):
             raise CannotRebuild("the identifier or the unit for the journal has more than one line")
         header = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
         try:
             sent = sock.send(header, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as error:
-            raise PeerAway(f"{record.peer} takes nothing: {error.strerror}") from error
+            raise PeerAway(f"{record.peer} accepts no data: {error.strerror}") from error
         if sent != len(header):
-            raise CannotRebuild(f"{record.peer} has taken only a part of its header")
+            raise CannotRebuild(f"{record.peer} has accepted only a part of its header")
         sock.shutdown(socket.SHUT_RD)
-        return told
+        return sender
 
 
 PROTOCOL = Journal()

@@ -1,13 +1,14 @@
-"""PostgreSQL: a program's idle session is looked at over its own connection, and set up again on a
+"""PostgreSQL: a program's idle session is examined over its own connection, and set up again on a
 new one.
 
 Options of a rule: ``user`` and ``database`` (for the second login that `postgresql_rest` may need;
-the restore takes them from the session), ``tls: false`` (vouches that the session is not
-encrypted), ``settings: [app.user]`` (settings of the application's own making, which a server does
-not list).  `postgresql_state` tells what is rebuilt and what makes it impossible.  After a
-hand-back the client's copy of the cancel key is stale: a cancel request of the program is ignored
-by the server.  Notifications sent between dump and restore are lost, as they are for a client that
-was away.
+the restore takes them from the session), ``tls: false`` (asserts that the session is not
+encrypted), ``settings: [app.user]`` (settings that the application defines itself, which a server
+does not list).
+
+`postgresql_state` describes what is rebuilt and what makes that impossible. After a restore the
+client's copy of the cancel key is stale: the server ignores a cancel request of the program.
+Notifications sent between dump and restore are lost, as for any client that was disconnected.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from .postgresql_wire import SYNC, Conversation, ServerError
 from .wire import Wire
 
 _READY = b"Z\0\0\0\5"
-_TOGETHER = 0.5  # seconds that the tree may be held for two answers to come together
-# more seconds for the answer to a question once asked: leaving it unread would be worse
+_TOGETHER = 0.5  # seconds that the tree may be held until both answers have arrived
+# more seconds for the answer to a question that was sent: leaving it unread would be worse
 _GRACE = 1.0
 _KEY_NOTE = "the cancel key is a new one: the program's cancel requests have no effect"
 
@@ -47,7 +48,7 @@ class PostgreSQL:
     def inspect(
         self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
     ) -> dict[str, Any]:
-        """What the session holds; `CannotRebuild` with the reason if it cannot be set up again."""
+        """Return the session's state; raise `CannotRebuild` if it cannot be set up again."""
         wire = Wire(sock, deadline, _name(sock, record))
         try:
             title = require_quiet(wire, record)
@@ -70,11 +71,11 @@ class PostgreSQL:
             ) from error
         except ServerError as error:
             raise CannotRebuild(
-                f"the server does not tell what the session holds: {error}"
+                f"the server does not report the session's state: {error}"
             ) from None
         except PeerAway as error:
-            # An answer that comes later would be taken for that to the program's next query: better
-            # none at all.
+            # The program would take a late answer for the answer to its next query: end the
+            # connection instead.
             _shut(sock)
             raise CannotRebuild(f"the connection had to be ended: {error.message}") from error
         except CannotRebuild:
@@ -89,7 +90,7 @@ class PostgreSQL:
             texts = "; ".join(f"{n.channel}: {n.payload}" for n in talk.notifications)
             state["warnings"] = [
                 (
-                    "notifications came while the session was looked at, and do not reach the "
+                    "notifications arrived while the session was examined, and do not reach the "
                     f"program: {texts}"
                 )
             ]
@@ -98,16 +99,16 @@ class PostgreSQL:
     def reconnect(
         self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float
     ) -> dict[str, Any]:
-        """Log in and set the session up; facts for the report.  `PeerAway` if that may work
-        later.
+        """Log in and set up the session; return facts for the report. Raise `PeerAway` if another
+        try may work.
         """
         state = record.session
         if not state.get("user"):
-            raise CannotRebuild("the checkpoint does not say what the session held")
+            raise CannotRebuild("the checkpoint has no state of the session")
         wire = Wire(sock, deadline, _name(sock, record))
         talk = Conversation(wire)
         warnings: list[str] = []
-        # older checkpoints do not tell
+        # older checkpoints do not have it
         uid = state["uid"] if isinstance(state.get("uid"), int) else None
         try:
             encoding = codec(state["encoding"])
@@ -138,11 +139,11 @@ class PostgreSQL:
                 f"the record of the session is not one of this version ({type(error).__name__})"
             ) from error
         if wire.unread() and wire.peek(1) not in (b"A", b"N", b"S"):
-            raise CannotRebuild(f"{wire.peer} sends what it was not asked for")
+            raise CannotRebuild(f"{wire.peer} sends data that was not requested")
         if not state.get("direct", True):
             warnings.append(
-                "an address translation or a pooler is in between; of a pooler's, one session was "
-                "looked at"
+                "the connection goes through an address translation or a pooler; of a pooler's "
+                "sessions only one was examined"
             )
         lost = [
             f"{channel}: {payload}" for channel, payload, _pid in state.get("notifications", [])
@@ -171,7 +172,9 @@ def _names(settings: Settings) -> list[str]:
 
 
 def _require_ready(wire: Wire) -> None:
-    """Sync, and nothing but ReadyForQuery must come; what is not ours is not touched."""
+    """Send Sync and expect only ReadyForQuery; an answer to the program's own query is left
+    unread.
+    """
     wire.send(SYNC)
     seen = wire.peek(1)
     if seen != b"Z":
@@ -186,12 +189,12 @@ def _require_ready(wire: Wire) -> None:
 
 
 def _await_ours(wire: Wire) -> None:
-    """The answer to the program's own query has come first: see that the one to our Sync is right
-    behind it.
+    """Wait until the answer to our Sync is directly behind the answer to the program's own query,
+    which has arrived first.
 
-    libpq passes over a ReadyForQuery that it reads together with the one it waits for; one that
-    comes later would end its next query too early.  What takes longer than a moment, or is too
-    large for the queue, is left to that chance.
+    libpq ignores a second ReadyForQuery that it reads together with the one it waits for; one that
+    arrives later would end its next query too early. After `_TOGETHER`, or if the answer is too
+    large for the queue, that risk remains.
     """
     until = min(wire.deadline, time.monotonic() + _TOGETHER)
     while time.monotonic() < until and not wire.closed():
@@ -211,7 +214,7 @@ def _second_login(
     title: Title | None,
     environment: Mapping[str, str],
 ) -> Login | None:
-    """How to log in beside the session, if we can guess as whom."""
+    """Return the login for a second connection, or None if no user name can be found."""
     user = (
         settings.options.get("user") or (title.user if title else None) or environment.get("PGUSER")
     )
@@ -246,7 +249,9 @@ def _password(
     user: str,
     warnings: list[str],
 ) -> str | None:
-    """`file` is the path of the program's password file, and the program's user."""
+    """Return the password; `file` is the path of the program's password file, and the program's
+    user.
+    """
     try:
         found = resolve(settings.secret, timeout=min(10.0, wire.deadline - time.monotonic()))
     except SecretUnavailable as error:
@@ -273,7 +278,7 @@ def _password(
 
 
 def _password_file_path(pid: int) -> str:
-    """Where libpq in that process would look for passwords."""
+    """Return the path of the password file that libpq in that process would read."""
     environment = environment_of(pid)
     named = environment.get("PGPASSFILE")
     if named:
@@ -288,7 +293,9 @@ def _password_file_path(pid: int) -> str:
 
 
 def _uid(pid: int) -> int:
-    """Its effective user; its folder in /proc is root's where it may not dump core."""
+    """Return the process's effective user ID, -1 if unknown. The owner of its folder in /proc is
+    not used: that is root where the process may not dump core.
+    """
     try:
         return read_process(pid).uid
     except CriuctlError:

@@ -1,11 +1,12 @@
-"""Logging in at a PostgreSQL server: trust, password, md5 and SCRAM-SHA-256; and where the password
-comes from.
+"""Logging in at a PostgreSQL server: trust, password, md5 and SCRAM-SHA-256; and the source of the
+password.
 
-A password is, in this order: the rule's secret reference; what libpq in the program would take,
-which is PGPASSWORD in its environment, then the line of its ``~/.pgpass`` (or PGPASSFILE) that
-matches, under libpq's rules, the file's mode included.  It is asked for only when the server wants
-one.  The program says which file that is, and perhaps which server: so nothing is read that is not
-its user's, or root would give away for it what it cannot read itself.
+The sources of a password, in this order: the rule's secret reference; PGPASSWORD in the program's
+environment; the matching line of its ``~/.pgpass`` (or PGPASSFILE), under libpq's rules, including
+the file's mode. A password is looked up only when the server asks for one.
+
+The program chooses the file, and perhaps the server. So only a file that belongs to the program's
+own user is read: otherwise criuctl, as root, would give away what the program cannot read itself.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _METHODS = {2: "Kerberos V5", 6: "SCM credentials", 7: "GSSAPI", 8: "GSSAPI", 9:
 
 
 class PasswordFile(Struct, frozen=True):
-    """The program's .pgpass, and under which names it knows the server."""
+    """The program's .pgpass, and the names under which it knows the server."""
 
     path: str
     hosts: tuple[str, ...] = ()
@@ -43,7 +44,7 @@ class PasswordFile(Struct, frozen=True):
 
 
 class Login(Struct):
-    """Who logs in where, and how to get at the password."""
+    """The user and database of a login, and a function that returns the password."""
 
     user: bytes
     database: bytes
@@ -54,8 +55,9 @@ class Login(Struct):
 
 
 def log_in(talk: Conversation, login: Login) -> None:
-    """From StartupMessage to ReadyForQuery.  `CannotRebuild` if the server does not let us in,
-    `PeerAway` if not now.
+    """Log in, from StartupMessage to ReadyForQuery.
+
+    Raise `CannotRebuild` if the server refuses, `PeerAway` if it refuses for now.
     """
     doing = f"login at {talk.wire.peer} as {login.user.decode(errors='replace')}"
     talk.wire.send(
@@ -153,7 +155,7 @@ class _Scram:
         return b"n,," + self._bare
 
     def final(self, challenge: bytes, doing: str) -> bytes:
-        """The proof for the server's challenge."""
+        """Return the proof for the server's challenge."""
         try:
             parts = dict(item.split(b"=", 1) for item in challenge.split(b","))
             nonce, salt, rounds = (
@@ -179,7 +181,7 @@ class _Scram:
         return without_proof + b",p=" + base64.b64encode(proof)
 
     def verify(self, data: bytes, doing: str) -> None:
-        """The server must know the password too."""
+        """Check that the server knows the password too; raise `CannotRebuild`."""
         expected = b"v=" + base64.b64encode(self._signature)
         if not self._signature or not hmac.compare_digest(data.split(b",")[0], expected):
             raise CannotRebuild(f"{doing}: the server did not prove that it knows the password")
@@ -190,7 +192,9 @@ def _hmac(key: bytes, data: bytes) -> bytes:
 
 
 def _saslprep(text: str) -> str:
-    """RFC 4013; what it forbids is used as it is, as PostgreSQL does."""
+    """Return `text` prepared by RFC 4013; text that it forbids is used unchanged, as PostgreSQL
+    does.
+    """
     mapped = "".join(
         " " if stringprep.in_table_c12(c) else c for c in text if not stringprep.in_table_b1(c)
     )
@@ -214,8 +218,8 @@ def _saslprep(text: str) -> str:
 def from_password_file(
     file: PasswordFile, database: str, user: str, warnings: list[str]
 ) -> str | None:
-    """The password of the first line that matches; a file that others may read is not used, as with
-    libpq.
+    """Return the password of the first line that matches; None if there is none. Like libpq, do not
+    use a file that other users may read.
     """
     try:
         # The program named the path: no link that another user has made is followed, and no device
@@ -263,7 +267,7 @@ def _match(
 
 
 def _split(line: str) -> list[str]:
-    """The fields of a line: ``\\`` takes the next character as it is."""
+    """Return the fields of a line; ``\\`` quotes the next character."""
     parts, escaped = [""], False
     for c in line:
         if escaped or c not in "\\:":

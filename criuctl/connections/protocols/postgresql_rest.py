@@ -1,25 +1,24 @@
-"""Whether it is safe to speak on a session of the program's, found out without saying a word on it.
+"""Whether a message may be sent on the program's session, determined without sending one.
 
-Two things would do harm.  A plain message into a session that is **encrypted** ends it.  A Sync
-while **a query is in flight** puts one ReadyForQuery too many behind its answer.  Neither can be
-asked of the session itself, so:
+Two cases would do harm. A plain message into an **encrypted** session ends it. A Sync while **a
+query is in flight** adds a ReadyForQuery behind its answer. The session itself cannot be asked, so:
 
-Encryption.  Unix sockets have none.  For TCP a connection of our own asks the server whether it
-does TLS, before any login; a no settles it (but for a server whose TLS was turned off by a reload
-in the life of the session).  If it does, only the server knows about the session: we log in beside
-it (user of the rule's options, of the local server process's title or of the program's environment;
-the password as for the restore) and look into `pg_stat_ssl` and `pg_stat_gssapi` for the session
-with our address and port.  What is not proved to be plain counts as encrypted, unless the rule's
-option
-``tls: false`` vouches for it.  GSSAPI encryption needs a Kerberos configuration on the client's
-side; where there is none, the question does not arise.
+Encryption. Unix sockets have none. For TCP a separate connection asks the server whether it offers
+TLS, before any login; if it does not, the session is plain (except at a server whose TLS was turned
+off by a reload during the session's life). If it does, only the server knows. criuctl then logs in
+on a second connection and looks for the session's address and port in `pg_stat_ssl` and
+`pg_stat_gssapi`. The user comes from the rule's options, the title of a local server process or the
+program's environment; the password as for the restore. A session that is not proved to be plain
+counts as encrypted, unless the rule's option ``tls: false`` asserts the opposite. GSSAPI encryption
+needs a Kerberos configuration on the client's side; it is not checked where there is none.
 
-In flight.  Queues must be empty.  A local server process tells in its title, once it had time to; a
-session that we found in `pg_stat_activity` tells there; else TCP knows whether something was sent
-after the last that came.  Its clock is coarse (a tick), so in doubt we wait a moment for an answer
-to arrive.  Left open is a query that runs longer than that and was sent within a tick of the
-previous answer, at a server that is not local: then its answer is found in front of ours, nothing
-of it is touched, and the surplus ReadyForQuery comes right behind it, where libpq passes over it.
+In flight. Queues must be empty. A local server process shows its state in its title, after a short
+delay. For a session that was found in `pg_stat_activity` that view shows the state. Otherwise TCP
+shows whether something was sent after the last answer. TCP's clock is coarse (a tick), so in doubt
+criuctl waits a moment for an answer to arrive. One case remains undetected: a query that runs
+longer than that, was sent within a tick of the previous answer, and runs at a server that is not
+local. Then its answer arrives before the one to the Sync. It is left unread, and the additional
+ReadyForQuery follows directly behind it, where libpq ignores it.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from .postgresql_wire import (
 )
 from .wire import Wire
 
-_SETTLE = 0.05  # seconds in which the answer to a quick query has come
+_SETTLE = 0.05  # seconds within which the answer to a quick query arrives
 _TITLE = re.compile(
     r"postgres: (?:[^ ]+: )?(?P<user>[^ ]+) (?P<database>[^ ]+) "
     r"(?P<from>\[local\]|[^ ]+\(\d+\)) (?P<doing>.+)"
@@ -66,13 +65,13 @@ LEFT JOIN pg_catalog.pg_stat_gssapi g USING (pid)
 WHERE pg_catalog.host(a.client_addr) = $1 AND a.client_port = $2::integer
 """
 _REMEDY = (
-    "; connect with sslmode=disable, or say `tls: false` in the rule's options if it surely does "
-    "not"
+    "; connect with sslmode=disable, or set `tls: false` in the rule's options if it certainly "
+    "does not"
 )
 
 
 class Title(Struct, frozen=True):
-    """What a local server process says of itself."""
+    """The state of a local server process, from its title."""
 
     user: str
     database: str
@@ -80,7 +79,9 @@ class Title(Struct, frozen=True):
 
 
 def title_of(record: ConnectionRecord) -> Title | None:
-    """The title of the server process behind the connection, where it is local and tells."""
+    """Return the title of the server process behind the connection; None if it is not local or has
+    no readable title.
+    """
     pid = re.match(r"\d+", record.peer_process)
     if pid is None:
         return None
@@ -99,7 +100,7 @@ def title_of(record: ConnectionRecord) -> Title | None:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment with which the program was started."""
+    """Return the environment with which the program was started."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -109,7 +110,9 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def require_quiet(wire: Wire, record: ConnectionRecord) -> Title | None:
-    """`CannotRebuild` if anything says that a query is in flight; the title, where there is one."""
+    """Raise `CannotRebuild` if there is any sign of a query in flight; return the title of the
+    server process, if there is one.
+    """
     _require_empty(wire)
     if wire.sock.family == socket.AF_UNIX:
         wire.arrives(_SETTLE)
@@ -117,8 +120,8 @@ def require_quiet(wire: Wire, record: ConnectionRecord) -> Title | None:
         info = wire.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
         (sent,) = struct.unpack_from("=I", info, 44)
         (received,) = struct.unpack_from("=I", info, 52)
-        # The tree is frozen: nothing is sent any more, and a pool of connections waits once, not
-        # each for itself.
+        # The tree is frozen and sends nothing more, so the connections of a pool wait only once
+        # and not one after another.
         wire.arrives(_SETTLE - sent / 1000)
         if sent < received and not wire.unread():
             raise CannotRebuild("a query is in flight")
@@ -130,7 +133,7 @@ def require_quiet(wire: Wire, record: ConnectionRecord) -> Title | None:
 
 
 def require_idle(state: str) -> None:
-    """`CannotRebuild` unless the server says of the session that it waits for the next query."""
+    """Raise `CannotRebuild` unless the server reports that the session is idle."""
     if state.startswith("idle in transaction"):
         raise CannotRebuild("a transaction is open")
     if state != "idle":
@@ -154,8 +157,9 @@ def require_plain(
     vouched: bool,
     login: Callable[[Mapping[str, str]], Login | None],
 ) -> str:
-    """How we know that the session is not encrypted; `CannotRebuild` if we do not.  `login` makes
-    the second login.
+    """Return the evidence that the session is not encrypted; raise `CannotRebuild` without any.
+
+    `login` returns the login for the second connection.
     """
     if wire.sock.family == socket.AF_UNIX:
         return "unix socket"
@@ -169,13 +173,13 @@ def require_plain(
         offered = " and ".join(offer for offer in offers if offer)
         if not offered:
             return "the server has no TLS"
-        beside = login(environment)
-        if beside is None:
+        second = login(environment)
+        if second is None:
             raise CannotRebuild(f"the server offers {offered}, and the session may use it{_REMEDY}")
-        return _ask_beside(wire, record, beside, offered)
+        return _ask_server(wire, record, second, offered)
     except PeerAway as error:
         raise CannotRebuild(
-            f"whether the session is encrypted cannot be found out: {error.message}{_REMEDY}"
+            f"cannot determine whether the session is encrypted: {error.message}{_REMEDY}"
         ) from error
 
 
@@ -185,17 +189,17 @@ def _offers(wire: Wire, record: ConnectionRecord, request: bytes) -> bool:
         second.send(request)
         answer = second.receive(1)
     if answer == b"E":
-        raise PeerAway(f"{wire.peer} has no place for a second connection")
+        raise PeerAway(f"{wire.peer} accepts no second connection")
     if answer not in (b"S", b"N", b"G"):
         raise CannotRebuild(f"{wire.peer} does not speak PostgreSQL's protocol")
     return answer in b"SG"
 
 
-def _ask_beside(wire: Wire, record: ConnectionRecord, login: Login, offered: str) -> str:
-    """Log in on a connection of our own and look for the session there."""
+def _ask_server(wire: Wire, record: ConnectionRecord, login: Login, offered: str) -> str:
+    """Log in on a second connection and look for the session there."""
     host, port = wire.sock.getsockname()[:2]
     host = host.removeprefix("::ffff:") if "." in host else host
-    unknown = f"the server offers {offered}, and whether the session uses it cannot be found out"
+    unknown = f"the server offers {offered}, and it is unknown whether the session uses it"
     with _connect(wire, record) as sock:
         talk = Conversation(Wire(sock, wire.deadline, wire.peer))
         try:
@@ -213,7 +217,7 @@ def _ask_beside(wire: Wire, record: ConnectionRecord, login: Login, offered: str
             ) from error
     if len(found) != 1 or None in found[0]:
         raise CannotRebuild(
-            f"{unknown}: user {login.user.decode(errors='replace')} does not see it there{_REMEDY}"
+            f"{unknown}: user {login.user.decode(errors='replace')} cannot see the session{_REMEDY}"
         )
     tls, gss, state = ((value or b"").decode() for value in found[0])
     if tls != "false" or gss != "false":
@@ -223,7 +227,7 @@ def _ask_beside(wire: Wire, record: ConnectionRecord, login: Login, offered: str
 
 
 def _connect(wire: Wire, record: ConnectionRecord) -> socket.socket:
-    """A connection of our own to the same server, from the program's net namespace."""
+    """Make a second connection to the same server, from the program's net namespace."""
     own = namespace_socket(record.pid, wire.sock.family, socket.SOCK_STREAM)
     try:
         own.setblocking(False)
@@ -256,7 +260,9 @@ def _may_use_kerberos(environment: Mapping[str, str]) -> bool:
 
 
 def user_name(uid: int) -> str | None:
-    """The name of a user of this system, which is libpq's default for the name at the server."""
+    """Return the name of a user of this system, which is libpq's default for the name at the
+    server.
+    """
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,14 +1,13 @@
-"""What a PostgreSQL session holds, and how it is set up in another one.
+"""The state of a PostgreSQL session, and how it is set up in another one.
 
-Everything is asked in one question (`QUESTION`), answered as one JSON text, so that a freeze costs
-few round trips.  `read_state` turns it into the record or says what cannot be rebuilt; `rebuild`
-plays it into a fresh session.
+One query (`QUESTION`) returns everything as one JSON text, so that a freeze costs few round trips.
+`read_state` turns it into the record, or reports what cannot be rebuilt; `rebuild` sets up a new
+session from it.
 
-What a server does not report cannot be rebuilt: settings that no extension defined (``app.user``;
-the rule's option
-``settings: [app.user]`` names those to be taken along), the unnamed prepared statement, `currval`
-and `lastval`, the random seed, how often an advisory lock is held, and what extensions keep
-(PL/pgSQL has nothing, PL/Python's GD does).
+State that a server does not report cannot be rebuilt: settings that no extension defined
+(``app.user``; the rule's option ``settings: [app.user]`` names those to save), the unnamed prepared
+statement, `currval` and `lastval`, the random seed, how often an advisory lock is held, and the
+state of extensions (PL/pgSQL has none, PL/Python has GD).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .postgresql_wire import (
     rows,
 )
 
-REPORTED = (  # the parameters that a server reports to its clients, and that clients rely on
+REPORTED = (  # parameters that a server reports to its clients, and on which clients rely
     "server_encoding", "client_encoding", "application_name", "default_transaction_read_only",
     "in_hot_standby", "is_superuser", "DateStyle", "IntervalStyle", "TimeZone",
     "integer_datetimes", "standard_conforming_strings", "server_version",
@@ -54,7 +53,7 @@ _NOT_UNDERSTOOD = ("42", "3F")  # syntax, undefined or forbidden objects; undefi
 _LOCK_SECONDS = 2.0  # the server may need a moment to notice that the old session's client is gone
 _CUSTOM = re.compile(r"[a-z_][a-z0-9_$]*(\.[a-z_][a-z0-9_$]*)+", re.IGNORECASE)
 _PREPARE = re.compile(r"prepare\b", re.IGNORECASE)
-# what may stand before a command, of a comment its beginning
+# text that may precede a command: spaces, a comment to the end of a line, the start of a comment
 _BEFORE = re.compile(r"\s+|--[^\n]*|/\*")
 _COMMENT = re.compile(r"/\*|\*/")
 
@@ -96,13 +95,13 @@ SELECT pg_catalog.json_build_object(
 
 
 def codec(encoding: str) -> str:
-    """The Python codec of a client encoding."""
+    """Return the Python codec of a client encoding."""
     return _CODECS.get(encoding, "latin-1")
 
 
 def read_state(talk: Conversation, custom: Sequence[str] = ()) -> dict[str, Any]:
-    """What the session holds, for the record; `CannotRebuild` if that cannot be set up again.
-    `ServerError`.
+    """Return the session's state for the record; raise `CannotRebuild` if it cannot be set up
+    again, or `ServerError`.
 
     `custom` are names of settings that the server does not list.
     """
@@ -116,41 +115,41 @@ def read_state(talk: Conversation, custom: Sequence[str] = ()) -> dict[str, Any]
     answers = talk.ask([b"SHOW client_encoding", QUESTION.encode(), *extra])
     encoding = (_one(answers[0]) or b"").decode("ascii", "replace")
     try:
-        told = json.loads((_one(answers[1]) or b"").decode(codec(encoding)))
+        state = json.loads((_one(answers[1]) or b"").decode(codec(encoding)))
         values = {name: _one(found) for name, found in zip(custom, answers[2:], strict=True)}
         taken = {name: value.decode(codec(encoding)) for name, value in values.items() if value}
     except ValueError:
         raise CannotRebuild(
             f"the session's state cannot be read in its client encoding {encoding}"
         ) from None
-    if told["temporary"]:
-        raise CannotRebuild(f"the session has temporary objects: {_some(told['temporary'])}")
-    if told["cursors"]:
-        raise CannotRebuild(f"the session has WITH HOLD cursors: {_some(told['cursors'])}")
-    activity = told["activity"] or {}
+    if state["temporary"]:
+        raise CannotRebuild(f"the session has temporary objects: {_some(state['temporary'])}")
+    if state["cursors"]:
+        raise CannotRebuild(f"the session has WITH HOLD cursors: {_some(state['cursors'])}")
+    activity = state["activity"] or {}
     if not activity.get("usename"):
-        raise CannotRebuild("the server does not tell who is logged in")
-    startup, session = _settings(told["settings"] or [])
-    prepared = [_prepared(item) for item in told["prepared"] or []]
+        raise CannotRebuild("the server does not report the session's user")
+    startup, session = _settings(state["settings"] or [])
+    prepared = [_prepared(item) for item in state["prepared"] or []]
     _check_prepared(talk, [item for item in prepared if item["from_sql"]], codec(encoding))
     return {
         "user": activity["usename"],
-        "database": told["database"],
-        "authorization": told["authorization"],
-        "role": told["role"],
+        "database": state["database"],
+        "authorization": state["authorization"],
+        "role": state["role"],
         "encoding": encoding,
-        "server_version": int(told["version"]),
-        "backend": told["pid"],
+        "server_version": int(state["version"]),
+        "backend": state["pid"],
         "since": activity["backend_start"],
         "port": activity.get("port"),
         "startup": startup,
         "settings": session | taken,
-        "reported": told["reported"],
+        "reported": state["reported"],
         "prepared": prepared,
-        "channels": sorted(told["channels"] or []),
+        "channels": sorted(state["channels"] or []),
         "locks": [
             [lock["classid"], lock["objid"], lock["objsubid"], lock["mode"]]
-            for lock in told["locks"] or []
+            for lock in state["locks"] or []
         ],
     }
 
@@ -162,7 +161,9 @@ def _one(found: list[Row]) -> bytes | None:
 
 
 def _settings(found: list[dict[str, Any]]) -> tuple[dict[str, str], dict[str, str]]:
-    """What goes into the StartupMessage (it makes RESET values), and what was SET later."""
+    """Return the settings for the StartupMessage, which RESET restores, and those that were SET
+    later.
+    """
     startup = {s["name"]: s["setting"] for s in found if s["source"] == "client"}
     session = {s["name"]: s["setting"] for s in found if s["source"] == "session"}
     for s in found:
@@ -187,11 +188,11 @@ def _prepared(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_prepared(talk: Conversation, items: list[dict[str, Any]], encoding: str) -> None:
-    """A PREPARE of SQL is to be run again: its recorded text must be that one command and nothing
-    else.
+    """Raise `CannotRebuild` for a SQL PREPARE whose recorded text has other commands too: the text
+    is run again.
 
-    The server records all that was sent together with it; its own parser tells, without executing
-    anything.
+    The server records everything that was sent together with the PREPARE. The server's own parser
+    checks the text here without executing it.
     """
     for item in items:
         name = b"_criuctl_check"
@@ -209,8 +210,10 @@ def _check_prepared(talk: Conversation, items: list[dict[str, Any]], encoding: s
 
 
 def _begins_with_prepare(statement: str) -> bool:
-    """Piece by piece: one expression for all of it would try every way to divide what stands before
-    the command.
+    """Return whether the first command is PREPARE, after spaces and comments.
+
+    The text is matched piece by piece: a single regular expression would backtrack over every way
+    to divide the part before the command.
     """
     at = 0
     while (piece := _BEFORE.match(statement, at)) is not None:
@@ -228,16 +231,17 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-# -- the other direction --------------------------------------------------------------------------
+# -- setting up a session -------------------------------------------------------------------------
 
 
 def rebuild(talk: Conversation, state: dict[str, Any], warnings: list[str]) -> None:
-    """Set up in the fresh session what `state` says; `CannotRebuild` or `PeerAway`, naming what
-    failed.
+    """Set up `state` in the new session.
+
+    Raise `CannotRebuild` or `PeerAway`, naming what failed.
     """
     encoding = codec(state["encoding"])
     settings = dict(state["settings"])
-    # a default that was changed meanwhile: the client goes by what it was told
+    # a default that was changed meanwhile: the client relies on the value that it was sent
     for name in _RESTORABLE:
         was = state["reported"].get(name)
         if name not in settings and was is not None and talk.parameters.get(name, was) != was:
@@ -277,11 +281,11 @@ def _set(talk: Conversation, name: str, value: str, encoding: str) -> None:
 def _prepare(
     talk: Conversation, items: list[dict[str, Any]], encoding: str, warnings: list[str]
 ) -> None:
-    """All that belong to the protocol in one round trip; one by one if that fails, to know which.
+    """Prepare the statements: those of the protocol in one round trip, or one by one if that fails,
+    to find out which one failed.
 
-    A statement that the server does not understand any more (its table was dropped) was of no use
-    in the old session
-    either: that is a warning.
+    A statement that the server rejects now, because its table was dropped for example, would have
+    failed in the old session too: it is only a warning.
     """
     plain = [item for item in items if not item["from_sql"]]
     parsing = {
@@ -290,12 +294,12 @@ def _prepare(
     }
     if plain and _done(talk, b"".join(parsing.values())) is not None:
         for item in plain:
-            # it may be one of those that did work
+            # it may be one that was prepared in the first attempt
             fresh = close_statement(item["name"].encode(encoding))
-            _tell(item["name"], _done(talk, fresh + parsing[id(item)]), warnings)
+            _check(item["name"], _done(talk, fresh + parsing[id(item)]), warnings)
     for item in items:
         if item["from_sql"]:
-            _tell(item["name"], _done(talk, _once(item["statement"].encode(encoding))), warnings)
+            _check(item["name"], _done(talk, _once(item["statement"].encode(encoding))), warnings)
 
 
 def _done(talk: Conversation, batch: bytes) -> ServerError | None:
@@ -303,7 +307,7 @@ def _done(talk: Conversation, batch: bytes) -> ServerError | None:
     return talk.until_ready()[1]
 
 
-def _tell(name: str, failed: ServerError | None, warnings: list[str]) -> None:
+def _check(name: str, failed: ServerError | None, warnings: list[str]) -> None:
     if failed is None:
         return
     if not failed.state.startswith(_NOT_UNDERSTOOD):
@@ -312,8 +316,8 @@ def _tell(name: str, failed: ServerError | None, warnings: list[str]) -> None:
 
 
 def _types(talk: Conversation, items: list[dict[str, Any]]) -> None:
-    """Types that users made have numbers of their own in each database: they must still be the same
-    ones.
+    """Raise `CannotRebuild` if parameter types have changed: user-defined types have other numbers
+    in each database.
     """
     for item in items:
         if not item["from_sql"] and any(oid >= 16384 for oid in item["oids"]):
@@ -322,7 +326,7 @@ def _types(talk: Conversation, items: list[dict[str, Any]]) -> None:
             now = rows(talk.carry_out(_once(question, array.encode()), f"types of {item['name']}"))
             if not now or (now[0][0] or b"").decode(errors="replace") != item["types"]:
                 raise CannotRebuild(
-                    f"the parameter types of the prepared statement {item['name']} are others now"
+                    f"the parameter types of the prepared statement {item['name']} have changed"
                 )
 
 

@@ -1,12 +1,12 @@
-"""PostgreSQL's frontend/backend protocol, version 3: messages, and questions asked without leaving
-a trace.
+"""PostgreSQL's frontend/backend protocol, version 3: messages, and queries that change nothing in
+the session.
 
-Written here because it has to run on a given descriptor, which libpq cannot.  Messages are read one
-by one, exactly (`Wire` keeps no buffer), so that what comes behind our answer stays in the queue
-for the program.
+It is implemented here because it has to run on a given descriptor, which libpq cannot do. Messages
+are read one by one, exactly (`Wire` keeps no buffer), so that later bytes stay in the queue for the
+program.
 
 `Conversation.ask` uses the extended protocol with a named statement that it closes again: a simple
-query would destroy the session's unnamed statement, which the program may still mean to execute.
+query would destroy the session's unnamed statement, which the program may still execute.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class ServerError(Exception):
         super().__init__(f"{self.text} (SQLSTATE {self.state})")
 
     def mapped(self, doing: str) -> CannotRebuild | PeerAway:
-        """The error that callers of the protocol know: to be tried again, or final."""
+        """Return the error of `base`: `PeerAway` if another try may help, else `CannotRebuild`."""
         if self.state.startswith(_NOT_NOW):
             return PeerAway(f"{doing}: {self}")
         return CannotRebuild(f"{doing}: {self}")
 
 
 class Notification(Struct, frozen=True):
-    """What came of a NOTIFY while we were talking."""
+    """A notification that arrived during the conversation."""
 
     channel: str
     payload: str
@@ -57,7 +57,7 @@ class Notification(Struct, frozen=True):
 
 
 def frame(kind: bytes, body: bytes = b"") -> bytes:
-    """A message as it goes over the wire."""
+    """Return a message in its wire format."""
     return kind + struct.pack("!I", len(body) + 4) + body
 
 
@@ -66,7 +66,7 @@ TERMINATE = frame(b"X")
 
 
 def startup(parameters: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The StartupMessage."""
+    """Return a StartupMessage."""
     body = (
         struct.pack("!I", PROTOCOL_3)
         + b"".join(name + b"\0" + value + b"\0" for name, value in parameters)
@@ -76,13 +76,13 @@ def startup(parameters: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def parse(name: bytes, statement: bytes, types: Sequence[int] = ()) -> bytes:
-    """The Parse message."""
+    """Return a Parse message."""
     oids = struct.pack(f"!H{len(types)}I", len(types), *types)
     return frame(b"P", name + b"\0" + statement + b"\0" + oids)
 
 
 def bind(portal: bytes, statement: bytes, values: Sequence[bytes] = ()) -> bytes:
-    """The Bind message; everything is text, in and out."""
+    """Return a Bind message; parameters and results are text."""
     parts = b"".join(struct.pack("!I", len(value)) + value for value in values)
     return frame(
         b"B",
@@ -97,28 +97,30 @@ def bind(portal: bytes, statement: bytes, values: Sequence[bytes] = ()) -> bytes
 
 
 def execute(portal: bytes) -> bytes:
-    """The Execute message, for all rows."""
+    """Return an Execute message for all rows."""
     return frame(b"E", portal + b"\0" + struct.pack("!I", 0))
 
 
 def close_statement(name: bytes) -> bytes:
-    """The Close message for a prepared statement; no error if there is none."""
+    """Return a Close message for a prepared statement; a missing one is no error."""
     return frame(b"C", b"S" + name + b"\0")
 
 
 class Conversation:
-    """Questions and answers on a connection that is, or is about to be, ready for a query."""
+    """Queries and answers on a connection that is, or is about to be, ready for a query."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self.parameters: dict[str, str] = {}  # ParameterStatus as they came
+        self.parameters: dict[str, str] = {}  # from ParameterStatus messages
         self.notifications: list[Notification] = []
         self.notices: list[str] = []
-        self.owed = False  # whether the ReadyForQuery to what we sent has yet to come
-        self.backend = 0  # PID of the server's process, of BackendKeyData
+        self.owed = False  # whether the ReadyForQuery for the last batch is still to come
+        self.backend = 0  # PID of the server's process, from BackendKeyData
 
     def read(self) -> tuple[bytes, bytes]:
-        """The next message that is not asynchronous; an ErrorResponse is a `ServerError`."""
+        """Return the next message that is not asynchronous; raise `ServerError` for an
+        ErrorResponse.
+        """
         while True:
             kind, length = _HEADER.unpack(self.wire.receive(_HEADER.size))
             if kind[0] not in _KINDS or not 4 <= length <= LARGEST:
@@ -147,8 +149,8 @@ class Conversation:
         self.wire.send(batch)
 
     def until_ready(self) -> tuple[list[tuple[bytes, bytes]], ServerError | None]:
-        """All messages up to ReadyForQuery, which must say that no transaction is open, and the
-        error among them.
+        """Return all messages up to ReadyForQuery, and the first error among them; raise
+        `CannotRebuild` if a transaction is open.
         """
         messages: list[tuple[bytes, bytes]] = []
         failed: ServerError | None = None
@@ -157,7 +159,7 @@ class Conversation:
                 kind, body = self.read()
             except ServerError as error:
                 if error.severity in ("FATAL", "PANIC"):
-                    raise  # the connection ends: nothing more comes
+                    raise  # the connection ends, no message follows
                 failed = failed or error
                 continue
             if kind == b"Z":
@@ -172,8 +174,8 @@ class Conversation:
             messages.append((kind, body))
 
     def ask(self, statements: Sequence[bytes]) -> list[list[Row]]:
-        """The rows of each statement, in one round trip; leaves nothing behind in the session.
-        `ServerError`.
+        """Return the rows of each statement, in one round trip, and leave nothing behind in the
+        session; raise `ServerError`.
         """
         names = [f"_criuctl_{secrets.token_hex(8)}".encode() for _ in statements]
         out = b""
@@ -192,7 +194,7 @@ class Conversation:
         for kind, body in messages:
             if kind == b"D":
                 if at >= len(results):
-                    raise CannotRebuild(f"{self.wire.peer} answers more than it was asked")
+                    raise CannotRebuild(f"{self.wire.peer} sent more answers than requested")
                 results[at].append(_row(body))
             elif kind in b"CI":
                 at += 1
@@ -201,8 +203,8 @@ class Conversation:
         return results
 
     def carry_out(self, batch: bytes, what: str) -> list[tuple[bytes, bytes]]:
-        """Send messages and a Sync; what they answered, or `CannotRebuild` / `PeerAway` saying
-        `what` failed.
+        """Send messages and a Sync, and return the answers; raise `CannotRebuild` or `PeerAway`,
+        naming `what`.
         """
         self.begin(batch + SYNC)
         messages, failed = self.until_ready()
@@ -212,7 +214,7 @@ class Conversation:
 
 
 def rows(messages: Iterable[tuple[bytes, bytes]]) -> list[Row]:
-    """The DataRows among messages."""
+    """Return the DataRows among messages."""
     return [_row(body) for kind, body in messages if kind == b"D"]
 
 

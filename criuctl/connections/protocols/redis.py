@@ -1,24 +1,23 @@
-"""Redis (and servers that speak like it): the session is learned beside the connection, and set up
+"""Redis (and compatible servers): the session's state is read over a second connection, and set up
 again on a new one.
 
-What a session holds at the server, and how it is handled:
+The state of a session at the server, and how it is handled:
 
     database, client name, RESP version, user    set up again (the password is the rule's secret)
-    library name and version, NO-EVICT,          set up again; where the server no longer has or
-    NO-TOUCH                                     allows it, the facts say so; nothing depends on it
+    library name and version, NO-EVICT,          set up again; the facts list what the server does
+    NO-TOUCH                                     not have or allow now; nothing depends on it
     READONLY of a cluster's replica              set up again
-    CLIENT TRACKING                              only with ``stale_cache: true``: invalidations of
-                                                 the time between are lost, and the program's cache
-                                                 does not learn of them; never with REDIRECT
-    MULTI, WATCH, subscriptions, MONITOR, a      cannot be rebuilt: other clients have gone on, or
-    command that blocks or is half sent,         answers would be needed for a time when nothing
-    replies turned off, TLS                      listened
+    CLIENT TRACKING                              only with ``stale_cache: true``: invalidations
+                                                 between dump and restore are lost, so the
+                                                 program's cache may be stale; never with REDIRECT
+    MULTI, WATCH, subscriptions, MONITOR, a      cannot be rebuilt: other clients may have changed
+    command that blocks or is half sent,         keys meanwhile, and messages of that time are lost
+    replies turned off, TLS
 
-`redis_look` says how that is learned without harm, and what ``ask: own`` means.  Options of a rule:
-``user``, and
-``ask`` (``beside`` or ``own``), ``ask_user``, ``ask_secret`` for looking, ``watch: never`` for
-servers before 7.0 (which do not let us know of WATCH; the user vouches that the program does not
-use it), and ``stale_cache``.
+`redis_look` explains how the state is read without harm, and what ``ask: own`` means. Options of a
+rule: ``user``; ``ask`` (``beside`` or ``own``), ``ask_user`` and ``ask_secret`` for reading the
+state; ``watch: never`` for servers before 7.0, which do not report WATCH (it asserts that the
+program does not use WATCH); and ``stale_cache``.
 """
 
 from __future__ import annotations
@@ -86,20 +85,20 @@ class Redis:
         )
         password = _secret(asking[0], deadline)
         place = look.place_of(sock, wire.peer)
-        with look.beside(place, deadline) as second:
+        with look.second_connection(place, deadline) as second:
             look.must_be_plain(second)
             server = _enter(second, asking[1], password, 2)
             if options.get("ask") == "own":
                 with look.speaking(wire) as own:
                     sight = look.look_own(own, server)
             elif str(server.get("version", "")).startswith("7."):
-                with look.beside(place, deadline) as idle:
+                with look.second_connection(place, deadline) as idle:
                     _enter(idle, asking[1], password, 2)
-                    sight = look.look_beside(place, second, idle, server)
+                    sight = look.look_over_second(place, second, idle, server)
             else:
-                sight = look.look_beside(place, second, None, server)
+                sight = look.look_over_second(place, second, None, server)
         watch = _judge(sight, options)
-        _at_rest(wire)  # an answer may have come meanwhile
+        _at_rest(wire)  # an answer may have arrived meanwhile
         row = sight.row
         session = {
             "server": server,
@@ -117,7 +116,7 @@ class Redis:
             "watch": watch,
             "last_command": row.text("cmd"),
         }
-        # before 7.0; what we know by now allows a question on the program's connection
+        # before 7.0; by now it is known that a question on the program's connection does no harm
         if not row.has("resp"):
             with look.speaking(wire) as own:
                 session["resp"] = _resp_of(own)
@@ -138,7 +137,7 @@ class Redis:
             _field(session, "user", str, "default"),
         )
         if protocol not in (2, 3) or db < 0:
-            raise CannotRebuild("the record of the session makes no sense")
+            raise CannotRebuild("the record of the session is not valid")
         tracking = session.get("tracking")
         if tracking and not settings.options.get("stale_cache"):
             raise _stale()
@@ -146,7 +145,7 @@ class Redis:
         facts = self._log_in(resp, user, protocol, settings, deadline)
         if db:
             _must(resp, "SELECT", db)
-        facts |= _adorn(resp, session)
+        facts |= _set_optional(resp, session)
         if session.get("readonly") is True:
             _must(resp, "READONLY")
         if tracking:
@@ -166,13 +165,13 @@ class Redis:
     def _log_in(
         self, resp: Resp, user: str, protocol: int, settings: Settings, deadline: float
     ) -> dict[str, Any]:
-        """As the session's user, or as the rule's if that is another."""
+        """Log in as the rule's user, or as the session's if the rule names none; return facts."""
         known = str(settings.options.get("user", user))
         password = _secret(settings.secret, deadline)
         server: dict[str, Any] | None = None
         if user == "default" and known != "default":
-            # The rule knows another user's password; a session that had no need of it shall not
-            # gain that user's rights.
+            # The rule has another user's password; a session that needed none must not get that
+            # user's rights.
             server = _as_default(resp, protocol)
             known = "default" if server is not None else known
         if server is None:
@@ -190,7 +189,7 @@ PROTOCOL = Redis()
 
 
 def _at_rest(wire: Wire) -> None:
-    """`CannotRebuild` unless nothing is on its way in either direction, as far as this side can
+    """Raise `CannotRebuild` if data is in flight in either direction, as far as this side can
     see.
     """
     if unread := wire.unread():
@@ -205,13 +204,13 @@ def _at_rest(wire: Wire) -> None:
 
 
 def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
-    """`CannotRebuild` if the session holds what cannot be set up again; else how WATCH was
-    judged.
+    """Return how WATCH was judged; raise `CannotRebuild` if the session has state that cannot be
+    set up again.
     """
-    # `multi` means different things to different servers, the flag x does not
+    # the field `multi` differs between servers, the flag x does not
     row, flags = sight.row, sight.row.text("flags")
     if not flags or not row.has("db"):
-        raise CannotRebuild("the server does not tell what state the connection is in")
+        raise CannotRebuild("the server does not report the state of the connection")
     if "b" in flags or "u" in flags:
         raise CannotRebuild(f"a command blocks ({row.text('cmd')})")
     for flag, state in _STATES.items():
@@ -219,11 +218,11 @@ def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
             raise CannotRebuild(state)
     if channels := sum(row.number(name) for name in ("sub", "psub", "ssub")):
         raise CannotRebuild(f"it has {channels} subscriptions")
-    # else it is our own question
+    # with `ask: own` it is criuctl's own question
     if options.get("ask") != "own" and (row.number("qbuf") or row.number("argv-mem")):
         raise CannotRebuild("a command is half sent")
     if row.number("oll") or row.number("omem"):
-        raise CannotRebuild("answers wait at the server")
+        raise CannotRebuild("the server has queued answers for it")
     if row.number("id", -1) in sight.targets:
         raise CannotRebuild("another connection's invalidations are redirected to it")
     if "t" in flags and not options.get("stale_cache"):
@@ -239,9 +238,9 @@ def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
         if options.get("watch") != "never":
             version = sight.server.get("version", "before 6")
             raise CannotRebuild(
-                f"this server (Redis {version}) does not let us know whether WATCH is in force "
+                f"this server (Redis {version}) does not report whether WATCH is in force "
                 "(option watch)",
-                hint="If the program does not use WATCH, say `watch: never` in the rule.",
+                hint="If the program does not use WATCH, set `watch: never` in the rule.",
             )
         return "none, by the rule"
     return "none" if row.has("watch") else "none, judged by memory and the last command"
@@ -249,42 +248,41 @@ def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
 
 def _stale() -> CannotRebuild:
     return CannotRebuild(
-        "it has CLIENT TRACKING on, and what is invalidated meanwhile would stay in the "
+        "it has CLIENT TRACKING on, and keys that are invalidated meanwhile would stay in the "
         "program's cache (option stale_cache)",
-        hint="If the program can live with that, say `stale_cache: true` in the rule.",
+        hint="If the program tolerates that, set `stale_cache: true` in the rule.",
     )
 
 
 def _resp_of(own: Resp) -> int:
-    """The RESP version, which servers before 7.0 tell only those who speak it, asked on the
-    program's connection.
+    """Ask for the RESP version on the program's connection; servers before 7.0 report it only
+    there.
     """
     answer = own.ask("HELLO")
     if not isinstance(answer, ErrorReply):
-        told = as_map(answer).get("proto")
-        if told in (2, 3):
-            return int(told)
+        version = as_map(answer).get("proto")
+        if version in (2, 3):
+            return int(version)
     elif answer.text.startswith(_NO_SUCH_COMMAND):
         return 2  # Redis 5
-    # Redis 6.0 wants to be told a version; but what is text to people has a type of its own in
-    # RESP3
+    # HELLO of Redis 6.0 requires a version; but RESP3 has a separate type for human-readable text
     else:
         own.ask("CLIENT", "LIST")
         if own.kind in "$=":
             return 3 if own.kind == "=" else 2
-    raise CannotRebuild("this server does not let us know which version of RESP the session speaks")
+    raise CannotRebuild("this server does not report which version of RESP the session speaks")
 
 
 def _tracking(own: Resp) -> dict[str, Any]:
-    """The options of CLIENT TRACKING, asked on the program's connection: only it gets them."""
-    told = as_map(own.ask("CLIENT", "TRACKINGINFO"))
-    flags, prefixes = told.get("flags"), told.get("prefixes")
+    """Ask for the options of CLIENT TRACKING on the program's connection: only it gets them."""
+    info = as_map(own.ask("CLIENT", "TRACKINGINFO"))
+    flags, prefixes = info.get("flags"), info.get("prefixes")
     if (
         not isinstance(flags, list)
         or not isinstance(prefixes, list)
         or not all(isinstance(p, str) for p in prefixes)
     ):
-        raise CannotRebuild("the options of CLIENT TRACKING cannot be learned from this server")
+        raise CannotRebuild("this server does not report the options of CLIENT TRACKING")
     if {"caching-yes", "caching-no", "broken_redirect"} & {str(flag) for flag in flags}:
         raise CannotRebuild(
             "CLIENT CACHING is set for the next command, or the redirection of CLIENT TRACKING is "
@@ -301,7 +299,7 @@ def _tracking(own: Resp) -> dict[str, Any]:
 
 
 def _enter(resp: Resp, user: str, password: str | None, protocol: int) -> dict[str, Any]:
-    """Log in and agree on the protocol; what the server says of itself."""
+    """Log in and select the protocol; return the server's facts about itself."""
     if password is not None:
         answer = resp.ask("AUTH", user, password) if user else resp.ask("AUTH", password)
         if isinstance(answer, ErrorReply) and not any(
@@ -309,7 +307,7 @@ def _enter(resp: Resp, user: str, password: str | None, protocol: int) -> dict[s
         ):
             raise _refusal(answer, "AUTH")
     server, error = look.about_server(resp, protocol)
-    # Redis 5 has no HELLO, and Redis 6.0 asks for the right to it; who speaks RESP2 can do without.
+    # Redis 5 has no HELLO, and Redis 6.0 needs a permission for it; RESP2 works without it.
     if error is not None and not (
         protocol == 2 and (error.text.startswith(_NO_SUCH_COMMAND) or error.code == "NOPERM")
     ):
@@ -317,19 +315,19 @@ def _enter(resp: Resp, user: str, password: str | None, protocol: int) -> dict[s
     return server
 
 
-def _adorn(resp: Resp, session: Mapping[str, Any]) -> dict[str, Any]:
-    """What no program depends on: told, where the server does not have or allow it."""
+def _set_optional(resp: Resp, session: Mapping[str, Any]) -> dict[str, Any]:
+    """Set names and flags on which no program depends; return those that the server rejected."""
     name, lib_name, lib_ver = (
         _field(session, key, str, "") for key in ("name", "lib_name", "lib_ver")
     )
-    wishes: list[tuple[bool, tuple[str, ...]]] = [
+    commands: list[tuple[bool, tuple[str, ...]]] = [
         (bool(name), ("CLIENT", "SETNAME", name)),
         (bool(lib_name), ("CLIENT", "SETINFO", "LIB-NAME", lib_name)),
         (bool(lib_ver), ("CLIENT", "SETINFO", "LIB-VER", lib_ver)),
         (session.get("no_evict") is True, ("CLIENT", "NO-EVICT", "ON")),
         (session.get("no_touch") is True, ("CLIENT", "NO-TOUCH", "ON")),
     ]
-    answers = [(words, resp.ask(*words)) for wanted, words in wishes if wanted]
+    answers = [(words, resp.ask(*words)) for wanted, words in commands if wanted]
     refused = [
         f"{' '.join(words[:2])}: {answer.text}"
         for words, answer in answers
@@ -339,8 +337,8 @@ def _adorn(resp: Resp, session: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_default(resp: Resp, protocol: int) -> dict[str, Any] | None:
-    """What the server says of itself to a client without a password; None if it wants one, or
-    cannot tell (Redis 5).
+    """Return the server's facts about itself, asked without a password; None if it requires one, or
+    has no HELLO (Redis 5).
     """
     server, error = look.about_server(resp, protocol)
     if error is None:
@@ -357,8 +355,9 @@ def _must(resp: Resp, *words: str | int) -> None:
 
 
 def _refusal(error: ErrorReply, command: str) -> CriuctlError:
-    """What an error means: worth another try, or not.  No password is ever part of a server's
-    error.
+    """Return the exception for an error: `PeerAway` if another try may help, else `CannotRebuild`.
+
+    A server's error never contains a password.
     """
     if error.code in _AWAY or "max number of clients" in error.text:
         return PeerAway(f"the server answers {error.text[:200]}")
@@ -377,7 +376,7 @@ def _secret(reference: Any, deadline: float) -> str | None:
 
 def _tracking_words(tracking: Any) -> list[str]:
     if not isinstance(tracking, dict):
-        raise CannotRebuild("the record of the session makes no sense")
+        raise CannotRebuild("the record of the session is not valid")
     words = ["CLIENT", "TRACKING", "ON"]
     words += [
         name.upper()
@@ -390,10 +389,10 @@ def _tracking_words(tracking: Any) -> list[str]:
 
 
 def _field(session: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    """A field of a record that came out of a manifest."""
+    """Return a field of a record from a manifest; raise `CannotRebuild` for another type."""
     value = session.get(name, default)
     if type(value) is not kind:
-        raise CannotRebuild(f"the record of the session makes no sense: {name}")
+        raise CannotRebuild(f"the record of the session is not valid: {name}")
     return value
 
 

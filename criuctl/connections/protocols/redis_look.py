@@ -1,20 +1,19 @@
-"""Finding out what a Redis server holds for a connection without saying a word on it.
+"""Reading a Redis server's state of a connection without sending anything on that connection.
 
-A word on the program's own connection may do harm that cannot be undone.  In a transaction it is
-queued and becomes part of the program's own EXEC; while a command blocks (BLPOP, XREAD) it is
-answered when criuctl does not listen any more, and the program takes that answer for its own; a
-subscriber's messages mix with the answer.  And which of these states holds is just what is not
-known yet.  So a second connection to the same server, made by us in the net namespace of the
-program's socket, asks CLIENT LIST and takes the line of the program's connection: by ``addr=``,
-which is the program's local address, or for a unix socket by ``fd=``, which is the server's
-descriptor of the other end (the kernel tells which).  Logging in comes first, and by the time that
-has been answered, the server has run whatever had reached its kernel before.
+A command on the program's own connection may do harm that cannot be undone. In a transaction it is
+queued and becomes part of the program's own EXEC. While a command blocks (BLPOP, XREAD) it is
+answered later, when the program takes the answer for its own. A subscriber's messages mix with the
+answer. Which of these states holds is not known yet. So criuctl makes a second connection to the
+same server, in the net namespace of the program's socket, sends CLIENT LIST and finds the line of
+the program's connection: by ``addr=``, the program's local address, or for a unix socket by
+``fd=``, the server's descriptor of the other end, which the kernel reports. criuctl logs in first:
+when that is answered, the server has processed everything that had reached its kernel before.
 
-``ask: own`` in the rule is for where that is forbidden (ACL) or blind (an address translation or a
-proxy between): the user vouches that the program never leaves a transaction, a blocking command or
-a subscription open, and CLIENT INFO goes over the program's connection.  That the peer speaks plain
-Redis is still found out beside it, and a request of the program's that is not answered yet keeps us
-from asking.
+``ask: own`` in the rule is for servers where CLIENT LIST is forbidden (ACL) or does not show the
+connection (an address translation or a proxy). It asserts that the program never leaves a
+transaction, a blocking command or a subscription open. CLIENT INFO is then sent on the program's
+connection. A second connection still checks that the peer speaks plain Redis, and nothing is sent
+while a request of the program is unanswered.
 """
 
 from __future__ import annotations
@@ -35,69 +34,69 @@ from .base import CannotRebuild, PeerAway
 from .redis_wire import ErrorReply, NotRedis, Resp, as_map
 from .wire import Wire
 
-#: Bytes that the headers of strings and their rounding may make a client's memory differ by; a
-# watched key takes 56 or more.
+#: Bytes by which a client's memory may differ because of string headers and rounding; a watched key
+# takes 56 or more.
 _NOISE = 24
 
 
 class Row(Struct, frozen=True):
-    """One client as CLIENT LIST and CLIENT INFO tell it; versions differ in which fields there
-    are.
+    """One client in the answer to CLIENT LIST or CLIENT INFO; the fields depend on the server's
+    version.
     """
 
     fields: Mapping[str, str]
 
     def text(self, name: str) -> str:
-        """A field, "" if the server does not tell it."""
+        """Return a field; "" if the server does not report it."""
         return self.fields.get(name, "")
 
     def number(self, name: str, default: int = 0) -> int:
-        """A field that is a number; `CannotRebuild` if it is none."""
+        """Return a field that is a number; raise `CannotRebuild` if it is not."""
         value = self.fields.get(name, "")
         if not value:
             return default
         if not re.fullmatch(r"-?\d{1,18}", value):
             raise CannotRebuild(
-                f"the server tells {name}={value[:40]!r} of the connection, which is no number"
+                f"the server reports {name}={value[:40]!r} for the connection, not a number"
             )
         return int(value)
 
     def has(self, name: str) -> bool:
-        """Whether the server tells this field."""
+        """Return whether the server reports this field."""
         return name in self.fields
 
 
 class Sight(Struct, frozen=True):
-    """What was seen: the program's line, ours, and the server's own words about itself."""
+    """The result: the program's line, that of an idle connection, and the server's facts."""
 
     row: Row
     server: dict[str, Any] = field(default_factory=dict)
-    ours: Row | None = None  # an idle connection of the same server to compare with
-    targets: frozenset[int] = frozenset()  # the ids that some client redirects its invalidations to
+    ours: Row | None = None  # an idle connection of criuctl's, to compare with
+    targets: frozenset[int] = frozenset()  # client IDs to which invalidations are redirected
 
 
 def parse(line: str) -> Row:
-    """One line of CLIENT LIST."""
+    """Return one line of CLIENT LIST as a row."""
     return Row(dict(pair.partition("=")[::2] for pair in line.strip().split(" ") if "=" in pair))
 
 
 class Place(Struct, frozen=True):
-    """The program's connection, and where its other end is."""
+    """The program's connection, and its other end."""
 
     sock: socket.socket
     name: str  # for messages
-    peer: Any  # what connect(2) takes; a path is the server's
-    # of a unix socket: the server's PID and descriptor, None if no process has it
+    peer: Any  # an address for connect(2); a path is in the server's view
+    # of a unix socket: the server's PID and descriptor; None if no process has it
     end: tuple[int, int] | None = None
 
     @property
     def unix(self) -> bool:
-        """Whether it is a unix socket, the clients of which have no address."""
+        """Return whether it is a unix socket, whose clients have no address."""
         return self.sock.family == socket.AF_UNIX
 
 
 def place_of(sock: socket.socket, name: str) -> Place:
-    """Where the other end of `sock` is."""
+    """Find the other end of `sock`; raise `CannotRebuild`."""
     try:
         peer: Any = sock.getpeername()
         if sock.family != socket.AF_UNIX:
@@ -105,17 +104,17 @@ def place_of(sock: socket.socket, name: str) -> Place:
         inode = sockdiag.unix_peer(sock)
     except OSError as error:
         raise CannotRebuild(
-            f"the other end of the connection cannot be told: {error.strerror}"
+            f"the other end of the connection cannot be found: {error.strerror}"
         ) from error
     return Place(sock, name, peer, outside_holders([inode]).get(inode) if inode else None)
 
 
-# -- connections of our own -----------------------------------------------------------------------
+# -- second connections ---------------------------------------------------------------------------
 
 
 @contextmanager
-def beside(place: Place, deadline: float) -> Iterator[Resp]:
-    """A second connection to the server, from the same net namespace."""
+def second_connection(place: Place, deadline: float) -> Iterator[Resp]:
+    """Yield a second connection to the server, from the same net namespace."""
     with _same_namespace(place.sock) as second, _address(place) as address:
         second.settimeout(max(0.01, deadline - time.monotonic()))
         try:
@@ -139,7 +138,7 @@ def _address(place: Place) -> Iterator[Any]:
             "here"
         )
     try:
-        # as the server knows it: it has made it
+        # the server has bound the socket, so the path is in the server's view
         path = connecting.inside_root(place.end[0], place.peer)
     except OSError as error:
         raise PeerAway(f"the socket {place.peer} cannot be found: {error.strerror}") from error
@@ -151,18 +150,18 @@ def _address(place: Place) -> Iterator[Any]:
 
 def _same_namespace(sock: socket.socket) -> socket.socket:
     try:
-        return sockdiag.socket_beside(sock)
+        return sockdiag.socket_in_same_namespace(sock)
     except OSError as error:
         raise CannotRebuild(
             f"the net namespace of the connection cannot be entered: {error.strerror}"
         ) from error
 
 
-# -- which line is ours ---------------------------------------------------------------------------
+# -- the program's line ---------------------------------------------------------------------------
 
 
 def _marks(place: Place) -> list[str]:
-    """What the program's line contains, one of these."""
+    """Return the texts that can identify the program's line; it contains one of them."""
     if place.unix:
         return [f" fd={place.end[1]} "] if place.end else []
     host, port = place.sock.getsockname()[:2]
@@ -178,14 +177,13 @@ def _marks(place: Place) -> list[str]:
 def _only_line(listing: Any, marks: list[str], unix: bool) -> str:
     if isinstance(listing, ErrorReply):
         raise CannotRebuild(
-            "the server does not let us look at its clients (options ask_user, ask): "
-            f"{listing.text}",
+            f"the server refuses CLIENT LIST (options ask_user, ask): {listing.text}",
             hint="Name a user who may run CLIENT LIST (ask_user and ask_secret in the rule), or, "
             "if the program never leaves a transaction, a blocking command or a subscription "
             "open, `ask: own`.",
         )
     if not isinstance(listing, str):
-        raise CannotRebuild("the server answers CLIENT LIST with something else than text")
+        raise CannotRebuild("the server's answer to CLIENT LIST is not text")
     lines = [
         line for line in _lines(listing, marks) if not unix or "U" in parse(line).text("flags")
     ]
@@ -194,13 +192,15 @@ def _only_line(listing: Any, marks: list[str], unix: bool) -> str:
     seen, mark = "several clients" if lines else "no client", marks[0].strip() if marks else "?"
     raise CannotRebuild(
         f"the server lists {seen} with the address of the connection, {mark} (option ask)",
-        hint="Is there a proxy or an address translation between? If the program never leaves a "
-        "transaction, a blocking command or a subscription open, say `ask: own` in the rule.",
+        hint="Check for a proxy or an address translation. If the program never leaves a "
+        "transaction, a blocking command or a subscription open, set `ask: own` in the rule.",
     )
 
 
 def _lines(listing: str, marks: list[str]) -> Iterator[str]:
-    """The lines that contain one of `marks`; listings are long, and most lines are of others."""
+    """Yield the lines that contain one of `marks`, without splitting the whole listing, which may
+    be long.
+    """
     for mark in marks:
         at = listing.find(mark)
         while at >= 0:
@@ -209,12 +209,14 @@ def _lines(listing: str, marks: list[str]) -> Iterator[str]:
             at = listing.find(mark, at + len(mark))
 
 
-# -- looking --------------------------------------------------------------------------------------
+# -- reading the state ----------------------------------------------------------------------------
 
 
-def look_beside(place: Place, second: Resp, idle: Resp | None, server: dict[str, Any]) -> Sight:
-    """The program's line of CLIENT LIST, asked over `second`; `idle` is one more connection of
-    ours, to compare with.
+def look_over_second(
+    place: Place, second: Resp, idle: Resp | None, server: dict[str, Any]
+) -> Sight:
+    """Read the program's line of CLIENT LIST over `second`; `idle` is one more connection of
+    criuctl's, to compare with.
     """
     number = idle.ask("CLIENT", "ID") if idle is not None else None
     listing = second.ask("CLIENT", "LIST")
@@ -229,21 +231,23 @@ def look_beside(place: Place, second: Resp, idle: Resp | None, server: dict[str,
 
 
 def must_be_plain(second: Resp) -> None:
-    """Any answer to a question in plain text will do; a server that wants TLS hangs up."""
+    """Check that the server answers in plain text, whatever the answer; one that expects TLS hangs
+    up.
+    """
     try:
         second.ask("PING")
     except PeerAway as error:
         raise CannotRebuild(
-            f"a question in plain text, beside the session, got no answer (TLS?): {error.message}"
+            f"no answer to plain text on a second connection (TLS?): {error.message}"
         ) from error
 
 
 @contextmanager
 def speaking(wire: Wire) -> Iterator[Resp]:
-    """Questions on the program's own connection.  One that is not answered in time costs the
-    connection:
+    """Yield the program's own connection for questions; shut it down if one is not answered in
+    time.
 
-    whatever came later would be taken for the answer to the program's next question.
+    The program would take a late answer for the answer to its own next command.
     """
     try:
         yield Resp(wire)
@@ -251,13 +255,13 @@ def speaking(wire: Wire) -> Iterator[Resp]:
         with suppress(OSError):
             wire.sock.shutdown(socket.SHUT_RDWR)
         raise CannotRebuild(
-            f"asked on its own connection, {error.message}; the connection was closed"
+            f"after a question on its own connection, {error.message}; the connection was closed"
         ) from error
 
 
 def look_own(own: Resp, server: dict[str, Any]) -> Sight:
-    """CLIENT INFO over the program's connection; only where the user vouches for it (see the
-    module's text).
+    """Send CLIENT INFO on the program's connection; only with ``ask: own``, see the module's
+    text.
     """
     answer = own.ask("CLIENT", "INFO")
     if answer == "QUEUED":
@@ -276,10 +280,10 @@ def look_own(own: Resp, server: dict[str, Any]) -> Sight:
 
 
 def watching(sight: Sight) -> bool | None:
-    """Whether WATCH is in force; None if this server does not let us know.
+    """Return whether WATCH is in force; None if this server does not report it.
 
-    Redis 7.4 tells it.  7.0 and 7.2 do not, but count the watched keys in ``tot-mem``; an idle
-    connection of ours, which watches nothing, is what it is compared with.
+    Redis 7.4 reports it. 7.0 and 7.2 do not, but count the watched keys in ``tot-mem``; that is
+    compared with an idle connection of criuctl's, which watches nothing.
     """
     row, ours = sight.row, sight.ours
     if row.has("watch"):
@@ -297,19 +301,19 @@ def watching(sight: Sight) -> bool | None:
 
 
 def _own_memory(row: Row) -> int:
-    """A client's memory without its buffers: the struct itself, and the keys that it watches."""
+    """Return a client's memory without its buffers: the struct itself, and its watched keys."""
     buffers = ("qbuf", "qbuf-free", "rbs", "omem", "argv-mem", "multi-mem")
     return row.number("tot-mem") - sum(row.number(name) for name in buffers)
 
 
 def about_server(resp: Resp, protocol: int = 2) -> tuple[dict[str, Any], ErrorReply | None]:
-    """HELLO: version, mode and role, or the error that it was answered with."""
+    """Return version, mode and role from HELLO, or the error."""
     answer = resp.ask("HELLO", protocol)
     if isinstance(answer, ErrorReply):
         return {}, answer
-    told = as_map(answer)
+    hello = as_map(answer)
     return {
-        key: told[key]
+        key: hello[key]
         for key in ("server", "version", "mode", "role")
-        if isinstance(told.get(key), str)
+        if isinstance(hello.get(key), str)
     }, None

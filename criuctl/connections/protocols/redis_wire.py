@@ -1,10 +1,10 @@
-"""RESP2 and RESP3, Redis's wire format, as far as asking questions and reading answers needs it.
+"""RESP2 and RESP3, Redis's wire format, as far as sending commands and reading answers needs it.
 
-`Resp.ask` sends one command and reads exactly its answer.  What the server pushes without being
-asked (RESP3 type ``>``) and attributes (``|``) are passed over and counted: on the program's own
-connection they are lost to the program, so code that asks there must look at `pushes`.  Answers of
-servers are data from outside: sizes, depth and numbers of elements are bounded, and whatever is no
-RESP is `NotRedis`, which tells TLS apart by its first byte.
+`Resp.ask` sends one command and reads exactly its answer. Messages that the server pushes (RESP3
+type ``>``) and attributes (``|``) are skipped and pushes are counted: on the program's own
+connection they are lost to the program, so code that asks there must check `pushes`. Answers are
+data from outside: sizes, depth and numbers of elements are bounded. Data that is not RESP raises
+`NotRedis`; TLS is recognised by its first byte.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _TLS_RECORDS = (0x14, 0x15, 0x16, 0x17)
 
 
 class NotRedis(CannotRebuild):
-    """The peer answers something that is not the Redis protocol."""
+    """The peer's answer is not in the Redis protocol."""
 
 
 class ErrorReply(Struct, frozen=True):
-    """An answer that begins with ``-`` (or ``!``): the server says no."""
+    """An answer that begins with ``-`` (or ``!``): an error."""
 
     text: str
 
@@ -37,21 +37,23 @@ class ErrorReply(Struct, frozen=True):
 
 
 class Resp:
-    """Questions and answers over one `Wire`."""
+    """Commands and answers over one `Wire`."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self.pushes = 0  # unasked messages that were read on the way to an answer
+        self.pushes = 0  # pushed messages that were read before an answer
         self.kind = ""  # RESP type character of the last answer
         self._elements = 0
 
     def ask(self, *words: str | int) -> Any:
-        """The answer to one command: str, int, float, bool, None, list, dict or `ErrorReply`."""
+        """Send one command and return its answer: str, int, float, bool, None, list, dict or
+        `ErrorReply`.
+        """
         self.wire.send(command(*words))
         return self.answer()
 
     def answer(self) -> Any:
-        """The next answer, pushes passed over."""
+        """Return the next answer; pushes are skipped."""
         self._elements = 0
         while True:
             self.kind, value = self._value(0)
@@ -63,9 +65,7 @@ class Resp:
     def _value(self, depth: int) -> tuple[str, Any]:
         self._elements += 1
         if depth > _DEEPEST or self._elements > _MOST:
-            raise NotRedis(
-                f"{self.wire.peer} sent an answer that no Redis sends: too deep or too long"
-            )
+            raise NotRedis(f"{self.wire.peer} sent an answer that is nested too deeply or too long")
         first = self.wire.peek(1)
         if first and first[0] not in b"+-:$*_#,(=%~>!|":
             how = "TLS" if first[0] in _TLS_RECORDS else "something else"
@@ -106,7 +106,7 @@ class Resp:
         try:
             return convert(text)
         except ValueError:
-            raise NotRedis(f"{self.wire.peer} sent a number that is none") from None
+            raise NotRedis(f"{self.wire.peer} sent a number that is not valid") from None
 
 
 def _text(data: bytes) -> str:
@@ -114,7 +114,7 @@ def _text(data: bytes) -> str:
 
 
 def command(*words: str | int) -> bytes:
-    """One command as RESP: an array of bulk strings, so no word can end another."""
+    """Return one command as RESP: an array of bulk strings, so words need no quoting."""
     parts = [str(word).encode("utf-8", "surrogateescape") for word in words]
     return b"*%d\r\n" % len(parts) + b"".join(
         b"$%d\r\n%s\r\n" % (len(part), part) for part in parts
@@ -122,7 +122,7 @@ def command(*words: str | int) -> bytes:
 
 
 def as_map(answer: Any) -> dict[str, Any]:
-    """A map however it was sent: RESP2 has only flat lists for it; {} for whatever is no map."""
+    """Return a map, which RESP2 sends as a flat list; {} for an answer that is no map."""
     if isinstance(answer, dict):
         return answer
     if isinstance(answer, list):

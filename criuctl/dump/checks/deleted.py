@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 from ...proc.descriptors import Descriptor
-from ...proc.path_control import Looks
+from ...proc.path_control import PathLookup
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import Scene
@@ -68,5 +68,5 @@ def others_control(scene: Scene, folder: str) -> bool:
         if scene.foreign("mnt"):
             view = os.open(f"/proc/{scene.root.pid}/root", os.O_PATH | os.O_CLOEXEC)
             stack.callback(os.close, view)
-        return not stack.enter_context(Looks(view)).is_roots(folder)
+        return not stack.enter_context(PathLookup(view)).is_roots(folder)
     return False

@@ -1,4 +1,4 @@
-"""Check terminals of which only one side is in the tree."""
+"""Check terminals that have only one side in the tree."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def unsaved(
                 yield _error(pid, f"{text}; CRIU cannot mount it again", mount)
         elif not any(other.device == mount.device and _shows(other, mount) for other in every):
             text = (
-                f"{mount.point} shows {mount.root} of a file system ({mount.kind}) all of which is "
-                "mounted neither in the"
+                f"{mount.point} shows {mount.root} of a file system ({mount.kind}) that is not "
+                "mounted as a whole, neither in the"
             )
             yield _error(pid, f"{text} tree nor on this host; CRIU cannot make that again", mount)
 

@@ -169,7 +169,7 @@ class EventLog:
     # --------------------------------------------------------------------------------------
 
     def read(self, since: int = 0) -> Iterator[Event]:
-        """The events that are kept, above number `since`, oldest first.  `OSError`."""
+        """Return the kept events above number `since`, oldest first; raise `OSError`."""
         try:
             # first: if it is set aside meanwhile, this descriptor still reads it
             current: IO[bytes] | None = self.path.open("rb")

@@ -38,7 +38,7 @@ SETTLE = 60.0  # seconds for which a broken link is made again
 _PAUSE = 1.0  # seconds between two tries
 
 
-class Wishes(Struct, frozen=True):
+class MoveOptions(Struct, frozen=True):
     """The options of a move: how the session is restored there, and what is carried."""
 
     name: str | None = None
@@ -52,7 +52,7 @@ class Wishes(Struct, frozen=True):
     lazy: bool | None = None  # None: for large trees
     max_freeze: float | None = None  # seconds; None: as configured
 
-    def options(self) -> dict[str, Any]:
+    def restore_options(self) -> dict[str, Any]:
         """Return the options of the restore."""
         return {
             "pids": self.pids,
@@ -69,7 +69,7 @@ class HostDelivery(Struct):
     to: str
     there: ssh.Connection
     moves: Moves[Outgoing]
-    wishes: Wishes
+    options: MoveOptions
     reporter: Reporter
     host_name: str = ""
     manifest: Manifest | None = None
@@ -113,15 +113,15 @@ class HostDelivery(Struct):
             asked["writer"] = inbox.proof(earlier, self.move.id)
         self.reporter.step("connect", store=f"{self.host_name}: inbox")
         with self._named():
-            told = self.there.link.ask("begin", asked).arguments
+            answer = self.there.link.ask("begin", asked).arguments
         self.moves.put(self.move)
-        key = self._keep_key(str(told["key"]), kept)
-        store = RemoteStore(self.there.link, f"{self.to}{told['store']}")
+        key = self._keep_key(str(answer["key"]), kept)
+        store = RemoteStore(self.there.link, f"{self.to}{answer['store']}")
         repository = Repository.open(
             store,
             replace(self.config, key_file=str(key), passphrase_file="", passphrase_command=""),
         )
-        repository.features &= frozenset(told.get("features", ()))  # that criuctl may be older
+        repository.features &= frozenset(answer.get("features", ()))  # that criuctl may be older
         return repository
 
     def _kept_key(self) -> Path | None:
@@ -167,11 +167,11 @@ class HostDelivery(Struct):
         """
         assert self.move is not None
         self.manifest = manifest
-        options = {k: v for k, v in self.wishes.options().items() if v is not None}
+        options = {k: v for k, v in self.options.restore_options().items() if v is not None}
         identities = tuple((i.pid, i.start_time) for i in tree)
         self.move = replace(self.move, checkpoint=manifest.id, tree=identities, options=options)
         self.reporter.step("hand-over")
-        for ip, device in dict(map(addresses.parse, self.wishes.keep_addresses)).items():
+        for ip, device in dict(map(addresses.parse, self.options.keep_addresses)).items():
             self._take(ip, device)
         asked = {"checkpoint": manifest.id, "addresses": list(self.move.addresses), **options}
         with self._named(f"; {self.move.session!r} goes on here"):
@@ -248,17 +248,17 @@ class HostDelivery(Struct):
         return True
 
     def stays(self) -> None:
-        """The tree continues here: make the other host undo its part; if it cannot be reached, it
-        will find out by itself.
+        """Make the other host undo its part, because the tree continues here; a host that cannot be
+        reached undoes it by itself later.
         """
         if self.move is None:
             return
-        told = False
+        undone = False
         with suppress(CriuctlError):
             self.there.link.ask("abort", timeout=SETTLE)
-            told = True
+            undone = True
         move = put_back(self.move, self.reporter)
-        if told:
+        if undone:
             self.moves.forget(move.id)
         elif move != self.move:
             self.moves.put(move)
@@ -269,10 +269,10 @@ class HostDelivery(Struct):
             assert self.move is not None
             why = f": {self._error.message}" if self._error is not None else ""
             raise InDoubt(
-                f"{self.move.session!r} was ended here, and {self.host_name} could not be told "
-                f"to let it run{why}",
+                f"{self.move.session!r} was ended here, and the word to let it run did not reach "
+                f"{self.host_name}{why}",
                 hint=(
-                    f"`criuctl migrate --resolve {quoted(self.move.session)}` tells it; its "
+                    f"`criuctl migrate --resolve {quoted(self.move.session)}` sends it again; the "
                     "checkpoint is in the inbox there."
                 ),
                 session=self.move.session,

@@ -47,11 +47,11 @@ def moved_away(
     possible.
     """
     record = None
-    with after.optional(f"where {move.session!r} has gone could not be written down"):
+    with after.optional(f"the new home of {move.session!r} could not be recorded"):
         record = Registry(config).get(move.session)
         _record_moved(config, move, answer.get("incarnation", 0))
         Moves(config, Outgoing).forget(move.id)
-    with after.optional(f"those who are attached here could not be told where {move.session!r} is"):
+    with after.optional(f"attached clients could not be redirected to {move.session!r}"):
         _redirect_operators(config, move, answer)
     if record is not None:
         _pass_leases(config, record, move, host, answer, reporter)
@@ -128,6 +128,6 @@ def _leased(
                 yield repository
         except StoreError as error:
             reporter.warning(
-                f"{url}, which has the lease of the session, cannot be asked: {error.message}",
+                f"{url}, which has the lease of the session, cannot be read: {error.message}",
                 error.hint,
             )

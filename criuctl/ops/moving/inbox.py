@@ -1,11 +1,11 @@
-"""The inbox: a store of this host for sessions that come from others.
+"""The inbox: a store of this host for sessions that arrive from other hosts.
 
 It is encrypted by a key that stays on this host. A sending host is one of its write-only hosts
 (`checkpoint.writers`): it seals what it stores by its own keys, and can open nothing of other
-hosts; see `inbox_part`, too. It keeps the key that it got, to prove that it is the same host when
-it sends again: then content that it sent before is not sent once more. Of each session the newest
-checkpoint is kept: its content need not be sent again when the session comes back, and if this host
-dies in the middle, the session can be restored from it.
+hosts; see also `inbox_part`. It keeps the key that it got, to prove later that it is the same host:
+then content that it sent before is not sent again. The newest checkpoint of each session is kept:
+its content need not be sent again when the session comes back, and if this host dies in the middle,
+the session can be restored from it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ...store import open_store
 
 _LABEL = "hosts that send sessions"
 _PROOF = b"criuctl 2026-11 sends again"
-_GRACE = "1h"  # longer than any sending
+_GRACE = "1h"  # longer than any transfer
 
 
 def configured(config: Config) -> Config:

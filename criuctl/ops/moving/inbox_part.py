@@ -1,14 +1,17 @@
-"""The part of this host's inbox that one source may see: what it has stored itself.
+"""The part of this host's inbox that one source may see: the objects that it has stored itself.
 
-Sources are write-only hosts of the inbox (`criuctl.checkpoint.writers`): the key that one is told
-opens nothing that others have stored, nor what they will.  It is not shown either: over the link
-there are only the objects of the source's own domains, those that it has put on this visit, the
-lists by which writers and garbage collections agree (which name packs, and are sealed), and the
-names, but not the content, of checkpoints of its own session, so that it can number the next one.
+Sources are write-only hosts of the inbox (`criuctl.checkpoint.writers`): a source's key opens
+nothing that other hosts have stored or will store. The source does not see those objects either.
+Over the link it sees only:
 
-A source changes and deletes only what it has put on this visit; it replaces nothing, and puts
-nothing where this host, or a collection, says something.  The config that it reads is made for it:
-the inbox's own, with no key in it but the source's.
+- the objects of its own domains, and those that it has put on this visit;
+- the lists by which writers and garbage collections agree (they name packs, and are sealed);
+- the names, but not the content, of checkpoints of its own session, so that it can number the next
+  one.
+
+A source changes and deletes only what it has put on this visit. It replaces no other object, and
+cannot write the objects in which this host, or a collection, records something. The config that it
+reads is made for it: the inbox's own, with the source's key as the only one.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _NEW = ("packs/", "index/", writers.PREFIX, "writing/", "gc/now-", PROBE_PREFIX)
 
 
 class OwnPart(Store):
-    """The inbox as the source with the writer key `key` sees it, which brings the session
+    """The inbox as seen by the source with the writer key `key`, which sends the session
     `session`.
     """
 
@@ -44,11 +47,13 @@ class OwnPart(Store):
         self._config = _config(repository, key)
         self._lock = threading.Lock()
         self._put: set[str] = set()  # on this visit
-        self._own: dict[str, bool] = {}  # of what was there before
+        self._own: dict[str, bool] = {}  # whether an older object is the source's
         self._domains: dict[bytes, bool] = {}  # whether a domain is the source's
 
     def brought(self, checkpoint: str) -> bool:
-        """Whether the checkpoint of this id is the source's: of its session, and stored by it."""
+        """Return whether the checkpoint of this id is the source's: of its session, and stored by
+        it.
+        """
         for info in self._store.list(self._named[0]):
             with suppress(NoSuchCheckpoint):
                 if parse_name(info.name)[2] == checkpoint:
@@ -62,9 +67,7 @@ class OwnPart(Store):
         with self._lock:
             again = name in self._put and not if_absent
         if not name.startswith((*_NEW, self._named[0], self._named[2])):
-            raise StoreCannot(
-                f"{name} is not for the host that sends a session to change", object=name
-            )
+            raise StoreCannot(f"the host that sends a session may not change {name}", object=name)
         if not again and self._there(name):
             raise ObjectExists(f"{name} is in {self.url} already", object=name)
         self._store.put(
@@ -108,7 +111,7 @@ class OwnPart(Store):
         if not own:
             if self._there(name):
                 raise StoreCannot(
-                    f"{name} is not for the host that sends a session to delete", object=name
+                    f"the host that sends a session may not delete {name}", object=name
                 )
             return
         self._store.delete(name)
@@ -116,12 +119,12 @@ class OwnPart(Store):
             self._put.discard(name)
 
     def create(self) -> None:
-        """It is there."""
+        """Do nothing: the inbox exists."""
 
     def probe(self) -> Capabilities:
         return self._store.probe()
 
-    # -- whose it is
+    # -- ownership
     # ---------------------------------------------------------------------------------
 
     def _there(self, name: str) -> bool:
@@ -136,7 +139,7 @@ class OwnPart(Store):
             raise ObjectMissing(f"{name} is not in {self.url}", object=name)
 
     def _is_own(self, name: str) -> bool:
-        """Whether the source may read the object."""
+        """Return whether the source may read the object."""
         with self._lock:
             if name in self._put:
                 return True
@@ -144,10 +147,10 @@ class OwnPart(Store):
         if known is None:
             try:
                 known = self._judge(name)
-            except DataError:  # it says something impossible
+            except DataError:  # it is damaged
                 known = False
             except ObjectMissing:
-                return False  # it may come
+                return False  # it may be put later
             with self._lock:
                 self._own[name] = known
         return known
@@ -166,7 +169,7 @@ class OwnPart(Store):
         return self._owns(objects.declared(_KINDS[kind], name, start)[2])
 
     def _owns(self, domain: bytes) -> bool:
-        """Whether the source has made the domain, which is proved by what seals it."""
+        """Return whether the source has made the domain; the seal of the domain proves it."""
         if not domain:
             return False
         if domain not in self._domains:
@@ -179,7 +182,7 @@ class OwnPart(Store):
 
 
 def _config(repository: Repository, key: writers.WriterKey) -> bytes:
-    """The inbox's config as the source reads it."""
+    """Return the inbox's config as the source reads it."""
     current = repository.key_changer().current()
     body = {name: value for name, value in current.body.items() if name != "mac"}
     return configobject.text(body | {"slots": [key.slot()]}, repository.sealer)

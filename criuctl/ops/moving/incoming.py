@@ -1,4 +1,4 @@
-"""One arriving session: restored and **held**, until the word comes to let it run or to undo; see
+"""One arriving session: restored and **held** until the word to run or to undo arrives; see
 `receive`.
 """
 
@@ -101,7 +101,7 @@ class Arrival:
                 self.word = word
             self._state.notify_all()
             if self.word != word:
-                raise Conflict(f"the word was {self.word} already")
+                raise Conflict(f"the word {self.word} was given already")
             if self._begun:
                 self._state.wait_for(lambda: self._over)
             self._over = True
@@ -194,8 +194,8 @@ class Arrival:
                 self._finish(None, why)
             else:  # it was too late to keep it from running
                 self._ran_at = time.monotonic()
-                told = {"pid": here.pid, "incarnation": here.incarnation, "degraded": True}
-                self._finish(told | {"warnings": [*self._reporter.warnings, why.message]}, None)
+                running = {"pid": here.pid, "incarnation": here.incarnation, "degraded": True}
+                self._finish(running | {"warnings": [*self._reporter.warnings, why.message]}, None)
             if not isinstance(error, Exception):
                 raise
         if self._result is not None:
@@ -255,7 +255,7 @@ class Arrival:
                 brought.undo()
             except CriuctlError as error:
                 self._reporter.warning(
-                    f"{brought.ip} could not be taken away again: {error.message}", error.hint
+                    f"{brought.ip} could not be removed again: {error.message}", error.hint
                 )
 
     def _hold(self, connections: list[dict[str, Any]]) -> None:
@@ -292,7 +292,7 @@ class Arrival:
             # it runs nevertheless, and its home must be notified of that
             except OSError as trouble:
                 self._reporter.warning(
-                    f"that {self._move.session!r} runs here could not be written down: "
+                    f"that {self._move.session!r} runs here could not be recorded: "
                     f"{trouble.strerror}"
                 )
         elif self.word != "abort":

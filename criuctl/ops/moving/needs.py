@@ -76,14 +76,14 @@ def gather(
         ip, _device = addresses.parse(text)
         if addresses.find(ip, None) is None:
             raise NotFound(
-                f"{ip}, which is to be taken along, is no address of this host",
+                f"{ip}, which is to move along, is not an address of this host",
                 hint="`ip address` shows them.",
             )
     scene = collect(root_pid, config)
     if records is None:
         records = [
             c.record
-            for c in Survey(config, Reporter(), wish=connections).look(root_pid, details=False)
+            for c in Survey(config, Reporter(), requested=connections).look(root_pid, details=False)
         ]
     carried = _Carried(resolve_carried(with_files, root_pid), root_pid)
     users, groups = _owners(scene)
@@ -183,15 +183,15 @@ def _needed(path: str, use: str, status: os.stat_result, **more: Any) -> NeededF
 def _files(
     scene: Scene, config: Config, carried: _Carried, binaries: Binaries, *, written_travel: bool
 ) -> Iterator[NeededFile]:
-    told: set[str] = set()
+    yielded: set[str] = set()
     for path, use, pid in _places(scene):
-        told |= {path} if use != "folder" else set()
+        yielded |= {path} if use != "folder" else set()
         if not carried.has(path):
             source = f"/proc/{pid}/root{path}" if use == "folder" else f"/proc/{pid}/{use}"
             with suppress(OSError):
                 yield _needed(path, use, os.stat(source), holders=((pid, -1),))
     for path, held in _by_path(scene).items():
-        if carried.has(path) or path in told:
+        if carried.has(path) or path in yielded:
             continue
         status = held.status
         travels = (

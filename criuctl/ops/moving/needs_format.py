@@ -1,10 +1,10 @@
-"""The words in which a source tells a target what its tree needs, and how the target takes them: as
-a stranger's.
+"""The message in which a source describes to a target what its tree needs.
 
-`Needs` is plain JSON on the wire.  Records that a checkpoint's manifest has too (host, processes,
-connections) are the manifest's own, so the target can ask the restore's plan about them.  Whatever
-comes from outside passes `read`, which checks types, ranges, names and paths: no name is ever asked
-of a resolver, no path leads into /proc or upwards, no list is longer than what can be looked at.
+`Needs` is plain JSON on the wire. Records that a checkpoint's manifest also has (host, processes,
+connections) have the same format as there, so the target can use the restore's plan on them. The
+target does not trust the message: `read` checks all types, ranges, names and paths. No name is
+ever passed to a resolver, no path leads into /proc or upwards, and the length of every list is
+bounded.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ...namespaces.plan import DUMPED, ENTERED
 from ...session.names import valid_name
 
 NEEDS_VERSION = 1
-KERNELS_OWN = ("/proc/", "/sys/")  # files that every kernel makes itself
+KERNELS_OWN = ("/proc/", "/sys/")  # files that every kernel provides itself
 USES = ("mapped", "read", "written", "carried", "cwd", "root", "folder")
-_MAX_ENTRIES = 200_000  # of one list: what is checked one by one on the target
+_MAX_ENTRIES = 200_000  # in one list: the target checks the entries one by one
 _MODES = ("host", "entered", "dumped")
 _HEX = re.compile(r"(?:[0-9a-f]{2}){0,64}")
 _NET_NAME = re.compile(r"[^/\0]{1,255}")
@@ -39,7 +39,7 @@ class NeededFile(Record, frozen=True):
     """One path that the tree uses, and what must be there on the target."""
 
     path: str
-    use: str  # one of USES; folder: things are made in it, its mode does not matter
+    use: str  # one of USES; folder: the tree makes files in it, its mode does not matter
     size: int = 0
     mode: int = 0
     uid: int = 0
@@ -56,9 +56,9 @@ class NeededFile(Record, frozen=True):
         if self.use not in USES:
             raise damaged(f"{where}.use", f"is none of {', '.join(USES)}")
         if self.use == "carried" and not self.travels:
-            raise damaged(f"{where}.travels", "says no of a file that is carried")
+            raise damaged(f"{where}.travels", "is false for a file that is carried")
         if os.path.normpath(self.path) != self.path or f"{self.path}/".startswith(KERNELS_OWN):
-            raise damaged(f"{where}.path", "is not plain, or a file that every kernel makes itself")
+            raise damaged(f"{where}.path", "is not normalised, or is below /proc or /sys")
         check_pattern(_HEX, self.build_id, f"{where}.build_id")
         for name in ("size", "mode", "uid", "mtime_ns", "rdev", "blocks"):
             check_range(getattr(self, name), 0, LATEST, f"{where}.{name}")
@@ -73,14 +73,14 @@ class NeededTerminal(Record, frozen=True):
 
 
 class Needs(Record, frozen=True):
-    """Everything that a tree needs of the host that it comes to."""
+    """Everything that a tree needs on the host that it moves to."""
 
     session: SessionRef
     host: HostInfo
     version: int = NEEDS_VERSION
     incarnation: int = 1
     time: float = 0.0  # the source's clock when this was gathered
-    monotonic: float = 0.0  # the same of CLOCK_MONOTONIC
+    monotonic: float = 0.0  # its CLOCK_MONOTONIC at the same moment
     criu: tuple[int, ...] = ()
     processes: tuple[ProcessRecord, ...] = ()
     namespaces: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -93,10 +93,10 @@ class Needs(Record, frozen=True):
     keep_addresses: tuple[str, ...] = ()  # IP or IP@DEVICE
     files: tuple[NeededFile, ...] = ()
     more_files: int = 0  # files that travel and are not listed
-    more_bytes: int = 0  # what those take on disk
+    more_bytes: int = 0  # the bytes that those take on disk
     terminals: tuple[NeededTerminal, ...] = ()
     memory: int = 0  # bytes that the tree has in memory and swap, shared ones once
-    pids: str = "auto"  # wishes, as of `restore`
+    pids: str = "auto"  # this and the next two: options of `restore`
     connections_wish: str = ""
     file_conflicts: str = ""  # "" leaves it to the target's configuration
     carry_binaries: bool = False  # mapped programs and libraries travel too
@@ -129,15 +129,15 @@ class Needs(Record, frozen=True):
 
 
 def _check_namespaces(value: Mapping[str, Mapping[str, Any]], where: str) -> None:
-    for kind, told in value.items():
-        if kind not in (*ENTERED, *DUMPED) or told.get("mode") not in _MODES:
-            raise damaged(where, f"says nothing sensible of {kind[:20]!r}")
-        name, inode, init = told.get("name"), told.get("inode", 0), told.get("init", False)
-        cookie = told.get("cookie", 0)
+    for kind, entry in value.items():
+        if kind not in (*ENTERED, *DUMPED) or entry.get("mode") not in _MODES:
+            raise damaged(where, f"has no valid entry for {kind[:20]!r}")
+        name, inode, init = entry.get("name"), entry.get("inode", 0), entry.get("init", False)
+        cookie = entry.get("cookie", 0)
         if name is not None and not (
             isinstance(name, str) and _NET_NAME.fullmatch(name) and name not in (".", "..")
         ):
-            raise damaged(f"{where}.{kind}.name", "is no name")
+            raise damaged(f"{where}.{kind}.name", "is not a valid name")
         if not isinstance(inode, int) or not isinstance(cookie, int) or not isinstance(init, bool):
             raise damaged(f"{where}.{kind}", "is not valid")
 
@@ -146,9 +146,9 @@ def _check_connection(record: ConnectionRecord, where: str) -> None:
     if record.family in ("inet", "inet6"):
         for text in filter(None, (record.local, record.peer)):
             host, port = endpoint(text)
-            _check_address(host, where)  # a name would be asked of the resolver
+            _check_address(host, where)  # a name would be passed to the resolver
             check_range(port, 0, 65535, where)
-    # an abstract name may have any
+    # an abstract name may contain any byte
     elif any("\0" in name and not name.startswith("@") for name in (record.local, record.peer)):
         raise damaged(where, "has a name with a zero byte")
 
@@ -157,15 +157,18 @@ def _check_address(text: str, where: str) -> None:
     try:
         ipaddress.ip_address(text)
     except ValueError:
-        raise damaged(where, f"{text[:60]!r} is no address") from None
+        raise damaged(where, f"{text[:60]!r} is not an address") from None
 
 
 def read(value: Any) -> Needs:
-    """The needs in decoded JSON that may be hostile.  `Damaged`, `UnsupportedFormat`."""
+    """Return the needs in decoded JSON, which may be hostile.
+
+    Raise `Damaged` or `UnsupportedFormat`.
+    """
     version = value.get("version") if isinstance(value, dict) else None
     if isinstance(version, int) and version > NEEDS_VERSION:
         raise UnsupportedFormat(
-            f"the source speaks of its tree in version {version}, this host understands "
+            f"the source describes its tree in version {version}, this host understands "
             f"{NEEDS_VERSION}",
             hint="Install the same criuctl on both hosts.",
         )
@@ -174,6 +177,6 @@ def read(value: Any) -> Needs:
     except Damaged as error:
         text = error.message.removeprefix("the manifest is not valid: ")
         raise Damaged(
-            f"what the source says of its tree is not valid: {text}",
-            hint="Is it criuctl that speaks?",
+            f"the source's description of its tree is not valid: {text}",
+            hint="Check that the other host runs criuctl.",
         ) from error

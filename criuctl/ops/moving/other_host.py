@@ -1,5 +1,5 @@
-"""The other host of a migration: a criuctl there, reached over ssh, and what its sessions are
-called from here.
+"""The other host of a migration: a criuctl there, reached over ssh, and the addresses of its
+sessions.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ RESTORE = 600.0  # seconds for the other host to restore
 
 
 def reach(config: Config, to: str, reporter: Reporter) -> ssh.Connection:
-    """A criuctl on the other host, ready to receive."""
+    """Connect to a criuctl on the other host that is ready to receive."""
 
-    def told(request: Request) -> None:
+    def report_step(request: Request) -> None:
         if request.verb == "step":
             reporter.step("there", what=str(request.arguments.get("what"))[:40])
 
     return ssh.Connection.open(
-        ssh.Host.parse(to, config), ["receive"], config, told, timeout=config.link_timeout
+        ssh.Host.parse(to, config), ["receive"], config, report_step, timeout=config.link_timeout
     )
 
 
 def session_url(to: str, config: Config, session: str) -> str:
-    """Of the session on the other host."""
+    """Return the ``ssh://`` address of the session on the other host."""
     address = ssh.Host.parse(to, config).address
     host = address.destination.rpartition("@")[2]
     user = address.destination.removesuffix(host)

@@ -1,5 +1,5 @@
-"""Where a criuctl that holds a session which has arrived can be found by the next one: a unix
-socket, one line each way.
+"""A unix socket on which a criuctl that holds an arrived session takes the word of a later one; one
+line each way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ...config import Config
 from ...errors import CriuctlError, NotFound, RestoreFailed
 
-_PATIENCE = 120.0  # seconds for what was decided to be done
+_PATIENCE = 120.0  # seconds for a decision to be carried out
 _LINE = 1 << 20
 
 
@@ -27,7 +27,7 @@ def _address(config: Config, identity: str) -> str:
 def listening(
     config: Config, identity: str, decide: Callable[[str], dict[str, Any]]
 ) -> Iterator[None]:
-    """While inside, `decide` is given the word that another criuctl brings on the move
+    """Listen while inside: `decide` is called with the word that another criuctl sends for the move
     `identity`.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as server:
@@ -63,7 +63,7 @@ def _answer(connection: socket.socket, decide: Callable[[str], dict[str, Any]]) 
             return
         try:
             word = connection.makefile("rb").readline(64).decode().strip()
-            answer = decide(word) if word in ("go", "abort") else {"error": f"{word!r} is no word"}
+            answer = decide(word) if word in ("go", "abort") else {"error": f"bad word {word!r}"}
         except CriuctlError as error:
             answer = {"error": error.message}
         except (OSError, ValueError):
@@ -73,8 +73,8 @@ def _answer(connection: socket.socket, decide: Callable[[str], dict[str, Any]]) 
 
 
 def _trusted(connection: socket.socket) -> bool:
-    """Whether root or we ourselves are at the other end: any user can take an abstract address, or
-    call at it.
+    """Return whether the other end belongs to root or to our own user: any user can bind an
+    abstract address, or connect to it.
     """
     uid = int.from_bytes(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8], "little"
@@ -83,7 +83,7 @@ def _trusted(connection: socket.socket) -> bool:
 
 
 def tell(config: Config, identity: str, word: str) -> dict[str, Any]:
-    """Bring the word to the criuctl that holds the move `identity`, and wait until it is carried
+    """Send the word to the criuctl that holds the move `identity`, and wait until it is carried
     out.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
@@ -99,7 +99,7 @@ def tell(config: Config, identity: str, word: str) -> dict[str, Any]:
             line = connection.makefile("rb").readline(_LINE)
             answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError) as error:
-            raise NotFound("no criuctl holds that session there any more") from error
+            raise NotFound("no criuctl there holds that session any more") from error
     if "error" in answer:
         raise RestoreFailed(str(answer["error"]))
     return answer

@@ -1,15 +1,15 @@
-"""Can a tree of another host run here?  Everything that is missing, at once, before the source
+"""Whether a tree of another host can run here: everything that is missing, before the source
 freezes anything.
 
-`examine` takes the needs that the source has gathered (`criuctl.ops.moving.needs`), which are the
-words of a stranger: they are validated first, and what is done with them is asking the kernel and
-looking at absolute paths: `stat`, and of programs the ELF notes.  Nothing is opened that could
-block, nothing is written, no contents are told.
+`examine` takes the needs that the source has gathered (`criuctl.ops.moving.needs`). They come from
+another host and are not trusted. They are validated first, and then only used to ask the kernel and
+to examine absolute paths: `stat`, and for programs the ELF notes. Nothing is opened that could
+block, nothing is written, and no contents are sent back.
 
-What a restore would decide is asked of the restore's own plan (`criuctl.restore.plan`), of a
-manifest that is made from the needs; mapped and read files are judged by `criuctl.files.judgement`.
-Beyond that are the things that a restore would only meet when CRIU refuses: build-ids, modes,
-working folders, addresses of listeners, room.
+The restore's own plan (`criuctl.restore.plan`) decides, on a manifest that is made from the needs;
+mapped and read files are judged by `criuctl.files.judgement`. In addition this module checks what a
+restore would only find when CRIU refuses: build-ids, modes, working folders, addresses of
+listeners, free space.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ...proc.procfs import memory_info, read_raw
 from ...proc.scratch import Scratch
 from ...quoting import quoted
 from ...report import Finding
-from ...restore.host_facts import HostFacts, Wishes
+from ...restore.host_facts import HostFacts, PlanOptions
 from ...restore.observe import is_local, observe
 from ...restore.outcome import check_not_running
 from ...restore.plan import ADD_ADDRESS, RestorePlan, make_plan
@@ -57,40 +57,42 @@ _ANY = ("0.0.0.0", "::", "")
 
 
 class Arrival(Struct, dict=True):
-    """The tree that wants to come, and this host."""
+    """The tree that is to move here, and this host."""
 
     needs: Needs
     config: Config
-    clock: float  # the source's, when it asked
-    now: float = field(default_factory=time.time)  # this host's, when it was asked
+    clock: float  # the source's, at its request
+    now: float = field(default_factory=time.time)  # this host's, when the request arrived
 
     @property
     def policy(self) -> Policy:
-        """What to do with files that are here already."""
+        """The policy for files that already exist here."""
         return cast("Policy", self.needs.file_conflicts or self.config.file_conflicts)
 
     @cached_property
     def kept(self) -> frozenset[str]:
-        """The addresses that come along, as the kernel writes them."""
+        """The addresses that move along, as the kernel writes them."""
         return frozenset(
             str(ipaddress.ip_address(text.partition("@")[0])) for text in self.needs.keep_addresses
         )
 
     @cached_property
     def facts(self) -> HostFacts:
-        """This host, as a restore would see it; addresses that come along are here."""
+        """This host, as a restore would see it, with the addresses that move along."""
         needs = self.needs
-        manifest, wishes = self.manifest, self.wishes
-        facts = observe(manifest, needs.ids, (), wishes)
+        manifest, options = self.manifest, self.options
+        facts = observe(manifest, needs.ids, (), options)
         moved = {c.local for c in needs.connections if endpoint(c.local)[0] in self.kept}
-        # Files and folders are judged by what travels, in `targetfiles`; addresses to wait at in
-        # `_addresses`.
+        # `target_files` checks files and folders, depending on what travels; `_addresses` checks
+        # the addresses of listeners.
         found = replace(facts, local_addresses=facts.local_addresses | moved)
         return replace(found, missing_folders=frozenset(), missing_addresses=frozenset())
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What the checkpoint will say, as far as a plan asks; files are judged here."""
+        """The checkpoint's future manifest, as far as a plan reads it; without files, which are
+        judged here.
+        """
         needs = self.needs
         return Manifest(
             id="0" * 32,
@@ -103,9 +105,9 @@ class Arrival(Struct, dict=True):
         )
 
     @cached_property
-    def wishes(self) -> Wishes:
-        """As `restore` makes them."""
-        return Wishes(
+    def options(self) -> PlanOptions:
+        """The options of the plan, as a restore makes them."""
+        return PlanOptions(
             self.needs.pids,
             False,
             self.needs.connections_wish or None,
@@ -117,24 +119,25 @@ class Arrival(Struct, dict=True):
 
     @cached_property
     def plan(self) -> RestorePlan:
-        """What a restore would do."""
-        return make_plan(self.manifest, self.facts, self.wishes)
+        """The plan of the restore."""
+        return make_plan(self.manifest, self.facts, self.options)
 
 
 Check = Callable[[Arrival], Iterable[Finding]]
 
 
 def examine(needs: Mapping[str, Any], config: Config, clock: float) -> list[Finding]:
-    """All findings about the tree that `needs` describes, errors first; without errors it may come.
+    """Return all findings about the tree that `needs` describes, errors first; without errors it
+    may move here.
 
-    `clock` is what the source's clock said when it asked.  `Damaged` or `UnsupportedFormat` for
-    needs that make no sense; nothing else is raised.
+    `clock` is the source's clock at its request. Raise only `Damaged` or `UnsupportedFormat`, for
+    needs that are not valid.
     """
     return findings(Arrival(read(needs), config, clock), (*HOST_CHECKS, *TREE_CHECKS))
 
 
 def findings(coming: Arrival, checks: Iterable[Check]) -> list[Finding]:
-    """What these checks find, errors first."""
+    """Return the findings of these checks, errors first."""
     found: list[Finding] = []
     for check in checks:
         try:
@@ -157,11 +160,11 @@ def findings(coming: Arrival, checks: Iterable[Check]) -> list[Finding]:
 
 
 def _host(coming: Arrival) -> Iterator[Finding]:
-    """Rights, CRIU, kernel and programs: what `doctor` says of them, and what this tree asks
-    beyond.
+    """Check rights, CRIU, kernel and programs: the findings of `doctor`, raised to errors where
+    this tree depends on them.
     """
     needed: dict[str, str] = {}
-    # of whom a capability says that it is missing for them
+    # the finding `capabilities` matters only to a tree with users or groups other than root
     others = {*coming.needs.users, *coming.needs.groups} - {"0"}
     tcp = any(c.protocol == "tcp" and not c.waits for c in coming.needs.connections)
     if tcp:
@@ -173,9 +176,9 @@ def _host(coming: Arrival) -> Iterator[Finding]:
             yield replace(finding, level="error", text=f"{finding.text}; {needed[finding.code]}")
         elif finding.level != "info" and (others or finding.code != "capabilities"):
             yield finding
-    for kind, told in coming.needs.namespaces.items():
-        if told.get("mode") != "host" and not os.path.exists(f"/proc/self/ns/{kind}"):
-            text = f"this kernel has no {kind} namespaces, and the tree lives in one of its own"
+    for kind, entry in coming.needs.namespaces.items():
+        if entry.get("mode") != "host" and not os.path.exists(f"/proc/self/ns/{kind}"):
+            text = f"this kernel has no {kind} namespaces, and the tree runs in one of its own"
             yield Finding("error", "namespaces", text, "Use a distribution's stock kernel.")
 
 
@@ -209,7 +212,7 @@ def _kernel(coming: Arrival) -> Iterator[Finding]:
             "info",
             "kernel-older",
             text,
-            "What the tree uses of newer kernels only is missing here.",
+            "Features of newer kernels that the tree uses are missing here.",
         )
 
 
@@ -234,7 +237,7 @@ def _clock(coming: Arrival) -> Iterator[Finding]:
             "warning",
             "clock",
             f"the clock here is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the "
-            "source's: timers of the tree that ring at a time of day are off by that",
+            "source's: timers of the tree that expire at a time of day are off by that",
             "Have both hosts set their clocks by NTP (timedatectl set-ntp true).",
         )
     theirs = coming.needs.monotonic + (coming.clock - coming.needs.time)
@@ -254,7 +257,7 @@ def _clock(coming: Arrival) -> Iterator[Finding]:
 
 
 def _plan(coming: Arrival) -> Iterator[Finding]:
-    """Architecture, CPU, PIDs, ports, connections; users are told by name in `_users`."""
+    """Check architecture, CPU, PIDs, ports and connections; `_users` checks users, by name."""
     yield from (f for f in coming.plan.findings if f.code != "user")
 
 
@@ -272,7 +275,7 @@ def _pids(coming: Arrival) -> Iterator[Finding]:
 
 
 def _addresses(coming: Arrival) -> Iterator[Finding]:
-    """Addresses that sockets are bound to, and those that are to come along."""
+    """Check the addresses that sockets are bound to, and those that are to move along."""
     from ...proc import addresses
 
     for text in coming.needs.keep_addresses:
@@ -282,8 +285,8 @@ def _addresses(coming: Arrival) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "address-here",
-                f"{wanted}, which is to come along, is an address of {here.device} here already",
-                f"Take it away: `ip address del {quoted(wanted)}/{here.prefix} dev "
+                f"{wanted}, which is to move along, is already an address of {here.device} here",
+                f"Remove it: `ip address del {quoted(wanted)}/{here.prefix} dev "
                 f"{quoted(here.device)}`, or migrate without --keep-address.",
             )
             continue
@@ -296,31 +299,31 @@ def _addresses(coming: Arrival) -> Iterator[Finding]:
         yield Finding(
             "error",
             "address-of-link",
-            f"the source reaches this host from {client}, which is to come along: that would cut "
+            f"the source reaches this host from {client}, which is to move along: that would cut "
             "the link between them",
             "Let ssh use another address of the source (`BindAddress` in ~/.ssh/config), or "
             f"migrate without {client}.",
         )
-    told: set[str] = set()
+    reported: set[str] = set()
     for record in coming.needs.connections:
         host = endpoint(record.local)[0]
         if (
             record.family not in ("inet", "inet6")
             or not record.waits
-            or host in (*_ANY, *coming.kept, *told)
+            or host in (*_ANY, *coming.kept, *reported)
         ):
             continue
         free = record.local in coming.needs.free_binds
-        # of IPv4 CRIU leaves that out
+        # CRIU does not save IP_FREEBIND of IPv4 sockets
         if ipaddress.ip_address(host).is_loopback or (free and record.family == "inet6"):
             continue
         if coming.plan.net == "private" or not _is_here(host, coming.plan):
-            told.add(host)
+            reported.add(host)
             yield Finding(
                 "error",
                 "address-missing",
-                f"{record.protocol} {record.local} waits for clients, but {host} is no address "
-                "that it will have here",
+                f"{record.protocol} {record.local} waits for clients, but {host} will not be an "
+                "address of the tree here",
                 ADD_ADDRESS
                 if free
                 else (
@@ -351,7 +354,7 @@ def _files(coming: Arrival) -> Iterable[Finding]:
     )
 
 
-# -- people and room
+# -- users and free space
 
 
 def _users(coming: Arrival) -> Iterator[Finding]:
@@ -430,9 +433,9 @@ def _terminals(coming: Arrival) -> Iterator[Finding]:
 
 def _memory(coming: Arrival) -> Iterator[Finding]:
     wanted = coming.needs.memory
-    told = memory_info()
+    info = memory_info()
     free = sum(
-        int(told[key].split()[0]) * 1024 for key in ("MemAvailable", "SwapFree") if key in told
+        int(info[key].split()[0]) * 1024 for key in ("MemAvailable", "SwapFree") if key in info
     )
     if wanted > free:
         text = (
@@ -454,7 +457,9 @@ def _memory(coming: Arrival) -> Iterator[Finding]:
 
 
 def _room(coming: Arrival) -> Iterator[Finding]:
-    """Disk for the files that come, and for the checkpoint in the inbox, which is compressed."""
+    """Check the disk space for arriving files, and for the checkpoint in the inbox, which is
+    compressed.
+    """
     wanted: dict[int, tuple[str, int]] = {}
 
     def add(path: str, size: int) -> None:

@@ -1,10 +1,9 @@
-"""One path that a coming tree uses, and what is there on this host: as a restore, and CRIU in it,
-will see it.
+"""Checks of the paths that an arriving tree uses, as a restore and CRIU will see them on this host.
 
-Mapped and read files are judged by the restore's own `criuctl.files.judgement`; of those that
-travel, sizes and times tell what their contents will when they come.  What only CRIU compares comes
-on top: modes and build-ids.  Paths are a stranger's: they are looked at with `stat`, and only
-regular files are opened, for their ELF notes.
+Mapped and read files are judged by the restore's own `criuctl.files.judgement`. For files that
+travel, sizes and times are compared now and contents when they arrive. Modes and build-ids, which
+only CRIU compares, are checked here too. The paths come from another host and are not trusted: they
+are examined with `stat`, and only regular files are opened, for their ELF notes.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ...quoting import quoted
 from ...report import Finding, Level
 from .needs_format import NeededFile
 
-_ANOTHER = "is another one here"
-_ALIKE = 100  # findings of the same kind
-_MORE = "What is said of the others helps here too."
+_ANOTHER = "is a different one here"
+_ALIKE = 100  # findings of one kind that are listed
+_MORE = "The remedy of the others applies to these too."
 _PACKAGE = (
     "Install the version that the program was started from, or migrate with --carry-binaries."
 )
@@ -41,7 +40,7 @@ def judge_files(
     policy: Policy,
     uids: Collection[int] = ROOTS,
 ) -> Iterator[Finding]:
-    """What is wrong with these paths here; of the same kind of finding so many as one can read.
+    """Yield what is wrong with these paths here; at most `_ALIKE` findings of one kind.
 
     `uids`: the users of the tree.
     """
@@ -57,7 +56,7 @@ def judge_files(
             yield Finding(
                 level,
                 code,
-                f"and {count - _ALIKE} more files of which the same is to be said",
+                f"and {count - _ALIKE} more files with the same finding",
                 _MORE,
             )
 
@@ -66,13 +65,11 @@ def _judged(needed: NeededFile, policy: Policy, uids: Collection[int]) -> list[F
     try:
         return list(_judge(needed, policy, uids))
     except OSError as error:
-        return [
-            _finding("warning", needed, "file-unseen", f"cannot be looked at: {error.strerror}")
-        ]
+        return [_finding("warning", needed, "file-unseen", f"cannot be examined: {error.strerror}")]
 
 
 def _finding(level: Level, needed: NeededFile, code: str, text: str, hint: str = "") -> Finding:
-    """A finding about this path, with a process that uses it."""
+    """Return a finding about this path, with a process that uses it."""
     pid, fd = needed.holders[0] if needed.holders else (None, None)
     return Finding(level, code, f"{needed.path}: {text}", hint, pid, None if fd == -1 else fd)
 
@@ -128,7 +125,7 @@ def _missing(needed: NeededFile) -> Finding:
 
 
 def _covering(needed: NeededFile, what: str, uids: Collection[int]) -> Iterator[Finding]:
-    """A carried program or library that would have to lie over what is here."""
+    """Yield why a carried program or library cannot cover the present file."""
     record = FileRecord(path=needed.path, kind="mapped", mode=needed.mode, uid=needed.uid)
     missing = what != _ANOTHER
     if (
@@ -173,8 +170,8 @@ def _build(needed: NeededFile) -> Iterator[Finding]:
 
 
 def _open_plain(path: str) -> int | None:
-    """A descriptor of a regular file; nothing else is opened, so that nothing can block or be set
-    off.
+    """Return a descriptor of a regular file; None for any other kind, whose opening could block or
+    have side effects.
     """
     with suppress(OSError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -189,8 +186,9 @@ def _open_plain(path: str) -> int | None:
 def _conflict(
     needed: NeededFile, now: os.stat_result, policy: Policy, uids: Collection[int]
 ) -> Iterator[Finding]:
-    """A file that travels and is here already: contents are compared when it comes, sizes and times
-    now.
+    """Yield findings about a file that travels and already exists here.
+
+    Sizes and times are compared now, contents when it arrives.
     """
     if needed.use == "mapped":  # --carry-binaries: what is here stays, the tree does not see it
         if not stat.S_ISREG(now.st_mode):
@@ -223,8 +221,8 @@ def _conflict(
 
 
 def _left_behind(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
-    """A file that is written to and does not travel, or a device or FIFO: it has to be here as it
-    is there.
+    """Yield findings about a written file that does not travel, or a device or FIFO: it must exist
+    here as on the source.
     """
     if stat.S_IFMT(now.st_mode) != stat.S_IFMT(needed.mode):
         yield _finding(

@@ -37,7 +37,7 @@ class Outcome(Struct, frozen=True):
     key: str
     answer: dict[str, Any] | None = None
     error: CriuctlError | None = None
-    told: bool = False  # the error is the item's own; otherwise it was cut off
+    own_error: bool = False  # the error is the item's own; otherwise it was cut off
 
 
 @contextmanager
@@ -93,7 +93,9 @@ def each(
         if "done" in answer:
             yield Outcome(ended.key, answer["done"])
         elif "error" in answer:
-            yield Outcome(ended.key, error=decode_error(answer["error"], "this host"), told=True)
+            yield Outcome(
+                ended.key, error=decode_error(answer["error"], "this host"), own_error=True
+            )
         elif ended.late:
             error: CriuctlError = TimedOut(
                 late,
@@ -124,9 +126,9 @@ def _piece(work: Work, reporter: Reporter, name: str) -> Callable[[], dict[str, 
         except CriuctlError as error:
             return {"error": encode_error(error)}
         except OSError as error:
-            if (told := of_the_host(error)) is None:
+            if (known := of_the_host(error)) is None:
                 raise
-            return {"error": encode_error(told)}
+            return {"error": encode_error(known)}
         finally:
             reporter.close()  # this process's own: remove its progress bars from the terminal
 

@@ -63,7 +63,7 @@ class Systemd:
         return [self._places.units / f"{PREFIX}{name}.{suffix}" for suffix in ("service", "timer")]
 
     def check(self, trigger: Trigger) -> None:
-        """`UsageError` for a calendar that systemd does not understand."""
+        """Raise `UsageError` for a calendar that systemd does not understand."""
         if not trigger.at:
             return
         try:

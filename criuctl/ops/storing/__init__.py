@@ -1,3 +1,1 @@
-"""What is in a store: which checkpoints to keep, how two of them differ, what they come to, who can
-read them.
-"""
+"""The content of a store: comparisons of checkpoints, growth, durations, keys."""

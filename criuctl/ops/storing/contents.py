@@ -1,4 +1,4 @@
-"""Small pieces out of a checkpoint, without fetching the rest: one of CRIU's images, a stretch of a
+"""Reading small parts of a checkpoint without the rest: one of CRIU's images, a range of a
 process's memory.
 """
 
@@ -15,19 +15,22 @@ from ...errors import Damaged
 from .diff_memory import Windows, windows
 
 Variables = list[tuple[str, str]]
-# bytes of an environment; the kernel allows no more for arguments and environment together by
-# default
+# bytes of an environment; by default the kernel allows no more for arguments and environment
+# together
 _LONGEST = 8 << 20
 
 
 class Images:
-    """CRIU's metadata images of one checkpoint, which are one stream."""
+    """CRIU's metadata images of a checkpoint, which are stored as one stream."""
 
     def __init__(self, manifest: Manifest, reader: CheckpointReader) -> None:
         self._manifest, self._reader = manifest, reader
 
     def get(self, name: str) -> bytes | None:
-        """One of them; only its chunks are read, for among the others there may be large files."""
+        """Return an image, or None if there is none of this name.
+
+        Only its own chunks are read, because the other images may be large.
+        """
         if name not in self._places:
             return None
         start, end = self._places[name]
@@ -40,7 +43,7 @@ class Images:
 
     @cached_property
     def _places(self) -> dict[str, tuple[int, int]]:
-        """Where each image is in the stream: first byte, first byte behind it."""
+        """The place of each image in the stream: its first byte, and the byte after its last."""
         found, position = {}, 0
         for image in self._manifest.images:
             found[image.name] = position, position + image.size
@@ -49,7 +52,7 @@ class Images:
 
     @cached_property
     def _chunks(self) -> list[tuple[int, bytes, int]]:
-        """The chunks of the stream: first byte, id, size."""
+        """The chunks of the stream: first byte, id, size of each."""
         found, position = [], 0
         for chunk, size in self._reader.entries(self._manifest.image_data):
             found.append((position, chunk, size))
@@ -58,7 +61,7 @@ class Images:
 
 
 def memory_windows(image: MemoryImage, reader: CheckpointReader) -> Windows:
-    """The windows of one memory image; `Damaged`."""
+    """Return the windows of a memory image; raise `Damaged`."""
     try:
         entries = unpack_entries(reader.read(image.entries))
     except ValueError as error:
@@ -67,7 +70,7 @@ def memory_windows(image: MemoryImage, reader: CheckpointReader) -> Windows:
 
 
 def memory(image: MemoryImage, reader: CheckpointReader, start: int, end: int) -> bytes:
-    """What is at ``start <= address < end``; zeros where nothing is stored."""
+    """Return the memory at ``start <= address < end``; zeros where nothing is stored."""
     found = bytearray(end - start)
     every = memory_windows(image, reader)
     for number in range(start // WINDOW, -(-end // WINDOW)):
@@ -86,11 +89,11 @@ def memory(image: MemoryImage, reader: CheckpointReader, start: int, end: int) -
 
 
 def environments(manifest: Manifest, reader: CheckpointReader) -> dict[int, Variables]:
-    """The environment that each process was started with, by the tree's own PIDs, as it is in its
-    memory.
+    """Return the environment that each process was started with, by the tree's own PIDs.
 
-    What a program set later is elsewhere, and one that writes its title there has overwritten it:
-    such pieces are left out.
+    It is read from the process's memory. Variables that a program set later are stored elsewhere
+    and are not found. A program that writes its title over the environment has destroyed a part of
+    it; that part is left out.
     """
     images = {image.id: image for image in manifest.memory if image.kind == "task"}
     found = {}

@@ -1,18 +1,18 @@
-"""How the memory of two checkpoints differs, found out from names of chunks.
+"""The differences between the memory of two checkpoints, computed from the names of chunks.
 
-A memory image is kept as chunks, each of which holds some pages of one window (256 KiB of
-addresses), in order.  Both checkpoints are in one store, so two chunks with the same pages and the
-same id hold the same bytes, and nothing of them is read.  Of what is left in a window, the pages
-that both have count as changed, all of them: at least one is.  Given a reader, the chunks are read
-and the pages counted that really differ.
+A memory image is kept as chunks. Each chunk holds some pages of one window (256 KiB of addresses),
+in order. Both checkpoints are in one store, so two chunks with the same pages and the same id hold
+the same bytes and need not be read. In the rest of a window, all pages that both checkpoints have
+count as changed, because at least one of them is. With a reader, these chunks are read and only the
+pages that really differ are counted.
 
-Which pages a chunk has is told by its size alone, as the rule by which windows are cut may be
-another in each checkpoint.  A window of a layered image is made of parts of chunks; such windows
-are compared page by page, a page being the same if it is the same one of the same chunk.
+The pages of a chunk follow from its size alone, because the rule by which windows are cut may
+differ between the checkpoints. A window of a layered image consists of parts of chunks. Such
+windows are compared page by page: two pages are the same if they have the same place in the same
+chunk.
 
-What was found is added up by mapping: heap, stack, a file, an anonymous one.  A mapping of one
-checkpoint is that of the other with the same name and the same start, or the same end, as stacks
-have it.
+The results are summed by mapping: heap, stack, a file, an anonymous mapping. Two mappings are the
+same if they have the same name and the same start, or the same end, which is what stacks keep.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ Run = tuple[int, int]  # address, bytes
 
 
 class Piece(Struct, frozen=True):
-    """One chunk of an image, or a part of one, and the runs of pages in it."""
+    """A chunk of an image, or a part of one, and the runs of pages in it."""
 
     chunk: bytes
     runs: tuple[Run, ...]
-    skip: int  # bytes of the chunk before them
+    skip: int  # bytes of the chunk before these pages
     whole: int  # bytes of the chunk
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The bytes of all runs."""
         return sum(length for _address, length in self.runs)
 
 
-Pieces = tuple[Piece, ...]  # those of one window
+Pieces = tuple[Piece, ...]  # the pieces of one window
 Windows = dict[int, Pieces]  # by number: address of the first page / WINDOW
-_BATCH = 32  # windows looked at, and perhaps read, at once
+_BATCH = 32  # windows that are compared, and read if necessary, at once
 
 
 class Reader(Protocol):
-    """Gives the content of chunks, verified."""
+    """Reads chunks and verifies them."""
 
     def some(self, sizes: dict[bytes, int]) -> dict[bytes, bytes]:
-        """The content of these chunks (id -> plain size) by id."""
+        """Return the content of these chunks (id -> plain size) by id."""
 
 
 class Region(Struct):
-    """One mapping, or a part of the address space that no mapping is known for; all in bytes."""
+    """A mapping, or addresses for which no mapping is known; all counts in bytes."""
 
     start: int
     end: int
@@ -67,17 +67,18 @@ class Region(Struct):
     before: int = 0
     after: int = 0
     changed: int = 0
-    added: int = 0  # of pages that only the second checkpoint has
-    removed: int = 0  # of pages that only the first one has
+    added: int = 0  # pages that only the second checkpoint has
+    removed: int = 0  # pages that only the first checkpoint has
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """Return the region as JSON."""
         return asdict(self)
 
 
 def windows(entries: Iterable[PagemapEntry], parts: Iterable[Extent]) -> Windows:
-    """The windows of one image, from its page map and what it is made of; `Damaged` if they do not
-    fit.
+    """Return the windows of an image, from its page map and its parts of chunks.
+
+    Raise `Damaged` if the page map and the parts do not fit together.
     """
     found: dict[int, list[Piece]] = {}
     pages = ((entry.vaddr, entry.pages * PAGE) for entry in entries)
@@ -91,10 +92,10 @@ def windows(entries: Iterable[PagemapEntry], parts: Iterable[Extent]) -> Windows
             if not left:
                 address, left = next(pages, (0, 0))
         if size or not runs:
-            raise Damaged("a memory image has more pages than its page map tells of")
+            raise Damaged("a memory image has more pages than its page map lists")
         found.setdefault(runs[0][0] // WINDOW, []).append(Piece(chunk, tuple(runs), skip, whole))
     if left:
-        raise Damaged("a memory image has fewer pages than its page map tells of")
+        raise Damaged("a memory image has fewer pages than its page map lists")
     return {number: tuple(pieces) for number, pieces in found.items()}
 
 
@@ -104,7 +105,7 @@ def compare(
     areas: tuple[Sequence[Area], Sequence[Area]],
     exact: Reader | None = None,
 ) -> list[Region]:
-    """The regions of one address space in which something is, by address."""
+    """Return the regions of an address space that contain pages, by address."""
     regions = _Regions(*areas)
     numbers = sorted(before.keys() | after.keys())
     for start in range(0, len(numbers), _BATCH):
@@ -132,7 +133,7 @@ def compare(
 
 
 def _differing(old: Pieces, new: Pieces) -> tuple[Pieces, Pieces]:
-    """What only one of two windows has."""
+    """Return the pieces that only one of two windows has."""
     if any(piece.size != piece.whole for piece in (*old, *new)):
         old, new = _single(old), _single(new)
     before, after = set(old), set(new)
@@ -142,7 +143,7 @@ def _differing(old: Pieces, new: Pieces) -> tuple[Pieces, Pieces]:
 
 
 def _single(pieces: Pieces) -> Pieces:
-    """The same pages, each a piece of its own."""
+    """Return the same pages, each as a separate piece."""
     pages = [
         (piece, address)
         for piece in pieces
@@ -157,7 +158,7 @@ def _single(pieces: Pieces) -> Pieces:
 
 
 def _runs(pieces: Pieces) -> list[Run]:
-    """The runs of these, those that touch as one."""
+    """Return the runs of these pieces; adjacent runs are joined."""
     joined: list[Run] = []
     for piece in pieces:
         for address, length in piece.runs:
@@ -169,7 +170,7 @@ def _runs(pieces: Pieces) -> list[Run]:
 
 
 class _Regions:
-    """Adds bytes up by mapping; where none is known, by neighbouring windows."""
+    """Sums of bytes by mapping; where no mapping is known, by adjacent windows."""
 
     def __init__(self, before: Sequence[Area], after: Sequence[Area]) -> None:
         self._areas = (_Known(after), _Known(before))
@@ -182,7 +183,7 @@ class _Regions:
         self._loose_ones: list[Region] = []
 
     def count(self, what: str, runs: Iterable[Run], *, first: bool = False) -> None:
-        """Add these runs to `what`; `first`: they are of the first checkpoint."""
+        """Add these runs to `what`; with `first` they are of the first checkpoint."""
         for address, length in runs:
             for area, step in self._areas[first].split(address, length):
                 region = self._at(address, step) if area is None else self._of(area)
@@ -190,7 +191,7 @@ class _Regions:
                 address += step
 
     def found(self) -> list[Region]:
-        """What there is, by address."""
+        """Return all regions, by address."""
         return sorted(
             [*self._found.values(), *self._loose_ones],
             key=lambda region: (region.start, region.end),
@@ -204,7 +205,7 @@ class _Regions:
         return region
 
     def _at(self, address: int, length: int) -> Region:
-        """A region for addresses that no mapping is known for; they come in the order of
+        """Return the region for addresses without a known mapping; they come in the order of
         windows.
         """
         start, end = address // WINDOW * WINDOW, -(-(address + length) // WINDOW) * WINDOW
@@ -216,14 +217,14 @@ class _Regions:
 
 
 class _Known:
-    """The mappings of one address space, to be found by address."""
+    """The mappings of an address space, with a search by address."""
 
     def __init__(self, areas: Sequence[Area]) -> None:
         self._areas = areas
         self._starts = [area.start for area in areas]
 
     def split(self, address: int, length: int) -> Iterator[tuple[Area | None, int]]:
-        """The parts of a run: the mapping, if one is known, and how many bytes of it."""
+        """Yield the parts of a run: the mapping, or None if none is known, and its bytes."""
         while length:
             index = bisect_right(self._starts, address) - 1
             area = self._areas[index] if index >= 0 and address < self._areas[index].end else None
@@ -238,7 +239,7 @@ class _Known:
 
 
 def _both(one: Sequence[Run], other: Sequence[Run]) -> Iterator[Run]:
-    """What both have."""
+    """Yield the parts that both have."""
     for address, length in one:
         for start, size in other:
             begin, end = max(address, start), min(address + length, start + size)
@@ -247,7 +248,7 @@ def _both(one: Sequence[Run], other: Sequence[Run]) -> Iterator[Run]:
 
 
 def _without(one: Sequence[Run], other: Sequence[Run]) -> Iterator[Run]:
-    """What only the first has."""
+    """Yield the parts that only the first has."""
     for address, length in one:
         end = address + length
         for start, size in other:
@@ -261,8 +262,8 @@ def _without(one: Sequence[Run], other: Sequence[Run]) -> Iterator[Run]:
 
 
 def _contents(pairs: Iterable[tuple[Pieces, Pieces]], reader: Reader) -> dict[bytes, bytes]:
-    """The chunks of these windows by id; none of a window of which only one checkpoint has
-    pages.
+    """Return the chunks of these windows by id; a window that only one checkpoint has is left
+    out.
     """
     return reader.some(
         {piece.chunk: piece.whole for old, new in pairs if old and new for piece in (*old, *new)}
@@ -270,7 +271,7 @@ def _contents(pairs: Iterable[tuple[Pieces, Pieces]], reader: Reader) -> dict[by
 
 
 def _changed(old: Pieces, new: Pieces, contents: dict[bytes, bytes]) -> Iterator[Run]:
-    """The pages that both have, and that differ."""
+    """Yield the pages that both have and that differ."""
     if old and new:
         after = dict(_pages(new, contents))
         for address, page in _pages(old, contents):
@@ -279,7 +280,7 @@ def _changed(old: Pieces, new: Pieces, contents: dict[bytes, bytes]) -> Iterator
 
 
 def _pages(pieces: Pieces, contents: dict[bytes, bytes]) -> Iterator[tuple[int, bytes]]:
-    """The pages of a window: address and content."""
+    """Yield the pages of a window: address and content."""
     for piece in pieces:
         content, position = contents[piece.chunk], piece.skip
         for start, length in piece.runs:

@@ -1,13 +1,13 @@
-"""How two checkpoints' processes, descriptors, connections and files differ: plain functions on
-what manifests tell.
+"""The differences between the processes, descriptors, connections and files of two checkpoints.
 
-Processes are paired first, for everything else hangs on them: by identity (PID and start time,
-where it is the same boot), then by their own PID and command line, then by their place in the tree
-(the same parent, the same command line, in order of PIDs), then by what is left of these.  A
-restore keeps the PIDs that a tree itself sees, so those are compared.
+All functions are pure and read only the manifests. Processes are paired first, because everything
+else depends on the pairs. They are paired by identity (PID and start time, within one boot), then
+by their own PID and command line, then by their place in the tree (the same parent, the same
+command line, in order of PIDs), then by their own PID and command. A restore keeps the PIDs that a
+tree itself sees, so these are compared.
 
-What changes by itself with every restore (inode numbers, start times, PIDs as the host sees them)
-is no difference.
+Facts that every restore changes (inode numbers, start times, PIDs as the host sees them) do not
+count as differences.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _FILE_FIELDS = ("kind", "size", "mode", "uid", "gid", "mtime_ns")
 
 
 class Change(Struct, frozen=True):
-    """One thing that both checkpoints have, and in which it differs; `more` are facts that neither
-    of them tells.
+    """An item that both checkpoints have, and the fields that differ.
+
+    `more` holds facts that are in neither of the two records.
     """
 
     before: Facts
@@ -40,12 +41,12 @@ class Change(Struct, frozen=True):
     more: Facts = field(default_factory=dict)
 
     def to_dict(self) -> Facts:
-        """JSON."""
+        """Return the change as JSON."""
         return {"before": self.before, "after": self.after, "fields": self.fields, **self.more}
 
 
 class Part(Struct):
-    """What one kind of things came to."""
+    """The differences of one kind: processes, descriptors, connections or files."""
 
     added: list[Facts] = field(default_factory=list)
     removed: list[Facts] = field(default_factory=list)
@@ -54,11 +55,11 @@ class Part(Struct):
 
     @property
     def differs(self) -> bool:
-        """Whether anything is not the same."""
+        """Return whether there is any difference."""
         return bool(self.added or self.removed or self.changed)
 
     def to_dict(self) -> Facts:
-        """JSON."""
+        """Return the differences as JSON."""
         return {
             "added": self.added,
             "removed": self.removed,
@@ -74,7 +75,9 @@ class Part(Struct):
         also: Iterable[str] = (),
         **more: Any,
     ) -> None:
-        """Count one that both have; it differs in the fields `names` as they say, and in `also`."""
+        """Count an item that both have. It differs in the fields of `names` whose values differ,
+        and in those of `also`.
+        """
         differing = [*(name for name in names if before[name] != after[name]), *also]
         if differing:
             self.changed.append(Change(before, after, differing, more))
@@ -86,19 +89,19 @@ class Part(Struct):
 
 
 class Pairing(Struct, frozen=True):
-    """Which process of the one checkpoint is which of the other."""
+    """The processes that both checkpoints have, in pairs, and the others."""
 
     pairs: list[Pair]
     removed: list[ProcessRecord]
     added: list[ProcessRecord]
 
     def after(self) -> dict[int, int]:
-        """The tree's own PID before -> after."""
+        """Return the tree's own PID before -> after."""
         return {old.ns_pid: new.ns_pid for old, new in self.pairs}
 
 
 def pair(before: Manifest, after: Manifest) -> Pairing:
-    """Pair the processes of two checkpoints; see the module's text."""
+    """Pair the processes of two checkpoints, as described at the top of this module."""
     old, new = _Unpaired(before.processes), _Unpaired(after.processes)
     pairs: list[Pair] = []
 
@@ -128,7 +131,7 @@ def pair(before: Manifest, after: Manifest) -> Pairing:
         new.those(lambda p: _is_root(p, after)),
     )
     looked_at = 0
-    # their children may be paired by their parents, theirs in turn
+    # once two parents are paired their children can be, and so on down the tree
     while looked_at < len(pairs) and old and new:
         parents = pairs[looked_at][0].pid, pairs[looked_at][1].pid
         looked_at += 1
@@ -138,7 +141,7 @@ def pair(before: Manifest, after: Manifest) -> Pairing:
 
 
 class _Unpaired:
-    """Processes that have no partner yet, in their order."""
+    """The processes that have no partner yet, in their order."""
 
     def __init__(self, processes: Iterable[ProcessRecord]) -> None:
         self._left = {id(process): process for process in processes}
@@ -153,15 +156,15 @@ class _Unpaired:
         return len(self._left)
 
     def those(self, wanted: Callable[[ProcessRecord], bool]) -> list[ProcessRecord]:
-        """Those of which this is so."""
+        """Return the processes for which `wanted` is true."""
         return [process for process in self if wanted(process)]
 
     def children(self, pid: int) -> list[ProcessRecord]:
-        """Those whose parent has this PID."""
+        """Return the processes whose parent has this PID."""
         return [process for process in self._children.get(pid, ()) if id(process) in self._left]
 
     def take(self, process: ProcessRecord) -> ProcessRecord:
-        """This one has a partner now."""
+        """Remove and return this process: it has a partner now."""
         return self._left.pop(id(process))
 
 
@@ -170,7 +173,7 @@ def _is_root(process: ProcessRecord, manifest: Manifest) -> bool:
 
 
 def processes(found: Pairing) -> Part:
-    """What became of the processes."""
+    """Return the differences between the processes."""
     part = Part([_process(p) for p in found.added], [_process(p) for p in found.removed])
     for old, new in found.pairs:
         part.compare(_process(old), _process(new), _PROCESS_FIELDS)
@@ -192,7 +195,7 @@ Descriptors = Mapping[int, Mapping[int, OpenFile]]  # PID -> descriptor -> what 
 
 
 def descriptors(before: Descriptors, after: Descriptors, found: Pairing) -> Part:
-    """What became of the descriptors of processes that both checkpoints have."""
+    """Return the differences between the descriptors of processes that both checkpoints have."""
     part = Part()
     for pid, other in found.after().items():
         old, new = before.get(pid, {}), after.get(other, {})
@@ -224,8 +227,10 @@ def _descriptor(pid: int, fd: int, file: OpenFile) -> Facts:
 def connections(
     before: Sequence[ConnectionRecord], after: Sequence[ConnectionRecord], found: Pairing
 ) -> Part:
-    """What became of the connections: the same one has the same ends, and best the same
-    descriptor.
+    """Return the differences between the connections.
+
+    Two connections are the same if they have the same ends. Those with the same descriptor are
+    paired first.
     """
     part = Part()
     old, new = {id(c): c for c in before}, {id(c): c for c in after}
@@ -279,8 +284,9 @@ def files(
     after: Sequence[FileRecord],
     changed_bytes: Callable[[FileRecord, FileRecord], int],
 ) -> Part:
-    """What became of the files, by path; `changed_bytes` counts those of two contents that both
-    checkpoints carry.
+    """Return the differences between the files, by path.
+
+    `changed_bytes` counts the bytes that differ where both checkpoints carry the content.
     """
     part = Part()
     old, new = {f.path: f for f in before}, {f.path: f for f in after}
@@ -299,7 +305,7 @@ def files(
 
 
 def _contents(one: FileRecord, other: FileRecord) -> str:
-    """``same``, ``changed``, or ``unknown`` where neither digests nor contents were taken."""
+    """Return ``same``, ``changed``, or ``unknown`` where neither digest nor content was taken."""
     if one.digest and other.digest:
         return "same" if one.digest == other.digest else "changed"
     if one.data is not None and other.data is not None:

@@ -1,9 +1,9 @@
-"""What a store's checkpoints come to, and how fast each session adds to it; pure functions of a
-list.
+"""The bytes that each session adds to a store; pure functions of a list of checkpoints.
 
-A checkpoint's summary tells its plain bytes (``memory``, ``files``) and what it added to the store
-(``stored``).  So *growth* is what dumps have added, whatever has been removed and collected since;
-what lies there now is counted object by object elsewhere (`criuctl.ops.stores`).
+A checkpoint's summary has its plain bytes (``memory``, ``files``) and the bytes that it added to
+the store (``stored``). So *growth* counts what dumps have added, including what was removed and
+collected since. The present content of a store is counted object by object in
+`criuctl.ops.stores`.
 """
 
 from __future__ import annotations
@@ -20,35 +20,33 @@ from ...host.retention import moment
 if TYPE_CHECKING:
     from ...checkpoint.manifest import CheckpointSummary
 
-RECENT = 10  # checkpoints that tell how a session grows now
+RECENT = 10  # checkpoints from which the present growth is computed
 _DAY = 86400.0
 
 
 class Growth(Struct, frozen=True):
-    """One session's part in a store; bytes are those that its checkpoints added when they were
-    made.
-    """
+    """One session's share of a store; bytes are counted as its checkpoints added them."""
 
     session: str
     checkpoints: int
-    newest: str  # when it was made
+    newest: str  # when the newest was made
     plain: int  # bytes of all of them, as if each were kept whole
     stored: int
     recent: int  # the mean of the last ones, without the session's first
     per_day: int | None  # at the pace of the last ones; None for a session with one checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """One object, all keys."""
+        """Return one JSON object with all keys."""
         return asdict(self)
 
 
 def plain_bytes(summary: CheckpointSummary) -> int:
-    """What the checkpoint would take if it were kept whole and not compressed."""
+    """Return the bytes that the checkpoint would take, kept whole and not compressed."""
     return sum(summary.bytes.get(kind, 0) for kind in ("memory", "files"))
 
 
 def growth(checkpoints: Iterable[CheckpointSummary]) -> list[Growth]:
-    """Each session's growth, the one that grows most first."""
+    """Return each session's growth, the fastest growing session first."""
     by_session = groupby(
         sorted(checkpoints, key=lambda c: (c.session, moment(c), c.number, c.id)),
         key=lambda c: c.session,

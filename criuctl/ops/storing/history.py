@@ -1,8 +1,7 @@
-"""How long the dumps of a session took: what a list of checkpoints does not tell, since only whole
-manifests have it.
+"""The durations of a session's dumps, which are in whole manifests and not in summaries.
 
-A manifest never changes, so what was read once is kept by the caller (`known`), and only new ones
-are read.
+A manifest never changes, so the caller keeps what was read (`known`), and only new manifests are
+read.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ Known = MutableMapping[str, dict[str, Any]]
 
 
 def timings(config: Config, session: str, limit: int, known: Known) -> list[dict[str, Any]]:
-    """``id, number, created, frozen_ms, total_ms, processes, bytes`` of the newest `limit`
+    """Return ``id, number, created, frozen_ms, total_ms, processes, bytes`` of the newest `limit`
     checkpoints, oldest first.
 
-    Those that cannot be read, or were removed meanwhile, are left out.
+    Checkpoints that cannot be read, or were removed meanwhile, are left out.
     """
     store = open_store(config.store, config)
     try:

@@ -1,6 +1,6 @@
-"""A store that is open for changes of its keys: what was seen to open it, and what may go.
+"""The keys of an open store: adding a key, checking that it opens the store, removing a key.
 
-The story of each change is in `storekeys`; here is what all of them are made of.
+The operations are in `criuctl.ops.store_keys`; this module has the steps that they share.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ...quoting import quoted
 from ...store import open_store
 
 Slot = dict[str, Any]
-REPLACED = "replaced_by"  # the key of a slot that says which other one is about to take its place
+REPLACED = "replaced_by"  # the field of a slot that names the slot which is about to replace it
 _PREFIX = 4  # digits of a fingerprint that name a key
 _MAX_LABEL = 100
 
 
 class KeyFacts(Struct, frozen=True):
-    """One key of a store, as far as it may be told."""
+    """The facts about a key of a store that may be shown."""
 
     fingerprint: str
-    # file | passphrase | recovery | writer: a write-only host, which it does not open the store for
+    # file | passphrase | recovery | writer: a write-only host's, which does not open the store
     kind: str
     label: str
     created: str
     used: bool  # it opened the store just now
 
     def to_dict(self) -> dict[str, Any]:
-        """One entry of the list."""
+        """Return one entry of the list."""
         return {
             name: getattr(self, name)
             for name in ("fingerprint", "kind", "label", "created", "used")
@@ -49,7 +49,7 @@ class KeyFacts(Struct, frozen=True):
 
 @dataclass(slots=True)
 class KeyChange:
-    """What a change of the keys answers."""
+    """The result of a change of the keys."""
 
     store: str
     id: str
@@ -57,19 +57,19 @@ class KeyChange:
     generation: int = 0
     added: list[str] = field(default_factory=list)  # fingerprints
     removed: list[str] = field(default_factory=list)
-    file: str | None = None  # where the new key is
-    previous: str | None = None  # where the old key file was put
-    removed_writer: bool = False  # what was removed is a write-only host
+    file: str | None = None  # the path of the new key
+    previous: str | None = None  # the path to which the old key file was moved
+    removed_writer: bool = False  # the removed key is a write-only host's
     recovery_key: str | None = field(default=None, repr=False)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def degraded(self) -> bool:
-        """Done, but not all of it."""
+        """Return whether the change was made but some optional part of it failed."""
         return bool(self.warnings)
 
     def to_dict(self) -> dict[str, Any]:
-        """One object; ``recovery_key`` only where there is a new one."""
+        """Return one JSON object; ``recovery_key`` only where there is a new one."""
         body = {
             name: getattr(self, name)
             for name in ("store", "id", "generation", "added", "removed", "file", "previous")
@@ -80,10 +80,10 @@ class KeyChange:
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """What shall open the store: a key file (made if it does not exist; None: this host's own), or
-    else a passphrase.
+    """The key to add: a key file (made if it does not exist; None: this host's own), or a
+    passphrase.
 
-    Or, with `write_only`, what shall let a host add to it: a writer key in `file`.
+    With `write_only` it is a writer key in `file`, with which a host can only add to the store.
     """
 
     file: Path | None = None
@@ -93,12 +93,12 @@ class NewKey:
 
 
 class Keyring:
-    """The keys of one open store; made by `of`."""
+    """The keys of an open store; made by `of`."""
 
     def __init__(self, repository: Repository) -> None:
         self.changer: Changer = repository.key_changer()
         opened = repository.opened
-        assert opened is not None  # `key_changer` has seen to it
+        assert opened is not None  # `key_changer` has checked it
         self.opened, self.master, self.id = opened, opened.master, repository.id
         self.slots: Slots = list(repository.about.slots)
         self.shown: list[Slot] = [opened.by] if opened.by is not None else []
@@ -107,7 +107,7 @@ class Keyring:
     @classmethod
     @contextmanager
     def of(cls, config: Config) -> Iterator[Keyring]:
-        """The configured store's."""
+        """Yield the keys of the configured store."""
         store = open_store(config.store, config)
         try:
             with Repository.open(store, config) as repository:
@@ -116,7 +116,7 @@ class Keyring:
             store.close()
 
     def show(self, opened: keys.Opened) -> None:
-        """Another key opens the store, too."""
+        """Record another key that opens the store."""
         if opened.by is None:
             raise UsageError(
                 f"what is in {opened.source} is the exported master key, which is none of the "
@@ -127,7 +127,9 @@ class Keyring:
         self.shown.append(opened.by)
 
     def make(self, new: NewKey) -> tuple[Slot, Path | None, bool]:
-        """A slot for a new key, seen to open; the key's file, and whether it was made."""
+        """Return a slot for a new key, which was checked to open the store; the key's file, and
+        whether the file was made.
+        """
         label = checked_label(new.label)
         if new.write_only and new.file is not None:
             return self._make_writer(new.file, label)
@@ -149,7 +151,7 @@ class Keyring:
         path = new.file or keys.key_path(self._repository.config, self.id)
         made = not os.path.lexists(path)
         if new.file is None and not made:
-            # It may be one that was removed from the store, for a reason.
+            # The file may hold a key that was removed from the store on purpose.
             raise Conflict(
                 f"this host has a key file already: {path}",
                 hint="`criuctl key rotate` replaces the key that is in use;"
@@ -166,7 +168,9 @@ class Keyring:
         return slot, path, made
 
     def _make_writer(self, path: Path, label: str) -> tuple[Slot, Path, bool]:
-        """The same for a write-only host; what an interrupted run has left in the file is used."""
+        """Do the same for a write-only host; a key that an interrupted run left in the file is
+        used.
+        """
         key = writers.enrol(self.master, self.id)
         try:
             keys.write_secret(path, key.text())
@@ -186,13 +190,13 @@ class Keyring:
         return described(key.slot(), label), path, made
 
     def discard(self, path: Path, slot: Slot) -> None:
-        """Remove the file of a new key that came to nothing; where that is not certain it stays."""
+        """Remove the file of a new key that was not added; keep it where that is not certain."""
         with suppress(CriuctlError):
             if slot not in self.changer.current().slots:
                 path.unlink(missing_ok=True)
 
     def replaceable(self) -> Slot:
-        """The slot that opened the store, if another may take its place."""
+        """Return the slot that opened the store, if another one may replace it."""
         slot = self.opened.by
         if slot is None:
             raise UsageError(
@@ -215,8 +219,8 @@ class Keyring:
         return slot
 
     def replaced(self, slots: Slots) -> Slots:
-        """Those of the keys whose place this host's own key file has taken, in a rotation that was
-        cut off before they went.
+        """Return the keys that this host's own key file has replaced, in a rotation that was
+        interrupted before it removed them.
         """
         by = self.opened.by
         if by is None or self.opened.file != keys.key_path(self._repository.config, self.id):
@@ -224,7 +228,7 @@ class Keyring:
         return [slot for slot in slots if slot.get(REPLACED) == keys.slot_fingerprint(by)]
 
     def see_not_removed(self, slots: Slots) -> None:
-        """What opened the store still does."""
+        """Raise `WrongKey` if the key that opened the store was removed meanwhile."""
         if self.opened.by is not None and keys.slot_fingerprint(self.opened.by) not in map(
             keys.slot_fingerprint, slots
         ):
@@ -233,7 +237,10 @@ class Keyring:
             )
 
     def without(self, slots: Slots, gone: Sequence[Slot]) -> Slots:
-        """The slots that are left; `Conflict` if none of them was seen to open the store."""
+        """Return the remaining slots.
+
+        Raise `Conflict` if none of them was seen to open the store.
+        """
         names = set(map(keys.slot_fingerprint, gone))
         left = [slot for slot in slots if keys.slot_fingerprint(slot) not in names]
         if len(left) == len(slots):
@@ -253,7 +260,7 @@ class Keyring:
         return left
 
     def facts(self, slots: Slots) -> list[KeyFacts]:
-        """What may be told of them."""
+        """Return the facts about these keys that may be shown."""
         about = self._repository.about
         return [
             KeyFacts(
@@ -275,7 +282,7 @@ class Keyring:
         file: Path | None = None,
         previous: Path | None = None,
     ) -> KeyChange:
-        """The answer."""
+        """Return the result of the change."""
         return KeyChange(
             self._repository.store.url,
             self.id,
@@ -291,7 +298,7 @@ class Keyring:
 
 
 def named(slots: Slots, ref: str) -> Slot:
-    """The slot that is called so."""
+    """Return the slot with this label, or whose fingerprint begins so."""
     found = [slot for slot in slots if slot.get("label") == ref]
     if not found and len(ref) >= _PREFIX:
         found = [slot for slot in slots if keys.slot_fingerprint(slot).startswith(ref.lower())]
@@ -309,14 +316,14 @@ def named(slots: Slots, ref: str) -> Slot:
 
 
 def checked_label(text: str) -> str:
-    """`text`, if it can be a label."""
+    """Return `text` if it can be a label; raise `UsageError`."""
     if len(text) > _MAX_LABEL or not text.isprintable():
         raise UsageError(f"a label has at most {_MAX_LABEL} characters, all of them printable")
     return text
 
 
 def refuse_known(slots: Slots, slot: Slot) -> None:
-    """No key opens a store twice."""
+    """Raise `Conflict` if one of the slots is for the same key."""
     if slot["type"] == WRITER and slot["fingerprint"] in map(keys.slot_fingerprint, slots):
         raise Conflict(
             f"the write-only host with fingerprint {slot['fingerprint']} has been added already"

@@ -30,7 +30,7 @@ TICK = 1.0  # seconds between two looks at state that no descriptor reports
 _WELL = 120.0
 
 
-class Wishes(Struct, frozen=True):
+class SupervisorSettings(Struct, frozen=True):
     """How to supervise; spans of time in seconds, 0 is none."""
 
     every: float | None = None  # None: chosen from the other settings
@@ -77,10 +77,16 @@ class Post:
     """The place where one session is supervised."""
 
     def __init__(
-        self, config: Config, name: str, wishes: Wishes, *, reporter: Reporter, tell: Tell
+        self,
+        config: Config,
+        name: str,
+        settings: SupervisorSettings,
+        *,
+        reporter: Reporter,
+        tell: Tell,
     ) -> None:
-        self.config, self.name, self.wishes = config, check_name(name), wishes
-        self.reporter, self._told = reporter, tell
+        self.config, self.name, self.settings = config, check_name(name), settings
+        self.reporter, self._emit = reporter, tell
         self.registry, self.host = Registry(config), host_id(config)
         self.service = ServiceManager()
         self._count = 0  # of events
@@ -152,13 +158,13 @@ class Post:
     def tell(self, event: str, **facts: Any) -> None:
         """Report an event, numbered; errors as in the command line's JSON."""
         self._count += 1
-        told = {
+        body = {
             key: fact.to_dict() if isinstance(fact, CriuctlError) else fact
             for key, fact in facts.items()
             if fact is not None
         }
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        self._told(
-            {"event": event, "sequence": self._count, "time": stamp, "session": self.name, **told}
+        self._emit(
+            {"event": event, "sequence": self._count, "time": stamp, "session": self.name, **body}
         )
         self.service.tell(f"STATUS={event}, {stamp}")

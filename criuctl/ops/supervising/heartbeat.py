@@ -89,26 +89,26 @@ class Heartbeat:
         with self._lock:
             self._session = None
 
-    def stop(self, untold: Callable[[], None] = lambda: None) -> None:
-        """Stop supervising. A lease of this host then does not expire any more, except with
-        `untold`.
+    def stop(self, on_failure: Callable[[], None] = lambda: None) -> None:
+        """Stop supervising. A lease of this host then does not expire any more; call `on_failure`
+        if the store could not record that.
         """
         self._over.set()
         self._now.set()
         if self._thread is not None:
             self._thread.join()
         with self._lock:
-            told = True
+            written = True
             if self._session is not None:
                 self._config = self._config.with_options(
                     s3_timeout=min(self._config.s3_timeout, _LAST)
                 )
-                told = self._beat(0) or self.beaten is None
+                written = self._beat(0) or self.beaten is None
             self._close()
             if self._fence is not None:
                 self._fence.close()
-        if not told:
-            untold()
+        if not written:
+            on_failure()
 
     def _run(self) -> None:
         while True:

@@ -80,8 +80,10 @@ class Recoverer:
 
     def reset(self) -> None:
         """Reset all counts."""
-        wishes = self._post.wishes
-        self.guard = Guard(wishes.max_restores, wishes.stable, wishes.backoff, wishes.max_backoff)
+        settings = self._post.settings
+        self.guard = Guard(
+            settings.max_restores, settings.stable, settings.backoff, settings.max_backoff
+        )
 
     def recover(self, loss: Loss, members: list[ProcessIdentity]) -> Outcome:
         """Restore it. Return ``overtaken`` when another host has it, ``blind`` when the store could
@@ -149,12 +151,12 @@ class Recoverer:
                     raise
                 # a veto or a full disk, for example: the checkpoint before would fail too
                 except (CriuctlError, OSError) as error:
-                    told = of_the_host(error) if isinstance(error, OSError) else error
-                    if told is None:
+                    known = of_the_host(error) if isinstance(error, OSError) else error
+                    if known is None:
                         raise
-                    post.tell("restore-failed", checkpoint=summary.id, error=told)
+                    post.tell("restore-failed", checkpoint=summary.id, error=known)
                     guard.failed()
-                    return told
+                    return known
                 else:
                     return None
         if failure is None:
@@ -180,7 +182,7 @@ class Recoverer:
         """Restore this checkpoint."""
         post = self._post
         post.reporter.warnings = []
-        ttl = round(post.wishes.lease * 1000) if repository.capabilities.conditional_create else 0
+        ttl = round(post.settings.lease * 1000) if repository.capabilities.conditional_create else 0
         request = RestoreRequest(instead_of=loss.instead_of, ttl=ttl)
         result = restore(
             post.config, summary.id, request=request, reporter=post.reporter, repository=repository
@@ -213,18 +215,18 @@ class Recoverer:
     def _give_up(self, failure: CriuctlError | None) -> GaveUp:
         """Give up: too many restores in a row failed."""
         post, count = self._post, self.guard.failures
-        what = "failed" if failure is not None else f"died again within {post.wishes.stable:g} s"
+        what = "failed" if failure is not None else f"died again within {post.settings.stable:g} s"
         why = f": {failure.message}" if failure is not None else ""
-        told = GaveUp(
+        given_up = GaveUp(
             f"session {post.name!r} is given up: {count} "
             f"{'restore' if count == 1 else 'restores'} in a row {what}{why}",
             hint=f"`criuctl list {quoted(post.name)}` shows from what it can be restored,"
             f" `criuctl log {quoted(post.name)}` what happened.",
             failures=count,
         )
-        post.tell("gave-up", failures=count, error=told)
-        post.hook("gave-up", failures=count, error=error_body(told))
-        return told
+        post.tell("gave-up", failures=count, error=given_up)
+        post.hook("gave-up", failures=count, error=error_body(given_up))
+        return given_up
 
 
 def holder_of(head: Head | None) -> str | None:

@@ -174,7 +174,7 @@ class Attachment:
             self._finish_output()  # that event came before this client
 
     def _finish_output(self) -> None:
-        """The session is over: show what it printed last, then end with its exit code."""
+        """Show the last output of the ended session, then end with its exit code."""
         status = self.session.status()
         while self._position < status["offset"]:
             message = self.session.receive(5.0)

@@ -73,5 +73,5 @@ class DetachKey:
 
 
 def is_report(data: bytes) -> bool:
-    """Whether the terminal itself sent this: an answer to a query, the focus, the mouse."""
+    """Return whether the terminal itself sent this: an answer to a query, the focus, the mouse."""
     return _REPORT.fullmatch(data) is not None

@@ -192,7 +192,7 @@ def _shell(status: dict[str, Any], *, force: bool) -> str | None:
         raise WrongState(
             f"no shell is at its prompt in session {status['session']!r}: "
             f"{foreground_name(root)} is in the foreground",
-            hint="`criuctl wait NAME --prompt` waits for one; --force types all the same.",
+            hint="`criuctl wait NAME --prompt` waits for one; --force types anyway.",
         )
     return shell
 

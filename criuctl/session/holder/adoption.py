@@ -179,7 +179,7 @@ class Adoption:
     # -- what else happens ------------------------------------------------------------------------
 
     def lost(self, connection: Connection) -> None:
-        """A client is gone; if it is the restorer, the tree may be killed yet."""
+        """Handle the loss of a client; if it is the restorer, the tree may still be killed."""
         if self._arrival is not None and connection is self._arrival.connection:
             self._arrival.connection = None
             if self._session.state == "paused":
@@ -187,13 +187,13 @@ class Adoption:
             self._timer = self._loop.after(_UNCERTAIN_SECONDS, self.complete)
 
     def complete(self) -> None:
-        """The tree is the session's: it lives without its restorer, or an operator ends it."""
+        """Adopt the tree for good: it runs without its restorer, or an operator ends it."""
         if self._arrival is not None:
             self._end_arrival()
             self._master.hold(False)
 
     def turn_back(self) -> None:
-        """The restore has failed, and has killed what it had made."""
+        """Return to the former state: the restore has failed, and has killed its processes."""
         arrival, session = self._arrival, self._session
         assert arrival is not None
         self._end_arrival()

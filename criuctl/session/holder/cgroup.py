@@ -55,7 +55,7 @@ class SessionGroup:
             return []
 
     def has(self, pid: int) -> bool:
-        """Whether a process is here or in a group below."""
+        """Return whether a process is here or in a group below."""
         return any(
             pid in SessionGroup(folder, self.version).pids()
             for folder, _folders, _files in os.walk(self.path)
@@ -119,7 +119,7 @@ class SessionGroup:
         return True
 
     def _runnable(self) -> bool:
-        """Whether a thread of the group, or of one below, runs or waits for a processor."""
+        """Return whether a thread of the group, or of one below, runs or waits for a processor."""
         for folder, _folders, _files in os.walk(self.path):
             for pid in SessionGroup(folder, self.version).pids():
                 with suppress(OSError):  # it has ended

@@ -100,13 +100,13 @@ class Checkpointing:
         return self.active and not self._thawed
 
     def arrived(self) -> None:
-        """A restored tree is the session's, whatever its restorer does."""
+        """Adopt a restored tree, whatever its restorer does."""
         self._adoption.complete()
 
     # -- the dump, step by step -------------------------------------------------------------------
 
     def prepare(self, connection: Connection, message: dict[str, Any]) -> dict[str, Any]:
-        """CRIU is about to seize the tree: no operator may freeze or thaw it meanwhile.
+        """Prepare for CRIU, which is about to seize the tree: no operator may freeze or thaw it.
 
         Return the control group that it stands still in.  A tree of many threads is held until
         `seized`, if the client asks for it.
@@ -120,12 +120,12 @@ class Checkpointing:
         return {"freezer": self._tree.seizable(), "held": self._held}
 
     def seized(self, connection: Connection) -> None:
-        """CRIU has seized all processes, or gives up: a tree that was held is not any more."""
+        """Release a held tree: CRIU has seized all processes, or has given up."""
         if connection is self._preparing:
             self._unhold()
 
     def begin(self, connection: Connection, by: Operator) -> dict[str, Any]:
-        """The tree is frozen: read what it printed, hold input back.
+        """Begin the dump of the frozen tree: read its output, hold input back.
 
         Return all of the session that a restore needs.
         """
@@ -148,18 +148,18 @@ class Checkpointing:
         return self._for_restore()
 
     def commit(self, connection: Connection, checkpoint: str) -> None:
-        """The checkpoint exists and its maker is about to end the tree."""
+        """Record that the checkpoint exists and its maker is about to end the tree."""
         self._check(connection)
         self._committed = checkpoint
 
     def thawed(self, connection: Connection) -> None:
-        """The tree goes on, though its checkpoint is not complete yet."""
+        """Let the tree continue, though its checkpoint is not complete yet."""
         self._check(connection)
         self._thawed = True
         self._go_on()
 
     def done(self, connection: Connection, checkpoint: str, ended: bool) -> None:
-        """The dump is complete; `ended`: and the tree was ended."""
+        """Complete the dump; `ended`: it has ended the tree."""
         self._check(connection)
         self._connection = None
         if ended:
@@ -172,7 +172,7 @@ class Checkpointing:
         self._go_on()
 
     def abort(self, connection: Connection) -> None:
-        """The dump has failed."""
+        """Handle the failure of the dump."""
         if connection is self._preparing:
             self._stop_preparing()
             return
@@ -184,7 +184,7 @@ class Checkpointing:
     # -- what else happens ------------------------------------------------------------------------
 
     def lost(self, connection: Connection) -> None:
-        """A client is gone; it may be the one that makes the dump, or the restore."""
+        """Handle the loss of a client, which may be that of the dump or of the restore."""
         if connection is self._preparing:
             self._stop_preparing()
         self._adoption.lost(connection)
@@ -200,8 +200,8 @@ class Checkpointing:
             self._go_on()
 
     def takes_the_end(self, code: int | None, number: int | None) -> bool:
-        """The tree has ended; whether that is part of a dump or a restore, not the session's
-        end.
+        """Handle the end of the tree; return whether it is part of a dump or a restore, and not the
+        session's end.
         """
         killed = number == _SIGKILL or code is None
         if killed and self._adoption.pending:
@@ -261,7 +261,7 @@ class Checkpointing:
         self._stand_still()
 
     def _go_on(self) -> None:
-        """The tree is the session's again, or its end that came meanwhile is the session's end."""
+        """Let the session continue, or end it if its tree has ended meanwhile."""
         end, self._end = self._end, None
         if end is not None:
             self._finish("exited" if end[0] is not None else "lost", *end)
@@ -286,7 +286,7 @@ class Checkpointing:
 
 
 def _in_hands(root: ProcessIdentity) -> bool:
-    """Whether a process is traced, or about to end."""
+    """Return whether a process is traced, or about to end."""
     try:
         return int(read_status(root.pid)["TracerPid"]) != 0 or root.doomed()
     except CriuctlError:

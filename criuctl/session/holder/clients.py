@@ -40,7 +40,7 @@ class Clients:
         return list(self.connections.values())
 
     def restorer_is_here(self) -> bool:
-        """Whether the restore that is to bring the tree is connected."""
+        """Return whether the restore that is to bring the tree is connected."""
         return any(restores(connection) for connection in self.connections.values())
 
     def pump_output(self) -> None:
@@ -159,5 +159,5 @@ class Clients:
 
 
 def restores(connection: Connection) -> bool:
-    """Whether this client is the restore that brings the tree."""
+    """Return whether this client is the restore that brings the tree."""
     return connection.operator is not None and connection.operator.name == protocol.RESTORES

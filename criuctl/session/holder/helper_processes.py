@@ -36,7 +36,7 @@ class HelperProcesses:
         return pid
 
     def reaped(self, pid: int, status: int) -> bool:
-        """A child of the holder has ended; whether it was a helper."""
+        """Handle the end of a child of the holder; return whether it was a helper."""
         ended = self._ended.pop(pid, None)
         if ended is None:
             return False

@@ -269,7 +269,7 @@ class Holder:
         reap(self.on_reaped)
 
     def on_reaped(self, pid: int, status: int) -> None:
-        """A child of the holder has ended, and has been reaped."""
+        """Handle the end of a child of the holder that has been reaped."""
         identity, root = self.session.identity, self.tree.root
         if self.helpers.reaped(pid, status):
             return  # first: it may have the PID of a root that is long gone
@@ -280,7 +280,7 @@ class Holder:
             self.root_ended(code, number)
 
     def root_ended(self, code: int | None, number: int | None) -> None:
-        """The tree's first process has ended: with a code, by a signal, or in an unknown way."""
+        """Handle the end of the tree's first process: by exit code, by signal, or unknown."""
         self.root_watch.close()
         if self.session.over or self.checkpointing.takes_the_end(code, number):
             return

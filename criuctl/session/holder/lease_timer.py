@@ -59,7 +59,7 @@ class Leasing:
             self.free()
 
     def left(self, operator: Operator, how: str) -> None:
-        """An operator has no connection any more: it ``left``, or its connection was ``lost``."""
+        """Handle the loss of an operator's last connection: it ``left``, or it was ``lost``."""
         operator.connected = False
         self._audit.record(how, operator)
         self._events.emit("operator", **operator.who(), role=operator.role, how=how)

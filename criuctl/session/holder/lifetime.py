@@ -56,7 +56,10 @@ class Lifetime:
         self._loop.soon(self._end_if_asked)
 
     def _end_if_asked(self) -> None:
-        """A session ends by itself, by the operation `kill`, or with the host, not by SIGTERM."""
+        """End the holder after SIGTERM if its session is over or checkpointed.
+
+        SIGTERM ends no session: it ends by itself, by the operation `kill`, or with the host.
+        """
         waits = self._session.state == "checkpointed" and not self._clients.restorer_is_here()
         if self._session.over or waits:
             self.end()
@@ -78,7 +81,7 @@ class Lifetime:
         self.end_if_done()
 
     def arrived(self) -> None:
-        """The restore has brought a tree."""
+        """Note that the restore has brought a tree."""
         self.expecting = self.forsaken = False
 
     def lost(self, connection: Connection) -> None:
@@ -86,7 +89,7 @@ class Lifetime:
         self.forsaken = self.forsaken or (self.expecting and restores(connection))
 
     def linger_for_status(self) -> None:
-        """The session is over: wait for a client that collects the exit status."""
+        """Wait, after the session's end, for a client that collects the exit status."""
         self._loop.after(self.linger, self._collected_by_none)
 
     def _collected_by_none(self) -> None:
@@ -94,7 +97,7 @@ class Lifetime:
         self.end_if_done()
 
     def linger_for_followers(self) -> None:
-        """The session has moved: wait for clients to follow it."""
+        """Wait, after the session has moved, for clients to follow it."""
         self._loop.after(MOVED_LINGER, self._followed)
 
     def _followed(self) -> None:

@@ -177,7 +177,7 @@ class Master:
         return dropped
 
     def forget(self, connection: int) -> None:
-        """A client is gone: write its input, but answer nothing."""
+        """Send no more answers to a client that is gone; its input is still written."""
         for chunk in self.queue:
             if chunk.connection == connection:
                 chunk.connection = -1

@@ -41,7 +41,7 @@ class Operator:
     pid: int = 0  # of the process at the other end; 0: unknown
 
     def may(self, role: str) -> bool:
-        """Whether its role includes `role`."""
+        """Return whether its role includes `role`."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
     def who(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The output of a session as a log of bytes with absolute offsets, bounded in memory and on disk.
 
-The newest bytes are in a ring in memory, into which the terminal is read directly (`room`,
-`advance`) and out of which clients are served without a copy (`view`).  `flush` writes them to a
-file of bounded size, at their offset modulo its capacity.  Readers that are further back find the
-scrollback there, also after the holder's end.  The file's first page holds the capacity and the
-range of offsets.
+The newest bytes are in a ring in memory. The terminal is read directly into it (`room`, `advance`),
+and clients are served from it without a copy (`view`). `flush` writes the bytes to a file of
+bounded size, at their offset modulo its capacity. Readers that are further back find the scrollback
+there, also after the holder's end. The file's first page holds the capacity and the range of
+offsets.
 
 A full disk must not stop a session: the file is then given up, and only the ring is kept.  The
 bytes of a view are overwritten once a ring's size of output has come: use a view at once.
@@ -189,7 +189,7 @@ class OutputLog:
         return b"".join(pieces)
 
     def escapes(self, offset: int, count: int) -> bool:
-        """Whether there is an escape character among `count` bytes from `offset` on.
+        """Return whether there is an escape character among `count` bytes from `offset` on.
 
         One `view` must hold these bytes, so that a single ``memchr`` finds it.
         """

@@ -134,7 +134,7 @@ class Tree:
         return self._freeze()
 
     def end_with_root(self, init: int) -> None:
-        """The root has ended: kill the rest of a frozen tree.
+        """Kill the rest of a frozen tree whose root has ended.
 
         `init`, PID 1 of the namespace, would do that if it were not frozen too.  No process of the
         tree runs in between.
@@ -271,7 +271,7 @@ class Tree:
 
 
 def _has_ended(process: ProcessIdentity) -> bool:
-    """Whether a process is gone or a zombie; not if only its first thread has ended."""
+    """Return whether a process is gone or a zombie; not if only its first thread has ended."""
     return process.state() in ("Z", "X", "x", None) and _threads(process.pid) < 2
 
 

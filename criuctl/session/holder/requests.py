@@ -113,5 +113,5 @@ class Requests:
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Whether a value may be the id of a request."""
+    """Return whether a value may be the id of a request."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 32

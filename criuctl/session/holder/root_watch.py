@@ -54,19 +54,19 @@ class RootWatch:
         self._loop.watch(self._fd, READ, self._on_end)
 
     def close(self) -> None:
-        """The root is known to have ended."""
+        """Stop watching: the root is known to have ended."""
         if self._fd >= 0:
             self._loop.unwatch(self._fd)
             os.close(self._fd)
             self._fd = -1
 
     def _is_gone(self) -> None:
-        """The root ended before it could be watched."""
+        """Handle a root that ended before it could be watched."""
         if self._identity.init not in _own_children():  # else reaping that one says how
             self._ended(None, None)
 
     def _on_end(self, events: int) -> None:
-        """The root has ended; if it is no child of the holder the kernel may say how."""
+        """Handle the end of the root; the kernel may report how one ended that is no child."""
         reap(self._reaped)
         if self._fd < 0:
             return

@@ -94,7 +94,7 @@ class TerminalQueries:
             master.put(Chunk(answers.encode(), who, TERMINAL))
 
     def _terminal_there(self) -> bool:
-        """Whether a terminal is shown the output, and what it answers is typed."""
+        """Return whether a terminal gets the output, and its answers become input."""
         lease = self._leasing.current()
         return lease is not None and any(
             client.answers

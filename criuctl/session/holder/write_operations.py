@@ -137,9 +137,9 @@ class WriteOperations:
 
     def _lease_take(self, connection: Connection, by: Operator, message: Message) -> Message:
         other = self._authority.take(by, _ttl(message), time.monotonic())
-        whom: dict[str, Any] = {"from": other.who() if other is not None else None}
-        self._leasing.changed("take", by, **whom)
-        return {**self.lease(), **whom}
+        former: dict[str, Any] = {"from": other.who() if other is not None else None}
+        self._leasing.changed("take", by, **former)
+        return {**self.lease(), **former}
 
     def _lease_grant(self, connection: Connection, by: Operator, message: Message) -> Message:
         heir = self._authority.grant(by, text(message, "to", 32), time.monotonic())

@@ -238,7 +238,7 @@ def _launch(
 
 
 def _become_daemon(argv: list[str], run_folder: Path, kept: list[int]) -> None:
-    """In the child: fork again and execute; never return."""
+    """Fork again and execute, in the child; never return."""
     try:
         os.setsid()
         if os.fork():

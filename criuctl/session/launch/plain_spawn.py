@@ -79,7 +79,7 @@ def spawn_plain(request: SpawnRequest) -> Spawned:
 
 
 def _become(request: SpawnRequest, slave: int, failed: int) -> None:
-    """In the child: execute the command, or report the error."""
+    """Execute the command, in the child, or report the error."""
     try:
         for path in request.cgroup_procs:
             with open(path, "w") as file:

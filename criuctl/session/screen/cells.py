@@ -47,7 +47,7 @@ def text_of(line: Mapping[int, Char], x: int, columns: int) -> str:
 
 
 def _stub(data: str) -> bool:
-    """Whether this is the second half of a wide character, perhaps with an accent."""
+    """Return whether this is the second half of a wide character, perhaps with an accent."""
     return data == "" or (data > "\x7f" and wcwidth(data[0]) == 0)
 
 

@@ -414,7 +414,7 @@ class Screen(pyte.Screen):
 
 
 def _unfinished(rest: str) -> bool:
-    """Whether more output may complete this to a sequence."""
+    """Return whether more output may complete this to a sequence."""
     if len(rest) == 1 or rest[1] in "]PX^_":
         return True
     if rest[1] == "[":

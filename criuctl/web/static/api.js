@@ -40,15 +40,15 @@ async function ask(path, options = {}) {
   try {
     body = await response.json();
   } catch {
-    /* told below */
+    /* reported below */
   }
   if (!response.ok) throw new Failure(response.status, body?.error ?? { message: `the server answered ${response.status}` });
   return body;
 }
 
 export const get = (path) => ask(`/api/${path}`);
-export const act = (wish) =>
-  ask("/api/actions", { method: "POST", body: JSON.stringify(wish), headers: { "Content-Type": "application/json" } });
+export const act = (request) =>
+  ask("/api/actions", { method: "POST", body: JSON.stringify(request), headers: { "Content-Type": "application/json" } });
 export const named = (name) => encodeURIComponent(name);
 
 /** A WebSocket of this server; the token goes along as a subprotocol, which is in no address and no log. */

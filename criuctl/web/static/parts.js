@@ -121,7 +121,7 @@ function outcome(action, name, body) {
   return action === "restore" ? `${body.session} runs again, PID ${body.pid}` : `${name} is ${body.state}`;
 }
 
-/** A button that asks, then does; `more` is what the server needs beside the session's name. */
+/** A button that asks for confirmation, then acts; `more` holds what the server needs besides the session's name. */
 export function actionButton(action, name, { more = {}, label, done } = {}) {
   const what = ACTIONS[action];
   const button = h("button", { class: what.danger ? "danger" : "", "data-action": action }, label ?? what.title);

@@ -79,7 +79,7 @@ export function terminal(content, name, about) {
     delay = 500,
     timer = null,
     settled = "",
-    told = 0;
+    lastRefusal = 0;
   const mine = () => lease !== null && lease.operator === me;
 
   function say(text, action) {
@@ -114,7 +114,7 @@ export function terminal(content, name, about) {
     if (mine()) {
       font = Math.min(28, Math.max(LEAST_FONT, font + by));
       localStorage.setItem("criuctl-font", String(font));
-    } else reach = Math.min(4, Math.max(0.5, reach * 1.2 ** by)); // beside the glass it can be scrolled to
+    } else reach = Math.min(4, Math.max(0.5, reach * 1.2 ** by)); // the part outside of the frame can be scrolled to
     arrange();
   }
 
@@ -135,8 +135,8 @@ export function terminal(content, name, about) {
             : lease
               ? `${who} writes`
               : coarse
-                ? "nobody writes"
-                : "nobody writes; type to begin",
+                ? "no writer"
+                : "no writer; type to begin",
     );
     buttons.replaceChildren(
       ...(about.read_only || !me
@@ -256,7 +256,7 @@ export function terminal(content, name, about) {
         break;
       case "paused":
       case "halted":
-        say(`${event.event} by ${event.by?.name ?? event.by ?? "somebody"}: it stands still until it is resumed`);
+        say(`${event.event} by ${event.by?.name ?? event.by ?? "an unknown operator"}: it stands still until it is resumed`);
         break;
       case "resumed":
         say("");
@@ -290,8 +290,8 @@ export function terminal(content, name, about) {
   }
 
   function refused(error) {
-    if (Date.now() - told < 1500) return;
-    told = Date.now();
+    if (Date.now() - lastRefusal < 1500) return;
+    lastRefusal = Date.now();
     const held = error.code === "lease-held";
     toast(`not typed: ${error.message}${held ? " – Take over, or wait until it is free" : ""}`, "warning");
     if (held) buttons.firstChild?.classList.add("hint");

@@ -46,7 +46,7 @@ def test_fish_is_told_whole_descriptions(criuctl: Run, tmp_path: Path) -> None:
         timeout=120,
         check=True,
     )
-    assert done.stdout == "recover\tBring back, at a boot, what ran before it.\n"
+    assert done.stdout == "recover\tRestore sessions at a boot.\n"
 
 
 @pytest.fixture

@@ -187,7 +187,7 @@ def test_what_came_of_its_own_accord_is_a_reason() -> None:
             return {"fine": True}
 
         (answer,) = ask_all([question(inspect, program)])
-        assert "of its own accord" in answer.reason
+        assert "without being asked" in answer.reason
         assert program.recv(9) == b"news"
 
 

@@ -19,7 +19,7 @@ from criuctl.files.contents import digest
 from criuctl.files.judgement import judge, judge_all
 from criuctl.namespaces.network_choice import Place
 from criuctl.report import Reporter
-from criuctl.restore.host_facts import HostFacts, Wishes
+from criuctl.restore.host_facts import HostFacts, PlanOptions
 from criuctl.restore.plan import make_plan
 from criuctl.store import open_store
 
@@ -209,7 +209,7 @@ def test_the_tree_gets_namespaces_of_its_own(
         users=frozenset({0}),
         files=tuple(judge_all([carried[0]], "restore")),
     )
-    plan = make_plan(manifest, facts, Wishes(pids=wish))
+    plan = make_plan(manifest, facts, PlanOptions(pids=wish))
     assert (plan.pids, [f.code for f in plan.errors]) == (pids, errors)
 
 

@@ -27,7 +27,7 @@ from criuctl.files.judgement import Judgement
 from criuctl.files.link_remaps import Provided
 from criuctl.files.permission import Judge
 from criuctl.proc.credentials import Credentials
-from criuctl.proc.path_control import Looks
+from criuctl.proc.path_control import PathLookup
 
 OLD = b"as it was at the freeze\n" * 10
 
@@ -132,11 +132,11 @@ def test_it_never_has_a_name(images: ImageSet, tmp_path: Path) -> None:
     user = Credentials(1000, 1000, frozenset(), 0)
     judge = Judge(manifest, {}, {}, {100: user}, certain=False)
     before = sorted(tmp_path.iterdir())
-    with Looks() as looks, ExitStack() as stack:
-        objections = deleted_files.folder_objections(images, held, judge, looks)
+    with PathLookup() as lookup, ExitStack() as stack:
+        objections = deleted_files.folder_objections(images, held, judge, lookup)
         assert [o.use for o in objections] == list(uses)  # of CRIU's one
         links = Provided({}, {}, ())
-        made = deleted_files.made(images, held[:1], judge, looks, links, stack)
+        made = deleted_files.made(images, held[:1], judge, lookup, links, stack)
         assert list(made) == [5]
         status = os.stat(f"/proc/self/fd/{made[5]}")
         assert (status.st_nlink, status.st_uid, stat.S_IMODE(status.st_mode)) == (0, 1000, 0o755)

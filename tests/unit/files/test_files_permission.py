@@ -21,7 +21,7 @@ from criuctl.files.permission import Judge, Objection, check_flags
 from criuctl.host.registry import boot_id
 from criuctl.proc import inodes
 from criuctl.proc.credentials import Credentials
-from criuctl.proc.path_control import Looks
+from criuctl.proc.path_control import PathLookup
 from criuctl.restore.comparison import compare_late
 from criuctl.restore.mount_views import Views
 
@@ -68,7 +68,7 @@ def judged(
     held = HeldFile(1, str(path), 0, flags, (Use(7, "descriptor", 3, flags),))
     owners = {} if owner is None else {str(path): owner}
     judge = Judge(MANIFEST, known or {}, owners, {7: user}, certain)
-    with Looks() as looks, looks.at(str(path)) as found:
+    with PathLookup() as lookup, lookup.at(str(path)) as found:
         return judge.objection(held, found, None)
 
 
@@ -132,7 +132,7 @@ def test_root_in_a_user_s_folder(home: Path) -> None:
 def test_the_very_inode(place: Path, home: Path) -> None:
     """Whatever the path is; a later file with its number is another one."""
     file = make(home / "file", 0)
-    with Looks() as looks, looks.at(str(file)) as found:
+    with PathLookup() as lookup, lookup.at(str(file)) as found:
         status = found.status
         record = InodeRecord(
             path=str(file),

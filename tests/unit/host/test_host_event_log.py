@@ -200,7 +200,7 @@ def test_who_follows_misses_nothing_when_files_change(tmp_path: Path) -> None:
 
 
 @events.recorded(
-    lambda wishes: "" if wishes.get("dry_run") else "operate",
+    lambda arguments: "" if arguments.get("dry_run") else "operate",
     lambda _: [{"session": "web"}],
     about=events.target,
 )

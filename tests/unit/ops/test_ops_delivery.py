@@ -16,7 +16,7 @@ from criuctl.config import Config
 from criuctl.errors import InDoubt, LinkLost, NotFound
 from criuctl.host.moves import Moves, Outgoing, new_id
 from criuctl.ops import migrate_resolve
-from criuctl.ops.moving.delivery import HostDelivery, Wishes
+from criuctl.ops.moving.delivery import HostDelivery, MoveOptions
 from criuctl.proc import addresses
 from criuctl.report import Reporter
 from criuctl.transport import ssh
@@ -41,7 +41,7 @@ def test_a_failure_of_our_own_leaves_the_word_to_be_said_later(
     moves = Moves(Config(state_dir=str(tmp_path)), Outgoing)
     there = cast("ssh.Connection", SimpleNamespace(link=SimpleNamespace(ask=ask)))
     delivery = HostDelivery(
-        Config(), "gamma", there, moves, Wishes(), Reporter(), host_name="gamma"
+        Config(), "gamma", there, moves, MoveOptions(), Reporter(), host_name="gamma"
     )
     delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", state="handed-over"))
     monkeypatch.setattr("criuctl.ops.moving.delivery.reach", reach)
@@ -60,7 +60,7 @@ def test_a_session_that_is_known_to_be_gone_here_does_not_stay(tmp_path: Path) -
     )
     there = cast("ssh.Connection", SimpleNamespace(link=link))
     delivery = HostDelivery(
-        Config(), "gamma", there, moves, Wishes(), Reporter(), host_name="gamma"
+        Config(), "gamma", there, moves, MoveOptions(), Reporter(), host_name="gamma"
     )
     delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", state="ended"))
     assert delivery.settled() and delivery.outcome()["pid"] == 4711
@@ -82,8 +82,10 @@ def test_an_address_that_is_named_twice_is_taken_once(
     asked: list[dict[str, Any]] = []
     link = SimpleNamespace(ask=lambda _verb, arguments, **_wishes: asked.append(arguments))
     there = cast("ssh.Connection", SimpleNamespace(link=link))
-    wishes = Wishes(keep_addresses=("192.0.2.1", "2001:DB8::1", "192.0.2.1@eth1", "2001:db8:0::1"))
-    delivery = HostDelivery(Config(), "gamma", there, moves, wishes, Reporter(), host_name="gamma")
+    options = MoveOptions(
+        keep_addresses=("192.0.2.1", "2001:DB8::1", "192.0.2.1@eth1", "2001:db8:0::1")
+    )
+    delivery = HostDelivery(Config(), "gamma", there, moves, options, Reporter(), host_name="gamma")
     delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma"))
     delivery.hand_over(cast("Manifest", SimpleNamespace(id=new_id())), [])
     assert taken == ["192.0.2.1", "2001:db8::1"]
@@ -123,7 +125,9 @@ def test_an_address_comes_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = Config(state_dir=str(tmp_path))
     moves = Moves(config, Outgoing)
     there = cast("ssh.Connection", SimpleNamespace(link=SimpleNamespace(ask=ask)))
-    delivery = HostDelivery(config, "gamma", there, moves, Wishes(), Reporter(), host_name="gamma")
+    delivery = HostDelivery(
+        config, "gamma", there, moves, MoveOptions(), Reporter(), host_name="gamma"
+    )
     taken = ({"ip": "192.0.2.1"}, {"ip": "192.0.2.2"})
     delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", addresses=taken))
     delivery.stays()

@@ -21,7 +21,7 @@ from criuctl.host.registry import SessionRecord, boot_id
 from criuctl.ops import supervise
 from criuctl.ops.supervise import Supervisor
 from criuctl.ops.supervising import recoverer
-from criuctl.ops.supervising.context import Post, Wishes
+from criuctl.ops.supervising.context import Post, SupervisorSettings
 from criuctl.ops.supervising.recoverer import Loss, Recoverer
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
@@ -44,7 +44,9 @@ def post(tmp_path: Path, told: list[dict[str, Any]]) -> Post:
         open_store(config.store, config) as store,
         Repository.open(store, config, create_local=True),
     ):
-        return Post(config, "web", Wishes(keep_last=1), reporter=Reporter(), tell=told.append)
+        return Post(
+            config, "web", SupervisorSettings(keep_last=1), reporter=Reporter(), tell=told.append
+        )
 
 
 def test_a_snapshot_that_finds_no_room_here_is_taken_again_later(
@@ -161,7 +163,7 @@ def test_a_wrong_key_is_not_waited_for(
     Repository.init(
         open_store(config.store, config), encryption=True, passphrase=b"another one", config=config
     ).close()
-    post = Post(config, "web", Wishes(), reporter=Reporter(), tell=told.append)
+    post = Post(config, "web", SupervisorSettings(), reporter=Reporter(), tell=told.append)
     monkeypatch.setattr(post, "sleep", lambda _seconds: pytest.fail("it is waited for"))
     heart: Any = SimpleNamespace(start=lambda _session: None)
     look = (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from criuctl.checkpoint.leases import Head
 from criuctl.checkpoint.manifest import SessionRef
 from criuctl.errors import UsageError
-from criuctl.ops.supervising.context import Wishes
+from criuctl.ops.supervising.context import SupervisorSettings
 from criuctl.ops.supervising.decisions import GAP, End, Guard, LeaseWatch, Restart, Schedule, period
 
 HEAD = Head(
@@ -122,13 +122,13 @@ def test_a_terminal_that_has_printed_something(step: bool, idle: float) -> None:
 def test_periods() -> None:
     assert [period(5, terminal=True, max_loss=1), period(0, terminal=False, max_loss=0)] == [5, 60]
     assert [period(0, terminal=True, max_loss=0), period(0, terminal=True, max_loss=10)] == [0, 5]
-    Wishes(every=5, max_loss=5).check()
+    SupervisorSettings(every=5, max_loss=5).check()
     with pytest.raises(UsageError, match="every 60 s cannot keep the loss below 30 s"):
-        Wishes(every=60, max_loss=30).check()
+        SupervisorSettings(every=60, max_loss=30).check()
     with pytest.raises(UsageError, match="every 0 s"):
-        Wishes(every=0).check()
+        SupervisorSettings(every=0).check()
     with pytest.raises(UsageError, match="a lease of 0 s"):
-        Wishes(lease=0).check()
+        SupervisorSettings(lease=0).check()
 
 
 @given(

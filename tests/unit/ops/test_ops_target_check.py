@@ -427,7 +427,7 @@ def test_what_blocks_when_opened_is_not_opened(config: Config, tmp_path: Path) -
     ],
 )
 def test_a_hostile_source_is_refused(config: Config, change: dict[str, Any]) -> None:
-    with pytest.raises(Damaged, match="what the source says"):
+    with pytest.raises(Damaged, match="the source's description"):
         examine({**needs().to_dict(), **change}, config, time.time())
 
 

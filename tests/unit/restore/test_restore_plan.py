@@ -1,4 +1,4 @@
-"""The plan of a restore: a pure function of manifest, host and wishes."""
+"""The plan of a restore: a pure function of manifest, host and options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from criuctl.connections.rules import parse
 from criuctl.files.socket_names import TakenName
 from criuctl.namespaces.interfaces import BoundSocket
 from criuctl.namespaces.network_choice import Place
-from criuctl.restore.host_facts import HostFacts, Wishes
+from criuctl.restore.host_facts import HostFacts, PlanOptions
 from criuctl.restore.observe import observe
 from criuctl.restore.plan import RestorePlan, make_plan
 
@@ -75,7 +75,7 @@ def codes(plan: RestorePlan, level: str) -> list[str]:
 
 
 def test_nothing_in_the_way() -> None:
-    plan = make_plan(manifest(), facts(), Wishes())
+    plan = make_plan(manifest(), facts(), PlanOptions())
     assert (plan.pids, plan.net, plan.policies, plan.findings) == ("same", "host", {}, ())
 
 
@@ -84,7 +84,7 @@ def test_nothing_in_the_way() -> None:
     [("auto", "private", []), ("private", "private", []), ("same", "same", ["pids-taken"])],
 )
 def test_taken_pids(wish: str, pids: str, error: list[str]) -> None:
-    plan = make_plan(manifest(), facts(taken_pids=(100,)), Wishes(pids=wish))
+    plan = make_plan(manifest(), facts(taken_pids=(100,)), PlanOptions(pids=wish))
     assert plan.pids == pids
     assert codes(plan, "error") == error
 
@@ -95,7 +95,9 @@ def test_taken_pids(wish: str, pids: str, error: list[str]) -> None:
 def test_a_tree_with_pids_of_its_own(wish: str, pids: str) -> None:
     """Its numbers are free here, and nobody's business."""
     plan = make_plan(
-        manifest(namespaces={"pid": {"mode": "entered", "init": False}}), facts(), Wishes(pids=wish)
+        manifest(namespaces={"pid": {"mode": "entered", "init": False}}),
+        facts(),
+        PlanOptions(pids=wish),
     )
     assert (plan.pids, plan.findings) == (pids, ())
 
@@ -103,7 +105,9 @@ def test_a_tree_with_pids_of_its_own(wish: str, pids: str) -> None:
 @pytest.mark.parametrize(("wish", "error"), [("auto", []), ("private", []), ("same", ["pids"])])
 def test_a_root_that_was_pid_1(wish: str, error: list[str]) -> None:
     plan = make_plan(
-        manifest(namespaces={"pid": {"mode": "host", "init": True}}), facts(), Wishes(pids=wish)
+        manifest(namespaces={"pid": {"mode": "host", "init": True}}),
+        facts(),
+        PlanOptions(pids=wish),
     )
     assert plan.pids == "init"
     assert codes(plan, "error") == error
@@ -112,7 +116,7 @@ def test_a_root_that_was_pid_1(wish: str, error: list[str]) -> None:
 @pytest.mark.parametrize(("wish", "error"), [("auto", []), ("private", []), ("same", ["pids"])])
 def test_a_tree_whose_network_is_made_anew(wish: str, error: list[str]) -> None:
     """Who wants the old PIDs or nothing is not given others because of the network."""
-    plan = make_plan(manifest(), facts(netns=Place("private")), Wishes(pids=wish))
+    plan = make_plan(manifest(), facts(netns=Place("private")), PlanOptions(pids=wish))
     assert plan.pids == "private"
     assert codes(plan, "error") == error
 
@@ -122,10 +126,10 @@ def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own(
     waiting: ConnectionRecord,
 ) -> None:
     taken = facts(listening={f"{waiting.protocol} 0.0.0.0:80": 1})
-    plan = make_plan(manifest(connections=(waiting,)), taken, Wishes())
+    plan = make_plan(manifest(connections=(waiting,)), taken, PlanOptions())
     assert codes(plan, "error") == ["port-taken"]
     assert (plan.findings[0].pid, plan.findings[0].fd) == (100, 3)
-    copy = make_plan(manifest(connections=(waiting,)), taken, Wishes(copy=True))
+    copy = make_plan(manifest(connections=(waiting,)), taken, PlanOptions(copy=True))
     assert (copy.pids, copy.net) == ("private", "private")
     assert (codes(copy, "error"), codes(copy, "warning")) == ([], ["port-taken"])
 
@@ -133,16 +137,18 @@ def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own(
 def test_a_connection_inside_that_another_tree_has_gives_a_copy_a_network_of_its_own() -> None:
     inside = CONNECTION.with_use(external=False, local="127.0.0.1:40000", peer="127.0.0.1:80")
     taken = facts(open_pairs=frozenset({(inside.local, inside.peer)}))
-    assert codes(make_plan(manifest(connections=(inside,)), taken, Wishes()), "error") == [
+    assert codes(make_plan(manifest(connections=(inside,)), taken, PlanOptions()), "error") == [
         "port-taken"
     ]
-    copy = make_plan(manifest(connections=(inside,)), taken, Wishes(copy=True))
+    copy = make_plan(manifest(connections=(inside,)), taken, PlanOptions(copy=True))
     assert (copy.net, codes(copy, "error"), codes(copy, "warning")) == (
         "private",
         [],
         ["port-taken"],
     )
-    assert make_plan(manifest(connections=(inside,)), facts(), Wishes(copy=True)).findings == ()
+    assert (
+        make_plan(manifest(connections=(inside,)), facts(), PlanOptions(copy=True)).findings == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +176,7 @@ def test_policies(
     plan = make_plan(
         manifest(connections=(CONNECTION.with_use(policy=recorded),)),
         there,
-        Wishes(connections=wished),
+        PlanOptions(connections=wished),
     )
     assert plan.policies == {(100, 5): policy}
     assert (codes(plan, "error"), codes(plan, "warning")) == (errors, warnings)
@@ -237,7 +243,9 @@ def test_what_there_is_of_a_wish(
     reason: str,
     errors: list[str],
 ) -> None:
-    plan = make_plan(manifest(connections=(record,)), facts(**there), Wishes(connections=wished))
+    plan = make_plan(
+        manifest(connections=(record,)), facts(**there), PlanOptions(connections=wished)
+    )
     (made,) = plan.connections
     assert made.policy == policy
     assert reason in made.decision.reason
@@ -252,7 +260,7 @@ def test_nobody_is_reached_from_a_new_network(
 ) -> None:
     record = CONNECTION.with_use(policy="reconnect")
     there = facts(netns=Place("private"), local_addresses=HERE)
-    plan = make_plan(manifest(connections=(record,)), there, Wishes(connections=wished))
+    plan = make_plan(manifest(connections=(record,)), there, PlanOptions(connections=wished))
     assert (plan.policies, codes(plan, "error")) == ({(100, 5): policy}, errors)
 
 
@@ -261,7 +269,7 @@ def test_a_copy_is_not_told_that_the_network_of_the_dump_is_gone() -> None:
     for copy, word in ((False, "is gone"), (True, "of its own")):
         (finding,) = (
             f
-            for f in make_plan(manifest(), there, Wishes(copy=copy)).findings
+            for f in make_plan(manifest(), there, PlanOptions(copy=copy)).findings
             if f.code == "netns-new"
         )
         assert word in finding.text
@@ -269,7 +277,7 @@ def test_a_copy_is_not_told_that_the_network_of_the_dump_is_gone() -> None:
 
 def test_a_network_that_cannot_be_verified_is_reported_with_a_hint() -> None:
     (finding,) = make_plan(
-        manifest(), facts(netns=Place("private", unsure=True)), Wishes()
+        manifest(), facts(netns=Place("private", unsure=True)), PlanOptions()
     ).findings
     assert (finding.level, finding.code) == ("warning", "netns-new")
     assert "cannot verify" in finding.text and "ip netns attach" in finding.hint
@@ -277,7 +285,7 @@ def test_a_network_that_cannot_be_verified_is_reported_with_a_hint() -> None:
 
 def test_many_hang_ups_are_one_warning() -> None:
     many = tuple(CONNECTION.with_use(fd=fd, direction="accepted") for fd in range(10, 40))
-    plan = make_plan(manifest(connections=many), facts(), Wishes(connections="reconnect"))
+    plan = make_plan(manifest(connections=many), facts(), PlanOptions(connections="reconnect"))
     assert codes(plan, "warning") == ["connection-hangup"]
     assert "30 connections" in plan.findings[0].text
 
@@ -295,7 +303,7 @@ def test_a_hook_that_is_not_on_this_host(
     plan = make_plan(
         manifest(connections=(CONNECTION,)),
         facts(),
-        Wishes(rules=rules, hooks=frozenset({"other"})),
+        PlanOptions(rules=rules, hooks=frozenset({"other"})),
     )
     assert (plan.connections[0].policy, codes(plan, "error"), codes(plan, "warning")) == (
         fallback,
@@ -304,15 +312,17 @@ def test_a_hook_that_is_not_on_this_host(
     )
     assert "there is no reconnect hook 'feed' here" in plan.findings[0].text
     plan = make_plan(
-        manifest(connections=(CONNECTION,)), facts(), Wishes(rules=rules, hooks=frozenset({"feed"}))
+        manifest(connections=(CONNECTION,)),
+        facts(),
+        PlanOptions(rules=rules, hooks=frozenset({"feed"})),
     )
     assert (plan.connections[0].policy, plan.findings) == ("reconnect", ())
 
 
 def test_another_machine() -> None:
     other = facts(kernel_arch="aarch64", page_size=65536, cpu_flags=frozenset())
-    assert codes(make_plan(manifest(), other, Wishes()), "error") == ["arch", "page-size"]
-    older = make_plan(manifest(), facts(cpu_flags=frozenset({"sse2"})), Wishes())
+    assert codes(make_plan(manifest(), other, PlanOptions()), "error") == ["arch", "page-size"]
+    older = make_plan(manifest(), facts(cpu_flags=frozenset({"sse2"})), PlanOptions())
     assert codes(older, "warning") == ["cpu"]
     assert "avx2" in older.findings[0].text
 
@@ -326,7 +336,7 @@ def test_a_udp_port_is_taken_when_its_owner_does_not_share_it(
         owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(shared))
         owner.bind(("0.0.0.0", 0))
         record = replace(BOUND, local=f"127.0.0.1:{owner.getsockname()[1]}")
-        seen = observe(manifest(connections=(record,)), (), (), Wishes())
+        seen = observe(manifest(connections=(record,)), (), (), PlanOptions())
     assert (f"udp {record.local}" in seen.listening) is port_taken
 
 
@@ -335,48 +345,72 @@ INIT = {"namespaces": {"pid": {"mode": "host", "init": True}}}
 
 
 @pytest.mark.parametrize(
-    ("name", "wishes", "others", "pids", "net", "errors", "warnings"),
+    ("name", "options", "others", "pids", "net", "errors", "warnings"),
     [
-        (TAKEN, Wishes(), {}, "same", "host", ["socket-taken"], []),
-        (TAKEN, Wishes(copy=True), {}, "private", "host", [], ["socket-own-name"]),
-        (TAKEN, Wishes(copy=True, pids="same"), {}, "same", "host", ["socket-taken"], []),
-        (TAKEN, Wishes(copy=True), INIT, "init", "host", ["socket-taken"], []),
-        (replace(TAKEN, own=""), Wishes(copy=True), {}, "same", "host", ["socket-taken"], []),
-        (replace(TAKEN, what="deleted"), Wishes(), {}, "same", "host", [], ["socket-own-name"]),
+        (TAKEN, PlanOptions(), {}, "same", "host", ["socket-taken"], []),
+        (TAKEN, PlanOptions(copy=True), {}, "private", "host", [], ["socket-own-name"]),
+        (TAKEN, PlanOptions(copy=True, pids="same"), {}, "same", "host", ["socket-taken"], []),
+        (TAKEN, PlanOptions(copy=True), INIT, "init", "host", ["socket-taken"], []),
+        (replace(TAKEN, own=""), PlanOptions(copy=True), {}, "same", "host", ["socket-taken"], []),
+        (
+            replace(TAKEN, what="deleted"),
+            PlanOptions(),
+            {},
+            "same",
+            "host",
+            [],
+            ["socket-own-name"],
+        ),
         (
             replace(TAKEN, what="deleted", own=""),
-            Wishes(),
+            PlanOptions(),
             {},
             "same",
             "host",
             ["socket-taken"],
             [],
         ),
-        (replace(TAKEN, what="copys"), Wishes(), {}, "private", "host", [], ["socket-own-name"]),
         (
             replace(TAKEN, what="copys"),
-            Wishes(pids="same"),
+            PlanOptions(),
+            {},
+            "private",
+            "host",
+            [],
+            ["socket-own-name"],
+        ),
+        (
+            replace(TAKEN, what="copys"),
+            PlanOptions(pids="same"),
             {},
             "same",
             "host",
             [],
             ["socket-own-name"],
         ),
-        (replace(TAKEN, what="copys", by=""), Wishes(), {}, "private", "host", [], []),
+        (replace(TAKEN, what="copys", by=""), PlanOptions(), {}, "private", "host", [], []),
         (
             replace(TAKEN, what="copys", by="", exists=False),
-            Wishes(),
+            PlanOptions(),
             {},
             "same",
             "host",
             [],
             ["socket-own-name"],
         ),
-        (replace(TAKEN, what="other"), Wishes(copy=True), {}, "same", "host", ["socket-taken"], []),
-        (replace(TAKEN, what="abstract"), Wishes(), {}, "same", "host", ["socket-taken"], []),
+        (
+            replace(TAKEN, what="other"),
+            PlanOptions(copy=True),
+            {},
+            "same",
+            "host",
+            ["socket-taken"],
+            [],
+        ),
+        (replace(TAKEN, what="abstract"), PlanOptions(), {}, "same", "host", ["socket-taken"], []),
         (
             replace(TAKEN, what="abstract"),
-            Wishes(copy=True),
+            PlanOptions(copy=True),
             {},
             "private",
             "private",
@@ -387,14 +421,14 @@ INIT = {"namespaces": {"pid": {"mode": "host", "init": True}}}
 )
 def test_names_of_unix_sockets_that_are_taken(
     name: TakenName,
-    wishes: Wishes,
+    options: PlanOptions,
     others: dict[str, object],
     pids: str,
     net: str,
     errors: list[str],
     warnings: list[str],
 ) -> None:
-    plan = make_plan(manifest(**others), facts(names=(name,)), wishes)
+    plan = make_plan(manifest(**others), facts(names=(name,)), options)
     assert (plan.pids, plan.net, codes(plan, "error"), codes(plan, "warning")) == (
         pids,
         net,
@@ -409,12 +443,15 @@ def test_names_of_unix_sockets_that_are_taken(
 
 def test_an_address_that_is_not_here_is_told_unless_the_network_is_made_with_it() -> None:
     lacking = facts(missing_addresses=frozenset({LISTENER.local}))
-    plan = make_plan(manifest(connections=(LISTENER,)), lacking, Wishes())
+    plan = make_plan(manifest(connections=(LISTENER,)), lacking, PlanOptions())
     assert codes(plan, "error") == ["address-missing"]
     assert (plan.findings[0].pid, plan.findings[0].fd) == (100, 3)
-    assert make_plan(manifest(connections=(LISTENER,)), lacking, Wishes(alone=True)).findings == ()
+    assert (
+        make_plan(manifest(connections=(LISTENER,)), lacking, PlanOptions(alone=True)).findings
+        == ()
+    )
     # a hook may add it
-    plan = make_plan(manifest(connections=(LISTENER,)), lacking, Wishes(prepared=True))
+    plan = make_plan(manifest(connections=(LISTENER,)), lacking, PlanOptions(prepared=True))
     assert not plan.errors and codes(plan, "info") == ["address-missing"]
 
 
@@ -425,7 +462,7 @@ def test_an_address_that_is_not_here_is_told_unless_the_network_is_made_with_it(
 def test_which_addresses_are_missing(local: str, family: str, missing: bool) -> None:
     """CRIU binds sockets of IPv6 to whatever they were bound to."""
     made = manifest(connections=(LISTENER.with_use(local=local, family=family),))
-    assert observe(made, (), (), Wishes()).missing_addresses == (
+    assert observe(made, (), (), PlanOptions()).missing_addresses == (
         frozenset({local}) if missing else frozenset()
     )
 
@@ -444,7 +481,7 @@ def test_an_interface_that_is_not_here_is_told_unless_the_connection_is_given_up
         (Place("host"), True, "info", [3]),
         (Place("private"), True, "error", [3, 4]),
     ):
-        plan = make_plan(made, facts(bound=bound, netns=net), Wishes(prepared=prepared))
+        plan = make_plan(made, facts(bound=bound, netns=net), PlanOptions(prepared=prepared))
         assert [(f.level, f.fd) for f in plan.findings if f.code == "interface-missing"] == [
             (level, fd) for fd in told
         ]
@@ -455,13 +492,13 @@ def test_a_name_that_is_shown_takes_namespaces_of_its_own() -> None:
     """Where it cannot be, only its own name is told."""
     shown = replace(TAKEN, what="copys")
     for pids, told in (("auto", True), ("same", False)):
-        (finding,) = make_plan(manifest(), facts(names=(shown,)), Wishes(pids=pids)).findings
+        (finding,) = make_plan(manifest(), facts(names=(shown,)), PlanOptions(pids=pids)).findings
         assert TAKEN.own in finding.text and ("only its own processes find" in finding.text) is told
 
 
 def test_the_dry_run_tells_all() -> None:
     plan = make_plan(
-        manifest(connections=(LISTENER,)), facts(listening={"tcp 0.0.0.0:80": 1}), Wishes()
+        manifest(connections=(LISTENER,)), facts(listening={"tcp 0.0.0.0:80": 1}), PlanOptions()
     )
     told = plan.to_dict()
     assert told["ok"] is False
@@ -477,11 +514,11 @@ def test_a_missing_working_folder(tmp_path: Path) -> None:
     asked = manifest(
         processes=tuple(ProcessRecord(pid=pid, ns_pid=pid, cwd=folder) for pid, folder in folders)
     )
-    plan = make_plan(asked, observe(asked, (), (), Wishes()), Wishes())
+    plan = make_plan(asked, observe(asked, (), (), PlanOptions()), PlanOptions())
     assert [(f.code, f.pid, gone in f.text) for f in plan.errors if f.code == "folder-missing"] == [
         ("folder-missing", 100, True)
     ]
     carried = FileRecord(path=f"{gone}/file", kind="carried", mode=0o100644)
     for more in ({"files": (carried,)}, {"namespaces": {"mnt": {"mode": "entered"}}}):
         other = asked.with_use(**more)
-        assert not observe(other, (), (), Wishes()).missing_folders
+        assert not observe(other, (), (), PlanOptions()).missing_folders
