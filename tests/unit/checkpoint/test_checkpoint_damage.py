@@ -309,13 +309,13 @@ def test_pack_indexes_match_what_was_published(tmp_path: Path, encrypted: bool) 
     for info in repo.store.list("packs/"):
         inner = read_index(repo.store, info.name, info.size, repo.sealer)
         assert inner.pack == pack_of(info.name) and inner.size == info.size
-        told = [
+        listed = [
             p
             for s in repo.store.list("index/")
             for p in repo.index.read_segment(s.name)
             if p.pack == inner.pack
         ]
-        assert told == [inner]
+        assert listed == [inner]
         ends = [offset + RECORD.size + stored for _c, offset, stored, _p in inner]
         assert [offset for _c, offset, _s, _p in inner] == [HEADER.size, *ends[:-1]]
 

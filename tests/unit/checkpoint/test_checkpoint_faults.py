@@ -282,12 +282,12 @@ def test_a_read_that_fails_fails_the_restore(
     try:
         got = kit.placed(opened.reader(Reporter()), manifest.memory[0].data)
     except error as raised:
-        told = str(raised)
+        message = str(raised)
     else:
-        told = "packs/"
+        message = "packs/"
         assert got == content.memory  # fewer reads than that were needed
         assert nth > 0
-    assert "packs/" in told
+    assert "packs/" in message
     assert kit.pipeline_threads() == []
 
 

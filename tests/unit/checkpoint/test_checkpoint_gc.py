@@ -93,8 +93,8 @@ def test_what_no_checkpoint_needs_goes(tmp_path: Path, encrypted: bool) -> None:
     kit.check(again(repo), second, content(2))
     assert left(repo) == []
     # No segment tells of what is gone, and what was there is stored anew when it comes again.
-    told = {p.pack for s in repo.store.list("index/") for p in repo.index.read_segment(s.name)}
-    assert told == packs(repo)
+    indexed = {p.pack for s in repo.store.list("index/") for p in repo.index.read_segment(s.name)}
+    assert indexed == packs(repo)
     host = again(repo)
     kit.check(host, kit.write(host, content(1, 2)), content(1, 2))
     assert collect(again(repo)).deleted == 0
@@ -600,12 +600,12 @@ def test_segments_of_packs_that_went_before_they_were_told_of_go(tmp_path: Path)
     # the first one has read what the removed checkpoint needed, and cannot tell that from what is
     # lost
     collect(again(repo))
-    told = {
+    indexed = {
         pack.pack
         for info in repo.store.list("index/")
         for pack in repo.index.read_segment(info.name)
     }
-    assert told == packs(repo)
+    assert indexed == packs(repo)
     kit.check(again(repo), kept, content(5))
 
 
@@ -672,12 +672,12 @@ def test_what_no_room_was_left_to_tell_anew_counts_as_untold(
             raise StoreFull("no room")
 
     done = collect(again(repo, FaultyStore(repo.store, put="H*", hook=full)))
-    told = [
+    indexed = [
         pack.pack
         for info in repo.store.list("index/")
         for pack in repo.index.read_segment(info.name)
     ]
     assert done.deleted == 1
-    assert sorted(told) == sorted(pack.pack for pack in (*twice, *one, *two)) and set(
-        told
+    assert sorted(indexed) == sorted(pack.pack for pack in (*twice, *one, *two)) and set(
+        indexed
     ) == packs(repo)

@@ -266,16 +266,16 @@ def test_a_key_file_that_is_being_replaced_opens_the_store_at_every_instant(
 
 def test_two_on_one_host_do_not_replace_its_key_file_at_once(site: Setting) -> None:
     here = site(second=False)
-    told: list[CriuctlError] = []
+    errors: list[CriuctlError] = []
 
     def other() -> None:
         with pytest.raises(Conflict, match="another process") as caught:
             key_rotate(here.one, NewKey())
-        told.append(caught.value)
+        errors.append(caught.value)
 
     happening(here.stage, 0, ("was put",), other)
     key_rotate(here.one, NewKey())
-    assert told and here.opens(here.one) and len(key_list(here.one)[0]) == 1
+    assert errors and here.opens(here.one) and len(key_list(here.one)[0]) == 1
 
 
 def test_a_new_key_file_that_was_half_written_is_made_again(site: Setting) -> None:

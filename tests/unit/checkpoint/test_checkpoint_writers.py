@@ -99,7 +99,7 @@ def test_the_keys_owner_reads_everything_and_a_writer_its_own(place: Place) -> N
     owner = place.master
     said = {s.id: owner.stored_by(s.id) for s in owner.list()}
     assert said[ours.id] is None and [
-        told["label"] for s in (mine, theirs, again) if (told := said[s.id])
+        status["label"] for s in (mine, theirs, again) if (status := said[s.id])
     ] == [
         "one",
         "two",
@@ -239,12 +239,12 @@ def test_a_writer_cannot_tell_of_what_it_has_not_made(place: Place) -> None:
     """
     ours = kit.write(place.master, content(1))
     mine = kit.write(place.one, content(2))
-    told = {
+    indexes = {
         p.pack: p
         for s in place.store.list("index/")
         for p in place.master.index.read_segment(s.name)
     }
-    (theirs,) = (index for pack, index in told.items() if not place.one.sealer.owns(pack))
+    (theirs,) = (index for pack, index in indexes.items() if not place.one.sealer.owns(pack))
     builder = PackBuilder(place.one.sealer, memoryview(bytearray(1 << 20)))
     for chunk, *_places in theirs:
         builder.add(chunk, 5, codec.RAW, b"false")

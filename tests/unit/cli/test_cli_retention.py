@@ -216,13 +216,13 @@ def test_policies_of_the_configuration_count_where_no_rule_is_given(
 def test_store_info_tells_what_is_saved_and_who_grows(site: Site) -> None:
     for number in range(3):
         site.write("web", number // 2)  # the second is the first one again
-    told = site("store", "info")
-    assert told["bytes"]["whole"] == 900_000 and told["bytes"]["unique"] >= 600_000
-    assert told["ratios"]["compression"] > 100 and told["ratios"]["deduplication"] == round(
-        900_000 / told["bytes"]["unique"], 2
+    info = site("store", "info")
+    assert info["bytes"]["whole"] == 900_000 and info["bytes"]["unique"] >= 600_000
+    assert info["ratios"]["compression"] > 100 and info["ratios"]["deduplication"] == round(
+        900_000 / info["bytes"]["unique"], 2
     )
-    assert [(one["session"], one["checkpoints"]) for one in told["growth"]] == [("web", 3)]
-    assert told["kept"] is None
+    assert [(one["session"], one["checkpoints"]) for one in info["growth"]] == [("web", 3)]
+    assert info["kept"] is None
     human = site.run(
         "store",
         "info",

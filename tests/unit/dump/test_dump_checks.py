@@ -180,8 +180,8 @@ def test_who_goes_to_another_folder_meanwhile_has_not_lost_its_own(
     with running("os.chdir(TMP)", tmp_path) as program:
         seen = scene.collect(program.pid, Config())
         # it was still in the first when that was asked
-        told = {"cwd": ["/", str(tmp_path)], "root": ["/", "/"]}
-        monkeypatch.setattr(folders, "read_link", lambda _pid, name: told[name].pop(0))
+        links = {"cwd": ["/", str(tmp_path)], "root": ["/", "/"]}
+        monkeypatch.setattr(folders, "read_link", lambda _pid, name: links[name].pop(0))
         assert list(folders.check_folders(seen)) == []
 
 

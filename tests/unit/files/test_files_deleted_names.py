@@ -202,7 +202,7 @@ def test_one_that_has_a_record_goes_where_that_goes(
 
 
 @pytest.mark.parametrize(
-    ("same_boot", "known", "verdict", "told"),
+    ("same_boot", "known", "verdict", "reason"),
     [
         (True, True, "same", ""),  # renamed: the handle leads to it
         (True, False, "same", ""),
@@ -214,7 +214,7 @@ def test_a_handle_holds_until_the_next_boot(
     same_boot: bool,
     known: bool,
     verdict: str,
-    told: str,
+    reason: str,
     checkpoint: tuple[Manifest, CheckpointReader],
     tmp_path: Path,
 ) -> None:
@@ -228,5 +228,5 @@ def test_a_handle_holds_until_the_next_boot(
     )
     host = HostInfo(boot_id=boot_id() if same_boot else "another")
     found = judged((replace(manifest, links=(link,), host=host), reader))
-    assert (found.verdict, found.why.partition(";")[0]) == (verdict, told)
+    assert (found.verdict, found.why.partition(";")[0]) == (verdict, reason)
     assert (found.there is not None) == (verdict == "same") and found.other in ("", str(moved))

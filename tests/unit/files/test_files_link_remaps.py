@@ -252,6 +252,6 @@ def test_where_nothing_leads_to_them_any_more_the_dump_fails(
         (work.parent / "home" / "work" / "link_remap.1", "symbolic link"),
         (work / "link_remap.2", "No such file"),
     ):
-        with ExitStack() as stack, pytest.raises(DumpFailed) as told:
+        with ExitStack() as stack, pytest.raises(DumpFailed) as raised:
             DumpedLinks(os.getpid(), plan_entry(os.getpid()), stack).collect(Images(link), writer)
-        assert str(link) in told.value.message and why in told.value.message
+        assert str(link) in raised.value.message and why in raised.value.message

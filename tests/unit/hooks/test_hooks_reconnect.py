@@ -21,13 +21,15 @@ from criuctl.errors import ConfigError
 from criuctl.hooks.reconnect import _secret_pipe, run_reconnect
 
 PREAMBLE = (
-    "import json, os, socket, sys\ntold = json.load(sys.stdin)\nsock = socket.socket(fileno=3)\n"
+    "import json, os, socket, sys\nrequest = json.load(sys.stdin)\nsock = socket.socket(fileno=3)\n"
 )
 CONNECT = (
-    'host, _, port = told["connection"]["peer"].rpartition(":")\nsock.connect((host, int(port)))\n'
+    'host, _, port = request["connection"]["peer"].rpartition(":")\n'
+    "sock.connect((host, int(port)))\n"
 )
 DONE = (
-    'print(json.dumps({"outcome": "reconnected", "data": {"as": told["options"].get("user")}}))\n'
+    'data = {"as": request["options"].get("user")}\n'
+    'print(json.dumps({"outcome": "reconnected", "data": data}))\n'
 )
 
 
@@ -93,7 +95,7 @@ def test_the_secret_is_on_descriptor_4_and_nowhere_else(
     secret = 'quite "secret" ü\n'
     look = """
 secret = open(4).read()
-seen = (json.dumps(told, ensure_ascii=False), *sys.argv, *os.environ.values())
+seen = (json.dumps(request, ensure_ascii=False), *sys.argv, *os.environ.values())
 spread = [text for text in seen if "quite" in text]
 parent = open(f"/proc/{os.getppid()}/cmdline").read()
 parent += open(f"/proc/{os.getppid()}/environ", errors="replace").read()

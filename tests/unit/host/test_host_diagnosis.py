@@ -564,7 +564,7 @@ def test_a_log_that_cannot_be_kept(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     config = Config(state_dir=str(tmp_path / "state"))
     failed = CriuFailed("CRIU failed", HEAD + TAIL)
-    for told, code in (
+    for failure, code in (
         (criu_failures.explain(config, failed, "web", os.getpid(), ()), 5),
         (
             outcome.explain(
@@ -573,8 +573,8 @@ def test_a_log_that_cannot_be_kept(tmp_path: Path) -> None:
             6,
         ),
     ):
-        assert (told.exit_code, told.message.startswith("CRIU could not ")) == (code, True)
-        assert told.details["log_lost"]
+        assert (failure.exit_code, failure.message.startswith("CRIU could not ")) == (code, True)
+        assert failure.details["log_lost"]
 
 
 def test_old_logs_go(tmp_path: Path) -> None:

@@ -84,16 +84,16 @@ def test_a_scrollback_with_a_gap_begins_behind_it(tmp_path: Path) -> None:
     freeze are not neighbours.
     """
     repository = kit.repository(tmp_path)
-    told = dict.fromkeys(("rows", "cols", "events", "audit"), 0) | {
+    answer = dict.fromkeys(("rows", "cols", "events", "audit"), 0) | {
         "offset": 900,
         "modes": {},
         "roles": [],
     }
-    told["input_offset"] = 893
+    answer["input_offset"] = 893
     outputs = [Output(100, b"read ahead"), Output(890, b"at the end")]
     session = SimpleNamespace(
         read=lambda _start, _end: outputs.pop(0),
-        request=lambda _op: told,
+        request=lambda _op: answer,
         status=lambda: {"created": 1.0, "command": ["yes"], "labels": {}},
     )
     holder = DumpedHolder(

@@ -195,12 +195,14 @@ def test_a_session_that_was_dumped_since_it_came_is_told_to_run(site: Site) -> N
     """
     move = site.move("work", "c" * 32, "held")
     site.runs(move, "d" * 32)
-    told: list[Any] = []
+    replies: list[Any] = []
     with ExitStack() as stack:
         visit = receive._Visit(site.config, Reporter(), 1.0, stack)
         asked = {"id": move.id, "word": "go"}
-        settling = threading.Thread(target=lambda: told.append(visit._settle(asked)), daemon=True)
+        settling = threading.Thread(
+            target=lambda: replies.append(visit._settle(asked)), daemon=True
+        )
         settling.start()
         settling.join(60)
-    assert told == [{"result": {"pid": os.getpid(), "incarnation": 3}}]
+    assert replies == [{"result": {"pid": os.getpid(), "incarnation": 3}}]
     assert [one.state for one in site.moves.all()] == ["running"]

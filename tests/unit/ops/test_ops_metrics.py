@@ -23,12 +23,12 @@ from criuctl.ops.metrics import Figures, Looker, Server, families, look, text, w
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def _parsed(told: str) -> Samples:
+def _parsed(exposition: str) -> Samples:
     """Sample name and labels -> value; every family has help and a type, and no sample comes
     twice.
     """
     found: Samples = {}
-    for family in text_string_to_metric_families(told):
+    for family in text_string_to_metric_families(exposition):
         assert family.documentation and family.type in ("gauge", "counter"), family.name
         assert family.name.startswith("criuctl_")
         for sample in family.samples:

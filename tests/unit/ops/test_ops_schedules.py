@@ -397,12 +397,12 @@ def test_a_run_tells_each_session_and_is_remembered(site: Site) -> None:
     site("run", "nosuch", code=3)
     site("remove", "all")
     site("remove", "all", code=3)
-    told = [
+    events = [
         event
         for event in EventLog(site.path / "state_dir").read()
         if event["operation"].startswith("schedule-")
     ]
-    assert [(e["operation"], e["schedule"], e["exit_code"], e.get("states")) for e in told] == [
+    assert [(e["operation"], e["schedule"], e["exit_code"], e.get("states")) for e in events] == [
         ("schedule-add", "web", 0, None),
         ("schedule-run", "web", 3, {"failed": 2}),
         ("schedule-add", "all", 0, None),

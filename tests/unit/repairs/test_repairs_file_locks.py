@@ -34,16 +34,16 @@ TAKEN: dict[str, Callable[[int], None]] = {
 @contextmanager
 def held(path: Path, take: Callable[[int], None]) -> Iterator[int]:
     """Another process that has the file locked; its PID."""
-    done, told = os.pipe()
+    done, done_write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             take(os.open(path, os.O_RDWR))
-            os.write(told, b"x")
+            os.write(done_write, b"x")
             signal.pause()
         finally:
             os._exit(1)
-    os.close(told)
+    os.close(done_write)
     try:
         assert os.read(done, 1) == b"x"
         yield pid

@@ -439,14 +439,14 @@ def test_an_interface_that_is_not_here_is_told_unless_the_connection_is_given_up
     )
     bound = (*sockets, BoundSocket("eth7", given_up.holders, here=False))
     made = manifest(connections=(given_up,))
-    for net, prepared, level, told in (
+    for net, prepared, level, descriptors in (
         (Place("host"), False, "error", [3]),
         (Place("host"), True, "info", [3]),
         (Place("private"), True, "error", [3, 4]),
     ):
         plan = make_plan(made, facts(bound=bound, netns=net), Wishes(prepared=prepared))
         assert [(f.level, f.fd) for f in plan.findings if f.code == "interface-missing"] == [
-            (level, fd) for fd in told
+            (level, fd) for fd in descriptors
         ]
         assert plan.no_interfaces == ({"eth7"} if net.mode == "host" else {"eth7", "eth0"})
 
@@ -454,18 +454,21 @@ def test_an_interface_that_is_not_here_is_told_unless_the_connection_is_given_up
 def test_a_name_that_is_shown_takes_namespaces_of_its_own() -> None:
     """Where it cannot be, only its own name is told."""
     shown = replace(TAKEN, what="copys")
-    for pids, told in (("auto", True), ("same", False)):
+    for pids, expected in (("auto", True), ("same", False)):
         (finding,) = make_plan(manifest(), facts(names=(shown,)), Wishes(pids=pids)).findings
-        assert TAKEN.own in finding.text and ("only its own processes find" in finding.text) is told
+        assert (
+            TAKEN.own in finding.text
+            and ("only its own processes find" in finding.text) is expected
+        )
 
 
 def test_the_dry_run_tells_all() -> None:
     plan = make_plan(
         manifest(connections=(LISTENER,)), facts(listening={"tcp 0.0.0.0:80": 1}), Wishes()
     )
-    told = plan.to_dict()
-    assert told["ok"] is False
-    assert [f["code"] for f in told["findings"]] == ["port-taken"]
+    answer = plan.to_dict()
+    assert answer["ok"] is False
+    assert [f["code"] for f in answer["findings"]] == ["port-taken"]
 
 
 def test_a_missing_working_folder(tmp_path: Path) -> None:

@@ -93,14 +93,14 @@ def test_what_a_holder_imports_stays_small() -> None:
     program += (
         "".join(f"import criuctl.session.{module}\n" for module in modules) + "print(*sys.modules)"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    loaded = {name.split(".")[0] for name in told.stdout.split()}
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert "criuctl" in loaded
     assert not loaded & {
         "hashlib",
