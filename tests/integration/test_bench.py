@@ -92,7 +92,7 @@ def test_dump_restore_and_increment(tmp_path: Path) -> None:
     seen = sections["increment"]["stood still, seen from inside"]["ways"]["criuctl"]["samples"]
     # The tree stands still for as long as it is frozen, and for as long as a busy machine does not
     # let it run.
-    assert all(felt > told - 0.02 for told, felt in zip(own, seen, strict=True)), (own, seen)
+    assert all(felt > stated - 0.02 for stated, felt in zip(own, seen, strict=True)), (own, seen)
 
 
 def test_a_way_that_fails_is_told(tmp_path: Path) -> None:

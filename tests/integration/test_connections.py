@@ -71,23 +71,23 @@ def test_by_default_the_program_sees_the_end_of_it(echo: Echo, zoo: Zoo, trip: T
     """
     animal = zoo.launch("peer.py", "tcp", echo.address)
     assert animal.ask()["outcome"] == "echo"
-    told = trip.dump(animal)
-    assert [c["peer"] for c in told["connections"]] == [echo.address]
-    restored = trip.restore(told, animal, equal=False)
+    report = trip.dump(animal)
+    assert [c["peer"] for c in report["connections"]] == [echo.address]
+    restored = trip.restore(report, animal, equal=False)
     assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [
         ("hangup", "hangup")
     ]
-    report = restored.ask()
-    assert report["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
-    assert report["seconds"] < 10  # a hang is told after 30
+    answer = restored.ask()
+    assert answer["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
+    assert answer["seconds"] < 10  # a hang is told after 30
 
 
 def test_hangup(echo: Echo, zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("peer.py", "tcp", echo.address)
     restored = trip.restore(trip.dump(animal, "--connections", "hangup"), animal, equal=False)
-    report = restored.ask()
-    assert report["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
-    assert report["seconds"] < 10  # a hang is told after 30
+    answer = restored.ask()
+    assert answer["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
+    assert answer["seconds"] < 10  # a hang is told after 30
 
 
 def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
@@ -96,10 +96,10 @@ def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
     """
     animal = zoo.launch("peer.py", "tcp", echo.address)
     assert animal.ask()["outcome"] == "echo"
-    told = trip.dump(animal, "--connections", "keep")
+    report = trip.dump(animal, "--connections", "keep")
     # nobody is there: no kernel may answer it, and it is sent again later
     echo.connections[0].sendall(b"meanwhile\n")
-    restored = trip.restore(told, animal, "--connections", "keep", equal=False)
+    restored = trip.restore(report, animal, "--connections", "keep", equal=False)
     assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [
         ("keep", "kept")
     ]
@@ -120,12 +120,12 @@ def test_what_ended_with_the_tree_cannot_be_kept(echo: Echo, zoo: Zoo, trip: Tri
     anything starts.
     """
     animal = zoo.launch("peer.py", "tcp", echo.address)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     wait_until(lambda: echo.ended == ["eof"], 60, "the server sees the end")
-    refused = trip.criuctl("restore", told["checkpoint"], "--connections", "keep", check=False)
+    refused = trip.criuctl("restore", report["checkpoint"], "--connections", "keep", check=False)
     assert refused["exit_code"] == 4
     assert "ended with the tree" in refused["error"]["message"]
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert [c["outcome"] for c in restored.answer["connections"]] == ["hangup"]
 
 
@@ -134,9 +134,9 @@ def test_left_running_keeps_its_connection(echo: Echo, zoo: Zoo, trip: Trip) -> 
     of the end.
     """
     animal = zoo.launch("peer.py", "tcp", echo.address)
-    told = trip.snapshot(animal)
+    report = trip.snapshot(animal)
     assert animal.ask()["outcome"] == "echo"
-    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    copy = trip.restore(report, animal, "--as", "copy", equal=False)
     assert copy.ask()["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
     assert animal.ask()["outcome"] == "echo"
     assert echo.ended == []
@@ -149,8 +149,8 @@ def test_an_open_door_with_a_guest_waiting(zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("server.py", quiet=False)
     port = int((animal.folder / "port").read_text())
     with socket.create_connection(("127.0.0.1", port)) as idle:
-        told = trip.dump(animal)
-        trip.restore(told, animal, equal=False)
+        report = trip.dump(animal)
+        trip.restore(report, animal, equal=False)
         idle.settimeout(60)
         try:
             idle.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -198,8 +198,8 @@ def test_half_of_a_unix_stream(when: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
         assert [f["level"] for f in checked["findings"] if f["code"] == "unix-peer-outside"] == [
             "info"
         ]
-        told = trip.dump(animal)
-        restored = trip.restore(told, animal, equal=False)
+        report = trip.dump(animal)
+        restored = trip.restore(report, animal, equal=False)
         assert [(c["peer"], c["outcome"]) for c in restored.answer["connections"]] == [
             (place, "hangup")
         ]
@@ -236,9 +236,9 @@ def test_data_on_a_unix_stream_that_nobody_accepted_is_refused(zoo: Zoo, criuctl
 def test_what_the_trees_own_server_has_not_accepted(policy: str, zoo: Zoo, trip: Trip) -> None:
     """CRIU loses what waits in the queue, and its client would wait for an answer for ever."""
     animal = zoo.launch("unaccepted.py")
-    told = trip.dump(animal, "--connections", policy)
-    assert [c["policy"] for c in told["connections"]] == ["reconnect", "reconnect", "hangup"]
-    restored = trip.restore(told, animal, "--connections", policy, equal=False)
+    report = trip.dump(animal, "--connections", policy)
+    assert [c["policy"] for c in report["connections"]] == ["reconnect", "reconnect", "hangup"]
+    restored = trip.restore(report, animal, "--connections", policy, equal=False)
     assert [c["outcome"] for c in restored.answer["connections"]] == [
         "reconnected",
         "reconnected",

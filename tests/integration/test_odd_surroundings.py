@@ -56,8 +56,8 @@ def test_a_process_with_more_descriptors_than_criuctl_may_have(
 def test_a_root_that_wants_to_end_with_its_parent(pids: str, zoo: Zoo, trip: Trip) -> None:
     """Its parent at the restore is CRIU, which ends; within the tree the wish stays."""
     animal = zoo.launch("bereaved.py")
-    told = trip.dump(animal)
-    answer = trip.criuctl("restore", told["checkpoint"], "--pids", pids)
+    report = trip.dump(animal)
+    answer = trip.criuctl("restore", report["checkpoint"], "--pids", pids)
     animal = zoo.adopt(answer["pid"], animal)
     cleared = [
         warning.partition("PR_SET_PDEATHSIG (")[2].partition(")")[0]
@@ -75,7 +75,7 @@ def test_limits_that_cannot_be_raised_are_told(zoo: Zoo, trip: Trip, criuctl: Cr
     itself.
     """
     animal = zoo.launch("files.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     criuctl.prefix = [
         "setpriv",
         "--bounding-set=-sys_resource",
@@ -83,13 +83,13 @@ def test_limits_that_cannot_be_raised_are_told(zoo: Zoo, trip: Trip, criuctl: Cr
         "--msgqueue=1000:2000",
         "--",
     ]
-    answer = criuctl("restore", told["checkpoint"])
+    answer = criuctl("restore", report["checkpoint"])
     zoo.adopt(answer["pid"], animal)
     warnings = [w for w in answer["warnings"] if "not restored" in w]
     assert len(warnings) == 1 and "RLIMIT_MSGQUEUE is 1000/2000, it was " in warnings[0], warnings
     criuctl.prefix = []
-    told = criuctl("dump", answer["pid"])
-    answer = criuctl("restore", told["checkpoint"])
+    report = criuctl("dump", answer["pid"])
+    answer = criuctl("restore", report["checkpoint"])
     zoo.adopt(answer["pid"], animal).ask()
     assert answer["warnings"] == []  # it had them like this already
 
@@ -97,12 +97,12 @@ def test_limits_that_cannot_be_raised_are_told(zoo: Zoo, trip: Trip, criuctl: Cr
 def test_a_limit_that_is_too_narrow_is_named(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """And the checkpoint can still be restored."""
     animal = zoo.launch("files.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     criuctl.prefix = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh"]
-    refused = criuctl("restore", told["checkpoint"], check=False)
+    refused = criuctl("restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 13 and "ulimit -f" in refused["error"]["hint"]
     criuctl.prefix = []
-    trip.restore(told, animal).ask()
+    trip.restore(report, animal).ask()
 
 
 def test_a_mapping_larger_than_memory(zoo: Zoo, trip: Trip) -> None:

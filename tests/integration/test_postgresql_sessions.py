@@ -578,14 +578,14 @@ def test_a_server_that_lies_at_the_dump(answers: tuple[bytes, ...]) -> None:
 
 def test_a_notification_that_comes_between_is_told() -> None:
     """It cannot be put back into the queue, so at least nobody has to guess."""
-    told = {
+    session = {
         "pid": 7, "database": "d", "authorization": "u", "role": "none", "version": "150000",
         "settings": None, "activity": {"usename": "u", "backend_start": "now"}, "reported": {},
         "prepared": None, "channels": ["news"], "locks": None, "temporary": None, "cursors": None,
     }  # fmt: skip
     answers = b"".join(
         message(b"D", struct.pack("!HI", 1, len(text)) + text) + message(b"C", b"SELECT 1\0")
-        for text in (b"UTF8", json.dumps(told).encode())
+        for text in (b"UTF8", json.dumps(session).encode())
     )
     notification = message(b"A", struct.pack("!I", 99) + b"news\0stop the press\0")
     with fake(READY, notification + answers + READY) as sock:

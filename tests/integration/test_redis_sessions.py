@@ -663,11 +663,14 @@ def test_a_server_that_lies(lie: str) -> None:
                 else CannotRebuild
             ):
                 PROTOCOL.reconnect(connection, record, Settings(), time.monotonic() + seconds)
-        with socket.create_connection(address) as connection, pytest.raises(CannotRebuild) as told:
+        with (
+            socket.create_connection(address) as connection,
+            pytest.raises(CannotRebuild) as raised,
+        ):
             PROTOCOL.inspect(connection, record, Settings(), time.monotonic() + seconds)
         assert time.monotonic() - began < 20
         if lie == "tls":
-            assert "TLS" in told.value.message
+            assert "TLS" in raised.value.message
 
 
 @pytest.mark.parametrize(

@@ -871,9 +871,9 @@ REFUSED = [
             "code = ctypes.create_string_buffer(struct.pack('<BBhiBBhi', 0xB7, 0, 0, 0, 0x95, 0, "
             "0, 0))\n"
             "free = ctypes.create_string_buffer(b'GPL')\n"
-            "told = struct.pack('IIQQ', 1, 2, ctypes.addressof(code), ctypes.addressof(free)) + "
+            "program = struct.pack('IIQQ', 1, 2, ctypes.addressof(code), ctypes.addressof(free)) + "
             "b'\\0' * 96\n"
-            f"f = call(321, 5, told, 72); s = {made}; s.setsockopt(1, 50, f); os.close(f)",
+            f"f = call(321, 5, program, 72); s = {made}; s.setsockopt(1, 50, f); os.close(f)",
             "socket-filter",
         )
         for name, made in (

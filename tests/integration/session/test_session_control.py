@@ -340,8 +340,8 @@ def test_a_checkpoint_that_comes_to_nothing_changes_nothing(holders: Holders, ho
     assert writer.status()["state"] == "running"
 
 
-@pytest.mark.parametrize("told", ["done", "lost"])
-def test_a_session_goes_into_a_checkpoint_and_comes_back(holders: Holders, told: str) -> None:
+@pytest.mark.parametrize("outcome", ["done", "lost"])
+def test_a_session_goes_into_a_checkpoint_and_comes_back(holders: Holders, outcome: str) -> None:
     started = holders.start("sh", "-c", "echo first life; cat")
     dumper, operator = holders.connect(), holders.connect(operator="stays")
     operator.attach("start", write=True)
@@ -351,7 +351,7 @@ def test_a_session_goes_into_a_checkpoint_and_comes_back(holders: Holders, told:
     assert operator.send("typed in between\n")["held"]
     assert started.pid is not None
     os.kill(started.pid, signal.SIGKILL)  # as CRIU does
-    if told == "done":
+    if outcome == "done":
         wait_until(
             lambda: not os.path.exists(f"/proc/{started.pid}"), TIMEOUT, "the holder reaps it"
         )

@@ -43,19 +43,19 @@ def test_it_is_held_until_the_tracer_has_it_or_gives_up(how: str, holders: Holde
     """
     operator = _many(holders)
     dumper = holders.connect()
-    told = dumper.request("checkpoint-prepare", hold=True)
-    assert told["freezer"] is None and _frozen(told["held"])
+    prepared = dumper.request("checkpoint-prepare", hold=True)
+    assert prepared["freezer"] is None and _frozen(prepared["held"])
     assert operator.status()["state"] == "running"
     if how == "lost":
         dumper.close()
     else:
         dumper.request(f"checkpoint-{how}")
-    wait_until(lambda: not _frozen(told["held"]), TIMEOUT, "it goes on")
+    wait_until(lambda: not _frozen(prepared["held"]), TIMEOUT, "it goes on")
     if how == "seized":  # a pause of after the dump is not undone by what comes late
         dumper.request("checkpoint-abort")
         operator.pause()
         dumper.request("checkpoint-seized")
-        assert _frozen(told["held"])
+        assert _frozen(prepared["held"])
 
 
 def test_it_is_not_held_for_who_does_not_ask_nor_for_a_few(holders: Holders) -> None:

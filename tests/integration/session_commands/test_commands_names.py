@@ -23,8 +23,8 @@ def _ended(operators: Operators, name: str) -> None:
 
 
 def _speak_of(operators: Operators, name: str, pid: int) -> None:
-    told = operators("status", name)
-    assert (told["state"], told["pid"]) == ("running", pid)
+    status = operators("status", name)
+    assert (status["state"], status["pid"]) == ("running", pid)
     assert operators("kill", name, "--timeout", 0)["killed"] >= 1
 
 

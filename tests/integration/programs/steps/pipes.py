@@ -41,8 +41,8 @@ def options(place: Place, one: socket.socket) -> list[str]:
     return chosen
 
 
-def told(one: socket.socket) -> dict[str, object]:
-    """The options as the kernel tells them."""
+def option_values(one: socket.socket) -> dict[str, object]:
+    """The options and their values as the kernel reports them."""
     found: dict[str, object] = {}
     for name, (number, _) in OPTIONS.items():
         with contextlib.suppress(OSError):
@@ -100,7 +100,7 @@ def pair(place: Place) -> Step:
             with contextlib.suppress(BlockingIOError):
                 while data := other.recv(1 << 16):
                     found += [data.hex()]
-            found.append(told(one))
+            found.append(option_values(one))
         yield found
 
 
@@ -236,7 +236,7 @@ def unbound(place: Place) -> Step:
     one.setblocking(place.random.random() < 0.5)
     yield
     while True:
-        yield [told(one), fcntl.fcntl(one, fcntl.F_GETFL)]
+        yield [option_values(one), fcntl.fcntl(one, fcntl.F_GETFL)]
 
 
 @kind
