@@ -68,7 +68,7 @@ class Ended:
     code: int
     memory: int  # bytes at most
     seconds: float
-    told: str
+    output: str
 
 
 def run(criuctl: Criuctl, *arguments: str | Path) -> Ended:

@@ -71,14 +71,14 @@ class Source:
             "session_id": secrets.token_hex(16),
             "origin": "here",
         }
-        told = self.link.ask(
+        answer = self.link.ask(
             "begin", asked | ({} if writer is None else {"writer": writer})
         ).arguments
         self.store = RemoteStore(self.link, "b:inbox")
         self.key = self.path / "key"
         self.key.unlink(missing_ok=True)
-        keys.write_secret(self.key, told["key"])
-        return str(told["key"])
+        keys.write_secret(self.key, answer["key"])
+        return str(answer["key"])
 
     def open(self) -> Repository:
         """The inbox, as far as the key opens what is shown."""
@@ -256,8 +256,8 @@ def test_who_does_not_prove_it_is_another_host(
         {"id": "", "proof": ""},
         {"id": "xx"},
     ):
-        told = thief.begin("work", claim)
-        assert told != earlier.text()
+        key = thief.begin("work", claim)
+        assert key != earlier.text()
         with thief.open() as repository:
             assert repository.list() == []
 

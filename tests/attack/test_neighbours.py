@@ -93,12 +93,12 @@ def test_a_migration_takes_its_word_from_nobody_else(home: Home) -> None:
     (home.path / "state").mkdir()
     config = Config(state_dir=str(home.path / "state"))
     home.path.chmod(0o755)
-    told: list[str] = []
-    with rendezvous.listening(config, "a" * 32, lambda word: told.append(word) or {}):  # type: ignore[func-returns-value]
+    words: list[str] = []
+    with rendezvous.listening(config, "a" * 32, lambda word: words.append(word) or {}):  # type: ignore[func-returns-value]
         assert "NotFound" in as_neighbour(lambda: rendezvous.tell(config, "a" * 32, "go"))
-        assert told == []
+        assert words == []
         assert rendezvous.tell(config, "a" * 32, "go") == {}
-    assert told == ["go"]
+    assert words == ["go"]
 
 
 def test_nobody_else_can_answer_for_a_migration(home: Home) -> None:
@@ -147,9 +147,9 @@ def test_what_is_written_is_for_root_alone(operators: Operators, home: Home) -> 
     for place in (*places, home.run):
         place.chmod(0o755)
     # what a restored tree, of any user, is told of itself; SECURITY.md says so
-    told = home.run / "inside"
+    public = home.run / "inside"
     files = [path for place in (*places, home.run) for path in place.rglob("*") if path.is_file()]
-    found = [str(path) for path in files if told not in path.parents]
+    found = [str(path) for path in files if public not in path.parents]
     assert len(found) > 10
 
     def readable() -> list[str]:

@@ -29,10 +29,10 @@ def test_a_user_s_peers_are_taken_for_root_and_it_is_said(lab: Laboratory) -> No
     assert [struct.unpack("3i", one)[1:] for one in literal_eval(lab.ask(pid, asked))] == [
         (USER, USER)
     ] * 3
-    told = lab.dump(pid)
-    (warning,) = [text for text in told["warnings"] if "SO_PEERCRED" in text]
+    report = lab.dump(pid)
+    (warning,) = [text for text in report["warnings"] if "SO_PEERCRED" in text]
     assert "3 unix sockets" in warning and str(lab.folder / "sock") in warning and "root" in warning
-    restored = lab.restore(told["checkpoint"])["pid"]
+    restored = lab.restore(report["checkpoint"])["pid"]
     assert [struct.unpack("3i", one)[1:] for one in literal_eval(lab.ask(restored, asked))] == [
         (0, 0)
     ] * 3
