@@ -90,7 +90,7 @@ def test_operators_at_the_same_time(place: Place, tmp_path: Path) -> None:
         _slot(repository, tmp_path / f"{number}.key", f"{number}")
         for number, repository in enumerate(repositories)
     ]
-    start, told = threading.Barrier(count), []
+    start, added = threading.Barrier(count), []
 
     def add(number: int) -> None:
         start.wait()
@@ -98,7 +98,7 @@ def test_operators_at_the_same_time(place: Place, tmp_path: Path) -> None:
             repositories[number].key_changer().change(
                 lambda there: there if slots[number] in there else [*there, slots[number]]
             )
-            told.append(number)
+            added.append(number)
         except CriuctlError:
             assert place.kind == "rclone"  # there they may get in each other's way for too long
 
@@ -109,11 +109,11 @@ def test_operators_at_the_same_time(place: Place, tmp_path: Path) -> None:
         thread.join()
     with Repository.open(place.open(), config) as repository:
         there = {slot_fingerprint(slot) for slot in repository.about.slots}
-        assert {slot_fingerprint(slots[number]) for number in told} <= there
+        assert {slot_fingerprint(slots[number]) for number in added} <= there
         assert place.kind == "rclone" or len(there) == count + 1
         repository.key_changer().tidy()
         assert repository.key_changer().settled()
-    for number in told:
+    for number in added:
         Repository.open(place.open(), replace(config, key_file=str(tmp_path / f"{number}.key")))
 
 

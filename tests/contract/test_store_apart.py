@@ -253,10 +253,10 @@ def test_errors_that_cannot_be_sent_are_told_all_the_same() -> None:
             raise Odd("odd", 5) from cause
     except Odd as error:
         sent = pickle.loads(pickle.dumps(_Failure.of(error)))  # noqa: S301
-    told = sent.again()
-    assert (type(told), str(told)) == (StoreError, "Odd: odd")
-    assert (type(told.__cause__).__name__, str(told.__cause__)) == ("ValueError", "cause")
-    assert "test_store_apart.py" in "".join(traceback.format_exception(told))
+    received = sent.again()
+    assert (type(received), str(received)) == (StoreError, "Odd: odd")
+    assert (type(received.__cause__).__name__, str(received.__cause__)) == ("ValueError", "cause")
+    assert "test_store_apart.py" in "".join(traceback.format_exception(received))
 
 
 def test_a_process_without_room_for_threads_answers_all_the_same(tmp_path: Path) -> None:

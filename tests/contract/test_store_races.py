@@ -84,14 +84,14 @@ def test_one_process_wins(store: Store, place: Place) -> None:
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        told = [process.communicate(timeout=120)[0].split() for process in processes]
+        outputs = [process.communicate(timeout=120)[0].split() for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
     assert [process.returncode for process in processes] == [0] * racers
-    assert sorted(int(won) for wins in told for won in wins) == list(range(rounds))
-    for number, wins in enumerate(told):
+    assert sorted(int(won) for wins in outputs for won in wins) == list(range(rounds))
+    for number, wins in enumerate(outputs):
         for won in wins:
             assert store.get(f"race/{int(won):03}") == b"racer %d" % number
 

@@ -80,10 +80,10 @@ def test_a_tree_is_dumped_and_restored_on_a_host(hosts: Hosts) -> None:
     )
     numbers = hosts.a.path("/var/log/numbers")
     wait_until(lambda: numbers.stat().st_size > 30, 30, "the program counts")
-    told = hosts.a.criuctl("dump", hosts.a.inner_pid(process.pid))
+    report = hosts.a.criuctl("dump", hosts.a.inner_pid(process.pid))
     assert process.wait(60) == -signal.SIGKILL
     size = numbers.stat().st_size
-    answer = hosts.a.criuctl("restore", told["checkpoint"])
+    answer = hosts.a.criuctl("restore", report["checkpoint"])
     wait_until(lambda: numbers.stat().st_size > size + 30, 30, "it counts on")
     assert hosts.a.outer_pid(answer["pid"]) in hosts.a.processes(COUNTER[:20])
     counted = [int(line) for line in numbers.read_text().split("\n")[:-1]]
