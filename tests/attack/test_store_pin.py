@@ -349,8 +349,8 @@ def test_a_store_that_was_made_anew_is_trusted_when_the_operator_says_so(
     refused(criuctl("store", "trust", check=False), "store-not-trusted")
     refused(criuctl("store", "trust", was[:8], "--no-encrypt", check=False))
     refused(criuctl("list", check=False))
-    told = criuctl("store", "trust", now[:8], "--no-encrypt")
-    assert (told["id"], told["encrypted"], told["before"]["id"]) == (now, False, was)
+    answer = criuctl("store", "trust", now[:8], "--no-encrypt")
+    assert (answer["id"], answer["encrypted"], answer["before"]["id"]) == (now, False, was)
     assert [row["session"] for row in criuctl("list")] == ["work"]
     assert criuctl("store", "info")["pin"]["how"] == "trusted"
 
@@ -400,7 +400,7 @@ def test_two_first_uses_at_once_agree(place: Place, criuctl: Criuctl, attacker: 
     shutil.rmtree(criuctl.home.path / "state" / "stores")
     first = [criuctl.start("store", "info") for _ in range(4)]
     for command in first:
-        assert command.process.wait(120) == 0, command.told()
+        assert command.process.wait(120) == 0, command.output()
     assert len(list((criuctl.home.path / "state" / "stores").iterdir())) == 1
     place.put("config", plain_config(attacker))
     refused(criuctl("list", check=False))
@@ -425,5 +425,5 @@ def test_a_read_only_state_folder_is_said(place: Place, criuctl: Criuctl, home: 
     file = home.path / "file"
     file.touch()
     env = {"CRIUCTL_STATE_DIR": str(file / "state")}
-    told = criuctl("store", "info", env=env)["pin"]
-    assert told["how"] is None and str(file) in told["problem"]
+    pin = criuctl("store", "info", env=env)["pin"]
+    assert pin["how"] is None and str(file) in pin["problem"]

@@ -148,7 +148,7 @@ def _run(host: Host, argv: list[str]) -> None:
     with waiting():
         code = command.process.wait(_PATIENCE)
     if code:
-        raise BenchFailed(f"{argv[0]}: exit {code}: {command.told()[-2000:]}")
+        raise BenchFailed(f"{argv[0]}: exit {code}: {command.output()[-2000:]}")
 
 
 class _Listener:

@@ -60,11 +60,11 @@ def test_killed_at_every_change_beside_dumps_and_others(
     repo = Repository.open(place.open(), config(place, tmp_path, "last"))
     assert collect(repo).lost == 0
     listed = {summary.session: summary for summary in repo.list()}
-    told = json.loads(done.stdout)
+    outcome = json.loads(done.stdout)
     assert (
-        len(told["committed"]) >= 2
-        and told["killed"] >= 2
-        and set(told["committed"]) <= set(listed)
+        len(outcome["committed"]) >= 2
+        and outcome["killed"] >= 2
+        and set(outcome["committed"]) <= set(listed)
     )
     for session, summary in listed.items():
         kit.check(repo, summary, collectors.content(session))
@@ -111,16 +111,16 @@ def test_what_a_bucket_keeps_of_what_was_deleted_is_told(
     # With versions, radosgw takes a conditional write whatever is there; `store init` has found
     # that out.
     assert ["no other host writes" in warning for warning in done["warnings"]] == [True]
-    told = criuctl("store", "info")["kept"]
+    retained = criuctl("store", "info")["kept"]
     assert (
-        told["versions"]
-        and told["lock"] == "governance 1 days"
-        and told["bytes"] >= done["freed_bytes"]
+        retained["versions"]
+        and retained["lock"] == "governance 1 days"
+        and retained["bytes"] >= done["freed_bytes"]
     )
     kept = server.client().list_object_versions(Bucket="locked", Prefix="trees/packs/")
     assert len(kept["Versions"]) == len(kept["DeleteMarkers"]) == 1
     command = criuctl.start("store", "info", json_output=False)
-    assert command.process.wait(120) == 0 and "locked (governance 1 days)" in command.told()
+    assert command.process.wait(120) == 0 and "locked (governance 1 days)" in command.output()
 
 
 def test_deletes_that_a_policy_refuses_are_told_and_tried_again(

@@ -153,20 +153,20 @@ def test_a_signal_when_a_restored_tree_runs(
     criuctl ends.
     """
     animal = zoo.launch("counter.py", "1")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     criuctl.prefix = [sys.executable, "-c", TOO_LATE, str(int(number))]
-    answer = criuctl("restore", told["checkpoint"], check=False)
+    answer = criuctl("restore", report["checkpoint"], check=False)
     criuctl.prefix = []
     assert answer["exit_code"] == 128 + number
     (running,) = zoo.find(animal)
     running.ask()
-    status = criuctl("status", told["session"])
+    status = criuctl("status", report["session"])
     assert (status["state"], status["pid"]) == ("running", running.pid)
     another = {
         "CRIUCTL_HOST_ID": "another",
         "CRIUCTL_STATE_DIR": str(criuctl.home.path / "another"),
     }
-    there = criuctl("restore", told["checkpoint"], env=another, check=False)
+    there = criuctl("restore", report["checkpoint"], env=another, check=False)
     assert there["exit_code"] == 9
 
 
@@ -219,16 +219,16 @@ program()
 def test_a_failure_when_a_restored_tree_runs(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """It is told, and the tree is known."""
     animal = zoo.launch("counter.py", "1")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     criuctl.prefix = [sys.executable, "-c", STAYS_UP]
-    answer = criuctl("restore", told["checkpoint"])
+    answer = criuctl("restore", report["checkpoint"])
     criuctl.prefix = []
     assert "the kernel does not answer" in answer["warnings"][-1]
     (running,) = zoo.find(animal)
     running.ask()
-    status = criuctl("status", told["session"])
+    status = criuctl("status", report["session"])
     assert (status["state"], status["pid"]) == ("running", running.pid)
-    assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 9
+    assert criuctl("restore", report["checkpoint"], check=False)["exit_code"] == 9
 
 
 # The firewall lock of a restore stays, and the kernel does not answer when it is to be taken down.
@@ -262,16 +262,16 @@ def test_a_firewall_lock_that_stays_is_taken_down_by_the_next_command(
     what: str, warning: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, tmp_path: Path
 ) -> None:
     animal = zoo.launch("sockets.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     criuctl.prefix = [sys.executable, "-c", STAYS_LOCKED, what, str(tmp_path / "made")]
-    answer = criuctl("restore", told["checkpoint"])
+    answer = criuctl("restore", report["checkpoint"])
     criuctl.prefix = []
     table = (tmp_path / "made").read_text()
     try:
         assert any(text.startswith(warning) for text in answer["warnings"])
         assert table in leaks.nft_tables()
         (running,) = zoo.find(animal)
-        assert criuctl("dump", running.pid)["session"] == told["session"]
+        assert criuctl("dump", running.pid)["session"] == report["session"]
         assert table not in leaks.nft_tables()
     finally:  # after a failure it must not disturb the tests that follow
         subprocess.run(["nft", "delete", "table", "inet", table], capture_output=True, check=False)
@@ -326,5 +326,5 @@ def test_a_tree_that_goes_on_already_is_not_put_right(
     with paused(criuctl, step, "snapshot", animal.pid) as held:
         assert len(os.listdir(criuctl.home.run / "shields")) == number
         held.go_on()
-        assert held.command.process.wait(120) == 0, held.command.told()
+        assert held.command.process.wait(120) == 0, held.command.output()
     animal.ask()

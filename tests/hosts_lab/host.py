@@ -54,11 +54,11 @@ class HostCommand:
             return json.loads(self.out.read_text())
         except ValueError as error:
             raise AssertionError(
-                f"stdout is not one JSON value ({error})\n{self.told()}"
+                f"stdout is not one JSON value ({error})\n{self.output()}"
             ) from error
 
-    def told(self) -> str:
-        """All it wrote."""
+    def output(self) -> str:
+        """All that it wrote to stdout and stderr."""
         return (
             f"stdout: {self.out.read_text(errors='replace')}\nstderr: "
             f"{self.err.read_text(errors='replace')}"
@@ -174,7 +174,7 @@ class Host:
             command.process.kill()
             raise
         assert code == 0 or not check, (
-            f"on {self.name}: {' '.join(map(str, argv))} ended with {code}\n{command.told()}"
+            f"on {self.name}: {' '.join(map(str, argv))} ended with {code}\n{command.output()}"
         )
         return subprocess.CompletedProcess(
             command.process.argv, code, command.out.read_text(), command.err.read_text()
@@ -199,7 +199,7 @@ class Host:
         if check:
             assert code == 0, (
                 f"on {self.name}: criuctl {' '.join(map(str, arguments))} ended with "
-                f"{code}\n{command.told()}"
+                f"{code}\n{command.output()}"
             )
             return command.json()
         answer = command.json() if command.out.stat().st_size else {}

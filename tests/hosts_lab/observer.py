@@ -41,7 +41,7 @@ while True:
 
 
 @dataclass
-class Told:
+class Heard:
     """All that was heard of one teller."""
 
     numbers: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Observer:
         self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 8 << 20)
         self._socket.bind((host.address, PORT))
         self._address = host.address
-        self._told: dict[str, Told] = {}
+        self._heard: dict[str, Heard] = {}
         self._lock = threading.Lock()
         self._counter = itertools.count(1)
         self._over = False
@@ -88,11 +88,11 @@ class Observer:
         teller.wait_heard(host)
         return teller
 
-    def told(self, name: str) -> Told:
+    def heard(self, name: str) -> Heard:
         """What was heard until now."""
         with self._lock:
-            told = self._told.get(name, Told())
-            return Told(list(told.numbers), list(told.hosts))
+            heard = self._heard.get(name, Heard())
+            return Heard(list(heard.numbers), list(heard.hosts))
 
     def _listen(self) -> None:
         while not self._over:
@@ -103,9 +103,9 @@ class Observer:
             if text:
                 name, number, host = text.split()
                 with self._lock:
-                    told = self._told.setdefault(name, Told())
-                    told.numbers.append(int(number))
-                    told.hosts.append(host)
+                    heard = self._heard.setdefault(name, Heard())
+                    heard.numbers.append(int(number))
+                    heard.hosts.append(host)
 
 
 class Teller:
@@ -118,15 +118,16 @@ class Teller:
 
     def wait_heard(self, host: Host, count: int = 3) -> None:
         """Wait until it has told `count` more numbers, and those on `host`."""
-        before = len(self._observer.told(self.name).numbers)
+        before = len(self._observer.heard(self.name).numbers)
 
-        def heard() -> bool:
-            return self._observer.told(self.name).hosts[before:].count(host.name) >= count
+        def is_heard() -> bool:
+            return self._observer.heard(self.name).hosts[before:].count(host.name) >= count
 
         wait_until(
-            heard,
+            is_heard,
             SECONDS,
-            f"{self.name} is heard on {host.name}, not {self._observer.told(self.name).hosts[-1:]}",
+            f"{self.name} is heard on {host.name}, not on "
+            f"{self._observer.heard(self.name).hosts[-1:]}",
         )
 
     def living(self, *hosts: Host) -> list[str]:
@@ -135,14 +136,14 @@ class Teller:
 
     def check(self) -> list[str]:
         """Every number was told once and in order; the hosts that it has run on, in order."""
-        told = self._observer.told(self.name)
-        assert told.numbers == list(range(1, len(told.numbers) + 1)), self._odd(told)
-        return [name for name, _ in itertools.groupby(told.hosts)]
+        heard = self._observer.heard(self.name)
+        assert heard.numbers == list(range(1, len(heard.numbers) + 1)), self._odd(heard)
+        return [name for name, _ in itertools.groupby(heard.hosts)]
 
-    def _odd(self, told: Told) -> str:
-        for index, number in enumerate(told.numbers):
+    def _odd(self, heard: Heard) -> str:
+        for index, number in enumerate(heard.numbers):
             if number != index + 1:
-                near = list(zip(told.numbers, told.hosts, strict=True))[
+                near = list(zip(heard.numbers, heard.hosts, strict=True))[
                     max(0, index - 4) : index + 4
                 ]
                 return f"{self.name}: number {index + 1} should have come, but heard were {near}"

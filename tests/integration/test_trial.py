@@ -110,7 +110,7 @@ def test_what_holds_it_is_killed(zoo: Zoo, trip: Trip, criuctl: Criuctl, home: H
         Path(f"/proc/{command.process.pid}/task/{command.process.pid}/children").read_text().split()
     ):
         os.kill(int(child), signal.SIGKILL)
-    assert command.process.wait(60) == 6, command.told()
+    assert command.process.wait(60) == 6, command.output()
     assert command.json()["error"]["message"].endswith("was killed; nothing is left of it")
     wait_until(
         lambda: not running(f"sleep {seconds}") and running(animal.folder) == tree,

@@ -65,7 +65,7 @@ class Served:
     def end(self) -> None:
         """As ^C does."""
         self.command.process.kill(signal.SIGINT)
-        assert self.command.process.wait(TIMEOUT) == 0, self.command.told()
+        assert self.command.process.wait(TIMEOUT) == 0, self.command.output()
 
 
 @contextlib.contextmanager
@@ -94,7 +94,7 @@ class Window:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket
         self.shown = b""
-        self.told: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self.ended = ""
         self._came = asyncio.Event()
 
@@ -107,23 +107,23 @@ class Window:
                 self.shown += came.data[8:]
             else:
                 assert came.type is aiohttp.WSMsgType.TEXT, came
-                self.told.append(json.loads(came.data))
+                self.received.append(json.loads(came.data))
             self._came.set()
         self.ended = f"closed with {self.socket.close_code}"
         self._came.set()
 
     async def more(self) -> None:
         """Wait for what comes next."""
-        assert not self.ended, (self.ended, self.told)
+        assert not self.ended, (self.ended, self.received)
         self._came.clear()
         await asyncio.wait_for(self._came.wait(), TIMEOUT)
 
     async def hears(self, *, kind: str = "", text: bytes = b"") -> dict[str, Any]:
         """Wait until this was told or shown."""
         while True:
-            for message in self.told:
+            for message in self.received:
                 if kind and kind in (message.get("type"), message.get("event")):
-                    self.told.remove(message)
+                    self.received.remove(message)
                     return message
             if text and text in self.shown:
                 return {}
@@ -247,11 +247,11 @@ def test_a_page_that_does_not_keep_up_is_sent_no_more(operators: Operators) -> N
             await window.socket.send_str("what?")
             await window.hears(kind="refused")
             assert len(window.shown) < 3_000_000
-            told = 0
+            confirmed = 0
             while b"finished-42" not in window.shown:
                 shown = len(window.shown)
-                await window.socket.send_json({"op": "shown", "bytes": shown - told})
-                told = shown
+                await window.socket.send_json({"op": "shown", "bytes": shown - confirmed})
+                confirmed = shown
                 if len(window.shown) == shown:
                     await window.more()
 

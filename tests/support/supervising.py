@@ -33,8 +33,8 @@ class Started(Protocol):
     process: Launched
     out: Path
 
-    def told(self) -> str:
-        """All it wrote."""
+    def output(self) -> str:
+        """All that it wrote to stdout and stderr."""
 
 
 class Supervised:
@@ -64,14 +64,14 @@ class Supervised:
             ended = self.command.process.poll() is not None
             seen = [event for event in self.events(kind) if where(event)]
             if len(seen) < count:
-                assert not ended, f"ended before {kind}: {self.command.told()}"
+                assert not ended, f"ended before {kind}: {self.command.output()}"
                 return None
             return seen[count - 1]
 
         try:
             event: dict[str, Any] = wait_until(found, PATIENCE, kind)
         except TimeoutError as error:
-            raise AssertionError(f"no {kind}: {self.command.told()}") from error
+            raise AssertionError(f"no {kind}: {self.command.output()}") from error
         return event
 
     def stop(self, number: int = signal.SIGTERM) -> int:

@@ -259,7 +259,7 @@ def test_output_that_goes_nowhere_is_told(operators: Operators, closing: str, sa
     ):
         command = operators.start(*words.split(), json_output=False)
         assert command.process.wait(60) == 1
-        assert said in command.told()
+        assert said in command.output()
     operators.prefix = []
 
 
@@ -401,7 +401,7 @@ def test_a_session_that_runs_without_a_holder(operators: Operators, zoo: Zoo) ->
     assert operators("wait", "plain", "--exit", "--timeout", "0.2", check=False)["exit_code"] == 12
     waiting = operators.start("wait", "plain", "--exit")
     operators("dump", "plain")
-    assert waiting.process.wait(TIMEOUT) == 3 and "criuctl restore plain" in waiting.told()
+    assert waiting.process.wait(TIMEOUT) == 3 and "criuctl restore plain" in waiting.output()
     pid = operators("restore", "plain")["pid"]
     waiting = operators.start("wait", "plain", "--exit")
     wait_until(lambda: _waits_for_a_process(waiting.process.pid), TIMEOUT, "it waits")
@@ -589,8 +589,8 @@ def test_what_is_kept_of_ended_sessions_is_forgotten(operators: Operators) -> No
     operators("kill", "stored")  # nobody waits for it any more
     assert operators("forget", "stored")["sessions"][0]["ok"]
     assert operators("list")[0]["session"] == "stored"
-    told = [event for event in operators("events") if event["operation"] == "forget"]
-    assert {event.get("session") for event in told} >= {
+    events = [event for event in operators("events") if event["operation"] == "forget"]
+    assert {event.get("session") for event in events} >= {
         "first",
         "second",
         "stored",

@@ -147,7 +147,7 @@ def test_a_restore_that_is_broken_off_when_the_holder_has_the_tree(
         )
         held.go_on()
         code = held.command.process.wait(TIMEOUT)
-        assert code == (-signal.SIGKILL if killed == "criuctl" else 6), held.command.told()
+        assert code == (-signal.SIGKILL if killed == "criuctl" else 6), held.command.output()
         wait_until(
             lambda: operators("status", "work")["state"] != stands,
             TIMEOUT,
@@ -240,7 +240,7 @@ def test_of_a_tree_whose_holder_is_killed_before_it_runs_nothing_runs(
     with paused(operators, "resume", "restore", "work") as held:
         os.kill(operators("status", "work")["holder_pid"], signal.SIGKILL)
         held.go_on()
-        assert held.command.process.wait(TIMEOUT) not in (0, 1), held.command.told()
+        assert held.command.process.wait(TIMEOUT) not in (0, 1), held.command.output()
     assert done.stat().st_size == size
     operators("restore", "work")
     _goes_on(operators)

@@ -133,7 +133,7 @@ def test_a_criu_that_is_killed_does_not_let_a_paused_session_run(operators: Oper
     with paused(operators, "frozen", "dump", "work") as held:
         held.kill_criu()
         held.go_on()
-        assert held.command.process.wait(TIMEOUT) == 5, held.command.told()
+        assert held.command.process.wait(TIMEOUT) == 5, held.command.output()
         held.wait_settled()
     stands = operators("status", "work")
     assert stands["state"] == "paused"
@@ -166,7 +166,7 @@ def test_while_its_snapshot_is_stored_a_session_is_as_any_other(
         else:
             assert operators("kill", "work", "--timeout", 0)["exit_code"] == 128 + signal.SIGKILL
         held.go_on()
-        assert held.command.process.wait(TIMEOUT) == 0, held.command.told()
+        assert held.command.process.wait(TIMEOUT) == 0, held.command.output()
     wait_until(lambda: not operators("status", "work")["holder"], TIMEOUT, "its holder has ended")
     assert (operators("status", "work")["state"], len(operators("list", "work"))) == ("exited", 1)
     operators("run", "-d", "--name", "work", "--", "sleep", "1000")

@@ -28,8 +28,8 @@ def test_it_is_told_as_ended(step: str, where: tuple[str, ...], operators: Opera
         os.kill(root.pid, signal.SIGKILL)
         wait_until(lambda: not root.exists(), TIMEOUT, "it has ended")
         held.go_on()
-        assert held.command.process.wait(TIMEOUT) == 3, held.command.told()
-        assert f"PID {root.pid}" in held.command.told()
+        assert held.command.process.wait(TIMEOUT) == 3, held.command.output()
+        assert f"PID {root.pid}" in held.command.output()
     assert operators("status", "work")["state"] == "exited"
 
 
