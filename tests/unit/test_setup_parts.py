@@ -31,7 +31,7 @@ def shell(program: str, *arguments: str | Path, **environment: str | Path) -> st
 
 
 def made_by(python: str, folder: Path) -> str:
-    """Whether set-up makes the environment in `folder` anew."""
+    """Whether set-up makes the environment in `folder` again."""
     fake = folder.parent / "python3"
     fake.write_text(f'#!/bin/sh\ncase $2 in venv) echo anew ;; *) exec "{python}" "$@" ;; esac\n')
     fake.chmod(0o755)

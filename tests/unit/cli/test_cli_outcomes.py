@@ -1,4 +1,4 @@
-"""What people are told of connections."""
+"""What criuctl prints about connections."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_one_of_each() -> None:
 
 
 def test_many_that_are_alike() -> None:
-    """They are one line, and those of which something else became another."""
+    """They are one line; those with another outcome than requested are another line."""
     lines = connection_lines(
         [connection(fd) for fd in range(3, 503)]
         + [connection(900, outcome="hangup", reason="TLS")],

@@ -26,7 +26,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Site:
-    """A store, this host's state, and criuctl told to use both."""
+    """A store, this host's state, and a criuctl that is configured to use both."""
 
     def __init__(self, path: Path, run: Run) -> None:
         self.path, self.run = path, run
@@ -119,8 +119,8 @@ def test_the_newest_of_a_session_that_would_be_brought_back_stays(site: Site) ->
 
 
 def test_the_newest_of_a_session_that_its_dump_has_ended_elsewhere_stays(site: Site) -> None:
-    """Nobody holds it; until somebody says that nobody waits for it either, as `kill` on the host
-    that had it does.
+    """No host holds the session, but its newest checkpoint stays until `kill` on the host that had
+    it says that it is not needed.
     """
     repository = site.repository()
 

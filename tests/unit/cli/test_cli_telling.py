@@ -1,5 +1,5 @@
-"""What becomes of several things is told as it becomes known, and what is printed is one JSON value
-whatever ends it.
+"""Each outcome of several is printed as soon as it is known, and stdout is one JSON value however
+the command ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What journald is told of a service, and when it is; the real one is in the integration tests."""
+"""What is sent to journald about a service, and when; the integration tests use the real
+journald.
+"""
 
 from __future__ import annotations
 

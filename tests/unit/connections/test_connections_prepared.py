@@ -1,5 +1,5 @@
-"""Whether what made a prepared statement begins with PREPARE, told in a moment whatever stands
-before it.
+"""Whether the statement that made a prepared statement begins with PREPARE, decided at once
+whatever comes before it.
 """
 
 from __future__ import annotations

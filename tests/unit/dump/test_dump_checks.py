@@ -1,4 +1,6 @@
-"""What the checks find out beside the tree: here, how the CRIU in use was built."""
+"""What the checks find out about the environment of the tree: here, how the CRIU in use was
+built.
+"""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_what_took_the_place_of_a_disk(tmp_path: Path) -> None:
 
 
 def test_what_was_made_in_a_folder_that_came_along(folder: Path) -> None:
-    """A newer file beside older ones would be taken for one of them; what was there is not
+    """A newer file next to older ones would be taken for one of them; files that were there are not
     touched.
     """
     whole = FileRecord(str(folder), "carried", mode=folder.stat().st_mode)
@@ -222,7 +222,7 @@ def test_what_was_made_in_a_folder_that_came_along(folder: Path) -> None:
 
 
 def test_the_output_of_a_server_is_no_part_of_it(folder: Path) -> None:
-    """A log that was rotated stands in nobody's way."""
+    """A log that was rotated blocks no restore."""
     log = folder / "logfile"
     log.write_bytes(OLD)
     output = record(log, append=True).with_use(holders=((7, 1), (8, 2)))

@@ -43,8 +43,8 @@ class Images(ImageSet):
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> tuple[Manifest, CheckpointReader]:
-    """Of a tree that had ``gone`` open, another name of which is ``data``; without a digest, as
-    older ones are.
+    """Of a tree that had ``gone`` open, a file with the other name ``data``; without a digest, as
+    in older checkpoints.
     """
     (tmp_path / "data").write_bytes(OLD)
     status = (tmp_path / "data").stat()
@@ -162,7 +162,7 @@ def test_where_numbers_mean_nothing_contents_decide(
     checkpoint: tuple[Manifest, CheckpointReader],
     tmp_path: Path,
 ) -> None:
-    """On another host, or since this one was started anew."""
+    """On another host, or after a reboot of this one."""
     manifest = replace(checkpoint[0], host=HostInfo(boot_id="another"))
     replaced(tmp_path / "data")
     if what is os.mkdir:

@@ -172,8 +172,8 @@ def failing(work: Path, meanwhile: Callable[[Path], object]) -> None:
 @pytest.mark.parametrize("name", ["gone", "gone.cr_link"])
 @pytest.mark.parametrize("there", [True, False])
 def test_after_a_failure_the_deleted_name_is_gone_again(there: bool, name: str, work: Path) -> None:
-    """CRIU links it for the moment in which it opens it; unless it was there before, as somebody
-    else's.
+    """CRIU links it for the moment in which it opens it. A file of another user that was there
+    before stays.
     """
     if there:
         (work / name).hardlink_to(work / "data")

@@ -35,7 +35,7 @@ DONE = (
 
 @pytest.fixture
 def server() -> Iterator[socket.socket]:
-    """Somebody who listens."""
+    """A server that listens."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(20)
         yield listening
@@ -117,8 +117,8 @@ print(json.dumps({"outcome": "reconnected", "data": data}))
 
 
 def test_a_secret_that_is_larger_than_a_pipe() -> None:
-    """A token out of a command, say: half of one would be refused by the peer, and nobody would
-    know why.
+    """A token from a command, say: the peer would refuse half of one, and the cause would be hard
+    to find.
     """
     secret = "".join(f"{number:08}" for number in range(20_000))
     reading = _secret_pipe(secret)

@@ -1,4 +1,6 @@
-"""A hook that is tried by hand is told what the contract says, as far as it can be known."""
+"""A hook that is run by hand gets the request that the contract describes, as far as it can be
+known.
+"""
 
 from __future__ import annotations
 

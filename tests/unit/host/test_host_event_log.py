@@ -58,7 +58,9 @@ def _write_for_ever(folder: Path, name: str, acknowledged: int) -> None:
 
 
 def test_many_writers_that_are_killed(tmp_path: Path) -> None:
-    """Numbers have no gap and no duplicate, and what a writer was told is in the log."""
+    """Numbers have no gap and no duplicate, and every event that a writer got a number for is in
+    the log.
+    """
     acknowledgements = tmp_path / "acknowledgements"
     with acknowledgements.open("ab", buffering=0) as file:
 
@@ -166,7 +168,7 @@ def test_full_files_go_and_numbers_and_sums_go_on(tmp_path: Path) -> None:
     assert log.tally().operations == {"x": {"0": 61}}
     for path in tmp_path.glob("events-*.jsonl"):
         path.unlink()
-    log.path.unlink()  # by somebody who tidies up: numbers go on from the sums
+    log.path.unlink()  # as a clean-up would: numbers go on from the sums
     assert log.tally().seq == log.newest() > 0
     _fill(log, 1)
     assert _numbers(log) == [log.tally().seq]
@@ -188,7 +190,7 @@ def test_who_follows_misses_nothing_when_files_change(tmp_path: Path) -> None:
     follower.start()
     _until(lambda: seen == [4, 5], "it begins after 3")
     with log.path.open("ab") as file:
-        file.write(b'{"seq":6,"operation":"to')  # somebody is killed here
+        file.write(b'{"seq":6,"operation":"to')  # a writer is killed here
     _fill(log, 95)
     follower.join(PATIENCE)
     assert seen == list(range(4, 101))

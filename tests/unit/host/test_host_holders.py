@@ -26,7 +26,9 @@ from criuctl.session.client.session import Output, Session
 
 
 class SlowHolder:
-    """Stands in for a holder: it answers at once when it is told to end, and ends a while later."""
+    """Stands in for a holder: it answers at once when it is asked to end, and ends a while
+    later.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(["sleep", "600"])
@@ -104,7 +106,7 @@ def test_a_scrollback_with_a_gap_begins_behind_it(tmp_path: Path) -> None:
         holder.read_ahead(writer)
         record = holder.begin(writer)
         assert record is not None and record.scrollback is not None
-        # so the next byte is the 900th, as it was told
+        # so the next byte is the 900th, as the status says
         assert (record.base, record.scrollback.size) == (890, 10)
         assert record.input_offset == 893
 

@@ -92,7 +92,7 @@ def test_an_address_that_is_named_twice_is_taken_once(
 
 
 def test_an_address_comes_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other host could not be told; when it is, the address may have been given to another host
+    """The other host could not be reached; when it is, the address may belong to another host since
     long ago.
     """
     came_back: list[str] = []

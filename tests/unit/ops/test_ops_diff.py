@@ -437,7 +437,7 @@ def test_two_checkpoints_of_a_store(tmp_path: Path) -> None:
     memory = body["memory"]
     assert (memory["before"], memory["after"]) == (89 * PAGE, 90 * PAGE)
     assert (memory["changed"], memory["added"], memory["removed"]) == (WINDOW, PAGE, 0)
-    assert len(body["warnings"]) == 4  # neither descriptors nor mappings can be told of such images
+    assert len(body["warnings"]) == 4  # such images show neither descriptors nor mappings
     exact = diff(config, "web@1", "web@2", exact=True, reporter=Reporter()).to_dict()["memory"]
     assert (exact["changed"], exact["added"], exact["exact"]) == (PAGE, PAGE, True)
     same = diff(config, "web@2", "web@3", reporter=Reporter()).to_dict()

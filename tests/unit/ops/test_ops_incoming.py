@@ -169,7 +169,9 @@ def test_a_signal_when_it_was_let_run_waits_until_that_is_told(
 def test_what_fails_when_it_runs_is_no_failure_of_its_restore(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its home must not be told that it does not run, nor lose an address that came along."""
+    """Its home must not get the answer that it does not run, nor lose an address that came
+    along.
+    """
     move = site.move("work", "c" * 32)
     arrival = site.arrival(move)
     arrival.word = "go"

@@ -280,8 +280,8 @@ def test_a_tree_by_its_pid_file(tmp_path: Path, config: Config) -> None:
 
 
 def test_a_tree_has_one_name(tmp_path: Path, config: Config) -> None:
-    """Neither another tree of the configuration nor a session with a holder is told as something
-    else, and none is dumped so.
+    """Neither another tree of the configuration nor a session with a holder is reported under
+    another name, and none is dumped under one.
     """
     process = subprocess.Popen(["sleep", "1000"])
     try:
@@ -390,7 +390,7 @@ def test_the_door(config: Config) -> None:
         ({"state": "checkpointed", "checkpoint": "new"}, "", False, "stored"),
         # the host went down before its turn
         ({"state": "running", "checkpoint": "old"}, "another", False, "failed"),
-        # after its snapshot; that PID is somebody else's
+        # after its snapshot; that PID belongs to another process
         ({"state": "running", "checkpoint": "new"}, "another", True, "stored"),
         # before its second snapshot
         ({"state": "running", "checkpoint": "old", "reason": "kept"}, "another", False, "stored"),
@@ -421,7 +421,7 @@ def test_what_has_become_of_it(
     [
         (None, "gone"),  # it was killed
         ({}, "back"),  # by its newest checkpoint
-        ({"state": "checkpointed"}, "gone"),  # somebody has dumped it, and it stays so
+        ({"state": "checkpointed"}, "gone"),  # an operator has dumped it, and it stays so
         ({"boot_id": "", "pid": 1 << 30}, "gone"),  # it ended of itself, the host was not rebooted
         ({"incarnation": 3}, "gone"),  # the same, before the reboot
     ],

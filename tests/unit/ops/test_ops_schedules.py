@@ -1,4 +1,4 @@
-"""Schedules: what is written for systemd and for cron, what cron can be told, and the commands, in
+"""Schedules: what is written for systemd and for cron, what cron can express, and the commands, in
 folders of the test.
 """
 
@@ -480,8 +480,8 @@ def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:
 
 
 def test_a_run_that_was_killed_is_told(site: Site) -> None:
-    """Nobody is left to write down how it ended: the list says so, not what became of the run
-    before.
+    """A killed run cannot record how it ended: the list says so, and does not show the result of
+    the run before.
     """
     site("add", "web", "--all", "--every", "1h")
     site("run", "web")

@@ -88,7 +88,7 @@ def lease(post: Post) -> Path:
 def test_a_lease_that_cannot_be_read_is_waited_for(
     post: Post, events: list[dict[str, Any]], lease: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session may be brought back later, by nobody else."""
+    """The session may be brought back later, and only by this supervisor."""
     good, looks = lease.read_bytes(), list[float]()
 
     def mended(seconds: float) -> None:

@@ -1,6 +1,4 @@
-"""What a target says of a tree that wants to come: from needs that are made up, some of them by
-somebody hostile.
-"""
+"""What a target says of a tree that wants to come: from made-up needs, some of them hostile."""
 
 from __future__ import annotations
 
@@ -283,7 +281,7 @@ def test_files_that_stay_at_home(config: Config, tmp_path: Path) -> None:
     assert level("written", size=5) == [("error", "file-refuse")]
     assert level("written", size=2, append=True) == [("warning", "file-refuse")]
     for use in ("mapped", "read", "written"):
-        # other rights stop nobody who has it open
+        # other permissions do not matter to a process that has it open
         expected = [] if use == "written" else [("info", "file-moved-on")]
         assert level(use, mode=0o100600) == expected
         assert level(use, mode=0o020640)[0][0] == "error"
@@ -353,8 +351,8 @@ def test_carried_programs_may_be_missing(config: Config, tmp_path: Path) -> None
 
 
 def test_carried_programs_of_a_user_in_a_folder_of_root_s(config: Config, tmp_path: Path) -> None:
-    """Told before anything is frozen, as the restore would: not for root's own program, nor for a
-    tree of root's.
+    """Refused before anything is frozen, as the restore would: not for root's own program, nor for
+    a tree of root's.
     """
     here = tmp_path / "here"
     here.write_text("another one")

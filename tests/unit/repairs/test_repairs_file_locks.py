@@ -99,7 +99,9 @@ def test_what_another_process_holds(
 
 
 def test_what_has_the_name_now_is_no_file(tmp_path: Path) -> None:
-    """Missing, a FIFO without a writer, a link: no lock is in the way, and nobody is waited for."""
+    """Missing, a FIFO without a writer, a link: no lock is in the way, and the repair does not
+    wait.
+    """
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to(tmp_path / "fifo")
     for name in ("missing", "fifo", "link"):

@@ -93,7 +93,7 @@ def test_taken_pids(wish: str, pids: str, error: list[str]) -> None:
     ("wish", "pids"), [("auto", "private"), ("private", "private"), ("same", "same")]
 )
 def test_a_tree_with_pids_of_its_own(wish: str, pids: str) -> None:
-    """Its numbers are free here, and nobody's business."""
+    """Its PIDs are free here, and do not matter on this host."""
     plan = make_plan(
         manifest(namespaces={"pid": {"mode": "entered", "init": False}}), facts(), Wishes(pids=wish)
     )
@@ -452,7 +452,7 @@ def test_an_interface_that_is_not_here_is_told_unless_the_connection_is_given_up
 
 
 def test_a_name_that_is_shown_takes_namespaces_of_its_own() -> None:
-    """Where it cannot be, only its own name is told."""
+    """Where it cannot be, only its own name is printed."""
     shown = replace(TAKEN, what="copys")
     for pids, expected in (("auto", True), ("same", False)):
         (finding,) = make_plan(manifest(), facts(names=(shown,)), Wishes(pids=pids)).findings

@@ -26,7 +26,7 @@ PROJECT = Path(__file__).parents[4]
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[tuple[Master, int]]:
-    """A master that is read by nobody yet, with a small log, and its slave side, raw."""
+    """A master without a reader yet and with a small log, and its slave side, raw."""
     loop = Loop()
     master = Master(
         loop, OutputLog(tmp_path / "output", 64 * PAGE, ring=8 * PAGE, base=1001), Modes()

@@ -1,5 +1,5 @@
-"""A session that stands still when nobody says any more that this is its home: by a clock and a
-timer of the test's.
+"""A session that stands still when this host is no longer confirmed as its home: with a clock and a
+timer of the test.
 """
 
 from __future__ import annotations
