@@ -46,7 +46,7 @@ def stored(criuctl: Criuctl, zoo: Zoo, times: int = 2) -> tuple[Animal, list[dic
 
 
 def remove_manifest(store: Path, checkpoint: str) -> None:
-    """As somebody does who can write to the folder."""
+    """As an attacker does who can write to the folder."""
     (found,) = (store / "checkpoints").rglob(f"*-{checkpoint}")
     found.unlink()
 
@@ -195,8 +195,8 @@ def test_another_host_has_dumped_it_since(criuctl: Criuctl, elsewhere: Criuctl, 
 
 
 def test_a_forged_checkpoint_under_the_same_name(criuctl: Criuctl, zoo: Zoo, home: Home) -> None:
-    """Somebody adds one of another session, of a higher number, to a store without encryption: it
-    is not run for a NAME.
+    """An attacker adds a checkpoint of another session, with a higher number, to a store without
+    encryption: it is not run for a NAME.
     """
     animal, reports = stored(criuctl, zoo)
     forger = Config(
@@ -214,7 +214,7 @@ def test_a_forged_checkpoint_under_the_same_name(criuctl: Criuctl, zoo: Zoo, hom
         error = refused(criuctl("restore", "work", *more, check=False), "another-session")
         assert "ffffffffffff" in error["message"] and "work@7" in error["hint"]
     refused(criuctl("verify", "work", "--restore", check=False), "another-session")
-    criuctl("kill", "work")  # nobody waits for it
+    criuctl("kill", "work")  # it is not waited for
     refused(criuctl("restore", "work", check=False), "another-session")
     back = criuctl("restore", reports[1]["checkpoint"])
     zoo.adopt(back["pid"], animal)

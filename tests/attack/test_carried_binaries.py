@@ -117,7 +117,7 @@ def test_a_user_s_file_lies_in_no_folder_of_root_s(
     """Where the user's folder is gone, the nearest one that exists is root's, and stays as it
     is.
     """
-    theirs.parent.rename(lab.folder.parent / "theirs")  # nobody but root can
+    theirs.parent.rename(lab.folder.parent / "theirs")  # only root can
     moved = lab.folder.parent / "theirs" / theirs.name
     report = lab.dump(start(lab, moved), "--carry-binaries")
     moved.unlink()

@@ -66,7 +66,7 @@ MADE = [a_folder, a_link, a_link_of_root_s, written_by_others]
 
 @pytest.fixture
 def victim(home: Home) -> Path:
-    """A folder of root's with files that nobody may remove."""
+    """A folder of root's with files that no other user may remove."""
     folder = home.path / "victim"
     folder.mkdir()
     for name in ("locks", "shields", "groups", "inside", "holders"):
@@ -109,7 +109,7 @@ def fallen_back(criuctl: Criuctl, made: str, victim: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("made", [made.__name__ for made in MADE])
 def test_the_fallback_of_the_run_folder(criuctl: Criuctl, victim: Path, made: str) -> None:
-    """Without a writable /run the locks are in /dev/shm: never in a folder of somebody else's."""
+    """Without a writable /run the locks are in /dev/shm: never in a folder of another user's."""
     report = fallen_back(criuctl, made, victim)
     assert report["exit_code"] == 4, report
     assert "/dev/shm/criuctl" in report["error"]["message"] and report["error"]["hint"]
@@ -117,7 +117,7 @@ def test_the_fallback_of_the_run_folder(criuctl: Criuctl, victim: Path, made: st
 
 
 def test_the_fallback_works(criuctl: Criuctl, victim: Path) -> None:
-    """Where nobody was first, the command goes on: there is no such store."""
+    """Where the folder did not exist before, the command goes on: there is no such store."""
     report = fallen_back(criuctl, "nothing", victim)
     assert report["exit_code"] == 7, report
 

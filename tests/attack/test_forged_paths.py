@@ -1,4 +1,6 @@
-"""Whoever writes to a store that is not encrypted names files of root's in a user's checkpoint."""
+"""An attacker who can write to a store that is not encrypted names files of root's in a user's
+checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The secret of a connection rule is told to no server that a user has chosen, and lent to no
+"""The secret of a connection rule is sent to no server that a user has chosen, and lent to no
 process that only claims a name.
 """
 

@@ -1,4 +1,4 @@
-"""SO_PEERCRED of restored unix sockets: whom a program takes its peer for."""
+"""SO_PEERCRED of restored unix sockets: which user a program takes its peer for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAKE = (
 
 
 def test_a_user_s_peers_are_taken_for_root_and_it_is_said(lab: Laboratory) -> None:
-    """CRIU makes the sockets as root; a program that asks later, or a client of a restored
-    listener, is told root.
+    """CRIU makes the sockets as root, so root is what a program that asks later, or a client of a
+    restored listener, gets.
     """
     pid = lab.start()
     lab.ask(pid, MAKE.format(lab.folder / "sock"))

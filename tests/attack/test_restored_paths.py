@@ -146,7 +146,7 @@ def test_a_fifo(lab: Laboratory, secret: Path) -> None:
 
 
 def test_a_deleted_file(lab: Laboratory, secret: Path, shadow: Path) -> None:
-    """CRIU makes it anew in the folder that it was in."""
+    """CRIU makes it again in the folder that it was in."""
     pid = lab.start((shadow, os.O_RDWR))
     lab.as_user("rm d/shadow")
     report = lab.dump(pid)
@@ -260,8 +260,8 @@ def test_old_contents_come_back_and_nothing_else(
 
 
 def test_old_contents_from_a_folder_of_roots(lab: Laboratory) -> None:
-    """A user's program reads what root has put there, and upgraded since; nobody can make a file
-    there.
+    """A user's program reads a file that root has put there and upgraded since; only root can make
+    files there.
     """
     folder = lab.folder.parent / "package"
     folder.mkdir(mode=0o755)

@@ -52,8 +52,8 @@ def standing(zoo: Zoo, echo: Echo) -> Animal:
 def _judge(
     answer: dict[str, Any], report: dict[str, Any], animal: Animal, echo: Echo, *, step: str = ""
 ) -> None:
-    """Exit 12, told what took the time; the tree stood still for about the bound, runs on, and has
-    its connection.
+    """Exit 12, and the error says what took the time; the tree stood still for about the bound,
+    runs on, and has its connection.
     """
     assert answer["exit_code"] == 12, answer
     error = answer["error"]
@@ -81,7 +81,7 @@ def _nothing_is_left(criuctl: Criuctl, animal: Animal) -> None:
 
 @pytest.fixture
 def dripping(radosgw_server: RadosGateway, home: Home, criuctl: Criuctl) -> Iterator[FaultProxy]:
-    """The reference server behind a proxy that lets everything pass, until it is told otherwise."""
+    """The reference server behind a proxy that passes everything, until the test switches it."""
     radosgw_server.make_bucket(home.token)
     before = dict(criuctl.extra)
     with FaultProxy(radosgw_server.port, pause=2.0) as proxy:
