@@ -19,7 +19,7 @@ from .errors import BenchFailed
 from .interrupts import waiting
 
 _SAMPLE = 0.01  # seconds between two looks at the memory of a program and its children
-_GRACE = 30.0  # seconds for a program that is told to end to do so
+_GRACE = 30.0  # seconds for a program to end after SIGTERM
 
 
 @dataclass(frozen=True)

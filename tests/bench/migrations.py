@@ -172,7 +172,7 @@ class _Listener:
         self._socket.close()
 
     def forget(self) -> None:
-        """Listen anew."""
+        """Listen again."""
         self.gap = 0.0
 
     def heard(self, seconds: float) -> None:

@@ -78,7 +78,7 @@ def test_another_key_opens_what_was_stored(place: Place, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("place", ["local", "radosgw", "rclone"], indirect=True)
 def test_operators_at_the_same_time(place: Place, tmp_path: Path) -> None:
-    """Each adds a key of its own: all of them open the store, or who lost is told."""
+    """Each adds a key of its own: all of the keys open the store, or the loser gets an error."""
     config = replace(
         place.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache")
     )
@@ -138,8 +138,7 @@ def test_a_bucket_that_keeps_and_locks_versions(
             kit.check(repository, "web")
         with pytest.raises(WrongKey):
             Repository.open(store, old)
-        # Honestly: whoever has the removed key and may read what such a bucket keeps opens the
-        # store.
+        # A limit: a removed key and read access to what such a bucket keeps open the store.
         versions = client.list_object_versions(Bucket=bucket, Prefix="trees/keys/")
         assert len(versions["Versions"]) == 2 and len(versions["DeleteMarkers"]) == 1
         assert bool(warnings) is not Repository.open(store, new).capabilities.conditional_create

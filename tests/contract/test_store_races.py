@@ -1,4 +1,4 @@
-"""Many at once: one winner per name, and nobody ever sees a part."""
+"""Many at once: one winner per name, and no reader ever sees a part."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_one_process_wins(store: Store, place: Place) -> None:
 
 @pytest.mark.parametrize("place", KINDS, indirect=True)
 def test_readers_see_the_whole_or_nothing(store: Store, place: Place) -> None:
-    """A name that is written, replaced and deleted all the time, with readers beside it."""
+    """A name that is written, replaced and deleted all the time, while others read it."""
     # The weak server replaces by unlinking first, and says so; there, names are never used twice.
     replacing = place.kind != "rclone"
     contents = [

@@ -276,8 +276,8 @@ def test_a_byte_changed_on_the_way_is_noticed_and_sent_again(
 
 
 def test_answers_are_acknowledged_at_once(gateway: Place) -> None:
-    """A server that sends an answer in two pieces waits 40 ms for an acknowledgement unless it is
-    told to come at once.
+    """A server that sends an answer in two pieces waits 40 ms for an acknowledgement, unless this
+    end sends it at once.
     """
     from botocore.awsrequest import AWSHTTPConnectionPool, AWSHTTPSConnectionPool
 

@@ -173,7 +173,7 @@ def test_kill_9_of_criu_while_it_makes_a_deleted_file(
 def test_a_criu_that_hangs_in_a_restore(
     step: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath
 ) -> None:
-    """Whoever interrupts criuctl then is not kept waiting for ever, and nothing stays."""
+    """An interrupt of criuctl does not wait for it for ever, and nothing stays."""
     animal = zoo.launch("counter.py", "1")
     checkpoint = trip.dump(animal)["checkpoint"]
     if step == "restore":  # before CRIU is started: a program that never answers is in its place
@@ -235,8 +235,8 @@ def test_its_first_error_is_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None
 
 
 def test_a_tree_that_cannot_be_frozen(compiled: Path, zoo: Zoo, criuctl: Criuctl) -> None:
-    """A thread that sleeps in vfork can be stopped by nobody: found before the freeze, and the tree
-    runs on.
+    """A thread that sleeps in vfork cannot be stopped: found before the freeze, and the tree runs
+    on.
     """
     animal = zoo.launch([str(compiled / "vfork")])
     wait_until(lambda: oracle.stat_of(animal.pid)[:1] == ["D"], 60, "vfork has begun")

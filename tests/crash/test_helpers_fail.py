@@ -1,5 +1,5 @@
-"""A helper program of criuctl's fails, or somebody kills it: the operation has failed, and that is
-no bug.
+"""A helper program of criuctl's fails or is killed: the operation has failed, and that is no
+bug.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """criuctl is killed at every step of a dump and of a restore.
 
 The steps are not listed here: each test first runs the whole command undisturbed, takes the steps
-that it told of, and then kills one criuctl at each of them. One test goes through all steps of one
+that it reported, and then kills one criuctl at each of them. One test goes through all steps of one
 command, so a step that is added is tested as well.
 """
 
@@ -183,7 +183,7 @@ program()
 
 
 def test_kill_9_just_before_a_tree_is_ended(zoo: Zoo, criuctl: Criuctl) -> None:
-    """It runs on, and is known to: a second copy is not restored beside it."""
+    """It runs on, and criuctl knows it: a second copy is not restored next to it."""
     animal = zoo.launch("counter.py", "1")
     name = animal.folder.name
     criuctl.prefix = [sys.executable, "-c", DIES]
@@ -217,7 +217,7 @@ program()
 
 
 def test_a_failure_when_a_restored_tree_runs(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """It is told, and the tree is known."""
+    """It is reported, and the tree is known."""
     animal = zoo.launch("counter.py", "1")
     report = trip.dump(animal)
     criuctl.prefix = [sys.executable, "-c", STAYS_UP]
@@ -296,8 +296,8 @@ def test_the_firewall_lock_goes_too(zoo: Zoo, criuctl: Criuctl, aftermath: After
 def test_criuctl_and_criu_are_killed_together(
     step: str, zoo: Zoo, criuctl: Criuctl, trip: Trip
 ) -> None:
-    """As when their control group is: nobody is left to unlock the tree's connections, and the next
-    command does.
+    """As when their control group is killed: no process is left to unlock the tree's connections,
+    so the next command does.
     """
     animal = zoo.launch("sockets.py")
     animal.remember()

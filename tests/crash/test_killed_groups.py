@@ -77,7 +77,7 @@ def test_groups_that_are_made_again(group: Path, zoo: Zoo, trip: Trip, criuctl: 
 
 
 def test_the_group_of_a_session_that_has_not_come(criuctl: Criuctl) -> None:
-    """It was made by a holder that was started for the restore, and that goes when nobody restores
+    """It was made by a holder that was started for the restore, and that ends when no restore runs
     any more.
     """
     config = Config(run_dir=str(criuctl.home.run), state_dir=str(criuctl.home.path / "state"))

@@ -128,7 +128,7 @@ def test_a_wrong_byte_in_any_kind_of_object(
         answer = criuctl("restore", report["checkpoint"], check=False)
         verified = criuctl("verify", "--all", check=False)
         what = f"{kind}/{path.name} {harm}"
-        if answer["exit_code"] == 0:  # what can be made anew from the rest may be missing or wrong
+        if answer["exit_code"] == 0:  # what can be made again from the rest may be missing or wrong
             assert kind in REBUILT, what
             zoo.adopt(answer["pid"], animal).end()
         else:

@@ -1,4 +1,4 @@
-"""Two criuctl at once: one does it, the other is told who."""
+"""Two criuctl at once: one does it, the other gets an error that names the first."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def asked(host: Host, word: str) -> str:
 
 @pytest.fixture
 def pair(hosts: Hosts, libraries: dict[int, Path]) -> Hosts:
-    """A session on A, of a Python that only A has, with a library that only A has and one of which
-    B has another version.
+    """A session on A that runs a Python that only A has, with a library that only A has and another
+    library that B has in another version.
     """
     a, b = hosts.a, hosts.b
     furnish(

@@ -1,4 +1,4 @@
-"""The hosts of the lab are hosts of their own, the wire between them does what it is told, and
+"""The hosts of the lab are hosts of their own, the wire between them follows its settings, and
 nothing of them stays.
 """
 
@@ -103,8 +103,8 @@ def test_ssh_from_one_to_the_other(hosts: Hosts) -> None:
 
 
 def test_a_cut_wire_is_silent_and_can_be_mended(hosts: Hosts) -> None:
-    """No reset, no refusal: whoever waits goes on waiting, and what was sent arrives when the wire
-    is whole again.
+    """No reset, no refusal: a waiting process goes on waiting, and what was sent arrives when the
+    wire is whole again.
     """
     listener = hosts.b.open_socket()
     listener.bind((hosts.b.address, 7000))

@@ -2,7 +2,7 @@
 peers notice nothing.
 
 A server on two more addresses of host A answers two clients on host C, each over one connection
-that is never opened anew.  A client counts; the server, whose memory of the count is its own, adds
+that is never opened again.  A client counts; the server, whose memory of the count is its own, adds
 it up: a lost, repeated or reset exchange shows at once.
 """
 
@@ -116,8 +116,8 @@ def test_peers_notice_nothing(hosts: Hosts) -> None:
 
 
 def test_what_fails_leaves_the_addresses_where_they_were(hosts: Hosts) -> None:
-    """Told before the freeze, if it can be known; a receiver that is killed takes its claim to them
-    with it.
+    """Refused before the freeze, if it can be known; a receiver that is killed takes its claim to
+    them with it.
     """
     talk = Talk(hosts)
     stays = [("host-a", address) for address in ADDRESSES]

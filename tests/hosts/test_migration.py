@@ -1,5 +1,5 @@
-"""Sessions that move between hosts: what travels, what goes on, and what is told before anything is
-touched.
+"""Sessions that move between hosts: what travels, what goes on, and what is reported before
+anything is touched.
 """
 
 from __future__ import annotations

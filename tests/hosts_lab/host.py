@@ -24,7 +24,7 @@ from support.keeper import Launched, wait_until
 from . import init, kernel
 
 PROJECT = Path(__file__).parent.parent.parent
-# Variables for one criuctl command of a host, whoever starts it (``receive`` is started by ssh,
+# Variables for every criuctl command of a host, whatever starts it (``receive`` is started by ssh,
 # with no environment of ours).
 COMMAND_ENVIRONMENT = "/run/lab-env"
 WRAPPER = f"""\
@@ -80,7 +80,7 @@ class Host:
 
     @property
     def ssh_url(self) -> str:
-        """What ``criuctl migrate`` is told."""
+        """The URL for ``criuctl migrate``."""
         return f"ssh://root@{self.address}"
 
     def path(self, path: str) -> Path:
@@ -321,11 +321,11 @@ class Host:
                 time.sleep(0.02)
 
     def wait_listening(self, port: int, timeout: float = 60) -> None:
-        """Until somebody on this host listens on that TCP port."""
+        """Wait until a process on this host listens on that TCP port."""
         wait_until(lambda: self.listening(port), timeout, f"{self.name} listens on port {port}")
 
     def listening(self, port: int) -> bool:
-        """Whether somebody on this host listens on that TCP port."""
+        """Whether a process on this host listens on that TCP port."""
         for family in ("tcp", "tcp6"):
             for line in Path(f"/proc/{self.init_pid}/net/{family}").read_text().splitlines()[1:]:
                 fields = line.split()

@@ -1,9 +1,9 @@
-"""Who looks at two hosts from outside, and the program that it looks at.
+"""An observer that watches two hosts from outside, and the program that it watches.
 
-A *teller* counts, and tells each number, with the name of the host that it finds itself on, in a
-datagram to the observer, who listens on a third host.  A copy that runs beside another one tells a
-number a second time; one that went back to an older state does so too; one that is lost is heard of
-no more.  So the record of the numbers is the proof: every one once, in order.
+A *teller* counts, and sends each number, with the name of the host that it finds itself on, in a
+datagram to the observer, which listens on a third host. A second copy sends a number a second time;
+so does one that went back to an older state; one that is lost sends nothing more. So the record of
+the numbers is the proof: every one once, in order.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .host import Host
 PORT = 4000
 SO_RCVBUFFORCE = 33  # the socket module has no name for it
 SECONDS = 60.0
-# The marker of the command line and a size of memory are its arguments; it ends when it is told to
-# by a datagram to its own port.
+# The marker of the command line and a size of memory are its arguments; a datagram to its own port
+# ends it.
 PROGRAM = """
 import os, socket, sys, time
 name, address, mib = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -45,7 +45,7 @@ class Heard:
     """All that was heard of one teller."""
 
     numbers: list[int] = field(default_factory=list)
-    hosts: list[str] = field(default_factory=list)  # for each number, who told it
+    hosts: list[str] = field(default_factory=list)  # for each number, the host that sent it
 
 
 class Observer:
@@ -117,7 +117,7 @@ class Teller:
         self.pid = host.inner_pid(process.pid)  # as its first host calls it
 
     def wait_heard(self, host: Host, count: int = 3) -> None:
-        """Wait until it has told `count` more numbers, and those on `host`."""
+        """Wait until it has sent `count` more numbers, and those on `host`."""
         before = len(self._observer.heard(self.name).numbers)
 
         def is_heard() -> bool:
@@ -135,7 +135,9 @@ class Teller:
         return [host.name for host in hosts for _ in host.processes(f"{self.name} ")]
 
     def check(self) -> list[str]:
-        """Every number was told once and in order; the hosts that it has run on, in order."""
+        """Check that every number came once and in order, and return the hosts that it has run on,
+        in order.
+        """
         heard = self._observer.heard(self.name)
         assert heard.numbers == list(range(1, len(heard.numbers) + 1)), self._odd(heard)
         return [name for name, _ in itertools.groupby(heard.hosts)]

@@ -201,7 +201,7 @@ def _try_remove(group: Path) -> None:
     try:
         group.rmdir()
     except OSError:
-        pass  # somebody is still in it: asked again
+        pass  # a process is still in it: asked again
 
 
 def _sweep() -> None:

@@ -20,7 +20,7 @@ pytest_plugins = ["servers.fixtures"]
 
 @dataclass(frozen=True)
 class Home:
-    """The folders of one test, all of which bear its token."""
+    """The folders of one test; all of them bear its token."""
 
     token: str
     path: Path  # anything on disk

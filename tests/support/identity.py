@@ -149,7 +149,7 @@ def _make(ready_write: int) -> None:
             os.write(ready_write, str(error).encode())
             os._exit(1)
         os.close(ready_write)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps what nobody else waits for
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps its other children
         while True:
             signal.pause()
     os.close(ready_write)

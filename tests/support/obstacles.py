@@ -340,7 +340,7 @@ DUMPABLE = [
         "unix-in-flight",
         "s, c = unaccepted()",
     ),
-    case(  # criuctl dumps our half of these; raw CRIU would have to be told the inode
+    case(  # criuctl dumps our half of these; raw CRIU would need the inode as an option
         "unix-stream-outside",
         "def make():\n s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); s.listen(); c = "
         "socket.socket(socket.AF_UNIX)\n"
@@ -1228,7 +1228,7 @@ REFUSED = [
     case(
         "proc-of-another-pid-namespace",
         "pid = os.fork()\nif pid:\n os.close(READY); sleep()\nlibc.unshare(0x20000000)\n"
-        "if os.fork() == 0:\n os.close(READY); sleep()\n"  # PID 1, of which CRIU would stay outside
+        "if os.fork() == 0:\n os.close(READY); sleep()\n"  # PID 1; CRIU would stay outside of it
         "r, w = os.pipe(); pid = os.fork()\nif pid == 0:\n os.close(READY); os.close(r); "
         "os.setsid(); os.close(w); sleep()\n"
         "os.close(w); os.read(r, 1); os.close(r)\n"  # its session is its own before anybody looks

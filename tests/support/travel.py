@@ -1,4 +1,4 @@
-"""Sessions that are dumped and restored while somebody works in them: what is typed, what is seen,
+"""Sessions that are dumped and restored while a user works in them: what is typed, what is seen,
 and the way there and back.
 """
 
@@ -85,7 +85,7 @@ class Window:
 
 
 class Desk:
-    """Somebody who works in a session under a holder."""
+    """A user who works in a session under a holder."""
 
     def __init__(self, client: Session) -> None:
         self.client = client

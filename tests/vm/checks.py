@@ -101,7 +101,7 @@ class Checks:
         return report
 
     def lives(self, home: Machine, name: str) -> None:
-        """It runs on this machine and on no other, and every number was told once."""
+        """It runs on this machine and on no other, and every number was sent once."""
         self.observer.wait_heard(name, home.name)
         wait_for(
             lambda: self.copies(name) == [home.name],
@@ -123,8 +123,8 @@ class Checks:
         return found
 
     def memory(self, machine: Machine) -> None:
-        """The program says, over TCP and from afar if somebody is there, that its memory is what it
-        was.
+        """The program says, over TCP and from afar if a machine is there, that its memory is what
+        it was.
         """
         afar = self.other(machine)
         asker, address = (afar, machine.address) if afar.powered() else (machine, "127.0.0.1")
@@ -167,7 +167,7 @@ class Checks:
             command.wait()
 
     def resolve(self, name: str) -> str:
-        """``migrate --resolve``, as soon as there is a link: what became of it."""
+        """Run ``migrate --resolve`` as soon as there is a link, and return its outcome."""
         (answer,) = self.alpha.criuctl("migrate", "--resolve", name)
         if answer["error"]:
             raise VmError(f"resolve: {answer}")
@@ -306,7 +306,7 @@ class Checks:
         wait_for(more, 90, "the client on a third host is answered")
 
     def the_link_is_cut_for_a_second(self) -> str:
-        """Nobody notices: it moves."""
+        """It is not noticed: the session moves."""
         with self.session("cut1") as name:
             code, said, seconds = self.cut_at("hand-over", name, 1)
             if code != 0:
@@ -344,8 +344,8 @@ class Checks:
         )
 
     def the_link_is_cut_for_ever_at_the_worst_moment(self) -> str:
-        """Ended here, not told to run there: it stands still, whole; that is told, and one word
-        lets it run.
+        """Ended here, without the word to run there: it stands still, whole, and the error says so;
+        one word lets it run.
         """
         with self.session("worst") as name:
             code, said, seconds = self.cut_at("go", name, None)

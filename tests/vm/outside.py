@@ -20,7 +20,7 @@ class Heard:
     """All that was heard of one teller."""
 
     numbers: list[int] = field(default_factory=list)
-    hosts: list[str] = field(default_factory=list)  # for each number, who told it
+    hosts: list[str] = field(default_factory=list)  # for each number, the host that sent it
 
 
 class Observer:
@@ -53,12 +53,12 @@ class Observer:
             return Heard(list(heard.numbers), list(heard.hosts))
 
     def forget(self, name: str) -> None:
-        """What it has told until now counts no more."""
+        """Drop what it has sent until now."""
         with self._lock:
             self._heard.pop(name, None)
 
     def wait_heard(self, name: str, host: str, count: int = 5) -> None:
-        """Wait until `count` more numbers were told, and on that host."""
+        """Wait until it has sent `count` more numbers, and those on `host`."""
         before = len(self.heard(name).numbers)
         wait_for(
             lambda: self.heard(name).hosts[before:].count(host) >= count,
@@ -67,8 +67,8 @@ class Observer:
         )
 
     def journey(self, name: str) -> list[str]:
-        """The hosts that it has run on, in order; every number was told once, in order, or
-        `VmError`.
+        """Return the hosts that it has run on, in order; raise `VmError` unless every number came
+        once, in order.
         """
         heard = self.heard(name)
         for index, number in enumerate(heard.numbers):

@@ -97,12 +97,12 @@ class SystemdChecks:
         )
 
     def _never_stopped(self, name: str) -> None:
-        """It goes on, and every number was told once."""
+        """It goes on, and every number was sent once."""
         self._goes_on(name)
         self.observer.journey(name)
 
     def _went_back(self, name: str) -> int:
-        """It goes on, from where it was once before; how many numbers were told again."""
+        """It goes on, from where it was once before. Return how many numbers were sent again."""
         self._goes_on(name)
         numbers = self.observer.heard(name).numbers
         jumps = [(before, after) for before, after in pairwise(numbers) if after != before + 1]
@@ -122,7 +122,7 @@ class SystemdChecks:
         return [values[p] for p in properties]
 
     def _journal(self, *matches: str) -> list[str]:
-        """What criuctl has told the journal in this boot."""
+        """What criuctl has logged to the journal in this boot."""
         out = self.sigma.sh(f"journalctl -b -t criuctl -o json {shlex.join(matches)}")
         return [json.loads(line)["MESSAGE"] for line in out.splitlines()]
 
@@ -403,7 +403,7 @@ class SystemdChecks:
         """
         self.sigma.sh("criuctl recover --remove; true")
         self.sigma.criuctl("recover", "--install", "--all")
-        # it ends of itself when it is told to
+        # it ends by itself when it is asked to
         orderly = ("sh", "-c", f"trap 'exit 0' TERM; {self._teller('polite')} & wait")
         with (
             self._session("polite", command=orderly) as polite,
@@ -427,7 +427,7 @@ class SystemdChecks:
         )
 
     def _never_twice(self, name: str) -> None:
-        """It goes on, and since it was forgotten nothing was told twice or left out."""
+        """It goes on, and since it was forgotten nothing was sent twice or left out."""
         self._goes_on(name)
         numbers = self.observer.heard(name).numbers
         if odd := [(before, after) for before, after in pairwise(numbers) if after != before + 1]:

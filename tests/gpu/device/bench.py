@@ -1,4 +1,4 @@
-"""criuctl beside the way by hand, with device memory, in the same run.
+"""criuctl next to the way by hand, with device memory, in the same run.
 
 By hand: the driver's Lock and Checkpoint, `criu dump` to tmpfs, `tar | zstd -1 -T0` into a file;
 and `zstd -d | tar`, `criu restore`, the driver's Restore and Unlock.  The program is the same, half
