@@ -93,8 +93,8 @@ class Net:
         )
 
     def ask(self, asker: int, answerer: int, ip: str) -> None:
-        """A datagram to the address, which must arrive on the host `answerer`; one that nobody
-        takes is dropped after seconds.
+        """Send a datagram to the address, which must arrive on the host `answerer`; one that no
+        host takes is dropped after seconds.
         """
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         with (
@@ -156,7 +156,7 @@ def test_it_moves_and_the_third_host_learns_it(net: Net, ip: str) -> None:
 
 
 def test_it_is_on_trial_until_it_is_announced(net: Net) -> None:
-    """Whoever brings it and is killed leaves it to the kernel, which takes it away."""
+    """A process that brings it and is killed leaves it to the kernel, which takes it away."""
 
     def lifetimes(ip: str) -> list[int]:
         listed = net.ip(2, "address", "show", "dev", "eth0")[0]["addr_info"]

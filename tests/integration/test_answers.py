@@ -118,8 +118,8 @@ def test_a_name_that_is_taken(zoo: Zoo, criuctl: Criuctl) -> None:
 
 
 def test_a_name_whose_session_is_stored(zoo: Zoo, criuctl: Criuctl) -> None:
-    """Told, with the way back to the former tree; not to who dumps the same tree again, or a
-    service that was started anew.
+    """A warning with the way back to the former tree; not when the same tree is dumped again, or a
+    service that was started again.
     """
     first, second, third = (
         zoo.launch("counter.py", "1", name=name) for name in ("one", "two", "three")

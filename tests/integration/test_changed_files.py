@@ -315,9 +315,7 @@ def test_a_database_with_its_files(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_deleted_name_of_a_fifo(zoo: Zoo, trip: Trip) -> None:
-    """One that has another name, and nobody who writes: to open it would wait for ever, the tree
-    frozen.
-    """
+    """One that has another name, and no writer: to open it would wait for ever, the tree frozen."""
     made = (
         "import os, sys; os.mkfifo('f'); os.link('f', 'g'); os.set_inheritable(os.open('f', "
         "os.O_RDONLY | os.O_NONBLOCK), True)"

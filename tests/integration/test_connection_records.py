@@ -246,8 +246,8 @@ def _rules(criuctl: Criuctl, *rules: dict[str, Any]) -> None:
 
 
 def test_the_check_says_what_the_rules_would_do(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
-    """A tree that a rule does not give up cannot be dumped, and a rule that nobody understands is
-    no rule.
+    """A tree that a rule does not give up cannot be dumped, and a rule that criuctl does not
+    understand is no rule.
     """
     animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
 
@@ -358,8 +358,8 @@ def test_a_rule_that_makes_no_sense_is_told_before_anything(
 
 
 def test_host_names_of_rules_are_resolved_once(echo: Echo, zoo: Zoo) -> None:
-    """The name is in the record, where a restore finds it; a name that nobody knows is told and
-    matches nothing.
+    """The name is in the record, where a restore finds it; an unknown name is reported and matches
+    nothing.
     """
     animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
     raw: list[dict[str, Any]] = [
@@ -450,7 +450,7 @@ def test_who_is_busy_when_frozen_is_met_later(zoo: Zoo, criuctl: Criuctl) -> Non
         port = listener.getsockname()[1]
         text = (
             f"import signal, socket, time; s = socket.create_connection(('127.0.0.1', {port}))\n"
-            # who spoke last is told by the kernel's clock, which is coarse
+            # which side spoke last is decided by the kernel's clock, which is coarse
             "time.sleep(0.1); s.sendall(b'?')\n"
             "s.recv(1); open('answered', 'w').close(); signal.pause()"
         )
@@ -589,8 +589,8 @@ def test_a_client_that_waits_in_an_outside_queue_is_dumped(
 
 
 def test_a_peer_that_is_silent_does_not_fail_the_dump(zoo: Zoo, criuctl: Criuctl) -> None:
-    """A 'PostgreSQL' that says nothing: the policy is a hang-up, the reason is told, and the dump
-    is done.
+    """A 'PostgreSQL' that says nothing: the policy is a hang-up, the reason is reported, and the
+    dump is done.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -681,7 +681,7 @@ def _client(place: Path) -> socket.socket:
 
 
 def test_real_servers_are_known_by_asking(postgres_server: PostgresServer) -> None:
-    """As it is for a server on another host, whose process nobody can see."""
+    """As it is for a server on another host, whose process is not visible here."""
     with redis_server() as redis:
         peers: dict[str, Dial] = {
             "pg": (socket.socket, ("127.0.0.1", postgres_server.port)),

@@ -1,5 +1,5 @@
-"""Connections whose other end is outside the tree: never a reason to fail, never a hang, and told
-each by each.
+"""Connections whose other end is outside the tree: never a reason to fail, never a hang, and each
+is reported.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_by_default_the_program_sees_the_end_of_it(echo: Echo, zoo: Zoo, trip: T
     ]
     answer = restored.ask()
     assert answer["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
-    assert answer["seconds"] < 10  # a hang is told after 30
+    assert answer["seconds"] < 10  # a hang is reported after 30
 
 
 def test_hangup(echo: Echo, zoo: Zoo, trip: Trip) -> None:
@@ -87,7 +87,7 @@ def test_hangup(echo: Echo, zoo: Zoo, trip: Trip) -> None:
     restored = trip.restore(trip.dump(animal, "--connections", "hangup"), animal, equal=False)
     answer = restored.ask()
     assert answer["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
-    assert answer["seconds"] < 10  # a hang is told after 30
+    assert answer["seconds"] < 10  # a hang is reported after 30
 
 
 def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
@@ -97,7 +97,7 @@ def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("peer.py", "tcp", echo.address)
     assert animal.ask()["outcome"] == "echo"
     report = trip.dump(animal, "--connections", "keep")
-    # nobody is there: no kernel may answer it, and it is sent again later
+    # the server is gone: no kernel may answer it, and it is sent again later
     echo.connections[0].sendall(b"meanwhile\n")
     restored = trip.restore(report, animal, "--connections", "keep", equal=False)
     assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [
@@ -116,8 +116,8 @@ def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
 
 
 def test_what_ended_with_the_tree_cannot_be_kept(echo: Echo, zoo: Zoo, trip: Trip) -> None:
-    """The peer was told at the dump; a wish for ``keep`` comes too late then, and is refused before
-    anything starts.
+    """The peer saw the end at the dump; `--connections keep` comes too late then, and is refused
+    before anything starts.
     """
     animal = zoo.launch("peer.py", "tcp", echo.address)
     report = trip.dump(animal)
@@ -130,8 +130,8 @@ def test_what_ended_with_the_tree_cannot_be_kept(echo: Echo, zoo: Zoo, trip: Tri
 
 
 def test_left_running_keeps_its_connection(echo: Echo, zoo: Zoo, trip: Trip) -> None:
-    """A snapshot does not touch the connection of the tree that goes on; its restored copy is told
-    of the end.
+    """A snapshot does not touch the connection of the tree that goes on; its restored copy sees the
+    end.
     """
     animal = zoo.launch("peer.py", "tcp", echo.address)
     report = trip.snapshot(animal)
@@ -143,7 +143,7 @@ def test_left_running_keeps_its_connection(echo: Echo, zoo: Zoo, trip: Trip) -> 
 
 
 def test_an_open_door_with_a_guest_waiting(zoo: Zoo, trip: Trip) -> None:
-    """A connection that nobody has accepted yet does not stand in the way of a dump."""
+    """A connection that was not accepted yet does not prevent a dump."""
     from urllib.request import urlopen
 
     animal = zoo.launch("server.py", quiet=False)
@@ -156,7 +156,7 @@ def test_an_open_door_with_a_guest_waiting(zoo: Zoo, trip: Trip) -> None:
             idle.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert idle.recv(10) in (b"", b"HTTP/1.1 2")
         except (ConnectionResetError, BrokenPipeError):
-            pass  # told of its end is as good as served
+            pass  # to see its end is as good as to be served
     assert urlopen(f"http://127.0.0.1:{port}/hit", timeout=60).read() == b"1"
 
 
@@ -185,7 +185,7 @@ def test_a_datagram_socket_to_the_system_log(zoo: Zoo, trip: Trip) -> None:
 
 @pytest.mark.parametrize("when", ["accepted", "still waiting"])
 def test_half_of_a_unix_stream(when: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Raw CRIU refuses it; here it is told, dumped, and its end is what the program sees after the
+    """Raw CRIU refuses it; here it is reported and dumped, and the program sees its end after the
     restore.
     """
     place = str(zoo.home / "outside.sock")

@@ -50,7 +50,7 @@ def moved_into(folder: Path, animal: Animal) -> None:
 
 
 def test_a_group_that_is_gone_is_made_again(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> None:
-    """With its settings, and the groups below it, though nobody was in there."""
+    """With its settings, and the groups below it, though they had no processes."""
     hierarchy, folder = group
     setting = folder / "pids.max"
     if setting.exists():
@@ -92,7 +92,7 @@ def test_what_was_made_goes_with_a_restore_that_fails(
 
 
 def test_a_group_that_is_gone_elsewhere(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> None:
-    """A tree with PIDs of its own has the groups of whoever restores it."""
+    """A tree with PIDs of its own has the groups of the process that restores it."""
     _hierarchy, folder = group
     animal = zoo.launch("counter.py", "1")
     moved_into(folder, animal)

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes back to: its old PIDs, a namespace of its own, beside its living
+"""Where a checkpoint comes back to: its old PIDs, a namespace of its own, next to its living
 original, and again and again.
 """
 
@@ -112,8 +112,8 @@ def _occupy(keeper: Keeper, zoo: Zoo, pid: int) -> int:
 def test_somebody_gets_a_pid_of_the_tree_at_the_last_moment(
     pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, keeper: Keeper
 ) -> None:
-    """Nobody has asked for that very one: it is tried again, in a PID namespace; who has asked for
-    it is told.
+    """Without --pids same it is tried again, in a PID namespace; with it, the restore fails and
+    says so.
     """
     animal = zoo.launch("counter.py", "1")
     report = trip.dump(animal)
@@ -234,8 +234,8 @@ def lockers(path: Path) -> set[int]:
 
 
 def test_a_copy_locks_files_of_its_own(zoo: Zoo, trip: Trip) -> None:
-    """A lock has one holder: the copy has its own beside the original's files, which stay locked by
-    the original alone.
+    """A lock has one holder: the copy has its own next to the original's files, which stay locked
+    by the original alone.
     """
     original = zoo.launch("locks.py")
     names = ("exclusive", "shared", "ranges", "description", "childs")
@@ -281,8 +281,8 @@ while True:
 def test_a_copy_gets_all_that_it_writes_to_for_its_own_or_no_lock(
     zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """A lock on a folder, or on a file whose contents nobody took along: refused at once, naming it
-    and who has it.
+    """A lock on a folder, or on a file whose contents were not taken along: refused at once, naming
+    it and its holder.
 
     An empty lock file, as those of flock(1) are, can be had; the log, which it stands for, is not
     shared then.
@@ -334,7 +334,7 @@ def test_a_copy_gets_all_that_it_writes_to_for_its_own_or_no_lock(
 
 
 def test_a_copy_leaves_the_files_that_the_original_writes_to(zoo: Zoo, trip: Trip) -> None:
-    """They have grown since; the copy gets its own beside them, as they were, and each goes on in
+    """They have grown since; the copy gets its own next to them, as they were, and each goes on in
     its own.
     """
     original = zoo.launch("ledger.py")
@@ -393,7 +393,7 @@ def test_a_copy_is_refused_files_that_somebody_writes_to_and_it_has_not_open(
         )
         assert [path.name for path in carried.iterdir()] == ["shared"]
         trip.restore(report, original, "--as", "second", "--files", "keep", equal=False).ask()
-    # nobody writes to it any more
+    # it is not written to any more
     copy = trip.restore(report, original, "--as", "third", equal=False)
     assert shared.read_text() == "as it was" and copy.answer["files"][0]["path"] == str(shared)
     (warning,) = (text for text in copy.answer["warnings"] if "original" in text)
@@ -427,7 +427,7 @@ def test_an_older_checkpoint_and_names(zoo: Zoo, trip: Trip, criuctl: Criuctl) -
 
 
 def test_a_dry_run_changes_nothing(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """The plan is told; no process, no file, no new incarnation."""
+    """The plan is printed; no process, no file, no new incarnation."""
     animal = zoo.launch("counter.py")
     report = trip.dump(animal, "--name", "dry")
     before = _times(animal.folder, criuctl.store)
@@ -440,9 +440,7 @@ def test_a_dry_run_changes_nothing(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> No
 
 
 def _times(*folders: Path) -> dict[Path, int]:
-    """When each file was changed last; a store's own cache of what it holds is nobody's
-    business.
-    """
+    """When each file was changed last; a store's own cache of its contents does not matter."""
     return {
         path: path.stat().st_mtime_ns
         for f in folders

@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "hooks" / "examples"
 
 
 class Feed:
-    """The example's server, and somebody who adds lines to it: the numbers from 1 on, each with a
+    """The example's server, and a thread that adds lines to it: the numbers from 1 on, each with a
     tail of its own.
     """
 
@@ -129,8 +129,8 @@ def descriptor(pid: int) -> int:
 def test_the_hook_tells_what_it_cannot_do(
     feed: Feed, config: Path, zoo: Zoo, criuctl: Criuctl
 ) -> None:
-    """No server: tried again until the deadline, then hung up and told; the reader sees the end of
-    its feed and ends.
+    """No server: tried again until the deadline, then hung up and reported; the reader sees the end
+    of its feed and ends.
     """
     output = feed.folder / "output.txt"
     command = [

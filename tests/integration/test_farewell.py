@@ -1,5 +1,5 @@
-"""Peers are told when the tree that held their connection has been dumped and ended; never while it
-lives.
+"""Peers see the end when the tree that held their connection has been dumped and ended; never while
+it lives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A session has one home: what becomes of the old one, back again, after another host has taken the
+"""A session has one home: the fate of the old one, back again, after another host has taken the
 session over.
 
 Two homes on this machine: each has a name in the leases, state and run folders of its own, and the
@@ -72,7 +72,7 @@ def test_the_old_home_writes_nothing_and_stops_its_copy(homes: Homes, zoo: Zoo) 
     assert len(a("list", "web")) == 3
     third.ask()
     assert only(c("fence", "--all"))["verdict"] == "home"
-    # Whoever ends it for good gives its lease back.
+    # To end it for good gives its lease back.
     assert c("kill", "web", "--timeout", "0")["leases_kept"] == []
     zoo.adopt(a("restore", "web")["pid"], original).ask()
 
@@ -83,8 +83,8 @@ def test_the_old_home_was_only_cut_off(
     radosgw_server: RadosGateway,
     operators_window: Callable[[Operators], Any],
 ) -> None:
-    """As long as the store does not answer nothing is stopped; when it does, who is attached is
-    told.
+    """As long as the store does not answer nothing is stopped; when it does, attached clients get
+    the reason.
     """
     radosgw_server.make_bucket(home.token)
     a, b = homes("a"), homes("b")

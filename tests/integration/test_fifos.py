@@ -94,7 +94,7 @@ def test_somebody_keeps_it_open(
 
 
 def test_a_name_that_is_no_text(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """Alone, and beside its original, where it cannot have another name."""
+    """Alone, and next to its original, where it cannot have another name."""
     pipe.path = pipe.path.rename(os.fsdecode(os.fsencode(pipe.path) + b"\xfd"))
     animal = reader(zoo, pipe)
     end = pipe.open(os.O_RDWR)
@@ -108,7 +108,7 @@ def test_a_name_that_is_no_text(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
 
 
 def test_it_was_read_from_meanwhile(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """What others have read is theirs, and that is told."""
+    """Bytes that others have read are theirs, and that is reported."""
     animal = reader(zoo, pipe)
     end = pipe.open(os.O_RDWR)
     os.write(end, b"BBBB")
@@ -179,7 +179,7 @@ def test_somebody_opens_it_before_the_tree_has_ended(
 
 @pytest.mark.parametrize("anew", ["made", "renamed"])
 def test_another_one_is_there(anew: str, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """The pipe that lived on is elsewhere, and another one, which somebody has open, in its
+    """The pipe that lived on is elsewhere, and another one, which a process has open, in its
     place.
     """
     animal = reader(zoo, pipe)
@@ -196,8 +196,8 @@ def test_another_one_is_there(anew: str, zoo: Zoo, trip: Trip, pipe: Outside) ->
 
 
 def test_a_deleted_one_is_made_anew(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """One without a name comes back as the tree's own, with what was unread, whoever has the old
-    one, or its name.
+    """One without a name comes back as the tree's own, with what was unread, whichever process has
+    the old one, or its name.
     """
     animal = reader(zoo, pipe)
     end = pipe.open(os.O_RDWR)
@@ -281,7 +281,9 @@ def test_a_copy_that_cannot_have_its_own(zoo: Zoo, trip: Trip, pipe: Outside) ->
 
 
 def test_a_copy_whose_original_is_gone(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """Who writes to the pipe has kept it alive, and nobody else reads from it: it is the copy's."""
+    """A process that writes to the pipe has kept it alive, and no other process reads from it: it
+    is the copy's.
+    """
     animal = reader(zoo, pipe, "r")
     end = pipe.open(os.O_WRONLY)
     os.write(end, b"AAAA")

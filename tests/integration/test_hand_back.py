@@ -177,7 +177,7 @@ def test_the_server_is_away_for_a_while(
 def test_the_server_never_comes_back(
     server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """Within the deadline it is given up: hung up and told so, exit 11; or, if the rule says so,
+    """Within the deadline it is given up: hung up and reported, exit 11; or, if the rule says so,
     nothing is restored.
     """
     echo = server("tcp")
@@ -316,7 +316,7 @@ def test_what_is_kept_stays_locked_for_the_next_try(
     report = trip.dump(animal, "--connections", "keep")
     wait_until(lambda: echo.accepted, 60, "accepted")
     (connection,) = echo.connected.values()
-    connection.sendall(b"news")  # answered by nobody: no reset either
+    connection.sendall(b"news")  # no answer: no reset either
     with paused(criuctl, "connections", "restore", report["checkpoint"]) as held:
         held.kill() if how == "killed" else held.kill_criu()
     held.wait_settled(restoring=animal)
@@ -346,8 +346,8 @@ def test_a_killed_restore_leaves_no_lock(step: str, zoo: Zoo, trip: Trip, criuct
 
 
 def goes(before: set[str]) -> None:
-    """No firewall table that was not there `before` stays; those of somebody else's dumps come and
-    go.
+    """No firewall table that was not there `before` stays; those of other dumps on this machine
+    come and go.
     """
     new = set(netfilter.tables()) - before
     wait_until(lambda: not new & set(netfilter.tables()), 60, f"{new} are gone")

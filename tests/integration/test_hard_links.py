@@ -43,7 +43,9 @@ def change(path: Path, how: str) -> str:
 def test_another_name_of_a_deleted_one_has_changed(
     how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """What has it open finds it as it was, in a file of its own; that is told, before and after."""
+    """A process that has it open finds it as it was, in a file of its own; that is reported, before
+    and after.
+    """
     animal = zoo.launch("hardlinks.py", "-a:write", "b:none")
     report = trip.dump(animal)
     newer = change(animal.folder / "b", how)
@@ -68,7 +70,7 @@ def test_another_name_of_a_deleted_one_has_changed(
 def test_another_name_of_a_deleted_one_was_appended_to(
     how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """By whom only reads it, or appends to it himself, that is not noticed."""
+    """A process that only reads it, or appends to it itself, does not notice that."""
     animal = zoo.launch("hardlinks.py", f"-a:{how}", "b:none")
     report = trip.dump(animal)
     newer = change(animal.folder / "b", "grown")
@@ -222,8 +224,8 @@ def test_what_has_the_name_of_a_helper_link_is_let_be(zoo: Zoo, trip: Trip) -> N
 
 @pytest.mark.parametrize("carried", [False, True])
 def test_a_copy_of_who_has_a_deleted_name_open(carried: bool, zoo: Zoo, trip: Trip) -> None:
-    """Both write to the same file as long as it is as it was, which is told; then the copy gets its
-    own.
+    """Both write to the same file as long as it is as it was, which is reported; then the copy gets
+    its own.
     """
     original = zoo.launch("hardlinks.py", "-a:write", "b:none")
     report = trip.snapshot(
@@ -237,7 +239,7 @@ def test_a_copy_of_who_has_a_deleted_name_open(carried: bool, zoo: Zoo, trip: Tr
     assert f"{original.folder / 'a'} (deleted): PID {original.pid} (" in warning
     sharing.end()
     inode = original.ask()["inodes"]["-a"]
-    if carried:  # which nobody has open by that name, and so it cannot be had beside
+    if carried:  # which no process has open by that name, so there can be no second one
         refused = trip.criuctl("restore", report["checkpoint"], "--as", "second", check=False)
         assert (
             refused["exit_code"] == 4 and str(original.folder / "b") in refused["error"]["message"]

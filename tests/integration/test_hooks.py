@@ -1,5 +1,5 @@
-"""Hooks around real dumps and restores: what they are told, what a veto stops, and that their
-failures harm no tree.
+"""Hooks around real dumps and restores: their requests, what a veto stops, and that their failures
+harm no tree.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def test_what_hooks_are_told(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: C
             "checkpoint": report["checkpoint"],
         }.items()
     )
-    # What the hooks of a name said at the dump is in the manifest, and told to those of that name
-    # at the restore.
+    # What the hooks of a name said at the dump is in the manifest, and in the request of those of
+    # that name at the restore.
     kept = criuctl("show", report["checkpoint"])["hooks"]
     assert [r["data"] for r in kept] == [{"from": phase} for phase in dump_phases[:3]]
     assert placed["recorded"] == kept
@@ -170,8 +170,8 @@ def test_what_hooks_are_told(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: C
 def test_a_veto_of_a_dump(
     how: str, hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """Whenever it comes: the tree goes on, nothing is listed, and the hooks of dump-failed are told
-    why.
+    """Whenever it comes: the tree goes on, nothing is listed, and the requests of dump-failed hooks
+    say why.
     """
     options = ["--leave-running"] if how == "left running" else []
     hooks.noting("dump-failed")
@@ -273,7 +273,7 @@ def test_policy_makes_a_hang_a_veto(hooks: HookFolder, zoo: Zoo, criuctl: Criuct
 
 
 def test_refused_before_anything_is_touched(hooks: HookFolder, zoo: Zoo, criuctl: Criuctl) -> None:
-    """A hook that others can change is not run, and a policy that cannot be is told."""
+    """A hook that others can change is not run, and a policy that cannot be had is reported."""
     path = hooks.sh("pre-dump", "open", f"touch {hooks.path}/ran")
     path.chmod(0o777)
     animal = zoo.launch("counter.py", "1")
@@ -431,8 +431,8 @@ def test_a_connection_handed_to_a_hook(
     criuctl: Criuctl,
     home: Home,
 ) -> None:
-    """First by hand, on a new socket beside the program's; then for real: the program talks on over
-    the very socket.
+    """First by hand, on a new socket next to the program's; then for real: the program talks on
+    over the very socket.
     """
     address, heard = greeter
     hooks.python("reconnect", "greet", RECONNECT)

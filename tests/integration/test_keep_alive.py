@@ -129,7 +129,7 @@ def test_a_client_that_waits_for_an_answer_is_not_left_waiting(
     it at once.
     """
     config = home.path / "config.yaml"
-    time.sleep(0.05)  # "sent last" is told by a clock that ticks every few milliseconds
+    time.sleep(0.05)  # "sent last" comes from a clock that ticks every few milliseconds
     Web.slow.set()
     with pytest.raises(TimeoutError):
         animal.ask(timeout=1)

@@ -44,7 +44,7 @@ def errors_of(criuctl: Criuctl, pid: int) -> list[dict[str, Any]]:
 
 
 def refused(criuctl: Criuctl, animal: Animal, program: str, remedy: str, *, least: int = 1) -> None:
-    """Every error has this program's remedy, and people are told it once."""
+    """Every error has this program's remedy, which is printed once."""
 
     def found() -> list[dict[str, Any]]:
         found = errors_of(criuctl, animal.pid)

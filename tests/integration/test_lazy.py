@@ -27,7 +27,7 @@ def test_all_of_its_memory_arrives(pids: str, zoo: Zoo, trip: Trip) -> None:
 def test_its_terminals_are_its_own_while_pages_follow(
     zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """A master whose slaves it closes then is told so: criuctl, which has made them, has none
+    """A master whose slaves it closes then sees that: criuctl, which has made them, has none
     left.
     """
     animal = zoo.launch("followed.py")

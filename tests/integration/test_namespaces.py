@@ -294,7 +294,7 @@ def test_a_named_net_namespace(network: str, zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_net_namespace_without_a_name(zoo: Zoo, trip: Trip) -> None:
-    """It dies with its tree, and is made anew."""
+    """It dies with its tree, and is made again."""
     animal = zoo.launch(
         "sockets.py",
         prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"],
@@ -500,7 +500,7 @@ def test_a_connection_by_an_interface_that_is_gone_is_hung_up(zoo: Zoo, trip: Tr
 def test_interfaces_that_would_end_with_the_tree(
     home: Home, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """Told before the dump, with what keeps them: the name that the remedy gives to the
+    """Reported before the dump, with what keeps them: the name that the remedy gives to the
     namespace.
     """
     links = f"{_NOT_SAVED}; ip addr add 10.9.9.1/24 dev v0; ip link set v0 up"

@@ -129,7 +129,7 @@ NOBODY = {
 def test_where_there_is_no_room_for_a_process_that_speaks_to_the_store(
     surroundings: str, criuctl: Criuctl
 ) -> None:
-    """criuctl does without it, or with less of it: what is wrong is told as ever."""
+    """criuctl does without it, or with less of it: errors are reported as ever."""
     criuctl.extra |= {**NOBODY, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     criuctl.prefix = ["sh", "-c", f'{surroundings}; exec "$@"', "sh"]
     answer = criuctl("restore", "web", check=False)

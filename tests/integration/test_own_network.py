@@ -197,7 +197,7 @@ def test_a_socket_that_is_bound_to_an_interface_of_it(
 
 @pytest.mark.parametrize("options", [(), ("--pids", "private"), ("--as", "copy")])
 def test_connections_inside_of_it(options: tuple[str, ...], zoo: Zoo, trip: Trip) -> None:
-    """They go on, and no table of the lock on them stays; beside its original a copy has the same
+    """They go on, and no table of the lock on them stays; next to its original a copy has the same
     network.
     """
     address = "ip addr add 10.9.9.1/24 dev lo"

@@ -176,8 +176,8 @@ def test_what_cannot_be_rebuilt_is_hung_up_and_told(
 def test_a_server_that_offers_tls(
     server: PostgresServer, zoo: Zoo, trip: Trip, sslmode: str
 ) -> None:
-    """As Debian's does.  An encrypted session is left alone and told so; that another is plain is
-    found out beside it.
+    """As Debian's does. An encrypted session is left alone, and reported; one next to it is found
+    to be plain.
     """
     server.enable_tls()
     server.restart("ssl=on")

@@ -279,8 +279,8 @@ def test_other_end_of_a_pipe_is_named(tmp_path: Path) -> None:
 def test_a_process_that_reads_a_disk_is_not_stuck(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One look may meet any process in a moment of uninterruptible sleep; it is told of when it
-    stays there.
+    """One look may meet any process in a moment of uninterruptible sleep; only one that stays there
+    is reported.
     """
     monkeypatch.setattr(
         scene,

@@ -7,13 +7,13 @@ of /proc              changes                      restored as
 ===================  ===========================  =============================================
 this process          number (copy)                its own again
 a thread              made last by CRIU            opened when it is there
-a child               likewise its descriptors     likewise
+a child               also its descriptors         the same
 an ended one          number is taken              one that has ended
 one outside, alive    -                            that one
 one outside           has ended, is not visible    one that has ended
 one outside: net      has ended                    the network, the mounts of the holder
 a control group's     is gone                      refused in the plan, which says what to make
-sysfs: a device's     is gone                      likewise
+sysfs: a device's     is gone                      the same
 ===================  ===========================  =============================================
 """
 
@@ -102,7 +102,7 @@ def test_a_working_folder_of_a_thread(zoo: Zoo, criuctl: Criuctl) -> None:
 def test_of_a_process_outside_that_is_gone(
     how: str, zoo: Zoo, trip: Trip, outside: subprocess.Popen[bytes], request: pytest.FixtureRequest
 ) -> None:
-    """To the program it has ended, which it is told by read(2), whoever has its number now."""
+    """To the program it has ended, as read(2) says, whichever process has its number now."""
     animal = zoo.launch("proc_files.py", "outside", str(outside.pid))
     report = trip.snapshot(animal, "--name", "first") if how == "copy" else trip.dump(animal)
     if how != "copy":

@@ -135,8 +135,8 @@ def test_dev_tty_of_terminals_inside(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_terminals_inside_take_no_numbers_from_each_other(zoo: Zoo, trip: Trip) -> None:
-    """What somebody else has is changed, to none that another one of the tree had: a tmux would
-    take one pane for the other.
+    """A number that another tree has is changed, to none that another one of this tree had: a tmux
+    would take one pane for the other.
     """
     original = zoo.launch("followed.py")
     with ExitStack() as stack:
@@ -206,8 +206,8 @@ def test_system_v_ipc_in_a_namespace_of_its_own(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_signal_for_somebody_outside(zoo: Zoo, trip: Trip) -> None:
-    """Who is asked to be told of input has it so after the restore, too, while it lives; who has
-    ended is told by us.
+    """A process that gets signals about input gets them after the restore, too, while it lives;
+    criuctl reports one that has ended.
     """
     lives, ends = (
         zoo.launch(["sleep", "1000"], name=name, quiet=False) for name in ("lives", "ends")
@@ -231,7 +231,7 @@ def test_a_signal_for_somebody_outside(zoo: Zoo, trip: Trip) -> None:
 
 
 def _owners(pid: int) -> list[int]:
-    """Whom signals tell of what comes to its descriptors."""
+    """The processes that get signals about input on its descriptors."""
     found = []
     for fd in oracle.listdir(f"/proc/{pid}/fd"):
         with borrowed(pid, int(fd)) as copy:
@@ -312,8 +312,8 @@ def test_a_tree_below_a_shell(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_lease_is_not_broken(zoo: Zoo, criuctl: Criuctl) -> None:
-    """No file is opened that nobody else may have open; what its own descriptor does not let us
-    read is told.
+    """No file is opened that no other process may have open; what its own descriptor does not let
+    us read is reported.
     """
     animal = zoo.launch("leases.py")
     report = criuctl("dump", animal.pid, "--leave-running")
@@ -333,7 +333,7 @@ def test_a_lease_is_not_broken(zoo: Zoo, criuctl: Criuctl) -> None:
 
 
 def test_a_lease_that_is_being_broken(zoo: Zoo, trip: Trip) -> None:
-    """Whoever opens the file waits for its holder, who is frozen: criuctl does not."""
+    """A process that opens the file waits for its holder, which is frozen: criuctl does not."""
     code = (
         "import fcntl, os, signal, time; signal.signal(signal.SIGIO, signal.SIG_IGN); fd = "
         "os.open('f', os.O_CREAT | os.O_RDWR)\n"

@@ -1,7 +1,7 @@
 """Trees of random steps: dumped and restored, they find what an undisturbed twin finds.
 
 After each dump chance says how it comes back: as it is; after a simulated reboot
-(`support.rebooted`); as a copy beside the original, which must not notice; or from the checkpoint
+(`support.rebooted`); as a copy next to the original, which must not notice; or from the checkpoint
 of an original that ran on and was killed.  Every run tries the same few.
 ``CRIUCTL_TEST_TREES=500:40`` tries forty others from seed 500 on, ``CRIUCTL_TEST_STEPS=pipe,pair``
 makes them of these steps only (tests/integration/programs/steps), ``CRIUCTL_TEST_WAYS=copy`` brings
@@ -48,7 +48,7 @@ def emptied(home: Home, zoo: Zoo) -> Iterator[None]:
 
 
 class Ways:
-    """Brings a tree there and back, and asks it, and all that lives of it beside it, what it
+    """Brings a tree there and back, and asks it, and all that lives of it elsewhere, what it
     finds.
     """
 
@@ -59,10 +59,10 @@ class Ways:
         self.boots: list[Rebooted] = []
         self.taken: list[str] = []  # ways, one for each trip
         self.wanted: dict[str, Any] = {}  # what the twin has found last
-        self.named: set[str] = set()  # paths of files that plans have told of
+        self.named: set[str] = set()  # paths of files that plans have named
 
     def there_and_back(self, tree: Animal) -> Animal:
-        """The tree that goes on; it, and what lived beside it, have found what the twin has
+        """Return the tree that goes on; it, and what lived next to it, have found what the twin has
         found.
         """
         self.taken.append(self.random.choice(WAYS))
@@ -115,7 +115,7 @@ class Ways:
         return tree
 
     def reboot(self, tree: Animal) -> Animal:
-        """After the host was started anew; perhaps others have its PIDs by now."""
+        """As after a reboot of the host; perhaps others have its PIDs by now."""
         number = self._number(tree)
         report = self._dump(tree)
         self._tidy(tree)
@@ -130,7 +130,7 @@ class Ways:
         return tree
 
     def copy(self, tree: Animal) -> Animal:
-        """Beside the original, which has gone on; where names can be had only once, when that has
+        """Next to the original, which has gone on; where names can be had only once, when that has
         ended.
         """
         report = self._dump(tree, "--leave-running")

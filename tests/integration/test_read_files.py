@@ -217,7 +217,7 @@ def test_mapped_data_that_does_not_travel(
     mode: str, size: int, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     """What is shared shows the program what others write, and what is large stays behind: a rewrite
-    is told.
+    is reported.
     """
     animal, table = mapper(zoo, mode, size)
     report = dump(criuctl, animal)

@@ -149,7 +149,7 @@ def test_a_server_that_is_away_for_a_while(
 
 def test_under_load(server: RedisServer, zoo: Zoo, cycle: Cycle, home: Home) -> None:
     """Whatever each connection was about, no push is lost and none is done twice; what was not idle
-    is hung up and told so.
+    is hung up and reported.
     """
 
     def settle() -> None:

@@ -165,7 +165,7 @@ def test_nothing_is_said_on_the_programs_connection(program: Make) -> None:
 
 
 def test_a_user_with_a_password(server: RedisServer, program: Make, tmp_path: Path) -> None:
-    """The user comes from the session, the password from the secret, read anew when it is
+    """The user comes from the session, the password from the secret, read again when it is
     needed.
     """
     secret = tmp_path / "secret"

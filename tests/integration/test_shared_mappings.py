@@ -72,8 +72,8 @@ def in_a_row(animal: Animal) -> bool:
 def test_what_is_mapped_in_memory_comes_back(
     change: str, name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl
 ) -> None:
-    """As it was at the freeze: after a kill, after a reboot that emptied /dev/shm, after somebody
-    else's writing.
+    """As it was at the freeze: after a kill, after a reboot that emptied /dev/shm, after another
+    process wrote to it.
     """
     animal = counting(zoo, compiled, SHM / name)
     report = criuctl("dump", animal.pid)
@@ -108,7 +108,7 @@ def test_a_snapshot_goes_back_in_time(
 def test_a_copy_counts_in_a_file_of_its_own(
     name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl
 ) -> None:
-    """Beside the living original, and beside one that is brought back later and finds its file as
+    """Next to the living original, and next to one that is brought back later and finds its file as
     it was.
     """
     animal = counting(zoo, compiled, SHM / name)
@@ -189,7 +189,7 @@ while True:
 
 
 def test_multiprocessing_of_python(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Semaphores without a name, and memory shared by a fork: a copy beside the original, and the
+    """Semaphores without a name, and memory shared by a fork: a copy next to the original, and the
     original again.
     """
     animal = zoo.launch([sys.executable, "-c", PYTHON], quiet=False)
@@ -235,7 +235,7 @@ def test_on_a_disk_it_is_judged(
 def test_who_else_writes_to_it_is_named(
     name: str, zoo: Zoo, compiled: Path, criuctl: Criuctl
 ) -> None:
-    """What somebody outside the tree writes after the freeze is no part of any checkpoint."""
+    """What a process outside the tree writes after the freeze is no part of any checkpoint."""
     animal = counting(zoo, compiled, SHM / name)
     assert "shared-outside" not in [
         f["code"] for f in criuctl("check", animal.pid, check=False)["findings"]
@@ -298,7 +298,7 @@ while True:
 def test_private_mappings_take_nothing_along(
     name: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """What they have changed is memory, which CRIU saves; a file that is gone is told before
+    """What they have changed is memory, which CRIU saves; a file that is gone is reported before
     anything is begun.
     """
     path = SHM / name

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.integration
 def made_while_dumped(
     criuctl: Criuctl, animal: Animal, *options: str
 ) -> tuple[set[str], dict[str, object]]:
-    """The tables that are there more when all is saved, and what the dump told in the end; nobody
-    else's come meanwhile.
+    """The tables that were added when all is saved, and the report of the dump; no other dump's
+    come meanwhile.
     """
     before = set(netfilter.tables())
     with paused(criuctl, "collect", "dump", animal.pid, *options) as held:

@@ -54,7 +54,7 @@ def gone(animal: Animal) -> None:
 def test_a_program_that_removes_its_own_file(
     ending: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """After its end, however it came, and beside itself, a snapshot comes back with no option at
+    """After its end, however it came, and next to itself, a snapshot comes back with no option at
     all.
     """
     animal = zoo.launch([sys.executable, "-c", TIDY], name="tidy", quiet=False)

@@ -1,5 +1,5 @@
-"""Names of unix sockets that somebody has by the time of a restore: whoever lives keeps his, and is
-told of.
+"""Names of unix sockets that another process has by the time of a restore: a living owner keeps its
+name, and is reported.
 """
 
 from __future__ import annotations
@@ -405,7 +405,7 @@ def test_an_accepted_connection_whose_listener_is_outside(gone: bool, zoo: Zoo, 
 
 
 def test_a_deleted_name_that_somebody_has(zoo: Zoo, trip: Trip) -> None:
-    """Nobody finds such a socket by its name, so it comes with another one."""
+    """Such a socket cannot be found by its name, so it comes with another one."""
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"deleted:{name}")
     second = zoo.launch("listening.py", f"stream:{name}", name="second")
@@ -420,7 +420,7 @@ def test_a_deleted_name_that_somebody_has(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_name_as_long_as_can_be(zoo: Zoo, trip: Trip) -> None:
-    """Its file is there yet, of nobody; an address has no room for a way to it before it."""
+    """Its file is there yet, without a socket; an address has no room for a way to it before it."""
     animal = zoo.launch("listening.py", f"stream:{'s' * 107}")
     for _ in range(2):
         animal = trip.restore(trip.dump(animal), animal, equal=False)

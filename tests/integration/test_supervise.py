@@ -126,7 +126,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_crash_loop_ends(homes: Homes)
     assert len(watch.events("recovered")) == 2
     (request,) = hooks.requests("gave-up")
     assert request["session"] == "web" and request["error"]["code"] == "gave-up"
-    # What nobody wants back is over.
+    # A session that is not wanted back is over.
     Path(f"{out}.end").unlink()
     a("restore", good)
     last = supervise(a, "--every", "1h", "--restart", "never")

@@ -1,5 +1,5 @@
-"""A trial restore: it comes back and answers, beside the living session, of which nothing is
-touched, and nothing of it stays.
+"""A trial restore: it comes back and answers, next to the living session; nothing of that is
+touched, and nothing of the trial stays.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving(operators: Operators, *options: str) -> Iterator[Served]:
-    """A server for as long as the block lasts; it ends cleanly, and told its token to nobody but
+    """A server for as long as the block lasts; it ends cleanly, and has given its token only to
     us.
     """
     command = operators.start("ui", "--listen", "127.0.0.1:0", *options)
@@ -89,7 +89,7 @@ def serving(operators: Operators, *options: str) -> Iterator[Served]:
 
 
 class Window:
-    """The page's terminal, without the page: what it was told, and what was shown."""
+    """The page's terminal, without the page: the messages that it got, and what was shown."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket
@@ -119,7 +119,7 @@ class Window:
         await asyncio.wait_for(self._came.wait(), TIMEOUT)
 
     async def hears(self, *, kind: str = "", text: bytes = b"") -> dict[str, Any]:
-        """Wait until this was told or shown."""
+        """Wait until this was received or shown."""
         while True:
             for message in self.received:
                 if kind and kind in (message.get("type"), message.get("event")):
@@ -189,7 +189,7 @@ def test_who_writes_is_for_the_holder_to_say(operators: Operators) -> None:
             await one.hears(text=b"from-42-two")
             await two.socket.send_json({"op": "resize", "rows": 30, "cols": 99})
             assert (await one.hears(kind="resize"))["cols"] == 99
-            # of who does not write: nobody's business
+            # of a client that does not write: irrelevant
             await one.socket.send_json({"op": "resize", "rows": 5, "cols": 5})
             await two.socket.send_json({"op": "yield"})
             while (await one.hears(kind="lease"))["lease"] is not None:
@@ -359,7 +359,7 @@ def shows(page: Page, text: str | re.Pattern[str]) -> None:
 
 
 def fits(page: Page) -> None:
-    """Nothing of the page is beside the screen, however narrow that is."""
+    """The page is not wider than the screen, however narrow that is."""
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), page.url
 
 
@@ -424,7 +424,7 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             page.keyboard.type("-twice\n")
             shows(page, "again-42-twice")
             page.keyboard.type("echo dropped-$((6*7))")
-            # what nobody has read yet the signal throws away
+            # the signal discards what was not read yet
             shows(page, "$ echo dropped-$((6*7))")
             page.locator("[data-key='^C']").tap()
             shows(page, re.compile(r"dropped-\S+\^C\s*\$"))
@@ -435,7 +435,7 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
                 page.get_by_role("link", name=tab, exact=True).tap()
                 expect(page.locator(".tab")).not_to_contain_text("asking", timeout=PATIENCE)
                 fits(page)
-            page.goto(f"{served.root}/#/s/100%/checkpoints")  # typed by somebody: no encoding
+            page.goto(f"{served.root}/#/s/100%/checkpoints")  # typed by a person: no encoding
             expect(page.locator("h1")).to_have_text("‹100%", timeout=PATIENCE)
             page.goto(f"{served.root}/#/")
             operators("pause", "web")

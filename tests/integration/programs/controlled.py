@@ -19,7 +19,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Actor:
-    """A process that does with its /dev/tty what it is told."""
+    """A process that uses its /dev/tty as it is asked."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
         self.pid, self._line = pid, line

@@ -1,5 +1,5 @@
-"""Terminals inside the tree that control more than a session's leader: what is theirs beside what
-`controlled` looks at.
+"""Terminals inside the tree that control more than a session's leader: state that `controlled` does
+not check.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ threading.Thread(target=other, daemon=True).start()
 answered.wait()
 answered.clear()
 question, answer = os.pipe(), os.pipe()
-if os.fork() == 0:  # one of whom nothing is unusual, beside its parent
+if os.fork() == 0:  # one with the usual values, next to its parent
     while os.read(question[0], 1):
         os.write(answer[1], repr(have()).encode())
     os._exit(0)

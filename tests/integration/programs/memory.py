@@ -40,7 +40,7 @@ shared[3 << 20 : (3 << 20) + 5] = b"there"
 private = mmap.mmap(-1, 4 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 private[: 1 << 20] = BIG  # then three absent megabytes
 private.madvise(mmap.MADV_NOHUGEPAGE)
-# Between guards, so that it stays a mapping of its own: the child fills all of it anew.
+# Between guards, so that it stays a mapping of its own: the child fills all of it again.
 apart = libc.mmap(None, 4 << 20, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0) + (
     1 << 20
 )

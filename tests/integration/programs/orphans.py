@@ -1,5 +1,5 @@
 """Orphans of a session and group that are alive, adopted by a subreaper root: one that lives, and
-one that nobody has reaped.
+one that was not reaped.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a process may be told about itself: name, limits, priority, credentials, capabilities,
-filters, and more.
+"""What a process can ask about itself: name, limits, priority, credentials, capabilities, filters,
+and more.
 """
 
 from __future__ import annotations

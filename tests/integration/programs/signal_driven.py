@@ -130,6 +130,6 @@ def check(found: Check) -> None:
     found.true("inotify appends", fcntl.fcntl(watcher, fcntl.F_GETFL) & os.O_APPEND)
 
 
-# whoever has a process do something must not leave traces
+# a process that makes another one act must not leave traces
 signal.signal(signal.SIGTRAP, lambda number, frame: None)
 serve(check)

@@ -1,5 +1,5 @@
-"""Output is one log: everybody reads the same bytes at the same offsets, and nobody holds up the
-session.
+"""Output is one log: all clients read the same bytes at the same offsets, and no client holds up
+the session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The wire as strangers use it: a client in another language, other versions, and whoever sends
+"""The wire as strangers use it: a client in another language, other versions, and clients that send
 nonsense.
 """
 
@@ -341,7 +341,7 @@ def test_an_admin_who_sends_nonsense_breaks_nothing(
 
 
 def test_no_answer_is_longer_than_a_frame_may_be(holders: Holders) -> None:
-    """However long the command is, whatever was typed, and however much of it nobody reads."""
+    """However long the command is, whatever was typed, and however much of it is not read."""
     started = holders.start(
         "sh", "-c", "stty raw; echo ready; exec sleep 600", "sh", *["x" * 1000] * 1500
     )

@@ -229,8 +229,8 @@ os.write(master, b"half")
 def test_what_was_typed_on_a_terminal_inside_that_nobody_has_open(
     criuctl: Criuctl, tmp_path: Path
 ) -> None:
-    """It controls a session and no more: nobody could read that, and the tree comes back without
-    it.
+    """It controls a session and no more: no process could read that, and the tree comes back
+    without it.
     """
     with running(CLOSED, tmp_path) as program:
         report = criuctl("dump", program.pid, "--name", "closed")

@@ -1,5 +1,5 @@
-"""Services under systemd: what is printed after a restore is in the journal; being started anew is
-warned of.
+"""Services under systemd: what is printed after a restore is in the journal; a warning says that
+systemd starts it again.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def test_hung_up_if_so_wished(service: Service) -> None:
 
 
 def test_where_there_is_no_journal(service: Service) -> None:
-    """Seen before anything is started, and told."""
+    """Found and reported before anything is started."""
     service.operators("dump", str(service.pid), "--name", "web")
     service.booted.run("systemctl", "stop", "systemd-journald.socket", "systemd-journald.service")
     restored = service.operators("restore", "web")

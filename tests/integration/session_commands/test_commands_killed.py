@@ -18,7 +18,7 @@ from criuctl.proc.tree import ProcessIdentity
 
 pytestmark = [pytest.mark.integration, pytest.mark.crash]
 
-# Does harm when CRIU is about to let go of the tree: before (or after) the holder is told, to
+# Does harm when CRIU is about to let go of the tree: before (or after) the word to the holder, to
 # itself or to the tree's root.
 HARM = """
 import os, signal, sys, time
@@ -83,8 +83,8 @@ def _settled(operators: Operators, held: Paused) -> str:
 
 
 def test_kill_9_at_every_step(operators: Operators) -> None:
-    """Of a dump and of a restore: the session runs on, or it is checkpointed and comes back, and is
-    told to be what it is.
+    """Of a dump and of a restore: the session runs on, or it is checkpointed and comes back, and
+    its status says which.
     """
     operators("run", "-d", "--name", "work", "--", "sh", "-c", TICKS)
     operators("wait", "work", "--since", "0", "--match", "tick 3", "--timeout", TIMEOUT)

@@ -103,7 +103,7 @@ def test_everything_is_ended_and_comes_back(
         event for event in operators("events") if event["operation"].startswith("maintenance-")
     ]
     assert [(event["operation"], event["exit_code"], event.get("states")) for event in answer] == [
-        *[("maintenance-begin", 137, None)] * 2,  # told by the next one
+        *[("maintenance-begin", 137, None)] * 2,  # reported by the next one
         ("maintenance-begin", 0, {"stored": 2}),
         ("maintenance-end", 10, {"back": 2, "given-up": 1}),
         ("maintenance-end", 10, {"given-up": 1}),

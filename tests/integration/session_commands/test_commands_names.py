@@ -1,4 +1,4 @@
-"""A name that another session has had: whoever has it now is what status and kill speak of."""
+"""A name that another session has had: status and kill are about the session that has it now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tree(zoo: Zoo) -> Animal:
 
 
 def _ended(operators: Operators, name: str) -> None:
-    """A session of which only the holder is there, and its exit code."""
+    """A session with only its holder left, and its exit code."""
     operators("run", "-d", "--name", name, "--", "true")
     wait_until(lambda: operators("status", name)["state"] == "exited", 60, f"{name} has ended")
 

@@ -124,8 +124,8 @@ def test_a_paused_session_is_dumped_and_comes_back_paused(
 
 
 def test_a_criu_that_is_killed_does_not_let_a_paused_session_run(operators: Operators) -> None:
-    """The kernel lets everybody go whom CRIU held; the holder, whose dump comes to nothing, freezes
-    them again.
+    """The kernel lets all go that CRIU held; the holder, whose dump comes to nothing, freezes them
+    again.
     """
     operators("run", "-d", "--name", "work", "--", "sh", "-c", COUNTER)
     operators("wait", "work", "--match", r"tick 5\b", "--timeout", TIMEOUT)
@@ -153,7 +153,7 @@ def test_a_criu_that_is_killed_does_not_let_a_paused_session_run(operators: Oper
 def test_while_its_snapshot_is_stored_a_session_is_as_any_other(
     operators: Operators, how: str
 ) -> None:
-    """That may take minutes: it can be stopped, how it ends is told at once, and then it has ended
+    """That may take minutes: it can be stopped, its end is reported at once, and then it has ended
     and is not checkpointed.
     """
     operators("run", "-d", "--name", "work", "--", "sh", "-c", "read line; exit 7")

@@ -92,7 +92,7 @@ def messages(place: Place) -> Step:
 
 @kind
 def robust_locks(place: Place) -> Step:
-    """A mutex in shared memory whose owner has ended holding it: who comes next is told so."""
+    """A mutex in shared memory whose owner has ended holding it: the next owner gets EOWNERDEAD."""
     area = mmap.mmap(-1, mmap.PAGESIZE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(area))
     pthread = ctypes.CDLL("libc.so.6")

@@ -1,4 +1,4 @@
-"""Mappings of all kinds, and what the kernel was told about them."""
+"""Mappings of all kinds, and the advice that the kernel got about them."""
 
 from __future__ import annotations
 
@@ -104,9 +104,7 @@ def _mapping(address: int) -> list[str]:
 
 @kind
 def anonymous(place: Place) -> Step:
-    """Private or shared, advised, locked, with pages of which some were never touched, some
-    protected.
-    """
+    """Private or shared, advised, locked, with some pages never touched and some protected."""
     pages = place.random.randint(2, 40)
     shared = place.random.random() < 0.3
     flags = (

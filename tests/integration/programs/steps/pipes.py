@@ -187,7 +187,7 @@ def named_stream(place: Place) -> Step:
 
 @kind
 def waiting_stream(place: Place) -> Step:
-    """Connections that nobody has accepted yet, nothing sent on them."""
+    """Connections that were not accepted yet, nothing sent on them."""
     name = "\0waiting" + place.label + place.folder
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(name)
@@ -241,8 +241,8 @@ def unbound(place: Place) -> Step:
 
 @kind
 def socket_in_itself(place: Place) -> Step:
-    """A socket of which one end lies in its own peer's queue: a file server's descriptor passed on
-    and not taken yet.
+    """A socket with one end in its own peer's queue: a file server's descriptor passed on and not
+    taken yet.
     """
     a, b = socket.socketpair()
     c, d = socket.socketpair()
