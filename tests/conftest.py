@@ -131,7 +131,7 @@ def zoo(keeper: Keeper, home: Home) -> Iterator[Zoo]:
 
 @pytest.fixture
 def criuctl(keeper: Keeper, home: Home) -> Criuctl:
-    """criuctl with a local store that nobody has made yet: the first dump does."""
+    """criuctl with a local store that does not exist yet: the first dump makes it."""
     return Criuctl(keeper, home)
 
 

@@ -39,14 +39,14 @@ def stored(criuctl: Criuctl, zoo: Zoo, times: int = 2) -> tuple[Animal, list[dic
     """A session ``work`` that was dumped so many times; the last dump has ended it."""
     criuctl("store", "init")
     animal = zoo.launch("memory.py", "1")
-    told = [
+    reports = [
         criuctl("dump", animal.pid, "--name", "work", "--leave-running") for _ in range(times - 1)
     ]
-    return animal, [*told, criuctl("dump", animal.pid, "--name", "work")]
+    return animal, [*reports, criuctl("dump", animal.pid, "--name", "work")]
 
 
 def remove_manifest(store: Path, checkpoint: str) -> None:
-    """As somebody does who can write to the folder."""
+    """As an attacker does who can write to the folder."""
     (found,) = (store / "checkpoints").rglob(f"*-{checkpoint}")
     found.unlink()
 
@@ -63,15 +63,15 @@ def test_the_newest_manifest_was_removed(criuctl: Criuctl, zoo: Zoo) -> None:
     """Refused, with both named; the explicit ways go on, and tell what is newer, and from then on
     that is the last one.
     """
-    animal, told = stored(criuctl, zoo, 3)
+    animal, reports = stored(criuctl, zoo, 3)
     status = criuctl("status", "work")["checkpoint"]
     assert (status["id"], status["number"], status["store"]) == (
-        told[2]["checkpoint"],
+        reports[2]["checkpoint"],
         3,
         str(criuctl.store),
     )
     assert 0 <= status["age_s"] < 300
-    remove_manifest(criuctl.store, told[2]["checkpoint"])
+    remove_manifest(criuctl.store, reports[2]["checkpoint"])
     for more in ((), ("--dry-run",), ("--as", "copy"), ("--force",), ("--take-over",)):
         error = refused(criuctl("restore", "work", *more, check=False))
         assert (
@@ -86,18 +86,18 @@ def test_the_newest_manifest_was_removed(criuctl: Criuctl, zoo: Zoo) -> None:
     assert (copied["number"], copied["newer"]["number"], copied["newer"]["id"]) == (
         1,
         3,
-        told[2]["checkpoint"],
+        reports[2]["checkpoint"],
     )
     criuctl("kill", "copy")
     refused(criuctl("restore", "work", check=False))
     back = criuctl("restore", "work", "--older")
     zoo.adopt(back["pid"], animal)
     assert (back["checkpoint"], back["number"], back["store"]) == (
-        told[1]["checkpoint"],
+        reports[1]["checkpoint"],
         2,
         str(criuctl.store),
     )
-    assert back["newer"]["id"] == told[2]["checkpoint"] and 0 <= back["age_s"] < 300
+    assert back["newer"]["id"] == reports[2]["checkpoint"] and 0 <= back["age_s"] < 300
     criuctl("kill", "work")
     again = criuctl("restore", "work")  # which is the last one now
     zoo.adopt(again["pid"], animal)
@@ -135,13 +135,13 @@ def test_what_the_operator_removes_is_no_loss(criuctl: Criuctl, zoo: Zoo) -> Non
     """After `rm` and `prune` the newest of the rest is the last one; what is removed behind them is
     still noticed.
     """
-    animal, told = stored(criuctl, zoo, 4)
+    animal, reports = stored(criuctl, zoo, 4)
     criuctl("rm", "work")
     assert criuctl("status", "work")["checkpoint"]["number"] == 3
     dry = criuctl("restore", "work", "--dry-run")
     assert dry["ok"] is True
     criuctl("rm", "work@3", "work@1")
-    remove_manifest(criuctl.store, told[1]["checkpoint"])
+    remove_manifest(criuctl.store, reports[1]["checkpoint"])
     answer = criuctl("restore", "work", check=False)
     assert answer["exit_code"] == 3
     assert animal
@@ -149,10 +149,10 @@ def test_what_the_operator_removes_is_no_loss(criuctl: Criuctl, zoo: Zoo) -> Non
 
 def test_a_killed_session_is_remembered(criuctl: Criuctl, zoo: Zoo) -> None:
     """`kill` ends it; `forget` makes the host know nothing."""
-    animal, told = stored(criuctl, zoo)
+    animal, reports = stored(criuctl, zoo)
     zoo.adopt(criuctl("restore", "work")["pid"], animal)
     criuctl("kill", "work")
-    remove_manifest(criuctl.store, told[1]["checkpoint"])
+    remove_manifest(criuctl.store, reports[1]["checkpoint"])
     refused(criuctl("restore", "work", check=False))
     criuctl("forget", "work")
     zoo.adopt(criuctl("restore", "work")["pid"], animal)
@@ -162,7 +162,7 @@ def test_an_import_is_the_newest_by_the_operators_word(
     criuctl: Criuctl, zoo: Zoo, home: Home
 ) -> None:
     """It may be as old as it likes."""
-    animal, told = stored(criuctl, zoo, 3)
+    animal, reports = stored(criuctl, zoo, 3)
     file = home.path / "work.criuctl"
     criuctl("export", "work@1", file)
     criuctl("rm", "work@1")
@@ -171,8 +171,8 @@ def test_an_import_is_the_newest_by_the_operators_word(
     zoo.adopt(back["pid"], animal)
     assert (
         (back["checkpoint"], back["number"])
-        == (told[0]["checkpoint"], brought["number"])
-        == (told[0]["checkpoint"], 4)
+        == (reports[0]["checkpoint"], brought["number"])
+        == (reports[0]["checkpoint"], 4)
     )
 
 
@@ -180,7 +180,7 @@ def test_another_host_has_dumped_it_since(criuctl: Criuctl, elsewhere: Criuctl, 
     """Newer than what is known here is fine, and a host that knows nothing asks nothing; retention
     elsewhere is asked about.
     """
-    animal, told = stored(criuctl, zoo)
+    animal, reports = stored(criuctl, zoo)
     moved = zoo.adopt(elsewhere("restore", "work")["pid"], animal)
     there = elsewhere("dump", moved.pid, "--name", "work")
     back = criuctl("restore", "work")
@@ -191,14 +191,14 @@ def test_another_host_has_dumped_it_since(criuctl: Criuctl, elsewhere: Criuctl, 
     error = refused(criuctl("restore", "work", check=False))
     assert "another host" in error["hint"]
     zoo.adopt(criuctl("restore", "work", "--older")["pid"], animal)
-    assert told
+    assert reports
 
 
 def test_a_forged_checkpoint_under_the_same_name(criuctl: Criuctl, zoo: Zoo, home: Home) -> None:
-    """Somebody adds one of another session, of a higher number, to a store without encryption: it
-    is not run for a NAME.
+    """An attacker adds a checkpoint of another session, with a higher number, to a store without
+    encryption: it is not run for a NAME.
     """
-    animal, told = stored(criuctl, zoo)
+    animal, reports = stored(criuctl, zoo)
     forger = Config(
         store=str(criuctl.store),
         state_dir=str(home.path / "forger"),
@@ -214,26 +214,26 @@ def test_a_forged_checkpoint_under_the_same_name(criuctl: Criuctl, zoo: Zoo, hom
         error = refused(criuctl("restore", "work", *more, check=False), "another-session")
         assert "ffffffffffff" in error["message"] and "work@7" in error["hint"]
     refused(criuctl("verify", "work", "--restore", check=False), "another-session")
-    criuctl("kill", "work")  # nobody waits for it
+    criuctl("kill", "work")  # it is not waited for
     refused(criuctl("restore", "work", check=False), "another-session")
-    back = criuctl("restore", told[1]["checkpoint"])
+    back = criuctl("restore", reports[1]["checkpoint"])
     zoo.adopt(back["pid"], animal)
     assert (back["number"], back["newer"]["id"]) == (2, forged.id)
 
 
 def test_people_are_told_which_one_it_was(criuctl: Criuctl, zoo: Zoo) -> None:
     """In the words of `restore` and `status`."""
-    animal, told = stored(criuctl, zoo)
+    animal, reports = stored(criuctl, zoo)
     command = criuctl.start("restore", "work", json_output=False)
-    assert command.process.wait(120) == 0, command.told()
+    assert command.process.wait(120) == 0, command.output()
     text = command.out.read_text()
     assert (
-        f"from checkpoint 2 ({told[1]['checkpoint'][:12]}, " in text
+        f"from checkpoint 2 ({reports[1]['checkpoint'][:12]}, " in text
         and f" s old) in {criuctl.store}" in text
     )
     zoo.adopt(criuctl("status", "work")["pid"], animal)
     shown = criuctl.start("status", "work", json_output=False)
     assert (
         shown.process.wait(60) == 0
-        and f"2 ({told[1]['checkpoint'][:12]}, " in shown.out.read_text()
+        and f"2 ({reports[1]['checkpoint'][:12]}, " in shown.out.read_text()
     )

@@ -68,7 +68,7 @@ class Ended:
     code: int
     memory: int  # bytes at most
     seconds: float
-    told: str
+    output: str
 
 
 def run(criuctl: Criuctl, *arguments: str | Path) -> Ended:
@@ -350,7 +350,7 @@ def archive(path: Path, members: dict[str, bytes]) -> None:
 
 
 def long_header(kind: bytes) -> Callable[[Path], None]:
-    """A header, of which tar readers keep all, of a GiB and more."""
+    """A header of a GiB and more, which tar readers keep whole."""
 
     def make(path: Path) -> None:
         size = 1500 << 20
@@ -452,7 +452,7 @@ def many_mapped(path: Path) -> None:
 
 
 def many_runs(path: Path) -> None:
-    """An address space whose pages are told one by one."""
+    """An address space whose pages are listed one by one."""
     head = schema.message("PAGEMAP_HEAD")(pages_id=1).SerializeToString()
     one = schema.message("PAGEMAP")(
         vaddr=4096, compat_nr_pages=1, nr_pages=1, flags=4

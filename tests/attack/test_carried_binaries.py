@@ -101,9 +101,9 @@ def test_the_tool_is_root_s(lab: Laboratory, system: System) -> None:
 @pytest.mark.parametrize("uid", [USER, 0])
 def test_a_link_does_not_lead_it(lab: Laboratory, system: System, theirs: Path, uid: int) -> None:
     """Neither a user's tree nor one of root's gets the user's library in the place of root's."""
-    told = lab.dump(start(lab, theirs, uid=uid), "--carry-binaries")
+    report = lab.dump(start(lab, theirs, uid=uid), "--carry-binaries")
     lab.as_user(f"rm -r d; ln -s {system.library.parent} d")
-    refused = lab.restore(told["checkpoint"], check=False)
+    refused = lab.restore(report["checkpoint"], check=False)
     assert refused["exit_code"] == 4, refused
     assert f"{lab.folder}" in refused["error"]["message"]
     assert lab.processes() == []
@@ -117,12 +117,12 @@ def test_a_user_s_file_lies_in_no_folder_of_root_s(
     """Where the user's folder is gone, the nearest one that exists is root's, and stays as it
     is.
     """
-    theirs.parent.rename(lab.folder.parent / "theirs")  # nobody but root can
+    theirs.parent.rename(lab.folder.parent / "theirs")  # only root can
     moved = lab.folder.parent / "theirs" / theirs.name
-    told = lab.dump(start(lab, moved), "--carry-binaries")
+    report = lab.dump(start(lab, moved), "--carry-binaries")
     moved.unlink()
     moved.parent.rmdir()
-    refused = lab.restore(told["checkpoint"], check=False)
+    refused = lab.restore(report["checkpoint"], check=False)
     assert refused["exit_code"] == 4, refused
     assert f"belongs to user {USER}" in refused["error"]["message"]
     assert "install -d" in refused["error"]["hint"]
@@ -136,9 +136,9 @@ def test_over_the_user_s_own_folder_it_is_not_set_uid(
     """The user's own library comes back in the user's own folder; no program there or elsewhere
     gains root's rights.
     """
-    told = lab.dump(start(lab, theirs), "--carry-binaries")
+    report = lab.dump(start(lab, theirs), "--carry-binaries")
     lab.as_user("echo other > d/libnumber.so")
-    pid = lab.restore(told["checkpoint"])["pid"]
+    pid = lab.restore(report["checkpoint"])["pid"]
     assert lab.ask(pid, f"open({str(theirs)!r}, 'rb').read(4)") == "b'\\x7fELF'"
     assert run_tool(lab, pid, system) == repr(f"1 {USER}\n")
     points = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
@@ -150,18 +150,18 @@ def test_an_older_library_of_root_s_helps_nobody(lab: Laboratory, system: System
     """A user keeps a library with a hole mapped, root replaces it: no set-uid program loads the old
     one with root's rights.
     """
-    told = lab.dump(start(lab, system.library), "--carry-binaries")
+    report = lab.dump(start(lab, system.library), "--carry-binaries")
     build(system.library, 2)
-    pid = lab.restore(told["checkpoint"])["pid"]
+    pid = lab.restore(report["checkpoint"])["pid"]
     assert run_tool(lab, pid, system) == repr(f"1 {USER}\n")
     assert outside(system) == "2 0\n"
 
 
 def test_a_tree_of_root_s_keeps_its_rights(lab: Laboratory, system: System) -> None:
     """It gets its library, and set-uid programs are what they are."""
-    told = lab.dump(start(lab, system.library, uid=0), "--carry-binaries")
+    report = lab.dump(start(lab, system.library, uid=0), "--carry-binaries")
     build(system.library, 2)
-    pid = lab.restore(told["checkpoint"])["pid"]
+    pid = lab.restore(report["checkpoint"])["pid"]
     try:
         script = f"setpriv --reuid {USER} --clear-groups {system.tool}"
         assert lab.ask(pid, f"os.popen({script!r}).read()") == repr("1 0\n")

@@ -61,7 +61,7 @@ def test_a_server_that_changes_a_byte(
         proxy.faults = {}
         assert criuctl("list") == []
         assert animal.differences(animal) == []
-        told = criuctl("dump", animal.pid, "--leave-running")
-        criuctl("verify", told["checkpoint"])
+        report = criuctl("dump", animal.pid, "--leave-running")
+        criuctl("verify", report["checkpoint"])
     criuctl.extra = before
     assert aftermath.of_dump(animal) == "alive"

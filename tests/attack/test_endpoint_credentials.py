@@ -102,7 +102,7 @@ def test_nothing_that_is_stored_or_recorded_holds_the_endpoint_s_credentials(
     )
     assert not criuctl("store", "init", "--no-encrypt")["encrypted"]
     animal = zoo.launch("counter.py")
-    told = criuctl("dump", animal.pid, "--name", "work")
+    report = criuctl("dump", animal.pid, "--name", "work")
     restored = zoo.adopt(criuctl("restore", "work")["pid"], animal)
     for words in (
         ("list",),
@@ -118,7 +118,7 @@ def test_nothing_that_is_stored_or_recorded_holds_the_endpoint_s_credentials(
     assert leaked(home) == []
     client = rclone_server.client()
     keys = rclone_server.keys(home.token)
-    assert any(told["checkpoint"] in key for key in keys)
+    assert any(report["checkpoint"] in key for key in keys)
     assert [
         key
         for key in keys

@@ -66,7 +66,7 @@ MADE = [a_folder, a_link, a_link_of_root_s, written_by_others]
 
 @pytest.fixture
 def victim(home: Home) -> Path:
-    """A folder of root's with files that nobody may remove."""
+    """A folder of root's with files that no other user may remove."""
     folder = home.path / "victim"
     folder.mkdir()
     for name in ("locks", "shields", "groups", "inside", "holders"):
@@ -103,23 +103,23 @@ def fallen_back(criuctl: Criuctl, made: str, victim: Path) -> dict[str, Any]:
     """What a restore says on such a host."""
     criuctl.extra["CRIUCTL_RUN_DIR"] = ""
     criuctl.prefix = ["unshare", "--mount", "sh", "-euc", FALLBACK, "sh", made, str(victim)]
-    told: dict[str, Any] = criuctl("restore", "x", check=False)
-    return told
+    report: dict[str, Any] = criuctl("restore", "x", check=False)
+    return report
 
 
 @pytest.mark.parametrize("made", [made.__name__ for made in MADE])
 def test_the_fallback_of_the_run_folder(criuctl: Criuctl, victim: Path, made: str) -> None:
-    """Without a writable /run the locks are in /dev/shm: never in a folder of somebody else's."""
-    told = fallen_back(criuctl, made, victim)
-    assert told["exit_code"] == 4, told
-    assert "/dev/shm/criuctl" in told["error"]["message"] and told["error"]["hint"]
+    """Without a writable /run the locks are in /dev/shm: never in a folder of another user's."""
+    report = fallen_back(criuctl, made, victim)
+    assert report["exit_code"] == 4, report
+    assert "/dev/shm/criuctl" in report["error"]["message"] and report["error"]["hint"]
     assert untouched(victim)
 
 
 def test_the_fallback_works(criuctl: Criuctl, victim: Path) -> None:
-    """Where nobody was first, the command goes on: there is no such store."""
-    told = fallen_back(criuctl, "nothing", victim)
-    assert told["exit_code"] == 7, told
+    """Where the folder did not exist before, the command goes on: there is no such store."""
+    report = fallen_back(criuctl, "nothing", victim)
+    assert report["exit_code"] == 7, report
 
 
 @pytest.mark.parametrize("made", MADE)
@@ -133,9 +133,9 @@ def test_a_run_folder_of_somebody_else(
     made(sticky / "run", victim)
     criuctl.extra["CRIUCTL_RUN_DIR"] = str(sticky / "run")
     for command in (["restore", "x"], ["run", "--json", "--detach", "--", "true"]):
-        told = criuctl(*command, check=False)
-        assert told["exit_code"] == 4, (command, told)
-        assert str(sticky / "run") in told["error"]["message"]
+        answer = criuctl(*command, check=False)
+        assert answer["exit_code"] == 4, (command, answer)
+        assert str(sticky / "run") in answer["error"]["message"]
     assert untouched(victim)
 
 
@@ -189,10 +189,10 @@ def theirs(home: Home) -> Path:
 
 def test_home_of_a_user_that_sudo_kept(criuctl: Criuctl, theirs: Path) -> None:
     """Root runs nothing that the user's configuration names."""
-    told = criuctl("doctor", check=False, env={"HOME": str(theirs)})
-    assert told["exit_code"] == 2, told
-    assert f"{theirs} belongs to user {USER}, not to root" in told["error"]["message"]
-    assert "sudo -H" in told["error"]["hint"]
+    answer = criuctl("doctor", check=False, env={"HOME": str(theirs)})
+    assert answer["exit_code"] == 2, answer
+    assert f"{theirs} belongs to user {USER}, not to root" in answer["error"]["message"]
+    assert "sudo -H" in answer["error"]["hint"]
     assert not (theirs / "ran").exists()
     (theirs / ".config" / "criuctl" / "config.yaml").unlink()
     assert criuctl("version", check=False, env={"HOME": str(theirs)})["exit_code"] == 0

@@ -1,4 +1,4 @@
-"""Archives and folders of images that somebody else controls: links, pipes, devices, names, and
+"""Archives and folders of images that an attacker controls: links, pipes, devices, names, and
 changes while they are read.
 """
 
@@ -37,7 +37,7 @@ def core(command: str) -> bytes:
 
 @pytest.fixture
 def folder(criuctl: Criuctl) -> Path:
-    """A process, of which the images are sound."""
+    """A process whose images are sound."""
     made = criuctl.home.path / "images"
     made.mkdir()
     (made / "pstree.img").write_bytes(pstree(1))
@@ -90,7 +90,7 @@ def test_what_is_no_regular_file_is_not_read(
 def test_a_link_in_the_place_of_the_folder_inside_leads_nowhere(
     folder: Path, secret: Path, criuctl: Criuctl
 ) -> None:
-    """``checkpoint``, beside which podman's config lies."""
+    """``checkpoint``, which lies next to podman's config."""
     (secret.parent / "pstree.img").write_bytes(pstree(1))
     (folder / "pstree.img").unlink()
     (folder / "checkpoint").symlink_to(secret.parent)

@@ -1,4 +1,6 @@
-"""Whoever writes to a store that is not encrypted names files of root's in a user's checkpoint."""
+"""An attacker who can write to a store that is not encrypted names files of root's in a user's
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def shadow(lab: Laboratory) -> Iterator[Path]:
     assert file.read_text() == "the hashes"
 
 
-def forged(lab: Laboratory, told: Any, path: Path, other: Path | str, **changes: object) -> str:
+def forged(lab: Laboratory, report: Any, path: Path, other: Path | str, **changes: object) -> str:
     """A checkpoint that has `other` wherever this one has `path`, of the same length."""
     assert len(str(path)) == len(str(other))
     before, after = os.fsencode(path), os.fsencode(other)
@@ -49,7 +51,7 @@ def forged(lab: Laboratory, told: Any, path: Path, other: Path | str, **changes:
     config = Config(store=str(lab.criuctl.store), key_dir=keys, cache_dir=cache)
     reporter = Reporter()
     with open_store(config.store, config) as store, Repository.open(store, config) as repository:
-        manifest = repository.manifest(told["checkpoint"])
+        manifest = repository.manifest(report["checkpoint"])
         data = bytes(repository.reader(reporter).read(manifest.image_data))
         assert before in data
         paths = [one.path.replace(str(path), str(other)) for one in manifest.files]
@@ -75,7 +77,7 @@ def forged(lab: Laboratory, told: Any, path: Path, other: Path | str, **changes:
     return made.id
 
 
-def edited(lab: Laboratory, told: Any, edit: Callable[[ImageSet], None]) -> str:
+def edited(lab: Laboratory, report: Any, edit: Callable[[ImageSet], None]) -> str:
     """A checkpoint whose images `edit` has changed."""
     home = lab.criuctl.home.path
     config = Config(
@@ -85,7 +87,7 @@ def edited(lab: Laboratory, told: Any, edit: Callable[[ImageSet], None]) -> str:
     with ExitStack() as stack:
         store = stack.enter_context(open_store(config.store, config))
         repository = stack.enter_context(Repository.open(store, config))
-        manifest = repository.manifest(told["checkpoint"])
+        manifest = repository.manifest(report["checkpoint"])
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder = os.open(place, os.O_RDONLY)
         stack.callback(os.close, folder)
@@ -112,8 +114,8 @@ def edited(lab: Laboratory, told: Any, edit: Callable[[ImageSet], None]) -> str:
 def test_a_file_of_root_s(lab: Laboratory, shadow: Path, flags: int) -> None:
     """Root alone controls its path, but nothing proves that the user's process had it."""
     own = lab.folder / "d/shadow"
-    told = lab.dump(lab.start((own, flags)))
-    answer = lab.restore(forged(lab, told, own, shadow), check=False)
+    report = lab.dump(lab.start((own, flags)))
+    answer = lab.restore(forged(lab, report, own, shadow), check=False)
     assert answer["exit_code"] == 4, answer
     assert "nothing proves" in answer["error"]["message"]
     assert lab.processes() == []
@@ -140,9 +142,9 @@ def test_a_file_of_root_s_by_a_link_of_procfs(lab: Laboratory, shadow: Path, way
     pid = lab.start((own, os.O_RDONLY))
     os.chown(lab.folder / "output", lab.uid, lab.uid)
     link = way.format(pid=inner_pid(pid))
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     other = link + str(shadow).rjust(len(str(own)) - len(link), "/")
-    answer = lab.restore(forged(lab, told, own, other), check=False)
+    answer = lab.restore(forged(lab, report, own, other), check=False)
     assert answer["exit_code"] == 8, answer
     assert "not the name of an open file" in answer["error"]["message"]
     assert lab.processes() == []
@@ -196,8 +198,8 @@ def test_a_file_of_root_s_that_is_said_to_be_another_thing(
     lab.as_user("printf 'the hashes' > shadow; chmod 600 shadow")
     pid = lab.start((own, os.O_RDONLY))
     os.chown(lab.folder / "output", lab.uid, lab.uid)
-    told = lab.dump(pid)
-    answer = lab.restore(edited(lab, told, edit), check=False)
+    report = lab.dump(pid)
+    answer = lab.restore(edited(lab, report, edit), check=False)
     assert answer["exit_code"] in (4, 8), answer
     assert str(shadow) in answer["error"]["message"]
     assert lab.processes() == []
@@ -210,7 +212,7 @@ def test_what_root_opened_for_the_user_comes_back(lab: Laboratory, shadow: Path)
     lab.ask(pid, f"os.chown({str(lab.folder / 'ask')!r}, 1001, 1001)")
     ids = "os.setgroups([]), os.setresgid(1001, 1001, 1001), os.setresuid(1001, 1001, 1001)"
     lab.ask(pid, f"{ids}, __import__('ctypes').CDLL(None).prctl(4, 1, 0, 0, 0)")
-    told = lab.dump(pid)
-    pid = lab.restore(told["checkpoint"])["pid"]
+    report = lab.dump(pid)
+    pid = lab.restore(report["checkpoint"])["pid"]
     assert os.stat(f"/proc/{pid}").st_uid == 1001
     assert lab.ask(pid, "os.read(opened[0], 100)") == "b'the hashes'"

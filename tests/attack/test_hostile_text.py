@@ -223,7 +223,7 @@ def test_texts_that_the_writer_of_a_manifest_chooses(operators: Operators, home:
 
 
 def test_an_object_s_name_in_a_store(operators: Operators, home: Home) -> None:
-    """Whoever writes to the folder may put files there under any name."""
+    """An attacker who can write to the folder can put files there under any name."""
     operators("store", "init")
     for folder in (operators.store, operators.store / "checkpoints", operators.store / "packs"):
         folder.mkdir(exist_ok=True)

@@ -64,21 +64,21 @@ class Source:
     def begin(
         self, session: str, writer: dict[str, str] | None = None, move: str | None = None
     ) -> str:
-        """Begin a move; the key that it is told."""
+        """Begin a move and return the key of the answer."""
         asked = {
             "id": move or secrets.token_hex(16),
             "session": session,
             "session_id": secrets.token_hex(16),
             "origin": "here",
         }
-        told = self.link.ask(
+        answer = self.link.ask(
             "begin", asked | ({} if writer is None else {"writer": writer})
         ).arguments
         self.store = RemoteStore(self.link, "b:inbox")
         self.key = self.path / "key"
         self.key.unlink(missing_ok=True)
-        keys.write_secret(self.key, told["key"])
-        return str(told["key"])
+        keys.write_secret(self.key, answer["key"])
+        return str(answer["key"])
 
     def open(self) -> Repository:
         """The inbox, as far as the key opens what is shown."""
@@ -167,7 +167,9 @@ def test_nothing_that_another_host_has_sent_can_be_had(
 def test_a_copy_of_the_whole_inbox_is_closed_to_a_source(
     delivered: tuple[Source, CheckpointSummary], sources: Callable[[str], Source], criuctl: Criuctl
 ) -> None:
-    """Whoever has read the disk as well: the key that a source is told opens nothing of others."""
+    """An attacker who has read the disk as well: the key that a source gets opens nothing of
+    others.
+    """
     _first, checkpoint = delivered
     thief = sources("thief")
     thief.begin("work")
@@ -256,8 +258,8 @@ def test_who_does_not_prove_it_is_another_host(
         {"id": "", "proof": ""},
         {"id": "xx"},
     ):
-        told = thief.begin("work", claim)
-        assert told != earlier.text()
+        key = thief.begin("work", claim)
+        assert key != earlier.text()
         with thief.open() as repository:
             assert repository.list() == []
 
@@ -265,7 +267,7 @@ def test_who_does_not_prove_it_is_another_host(
 def test_the_target_reads_what_was_there_before_and_what_came(
     criuctl: Criuctl, sources: Callable[[str], Source]
 ) -> None:
-    """An inbox that an older criuctl has made, whose sources were told its key."""
+    """An inbox that an older criuctl has made, whose sources got its key."""
     config = inbox.configured(target(criuctl))
     with (
         closing(LocalStore(config.store)) as store,

@@ -17,9 +17,9 @@ def test_another_user_s_program_comes_back(lab: Laboratory) -> None:
     lab.as_user("echo written > file")
     pid = lab.start((lab.folder / "file", os.O_RDWR))
     assert status_of(f"/proc/{pid}/status")["Uid"].split() == [str(USER)] * 4
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     assert lab.processes() == []
-    restored = lab.restore(told["checkpoint"])["pid"]
+    restored = lab.restore(report["checkpoint"])["pid"]
     assert status_of(f"/proc/{restored}/status")["Uid"].split() == [str(USER)] * 4
     assert str(lab.folder / "file") in lab.descriptors(restored).values()
     assert lab.ask(restored, "os.getuid(), os.read(opened[0], 100)") == "(1001, b'written\\n')"

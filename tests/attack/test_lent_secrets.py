@@ -1,4 +1,4 @@
-"""The secret of a connection rule is told to no server that a user has chosen, and lent to no
+"""The secret of a connection rule is sent to no server that a user has chosen, and lent to no
 process that only claims a name.
 """
 
@@ -30,14 +30,14 @@ pytestmark = pytest.mark.integration
 CANARY = "canary-77ab-password"
 (PORT,) = free_ports(1)
 
-# Takes connections, says yes to all that is asked, and keeps what it was told.
+# Takes connections, says yes to all that is asked, and keeps what it receives.
 SERVER = """
 import os, socket, sys, threading
 folder = sys.argv[1]
 server = socket.create_server(("127.0.0.1", int(sys.argv[2])))
 def serve(sock):
     while data := sock.recv(4096):
-        with open(folder + "/told", "ab") as file:
+        with open(folder + "/received", "ab") as file:
             file.write(data)
         sock.sendall(b"+OK\\r\\n")
 with open(folder + "/ready", "w") as file:
@@ -73,8 +73,8 @@ def python(program: str, lab: Laboratory) -> list[str]:
     return [os.path.realpath(sys.executable), "-I", "-S", "-c", program, str(lab.folder), str(PORT)]
 
 
-def told(lab: Laboratory) -> bytes:
-    file = lab.folder / "told"
+def received(lab: Laboratory) -> bytes:
+    file = lab.folder / "received"
     return file.read_bytes() if file.exists() else b""
 
 
@@ -87,7 +87,7 @@ def test_a_server_of_the_user_s_own_is_not_told_the_secret(
     configured(criuctl, home, '{process: "worker*"}')
     lab.start(argv=python(SERVER, lab))
     answer = lab.dump(lab.start(argv=python(CLIENT, lab)))
-    assert CANARY.encode() not in told(lab)
+    assert CANARY.encode() not in received(lab)
     (connection,) = (one for one in answer["connections"] if one["peer"] == f"127.0.0.1:{PORT}")
     assert connection["policy"] == "hangup"
     assert f"of user {USER}" in connection["reason"] and "user: NAME" in connection["reason"]
@@ -132,7 +132,7 @@ def test_the_user_that_a_rule_names_may_have_it(
     configured(criuctl, home, f'{{process: "worker*", user: {USER}}}')
     lab.start(argv=python(SERVER, lab))
     lab.dump(lab.start(argv=python(CLIENT, lab)))
-    assert CANARY.encode() in told(lab)
+    assert CANARY.encode() in received(lab)
 
 
 RECORD = ConnectionRecord(

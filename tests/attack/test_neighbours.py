@@ -93,16 +93,16 @@ def test_a_migration_takes_its_word_from_nobody_else(home: Home) -> None:
     (home.path / "state").mkdir()
     config = Config(state_dir=str(home.path / "state"))
     home.path.chmod(0o755)
-    told: list[str] = []
-    with rendezvous.listening(config, "a" * 32, lambda word: told.append(word) or {}):  # type: ignore[func-returns-value]
+    words: list[str] = []
+    with rendezvous.listening(config, "a" * 32, lambda word: words.append(word) or {}):  # type: ignore[func-returns-value]
         assert "NotFound" in as_neighbour(lambda: rendezvous.tell(config, "a" * 32, "go"))
-        assert told == []
+        assert words == []
         assert rendezvous.tell(config, "a" * 32, "go") == {}
-    assert told == ["go"]
+    assert words == ["go"]
 
 
 def test_nobody_else_can_answer_for_a_migration(home: Home) -> None:
-    """A neighbour who listens there first is not believed, and not told the word."""
+    """A neighbour who listens there first is not believed, and does not receive the word."""
     (home.path / "state").mkdir()
     config = Config(state_dir=str(home.path / "state"))
     name = rendezvous._address(config, "b" * 32)
@@ -146,10 +146,10 @@ def test_what_is_written_is_for_root_alone(operators: Operators, home: Home) -> 
     home.path.chmod(0o755)
     for place in (*places, home.run):
         place.chmod(0o755)
-    # what a restored tree, of any user, is told of itself; SECURITY.md says so
-    told = home.run / "inside"
+    # a restored tree, of any user, reads about itself here; SECURITY.md says so
+    public = home.run / "inside"
     files = [path for place in (*places, home.run) for path in place.rglob("*") if path.is_file()]
-    found = [str(path) for path in files if told not in path.parents]
+    found = [str(path) for path in files if public not in path.parents]
     assert len(found) > 10
 
     def readable() -> list[str]:
@@ -240,8 +240,8 @@ def test_the_page_tells_and_does_nothing_without_its_token(
             assert asked(f"{url}api/{path}", **headers) == 401, (path, headers)
     assert asked(f"{url}api/actions", kill) == 401
     assert asked(f"{url}api/about?token={token}") == 401
-    # A page of another site, in the browser of somebody who has the token; and one under a name
-    # that leads here by DNS.
+    # A page of another site, in the browser of a user who has the token; and one under a name that
+    # leads here by DNS.
     assert (
         asked(f"{url}api/actions", kill, Authorization=bearer, Origin="https://evil.example") == 403
     )

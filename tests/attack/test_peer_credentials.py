@@ -1,4 +1,4 @@
-"""SO_PEERCRED of restored unix sockets: whom a program takes its peer for."""
+"""SO_PEERCRED of restored unix sockets: which user a program takes its peer for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAKE = (
 
 
 def test_a_user_s_peers_are_taken_for_root_and_it_is_said(lab: Laboratory) -> None:
-    """CRIU makes the sockets as root; a program that asks later, or a client of a restored
-    listener, is told root.
+    """CRIU makes the sockets as root, so root is what a program that asks later, or a client of a
+    restored listener, gets.
     """
     pid = lab.start()
     lab.ask(pid, MAKE.format(lab.folder / "sock"))
@@ -29,10 +29,10 @@ def test_a_user_s_peers_are_taken_for_root_and_it_is_said(lab: Laboratory) -> No
     assert [struct.unpack("3i", one)[1:] for one in literal_eval(lab.ask(pid, asked))] == [
         (USER, USER)
     ] * 3
-    told = lab.dump(pid)
-    (warning,) = [text for text in told["warnings"] if "SO_PEERCRED" in text]
+    report = lab.dump(pid)
+    (warning,) = [text for text in report["warnings"] if "SO_PEERCRED" in text]
     assert "3 unix sockets" in warning and str(lab.folder / "sock") in warning and "root" in warning
-    restored = lab.restore(told["checkpoint"])["pid"]
+    restored = lab.restore(report["checkpoint"])["pid"]
     assert [struct.unpack("3i", one)[1:] for one in literal_eval(lab.ask(restored, asked))] == [
         (0, 0)
     ] * 3

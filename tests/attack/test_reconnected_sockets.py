@@ -48,17 +48,17 @@ def dumped(lab: Laboratory, path: Path, kind: str = "SOCK_STREAM", uid: int = US
     lab.ask(pid, connecting(path, kind))
     if kind == "SOCK_STREAM":
         lab.ask(server, "opened.append(opened[0].accept())")
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     path.unlink()
-    return told
+    return report
 
 
 def test_the_server_sees_the_user(lab: Laboratory) -> None:
     """SO_PEERCRED is how many servers tell root from others."""
     path = lab.folder.parent / "public"
-    told = dumped(lab, path, uid=0)
+    report = dumped(lab, path, uid=0)
     with server(path, 0o666) as listener:
-        answer = lab.restore(told["checkpoint"], "--connections", "reconnect")
+        answer = lab.restore(report["checkpoint"], "--connections", "reconnect")
         assert [c["outcome"] for c in answer["connections"]] == ["reconnected"]
         with listener.accept()[0] as accepted:
             size = struct.calcsize("3i")
@@ -77,10 +77,10 @@ def roots(lab: Laboratory) -> Path:
 
 def test_a_socket_of_root_s_is_not_reached(lab: Laboratory, roots: Path) -> None:
     """The user had a server at that path, and puts a link to root's there."""
-    told = dumped(lab, lab.folder / "d/sock")
+    report = dumped(lab, lab.folder / "d/sock")
     lab.as_user(f"rmdir d; ln -s {roots} d")
     with server(roots / "sock", 0o600) as private:
-        answer = lab.restore(told["checkpoint"], "--connections", "reconnect", check=False)
+        answer = lab.restore(report["checkpoint"], "--connections", "reconnect", check=False)
         private.settimeout(0)
         with pytest.raises(BlockingIOError):
             private.accept()
@@ -89,19 +89,19 @@ def test_a_socket_of_root_s_is_not_reached(lab: Laboratory, roots: Path) -> None
 
 def test_a_datagram_socket_of_root_s_is_not_reached(lab: Laboratory, roots: Path) -> None:
     """CRIU connects such a socket by its peer's name, as root."""
-    told = dumped(lab, lab.folder / "d/sock", "SOCK_DGRAM")
+    report = dumped(lab, lab.folder / "d/sock", "SOCK_DGRAM")
     lab.as_user(f"rmdir d; ln -s {roots} d")
     with server(roots / "sock", 0o600, socket.SOCK_DGRAM):
-        answer = lab.restore(told["checkpoint"], check=False)
+        answer = lab.restore(report["checkpoint"], check=False)
         assert answer["exit_code"] == 4, answer
         assert lab.processes() == []
 
 
 def test_a_datagram_socket_is_connected_again(lab: Laboratory, roots: Path) -> None:
     """With the user's own rights."""
-    told = dumped(lab, lab.folder / "d/sock", "SOCK_DGRAM")
+    report = dumped(lab, lab.folder / "d/sock", "SOCK_DGRAM")
     with server(lab.folder / "d/sock", 0o666, socket.SOCK_DGRAM) as sock:
-        pid = lab.restore(told["checkpoint"])["pid"]
+        pid = lab.restore(report["checkpoint"])["pid"]
         assert lab.ask(pid, "opened[0].send(b'again')") == "5"
         assert sock.recv(10) == b"again"
     assert roots.is_dir()

@@ -32,9 +32,9 @@ while True:
 """
 
 
-def restored_with_swap(lab: Laboratory, told: Any, step: str, folder: Path) -> Any:
+def restored_with_swap(lab: Laboratory, report: Any, step: str, folder: Path) -> Any:
     """Restore, and have the user's folder `d` become a link when `step` is reached."""
-    with paused(lab.criuctl, step, "restore", told["checkpoint"]) as pause:
+    with paused(lab.criuctl, step, "restore", report["checkpoint"]) as pause:
         link_to(lab, folder)
         pause.go_on()
         code = pause.command.process.wait(120)
@@ -50,9 +50,9 @@ def test_right_before_criu(lab: Laboratory, secret: Path, shadow: Path) -> None:
     lab.ask(pid, "opened.append(__import__('mmap').mmap(opened[0], 0, 2, 1))")
     lab.ask(pid, f"os.chdir({str(shadow.with_name('w'))!r}), os.write(opened[3], b'unread')")
     lab.as_user("rm d/ghost; ln d/two third; rm d/two")
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     own = {fd: os.stat(shadow.parent / name).st_ino for fd, name in ((0, "shadow"), (3, "fifo"))}
-    answer = restored_with_swap(lab, told, "restore", secret)
+    answer = restored_with_swap(lab, report, "restore", secret)
     assert answer["exit_code"] == 0, answer
     pid = answer["pid"]
     for number, inode in own.items():
@@ -67,8 +67,8 @@ def test_right_before_criu(lab: Laboratory, secret: Path, shadow: Path) -> None:
 
 def test_between_the_plan_and_criu(lab: Laboratory, secret: Path, shadow: Path) -> None:
     """It is judged again on what CRIU is about to open."""
-    told = lab.dump(lab.start((shadow, os.O_RDWR)))
-    answer = restored_with_swap(lab, told, "claim", secret)
+    report = lab.dump(lab.start((shadow, os.O_RDWR)))
+    answer = restored_with_swap(lab, report, "claim", secret)
     assert answer["exit_code"] == 6, answer
     assert str(lab.folder / "d") in answer["error"]["message"]
     assert lab.processes() == []
@@ -79,8 +79,8 @@ def test_a_socket(lab: Laboratory, secret: Path, shadow: Path, step: str) -> Non
     """The process binds it with its own rights, so that none appears where only root may write."""
     pid = lab.start()
     lab.ask(pid, listening(shadow.with_name("sock")))
-    told = lab.dump(pid)
-    answer = restored_with_swap(lab, told, step, secret)
+    report = lab.dump(pid)
+    answer = restored_with_swap(lab, report, step, secret)
     assert answer["exit_code"] == 6, answer
     assert lab.processes() == []
 
@@ -90,8 +90,8 @@ def test_what_root_changes_is_noticed(lab: Laboratory) -> None:
     roots = lab.folder.parent / "program"
     roots.mkdir()
     (roots / "data").write_text("as it was")
-    told = lab.dump(lab.start((roots / "data", os.O_RDONLY)))
-    with paused(lab.criuctl, "restore", "restore", told["checkpoint"]) as pause:
+    report = lab.dump(lab.start((roots / "data", os.O_RDONLY)))
+    with paused(lab.criuctl, "restore", "restore", report["checkpoint"]) as pause:
         (roots / "data").rename(roots / "data.old")
         (roots / "data").write_text("otherwise")
         pause.go_on()
@@ -128,11 +128,11 @@ def test_swapped_all_the_time(lab: Laboratory, secret: Path, shadow: Path) -> No
     pid = lab.start(*[(shadow.with_name(name), os.O_RDWR) for name in names])
     lab.ask(pid, listening(shadow.with_name("sock")))
     lab.as_user("rm d/ghost; ln d/two third; rm d/two")
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     hidden = (secret / "shadow").stat()
     with swapping(lab, secret):
         for _ in range(6):
-            answer = lab.restore(told["checkpoint"], check=False)
+            answer = lab.restore(report["checkpoint"], check=False)
             assert answer["exit_code"] in (0, 4, 6), answer
             for pid in lab.processes():
                 for fd in os.listdir(f"/proc/{pid}/fd"):

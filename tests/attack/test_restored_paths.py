@@ -34,10 +34,10 @@ while True:
 """
 
 
-def refused(lab: Laboratory, told: Any, component: Path, *options: str) -> None:
+def refused(lab: Laboratory, report: Any, component: Path, *options: str) -> None:
     """The plan refuses the restore and names the component at fault; nothing is left of it."""
-    planned = lab.restore(told["checkpoint"], "--dry-run", *options, check=False)
-    answer = lab.restore(told["checkpoint"], *options, check=False)
+    planned = lab.restore(report["checkpoint"], "--dry-run", *options, check=False)
+    answer = lab.restore(report["checkpoint"], *options, check=False)
     assert answer["exit_code"] == 4, answer
     assert planned["ok"] is False, planned
     findings = answer["error"]["findings"]
@@ -84,17 +84,17 @@ def without_contents(lab: Laboratory) -> None:
 @pytest.mark.usefixtures("without_contents")
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_APPEND, os.O_RDWR])
 def test_a_folder_becomes_a_link(lab: Laboratory, secret: Path, shadow: Path, flags: int) -> None:
-    told = lab.dump(lab.start((shadow, flags)))
+    report = lab.dump(lab.start((shadow, flags)))
     link_to(lab, secret)
-    refused(lab, told, lab.folder / "d")
-    refused(lab, told, lab.folder / "d", "--files", "keep")
+    refused(lab, report, lab.folder / "d")
+    refused(lab, report, lab.folder / "d", "--files", "keep")
 
 
 @pytest.mark.usefixtures("without_contents")
 def test_a_file_becomes_a_link(lab: Laboratory, secret: Path, shadow: Path) -> None:
-    told = lab.dump(lab.start((shadow, os.O_RDONLY)))
+    report = lab.dump(lab.start((shadow, os.O_RDONLY)))
     lab.as_user(f"rm d/shadow; ln -s {secret}/shadow d/shadow")
-    refused(lab, told, shadow)
+    refused(lab, report, shadow)
 
 
 @pytest.mark.usefixtures("without_contents")
@@ -105,18 +105,18 @@ def test_a_mapped_file(lab: Laboratory, secret: Path, shadow: Path) -> None:
         "opened.append(__import__('mmap').mmap(opened[0], 0, 2, 1)), os.close(opened[0])",
     )
     assert str(shadow) in Path(f"/proc/{pid}/maps").read_text()
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     link_to(lab, secret)
-    refused(lab, told, lab.folder / "d")
+    refused(lab, report, lab.folder / "d")
 
 
 def test_a_working_folder(lab: Laboratory, secret: Path, shadow: Path) -> None:
     secret.chmod(0o700)
     pid = lab.start()
     lab.ask(pid, f"os.chdir({str(shadow.parent)!r})")
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     link_to(lab, secret)
-    refused(lab, told, lab.folder / "d")
+    refused(lab, report, lab.folder / "d")
 
 
 def test_a_root_folder(lab: Laboratory, secret: Path, shadow: Path) -> None:
@@ -124,9 +124,9 @@ def test_a_root_folder(lab: Laboratory, secret: Path, shadow: Path) -> None:
     lab.as_user("mkdir d/proc")
     python = os.path.realpath(sys.executable)
     argv = [python, "-I", "-S", "-c", CHROOTED, str(lab.folder), str(shadow.parent)]
-    told = lab.dump(lab.start(uid=0, argv=argv, inside=True))
+    report = lab.dump(lab.start(uid=0, argv=argv, inside=True))
     link_to(lab, secret)
-    refused(lab, told, lab.folder / "d")
+    refused(lab, report, lab.folder / "d")
 
 
 def test_a_fifo(lab: Laboratory, secret: Path) -> None:
@@ -135,40 +135,40 @@ def test_a_fifo(lab: Laboratory, secret: Path) -> None:
     lab.as_user("mkdir d; mkfifo -m 600 d/control")
     pid = lab.start((lab.folder / "d/control", os.O_RDWR))
     lab.ask(pid, "os.write(opened[0], b'do evil')")
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     reader = os.open(secret.parent / "control", os.O_RDONLY | os.O_NONBLOCK)
     try:
         link_to(lab, secret.parent)
-        refused(lab, told, lab.folder / "d")
+        refused(lab, report, lab.folder / "d")
         assert os.read(reader, 100) == b""
     finally:
         os.close(reader)
 
 
 def test_a_deleted_file(lab: Laboratory, secret: Path, shadow: Path) -> None:
-    """CRIU makes it anew in the folder that it was in."""
+    """CRIU makes it again in the folder that it was in."""
     pid = lab.start((shadow, os.O_RDWR))
     lab.as_user("rm d/shadow")
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     link_to(lab, secret)
-    refused(lab, told, lab.folder / "d")
+    refused(lab, report, lab.folder / "d")
 
 
 def test_a_deleted_name_of_a_file(lab: Laboratory, secret: Path, shadow: Path) -> None:
     """CRIU links the file to its deleted name."""
     pid = lab.start((shadow, os.O_RDWR))
     lab.as_user("ln d/shadow other; rm d/shadow")
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     link_to(lab, secret)
-    refused(lab, told, lab.folder / "d")
+    refused(lab, report, lab.folder / "d")
 
 
 def test_a_socket_in_a_folder_of_roots(lab: Laboratory, secret: Path, shadow: Path) -> None:
     pid = lab.start()
     lab.ask(pid, listening(shadow.with_name("sock")))
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     link_to(lab, secret)
-    refused(lab, told, lab.folder / "d")
+    refused(lab, report, lab.folder / "d")
 
 
 def listening(path: Path) -> str:
@@ -187,32 +187,32 @@ def test_a_file_in_tmp_is_replaced_by_a_stranger(lab: Laboratory) -> None:
     common.mkdir()
     common.chmod(0o1777)
     lab.as_user(f"echo mine > {common}/file; chmod 644 {common}/file")
-    told = lab.dump(lab.start((common / "file", os.O_RDONLY)))
+    report = lab.dump(lab.start((common / "file", os.O_RDONLY)))
     lab.as_user(f"rm {common}/file")
     call_as(STRANGER, ["sh", "-c", f"umask 022; echo this > {common}/file"])
-    refused(lab, told, common)
+    refused(lab, report, common)
 
 
 def test_a_hard_link_of_another_file(lab: Laboratory, secret: Path, shadow: Path) -> None:
     """Without ``fs.protected_hardlinks`` a user can have a second name of any file."""
-    told = lab.dump(lab.start((shadow, os.O_RDWR)))
+    report = lab.dump(lab.start((shadow, os.O_RDWR)))
     lab.as_user("mv d/shadow mine")
     os.link(secret / "shadow", shadow)
     try:
-        refused(lab, told, shadow)
+        refused(lab, report, shadow)
     finally:
         shadow.unlink()
 
 
 def test_a_process_of_roots_in_a_user_s_folder(lab: Laboratory, secret: Path, shadow: Path) -> None:
     """Root may open everything, but not because a user's link leads there."""
-    told = lab.dump(lab.start((shadow, os.O_RDWR), uid=0))
+    report = lab.dump(lab.start((shadow, os.O_RDWR), uid=0))
     link_to(lab, secret)
-    refused(lab, told, lab.folder / "d")
+    refused(lab, report, lab.folder / "d")
     lab.as_user("rm d; mv d.old d; mv d/shadow mine")
     os.link(secret / "shadow", shadow)
     try:
-        refused(lab, told, shadow)
+        refused(lab, report, shadow)
     finally:
         shadow.unlink()
 
@@ -222,9 +222,9 @@ def test_a_process_of_roots_in_a_user_s_folder(lab: Laboratory, secret: Path, sh
 
 def test_the_file_of_the_dump_comes_back_over_a_link(lab: Laboratory, shadow: Path) -> None:
     """The user moved the folder and left a link: it is still that file."""
-    told = lab.dump(lab.start((shadow, os.O_RDWR)))
+    report = lab.dump(lab.start((shadow, os.O_RDWR)))
     lab.as_user("mv d e; ln -s e d")
-    pid = lab.restore(told["checkpoint"])["pid"]
+    pid = lab.restore(report["checkpoint"])["pid"]
     assert lab.ask(pid, "os.read(opened[0], 9)") == "b'the hashe'"
 
 
@@ -240,7 +240,7 @@ def test_old_contents_come_back_and_nothing_else(
         lab.ask(
             pid, "opened.append(__import__('mmap').mmap(opened[0], 0, 2, 1)), os.close(opened[0])"
         )
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     (secret / "shadow").write_text("OF OTHERS.")
     if way == "a file becomes a link":
         lab.as_user(f"rm d/shadow; ln -s {secret}/shadow d/shadow")
@@ -250,7 +250,7 @@ def test_old_contents_come_back_and_nothing_else(
     else:
         link_to(lab, secret)
     before = sorted(shadow.parent.iterdir())
-    pid = lab.restore(told["checkpoint"])["pid"]
+    pid = lab.restore(report["checkpoint"])["pid"]
     assert (
         lab.ask(pid, "opened[-1][:]" if way == "mapped" else "os.read(opened[0], 100)")
         == "b'the hashes'"
@@ -260,16 +260,16 @@ def test_old_contents_come_back_and_nothing_else(
 
 
 def test_old_contents_from_a_folder_of_roots(lab: Laboratory) -> None:
-    """A user's program reads what root has put there, and upgraded since; nobody can make a file
-    there.
+    """A user's program reads a file that root has put there and upgraded since; only root can make
+    files there.
     """
     folder = lab.folder.parent / "package"
     folder.mkdir(mode=0o755)
     table = folder / "table"
     table.write_text("version 1")
-    told = lab.dump(lab.start((table, os.O_RDONLY)))
+    report = lab.dump(lab.start((table, os.O_RDONLY)))
     table.write_text("version 2")
-    pid = lab.restore(told["checkpoint"])["pid"]
+    pid = lab.restore(report["checkpoint"])["pid"]
     assert lab.ask(pid, "os.read(opened[0], 100)") == "b'version 1'"
     assert list(folder.iterdir()) == [table]
 
@@ -277,9 +277,9 @@ def test_old_contents_from_a_folder_of_roots(lab: Laboratory) -> None:
 @pytest.mark.usefixtures("without_contents")
 def test_another_file_of_the_user_s_own_comes_back(lab: Laboratory, shadow: Path) -> None:
     """It may be opened by the user, so the process may have it, too."""
-    told = lab.dump(lab.start((shadow, os.O_RDONLY)))
+    report = lab.dump(lab.start((shadow, os.O_RDONLY)))
     lab.as_user("mv d e; mkdir d; printf 'my things!' > d/shadow; chmod 600 d/shadow")
-    pid = lab.restore(told["checkpoint"], "--files", "keep")["pid"]
+    pid = lab.restore(report["checkpoint"], "--files", "keep")["pid"]
     assert lab.ask(pid, "os.read(opened[0], 100)") == "b'my things!'"
 
 
@@ -297,9 +297,9 @@ def test_all_that_a_user_had_comes_back(lab: Laboratory, shadow: Path) -> None:
     lab.ask(pid, listening(shadow.with_name("sock")))
     lab.ask(pid, f"os.chdir({str(lab.folder / 'gone')!r}), os.open('.', os.O_RDONLY)")
     lab.as_user("rm d/ghost; ln d/two third; rm d/two; rmdir gone")
-    told = lab.dump(pid)
+    report = lab.dump(pid)
     before = sorted(shadow.parent.iterdir())
-    pid = lab.restore(told["checkpoint"])["pid"]
+    pid = lab.restore(report["checkpoint"])["pid"]
     held = lab.descriptors(pid)
     for name in ("shadow", "fifo", "kept", "ghost (deleted)", "two (deleted)"):
         assert str(shadow.with_name(name)) in held.values(), held

@@ -73,8 +73,8 @@ def served(request: pytest.FixtureRequest, criuctl: Criuctl) -> Iterator[SimpleN
     command = criuctl.start(request.param, "--listen", "127.0.0.1:0", json_output=False)
     pattern = re.compile(r"http://127\.0\.0\.1:(\d+)/\S*")
     until = time.monotonic() + 60
-    while not (found := pattern.search(command.told())):
-        assert time.monotonic() < until, command.told()
+    while not (found := pattern.search(command.output())):
+        assert time.monotonic() < until, command.output()
         time.sleep(0.05)
     url = urlsplit(found[0])
     path = "/metrics" if request.param == "metrics" else "/static/app.js"

@@ -1,7 +1,7 @@
-"""Whoever can write to a store replaces it, or parts of it: this host notices before it stores or
-restores anything.
+"""An attacker who can write to a store replaces it, or parts of it: this host notices before it
+stores or restores anything.
 
-On a folder, on the reference S3 server and on the weak one.  The attacker acts through the file
+On a folder, on the reference S3 server and on the weak one. The attacker acts through the file
 system or an S3 client, never through criuctl's own code on the store that is attacked.
 """
 
@@ -272,7 +272,7 @@ def test_a_passphrase_protects_likewise(
 
 def test_slots_of_another_key(place: Place, criuctl: Criuctl, attacker: Criuctl) -> None:
     """A master key of the attacker's, sealed for the pinned id by the very key file that this host
-    has: told as another key.
+    has: reported as another key.
     """
     criuctl("store", "init", "--encrypt")
     store_id = place.config()["id"]
@@ -349,8 +349,8 @@ def test_a_store_that_was_made_anew_is_trusted_when_the_operator_says_so(
     refused(criuctl("store", "trust", check=False), "store-not-trusted")
     refused(criuctl("store", "trust", was[:8], "--no-encrypt", check=False))
     refused(criuctl("list", check=False))
-    told = criuctl("store", "trust", now[:8], "--no-encrypt")
-    assert (told["id"], told["encrypted"], told["before"]["id"]) == (now, False, was)
+    answer = criuctl("store", "trust", now[:8], "--no-encrypt")
+    assert (answer["id"], answer["encrypted"], answer["before"]["id"]) == (now, False, was)
     assert [row["session"] for row in criuctl("list")] == ["work"]
     assert criuctl("store", "info")["pin"]["how"] == "trusted"
 
@@ -376,8 +376,8 @@ def test_a_store_that_is_gone_is_not_made_anew_in_the_clear(
 def test_plain_in_s3_only_if_the_operator_said_so(
     home: Home, criuctl: Criuctl, attacker: Criuctl, radosgw_server: S3Server
 ) -> None:
-    """The host that made it so uses it; another one that meets it is told so first; a folder is met
-    as before.
+    """The host that made it so uses it; another host gets a warning when it first uses it; a folder
+    is used as before.
     """
     radosgw_server.make_bucket(home.token)
     url = f"s3://{home.token}/plain"
@@ -400,7 +400,7 @@ def test_two_first_uses_at_once_agree(place: Place, criuctl: Criuctl, attacker: 
     shutil.rmtree(criuctl.home.path / "state" / "stores")
     first = [criuctl.start("store", "info") for _ in range(4)]
     for command in first:
-        assert command.process.wait(120) == 0, command.told()
+        assert command.process.wait(120) == 0, command.output()
     assert len(list((criuctl.home.path / "state" / "stores").iterdir())) == 1
     place.put("config", plain_config(attacker))
     refused(criuctl("list", check=False))
@@ -425,5 +425,5 @@ def test_a_read_only_state_folder_is_said(place: Place, criuctl: Criuctl, home: 
     file = home.path / "file"
     file.touch()
     env = {"CRIUCTL_STATE_DIR": str(file / "state")}
-    told = criuctl("store", "info", env=env)["pin"]
-    assert told["how"] is None and str(file) in told["problem"]
+    pin = criuctl("store", "info", env=env)["pin"]
+    assert pin["how"] is None and str(file) in pin["problem"]

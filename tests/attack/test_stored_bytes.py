@@ -1,5 +1,5 @@
-"""Whoever can read or write a store: what is encrypted tells nothing, what was changed is not
-restored, no text in it is run.
+"""An attacker who can read or write a store: what is encrypted reveals nothing, what was changed is
+not restored, no text in it is run.
 """
 
 from __future__ import annotations

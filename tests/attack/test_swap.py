@@ -55,10 +55,10 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     areas: list[bytes] = []
     read = procfs.read_raw
 
-    def told(path: str, dir_fd: int | None = None) -> bytes:
+    def read_swaps(path: str, dir_fd: int | None = None) -> bytes:
         return AREAS + b"".join(areas) if path == "/proc/swaps" else read(path, dir_fd)
 
-    monkeypatch.setattr(procfs, "read_raw", told)
+    monkeypatch.setattr(procfs, "read_raw", read_swaps)
     return areas
 
 
@@ -67,8 +67,8 @@ def test_the_memory_that_holds_plain_images_is_never_swapped_out(
 ) -> None:
     swap.append(DISK)
     with Scratch() as images:
-        told = options(images.fd, tmp_path / "images")
-        assert " - tmpfs none " in told and "noswap" in told.rpartition(" ")[2].split(",")
+        line = options(images.fd, tmp_path / "images")
+        assert " - tmpfs none " in line and "noswap" in line.rpartition(" ")[2].split(",")
         assert list(images.findings()) == []
     # of a tree that runs: they do not stay in memory for good
     with Scratch(executable=True) as files:

@@ -52,8 +52,8 @@ def standing(zoo: Zoo, echo: Echo) -> Animal:
 def _judge(
     answer: dict[str, Any], report: dict[str, Any], animal: Animal, echo: Echo, *, step: str = ""
 ) -> None:
-    """Exit 12, told what took the time; the tree stood still for about the bound, runs on, and has
-    its connection.
+    """Exit 12, and the error says what took the time; the tree stood still for about the bound,
+    runs on, and has its connection.
     """
     assert answer["exit_code"] == 12, answer
     error = answer["error"]
@@ -74,14 +74,14 @@ def _nothing_is_left(criuctl: Criuctl, animal: Animal) -> None:
     else.
     """
     assert criuctl("list") == []
-    told = criuctl("dump", animal.pid, "--leave-running", "--connections", "keep")
-    assert told["frozen_ms"] < 1000 * MARGIN
+    report = criuctl("dump", animal.pid, "--leave-running", "--connections", "keep")
+    assert report["frozen_ms"] < 1000 * MARGIN
     animal.ask()
 
 
 @pytest.fixture
 def dripping(radosgw_server: RadosGateway, home: Home, criuctl: Criuctl) -> Iterator[FaultProxy]:
-    """The reference server behind a proxy that lets everything pass, until it is told otherwise."""
+    """The reference server behind a proxy that passes everything, until the test switches it."""
     radosgw_server.make_bucket(home.token)
     before = dict(criuctl.extra)
     with FaultProxy(radosgw_server.port, pause=2.0) as proxy:
@@ -126,10 +126,10 @@ def test_a_server_that_drips(
     )
     wait_until(started.exists, 60, "the tree is frozen")
     dripping.faults = {"PUT": "d" * 1000}
-    report = standing.ask()  # it runs while criuctl still waits for the store
+    answer = standing.ask()  # it runs while criuctl still waits for the store
     dripping.faults = {}
     code = command.process.wait(180)
-    _judge({"exit_code": code, **command.json()}, report, standing, echo, step="MiB are stored")
+    _judge({"exit_code": code, **command.json()}, answer, standing, echo, step="MiB are stored")
     (hooks.path / "frozen" / "tell").unlink()
     _nothing_is_left(criuctl, standing)
 
@@ -198,14 +198,14 @@ def test_the_main_thread_hangs_where_nothing_interrupts_it(
     )
     wait_until(lambda: stopped(standing), 60, "it is frozen")
     wait_until(lambda: not stopped(standing), 60, "it runs again")
-    report = standing.ask()
-    assert report["longest"] > 1
+    answer = standing.ask()
+    assert answer["longest"] > 1
     assert command.process.poll() is None
     assert not stopped(standing)
     subprocess.run(["fsfreeze", "-u", frozen_disk], check=True)
     code = command.process.wait(60)
     _judge(
-        {"exit_code": code, **command.json()}, report, standing, echo, step="storing the checkpoint"
+        {"exit_code": code, **command.json()}, answer, standing, echo, step="storing the checkpoint"
     )
     assert len(criuctl("list")) == 1  # the checkpoint was complete, and the tree was not ended
     (hooks.path / "post-dump" / "stall").unlink()
@@ -244,9 +244,9 @@ def test_a_holder_that_hangs(step: str, echo: Echo, zoo: Zoo, criuctl: Criuctl, 
         ) as held:
             os.kill(holder, signal.SIGSTOP)
             held.go_on()
-            report = animal.ask()
+            answer = animal.ask()
             code = held.command.process.wait(120)
-            _judge({"exit_code": code, **held.command.json()}, report, animal, echo)
+            _judge({"exit_code": code, **held.command.json()}, answer, animal, echo)
     finally:
         os.kill(holder, signal.SIGCONT)
     wait_until(lambda: criuctl("status", "held")["state"] == "running", 60, "the session runs")
@@ -269,7 +269,7 @@ def _holder_of(criuctl: Criuctl, name: str) -> int:
 def test_no_bound_if_none_is_wished(standing: Animal, criuctl: Criuctl, home: Home) -> None:
     hooks = HookFolder(home.path / "hooks")
     hooks.sh("frozen", "slow", "sleep 2")
-    told = criuctl(
+    report = criuctl(
         "dump",
         standing.pid,
         "--max-freeze",
@@ -277,7 +277,7 @@ def test_no_bound_if_none_is_wished(standing: Animal, criuctl: Criuctl, home: Ho
         "--leave-running",
         env={"CRIUCTL_MAX_FREEZE": "0.5"},
     )
-    assert told["frozen_ms"] > 2000
+    assert report["frozen_ms"] > 2000
     answer = criuctl(
         "dump",
         standing.pid,

@@ -1,4 +1,4 @@
-"""The bench: criuctl beside the other ways to do the same, in the same run, on the same tree.
+"""The bench: criuctl next to the other ways to do the same, in the same run, on the same tree.
 
 `scripts/bench` is its door.  Who does what:
 
@@ -13,8 +13,8 @@
 
 Rules: one untimed round goes first; `os.sync` before each timed step keeps the writing of one out
 of the time of the next; after every restore the tree verifies its memory, and a way that fails is
-out, told, and makes the bench end with 1.  Numbers never do.  Everything that was started is ended
-and every folder is removed on every path out; a tree that is left behind all the same ends by
+out, reported, and makes the bench end with 1.  Numbers never do.  Everything that was started is
+ended and every folder is removed on every path out; a tree that is left behind all the same ends by
 itself.
 """
 

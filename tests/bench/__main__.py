@@ -280,7 +280,7 @@ def main(argv: Sequence[str]) -> int:
         print("error: the bench needs root, as CRIU does", file=sys.stderr)
         return 1
     interrupts.install()
-    # as it is where pip has installed it, whatever Python is told here
+    # as it is where pip has installed it, whatever Python's options are here
     compileall.compile_dir(PROJECT / "criuctl", quiet=2)
     try:
         with ExitStack() as stack:

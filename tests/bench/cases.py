@@ -97,7 +97,7 @@ class Subject:
 
     @contextmanager
     def turn(self, way: Way, section: Section) -> Iterator[Tree]:
-        """One way's turn; when it fails, that is told and the way is out, the others go on."""
+        """One way's turn; when it fails, that is reported and the way is out, the others go on."""
         try:
             self.tree.live_on()
             yield self.tree

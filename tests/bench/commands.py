@@ -19,7 +19,7 @@ from .errors import BenchFailed
 from .interrupts import waiting
 
 _SAMPLE = 0.01  # seconds between two looks at the memory of a program and its children
-_GRACE = 30.0  # seconds for a program that is told to end to do so
+_GRACE = 30.0  # seconds for a program to end after SIGTERM
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class Commands:
                     raise BenchFailed(str(error)) from error
                 raise
         if any(codes):
-            told = (out_path.read_bytes() if into is None else b"")[-2000:] + err_path.read_bytes()[
+            output = (out_path.read_bytes() if into is None else b"")[
                 -2000:
-            ]
+            ] + err_path.read_bytes()[-2000:]
             raise BenchFailed(
-                f"{' '.join(argv)} ended with {codes}: {told.decode(errors='replace')}"
+                f"{' '.join(argv)} ended with {codes}: {output.decode(errors='replace')}"
             )
         return Done(
             began,

@@ -2,7 +2,7 @@
 known, and so ended.
 
 An exception from a signal handler may come between the start of a process and the note of it; then
-nobody would end that process, and its files would stay.  So a signal only becomes an exception
+that process would not be ended, and its files would stay.  So a signal only becomes an exception
 inside `waiting`, or at the next one that begins.  A second signal does not wait for that.
 """
 

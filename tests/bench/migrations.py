@@ -148,7 +148,7 @@ def _run(host: Host, argv: list[str]) -> None:
     with waiting():
         code = command.process.wait(_PATIENCE)
     if code:
-        raise BenchFailed(f"{argv[0]}: exit {code}: {command.told()[-2000:]}")
+        raise BenchFailed(f"{argv[0]}: exit {code}: {command.output()[-2000:]}")
 
 
 class _Listener:
@@ -172,7 +172,7 @@ class _Listener:
         self._socket.close()
 
     def forget(self) -> None:
-        """Listen anew."""
+        """Listen again."""
         self.gap = 0.0
 
     def heard(self, seconds: float) -> None:

@@ -148,8 +148,8 @@ class Tree:
         return self._get(RESUMED_AT) / 1e9
 
     def pids(self) -> list[int]:
-        """The processes of the tree that exist, by their executable: nobody else runs this very
-        file.
+        """The processes of the tree that exist, by their executable: no other process runs this
+        very file.
         """
         found = []
         for entry in os.listdir("/proc"):

@@ -2,7 +2,7 @@
 bare PTY.
 
 Every way that draws on a terminal gets one of the same size, which the bench reads flat out; inside
-each runs `payload`.  tmux runs without a configuration, so that nobody's is measured.
+each runs `payload`.  tmux runs without a configuration, so that no user's is measured.
 """
 
 from __future__ import annotations

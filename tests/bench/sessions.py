@@ -3,8 +3,8 @@ that idle.
 
 All ways hold the same program in terminals of the same size and stay open together; they take turns
 in every round.  A flood's rate is what the program printed by the time until its last byte was
-shown.  What came of it is told beside the
-rate: tmux draws a screen and passes on less, and criuctl lets a client that is too slow skip.
+shown.  Its effect is reported next to the rate: tmux draws a screen and passes on less, and criuctl
+lets a client that is too slow skip.
 """
 
 from __future__ import annotations

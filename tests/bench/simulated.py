@@ -1,8 +1,8 @@
 """Make a store of many checkpoints in seconds: ``python -m bench.simulated CHECKPOINTS CHUNKS``.
 
-What a site has after months: sessions of `PER_SESSION` hourly checkpoints each, of which each adds
-its part of the chunks and shares most of what it needs with the ones before.  Packs, index segments
-and manifests are what `criuctl.checkpoint` makes; only the chunks are tiny, no object is synced by
+What a site has after months: sessions of `PER_SESSION` hourly checkpoints each; each adds its part
+of the chunks and shares most of what it needs with the ones before.  Packs, index segments and
+manifests are what `criuctl.checkpoint` makes; only the chunks are tiny, no object is synced by
 itself, and no threads are started for a checkpoint.  A program of its own, so that it sees
 criuctl's environment.
 """

@@ -3,9 +3,9 @@
 Every way gets the same chances.  CRIU is the one that criuctl uses, with no option that the program
 does not need.  By hand, images and the archive go to disk and the archive is copied into the store,
 and back, without an fsync (criuctl makes its packs durable); S3 is reached by a command of its own
-with boto3's transfer manager.  Beside it stands, for a folder, the way without the copies: the
+with boto3's transfer manager.  Next to it, for a folder, is the way without the copies: the
 archive is written straight into the store, and read from there.  And the least that any program in
-Python could do there (`bench.least`): no peer, but what tells whether a bound can be kept at all.
+Python could do there (`bench.least`): no peer, but a measure of whether a bound can be kept at all.
 """
 
 from __future__ import annotations

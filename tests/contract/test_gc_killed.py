@@ -44,8 +44,8 @@ def config(place: Place, path: Path, host: str) -> Config:
 def test_killed_at_every_change_beside_dumps_and_others(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a dump has returned from is there and whole, whoever died when; and all of the rest can
-    be freed.
+    """A checkpoint whose dump has returned is there and whole, whichever process was killed when;
+    all of the rest can be freed.
     """
     Repository.init(place.open(), encryption=False, config=config(place, tmp_path, "first")).close()
     done = subprocess.run(
@@ -60,11 +60,11 @@ def test_killed_at_every_change_beside_dumps_and_others(
     repo = Repository.open(place.open(), config(place, tmp_path, "last"))
     assert collect(repo).lost == 0
     listed = {summary.session: summary for summary in repo.list()}
-    told = json.loads(done.stdout)
+    outcome = json.loads(done.stdout)
     assert (
-        len(told["committed"]) >= 2
-        and told["killed"] >= 2
-        and set(told["committed"]) <= set(listed)
+        len(outcome["committed"]) >= 2
+        and outcome["killed"] >= 2
+        and set(outcome["committed"]) <= set(listed)
     )
     for session, summary in listed.items():
         kit.check(repo, summary, collectors.content(session))
@@ -74,7 +74,7 @@ def test_killed_at_every_change_beside_dumps_and_others(
     monkeypatch.setattr(gc, "ABANDONED", 0.0)
     for _ in range(2):
         collect(Repository.open(place.open(), config(place, tmp_path, "last")))
-    # a clock that somebody looked at when it was killed goes after a day
+    # a clock object of a process that was killed while it read it goes after a day
     kept = ("config", "numbers", "gc/now-", "probe-")
     assert [name for name in place.left() if not any(part in name for part in kept)] == []
 
@@ -88,7 +88,7 @@ def bucket_with(server: RadosGateway, name: str, **options: Any) -> str:
 def test_what_a_bucket_keeps_of_what_was_deleted_is_told(
     gateway: Place, radosgw_server: RadosGateway, tmp_path: Path, criuctl: Criuctl
 ) -> None:
-    """Versions and locks: deletes hide objects, which is told; no version is touched."""
+    """Versions and locks: deletes hide objects, which is reported; no version is touched."""
     server = radosgw_server
     url = bucket_with(server, "locked", ObjectLockEnabledForBucket=True)
     retention = {
@@ -111,16 +111,16 @@ def test_what_a_bucket_keeps_of_what_was_deleted_is_told(
     # With versions, radosgw takes a conditional write whatever is there; `store init` has found
     # that out.
     assert ["no other host writes" in warning for warning in done["warnings"]] == [True]
-    told = criuctl("store", "info")["kept"]
+    retained = criuctl("store", "info")["kept"]
     assert (
-        told["versions"]
-        and told["lock"] == "governance 1 days"
-        and told["bytes"] >= done["freed_bytes"]
+        retained["versions"]
+        and retained["lock"] == "governance 1 days"
+        and retained["bytes"] >= done["freed_bytes"]
     )
     kept = server.client().list_object_versions(Bucket="locked", Prefix="trees/packs/")
     assert len(kept["Versions"]) == len(kept["DeleteMarkers"]) == 1
     command = criuctl.start("store", "info", json_output=False)
-    assert command.process.wait(120) == 0 and "locked (governance 1 days)" in command.told()
+    assert command.process.wait(120) == 0 and "locked (governance 1 days)" in command.output()
 
 
 def test_deletes_that_a_policy_refuses_are_told_and_tried_again(

@@ -78,7 +78,7 @@ def test_another_key_opens_what_was_stored(place: Place, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("place", ["local", "radosgw", "rclone"], indirect=True)
 def test_operators_at_the_same_time(place: Place, tmp_path: Path) -> None:
-    """Each adds a key of its own: all of them open the store, or who lost is told."""
+    """Each adds a key of its own: all of the keys open the store, or the loser gets an error."""
     config = replace(
         place.config, key_dir=str(tmp_path / "keys"), cache_dir=str(tmp_path / "cache")
     )
@@ -90,7 +90,7 @@ def test_operators_at_the_same_time(place: Place, tmp_path: Path) -> None:
         _slot(repository, tmp_path / f"{number}.key", f"{number}")
         for number, repository in enumerate(repositories)
     ]
-    start, told = threading.Barrier(count), []
+    start, added = threading.Barrier(count), []
 
     def add(number: int) -> None:
         start.wait()
@@ -98,7 +98,7 @@ def test_operators_at_the_same_time(place: Place, tmp_path: Path) -> None:
             repositories[number].key_changer().change(
                 lambda there: there if slots[number] in there else [*there, slots[number]]
             )
-            told.append(number)
+            added.append(number)
         except CriuctlError:
             assert place.kind == "rclone"  # there they may get in each other's way for too long
 
@@ -109,11 +109,11 @@ def test_operators_at_the_same_time(place: Place, tmp_path: Path) -> None:
         thread.join()
     with Repository.open(place.open(), config) as repository:
         there = {slot_fingerprint(slot) for slot in repository.about.slots}
-        assert {slot_fingerprint(slots[number]) for number in told} <= there
+        assert {slot_fingerprint(slots[number]) for number in added} <= there
         assert place.kind == "rclone" or len(there) == count + 1
         repository.key_changer().tidy()
         assert repository.key_changer().settled()
-    for number in told:
+    for number in added:
         Repository.open(place.open(), replace(config, key_file=str(tmp_path / f"{number}.key")))
 
 
@@ -138,8 +138,7 @@ def test_a_bucket_that_keeps_and_locks_versions(
             kit.check(repository, "web")
         with pytest.raises(WrongKey):
             Repository.open(store, old)
-        # Honestly: whoever has the removed key and may read what such a bucket keeps opens the
-        # store.
+        # A limit: a removed key and read access to what such a bucket keeps open the store.
         versions = client.list_object_versions(Bucket=bucket, Prefix="trees/keys/")
         assert len(versions["Versions"]) == 2 and len(versions["DeleteMarkers"]) == 1
         assert bool(warnings) is not Repository.open(store, new).capabilities.conditional_create

@@ -1,5 +1,5 @@
-"""The process that speaks to a store for another one: what becomes of it, and of calls, when either
-dies or is interrupted.
+"""The process that speaks to a store for another one: its fate, and that of calls, when either dies
+or is interrupted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_memory_of_the_store_is_not_copied(given: ApartStore, tmp_path: Path) ->
     for target in (given.memory(1 << 20), memoryview(bytearray(1 << 20))):
         given.read_into("both", 1000, target)
         assert target == content[1000 : 1000 + target.nbytes]
-    shared = given.aside.shared.place(own[5:70_000])  # what is told of it in place of the content
+    shared = given.aside.shared.place(own[5:70_000])  # what is sent of it in place of the content
     assert shared is not None and shared.stop - shared.start == 69_995
 
 
@@ -164,7 +164,7 @@ def test_a_call_that_is_interrupted_leaves_the_others_alone(given: ApartStore) -
 
 
 def test_it_ends_with_the_one_that_has_forked_it_off(tmp_path: Path) -> None:
-    """Killed, which lets nobody close anything, though another process that it has forked has
+    """It is killed, so nothing closes its descriptors, and another process that it has forked has
     copies of all.
     """
     program = (
@@ -253,10 +253,10 @@ def test_errors_that_cannot_be_sent_are_told_all_the_same() -> None:
             raise Odd("odd", 5) from cause
     except Odd as error:
         sent = pickle.loads(pickle.dumps(_Failure.of(error)))  # noqa: S301
-    told = sent.again()
-    assert (type(told), str(told)) == (StoreError, "Odd: odd")
-    assert (type(told.__cause__).__name__, str(told.__cause__)) == ("ValueError", "cause")
-    assert "test_store_apart.py" in "".join(traceback.format_exception(told))
+    received = sent.again()
+    assert (type(received), str(received)) == (StoreError, "Odd: odd")
+    assert (type(received.__cause__).__name__, str(received.__cause__)) == ("ValueError", "cause")
+    assert "test_store_apart.py" in "".join(traceback.format_exception(received))
 
 
 def test_a_process_without_room_for_threads_answers_all_the_same(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_store_that_was_announced_is_handed_out_once(monkeypatch: pytest.Monke
         first, second = open_store(url, config), open_store(url, config)
     assert [type(first) is ProcessStore, type(second) is ProcessStore] == [True, False]
     first.close()
-    with coming(url, config):  # and nobody has asked for it
+    with coming(url, config):  # and it was not asked for
         pid = open_store.__globals__["_opened_early"][url]._process.pid
     assert not Path(f"/proc/{pid}").exists()
     with coming("s3://", config), pytest.raises(UsageError):

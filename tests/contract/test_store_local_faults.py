@@ -128,8 +128,8 @@ def test_what_put_returned_from_is_durable(store: Store, monkeypatch: pytest.Mon
 def test_what_could_not_be_made_durable_is_not_there(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, if_absent: bool
 ) -> None:
-    """Whoever was told that a segment could not be put deletes its packs: others must not find
-    it.
+    """A caller that got the error that a segment could not be put deletes its packs: others must
+    not find it.
     """
     store.put("p/o", b"old")
 

@@ -1,4 +1,4 @@
-"""Many at once: one winner per name, and nobody ever sees a part."""
+"""Many at once: one winner per name, and no reader ever sees a part."""
 
 from __future__ import annotations
 
@@ -84,21 +84,21 @@ def test_one_process_wins(store: Store, place: Place) -> None:
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        told = [process.communicate(timeout=120)[0].split() for process in processes]
+        outputs = [process.communicate(timeout=120)[0].split() for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
     assert [process.returncode for process in processes] == [0] * racers
-    assert sorted(int(won) for wins in told for won in wins) == list(range(rounds))
-    for number, wins in enumerate(told):
+    assert sorted(int(won) for wins in outputs for won in wins) == list(range(rounds))
+    for number, wins in enumerate(outputs):
         for won in wins:
             assert store.get(f"race/{int(won):03}") == b"racer %d" % number
 
 
 @pytest.mark.parametrize("place", KINDS, indirect=True)
 def test_readers_see_the_whole_or_nothing(store: Store, place: Place) -> None:
-    """A name that is written, replaced and deleted all the time, with readers beside it."""
+    """A name that is written, replaced and deleted all the time, while others read it."""
     # The weak server replaces by unlinking first, and says so; there, names are never used twice.
     replacing = place.kind != "rclone"
     contents = [

@@ -276,18 +276,18 @@ def test_a_byte_changed_on_the_way_is_noticed_and_sent_again(
 
 
 def test_answers_are_acknowledged_at_once(gateway: Place) -> None:
-    """A server that sends an answer in two pieces waits 40 ms for an acknowledgement unless it is
-    told to come at once.
+    """A server that sends an answer in two pieces waits 40 ms for an acknowledgement, unless this
+    end sends it at once.
     """
     from botocore.awsrequest import AWSHTTPConnectionPool, AWSHTTPSConnectionPool
 
     from criuctl.store.s3_client import PromptConnection, PromptTLSConnection
 
-    told: list[tuple[int, ...]] = []
+    calls: list[tuple[int, ...]] = []
 
     class Listener(socket.socket):
         def setsockopt(self, *arguments: Any) -> None:
-            told.append(arguments)
+            calls.append(arguments)
 
     store = gateway.open()
     store.put("o", b"x")
@@ -298,7 +298,7 @@ def test_answers_are_acknowledged_at_once(gateway: Place) -> None:
         with pytest.raises(http.client.HTTPException):
             connection.getresponse()  # nothing was asked
         connection.sock.close()
-    assert told == [(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)] * 2
+    assert calls == [(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)] * 2
 
 
 @pytest.mark.parametrize(("scheme", "signed"), [("http", True), ("https", False)])

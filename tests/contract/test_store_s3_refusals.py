@@ -1,4 +1,4 @@
-"""Refusals of S3 servers, each told apart, and found within a time that a person waits."""
+"""Refusals of S3 servers: each has its own error, found within a time that a person waits."""
 
 from __future__ import annotations
 
@@ -179,8 +179,7 @@ def test_a_full_quota(gateway: Place, radosgw_server: RadosGateway) -> None:
     assert gateway.left() == []
 
 
-# -- nobody there
-# -------------------------------------------------------------------------------------
+# -- no server
 
 
 @contextmanager
@@ -208,7 +207,7 @@ def _silent_port() -> Iterator[int]:
 )
 def test_a_closed_port(gateway: Place, verb: Callable[[Store], object]) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
         began = time.monotonic()
         error = _refused(
@@ -330,7 +329,7 @@ def test_a_web_server_takes_no_parts(gateway: Place) -> None:
 def test_a_certificate_that_nobody_vouches_for(
     gateway: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told at once, with what to do; and with that done, it is trusted."""
+    """Reported at once, with the remedy; with that applied, it is trusted."""
     certificate = _self_signed(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)

@@ -97,19 +97,19 @@ def test_a_folder_of_criuctls_own_fails(
     ):
         held.go_on()
         code = held.command.process.wait(120)
-    assert code in (0, 11), held.command.told()
-    told = held.command.json()
+    assert code in (0, 11), held.command.output()
+    report = held.command.json()
     assert (code == 11) == any(
-        word in str(told["warnings"]) for word in ("Read-only", "No space")
-    ), held.command.told()
+        word in str(report["warnings"]) for word in ("Read-only", "No space")
+    ), held.command.output()
     if which == ("run" if step == "cleanup" else "state") and harm == "read-only":
-        assert code == 11, held.command.told()
-    criuctl("verify", told["checkpoint"])
+        assert code == 11, held.command.output()
+    criuctl("verify", report["checkpoint"])
     if options:
         animal.ask()
         animal.end()
     assert not animal.alive()
-    copy = zoo.adopt(criuctl("restore", told["checkpoint"])["pid"], animal)
+    copy = zoo.adopt(criuctl("restore", report["checkpoint"])["pid"], animal)
     copy.ask()
 
 

@@ -36,9 +36,9 @@ def test_kill_9_of_criu_at_every_step_of_a_dump(
     for step, animal, held in dumps:
         code = held.command.process.wait(120)
         if step == "commit":  # the manifest may have been written before anybody noticed
-            assert code in (0, 5, 11), held.command.told()
+            assert code in (0, 5, 11), held.command.output()
         else:
-            assert code == 5, held.command.told()
+            assert code == 5, held.command.output()
             assert held.command.json()["error"]["message"]
         held.wait_settled(animal)
         wait_until(lambda animal=animal: not stopped(animal), 60, f"{animal!r} runs on")
@@ -57,7 +57,7 @@ def test_connections_of_a_tree_whose_criu_was_killed(
     before = leaks.nft_tables()
     with paused(criuctl, step, "dump", animal.pid) as held:
         held.kill_criu()
-    assert held.command.process.wait(120) == 5, held.command.told()
+    assert held.command.process.wait(120) == 5, held.command.output()
     wait_until(lambda: not stopped(animal), 60, f"{animal!r} runs on")
     assert animal.differences(animal) == []
     wait_until(lambda: leaks.nft_tables() <= before, 60, "the lock on its connections is gone")
@@ -78,7 +78,7 @@ def test_what_may_be_ignored_does_not_end_a_criu_that_dumps(
     animal.remember()
     with paused(criuctl, "frozen", "dump", animal.pid) as held:
         held.kill_criu(number)
-    assert held.command.process.wait(120) == 0, held.command.told()
+    assert held.command.process.wait(120) == 0, held.command.output()
     restored = trip.restore(held.command.json(), animal, equal=False)
     assert animal.differences(restored) == []
     restored.ask()
@@ -90,7 +90,7 @@ def test_a_session_of_which_somebody_is_killed_when_it_is_to_end(
 ) -> None:
     """Its checkpoint exists, and it runs on: its holder serves it at once, as ever."""
     run = criuctl.start("run", "-d", "--name", "web", "--", "sleep", "1000", json_output=False)
-    assert run.process.wait(120) == 0, run.told()
+    assert run.process.wait(120) == 0, run.output()
     with paused(criuctl, "kill", "dump", "web") as held:
         held.kill_criu() if who == "criu" else held.kill()
     assert held.command.process.wait(120) == {"criu": 5, "criuctl": -signal.SIGKILL}[who]
@@ -114,7 +114,7 @@ def test_kill_9_of_criu_at_every_step_of_a_restore(
             held.kill_criu()
             held.go_on()
             code = held.command.process.wait(120)
-        assert code == 6, f"{step}: {held.command.told()}"
+        assert code == 6, f"{step}: {held.command.output()}"
         held.wait_settled()
         assert aftermath.of_restore(animal, checkpoint) == "nothing"
         for running in zoo.animals:
@@ -148,9 +148,9 @@ def test_kill_9_of_criu_while_it_makes_a_deleted_file(
         60,
         "it is deleted",
     )
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     (folder / "file.cr.1.ghost").write_text("another one's")
-    restore = criuctl.start("restore", told["checkpoint"])
+    restore = criuctl.start("restore", report["checkpoint"])
     wait_until(
         lambda: len(os.listdir(folder)) > 1 or restore.process.poll() is not None,
         60,
@@ -160,11 +160,11 @@ def test_kill_9_of_criu_while_it_makes_a_deleted_file(
     for pid in oracle.tree(restore.process.pid)[1:]:
         if "criu" in (line := oracle.read(f"/proc/{pid}/cmdline")) and ".py" not in line:
             os.kill(pid, signal.SIGKILL)
-    assert restore.process.wait(120) == 6, restore.told()
+    assert restore.process.wait(120) == 6, restore.output()
     assert os.listdir(folder) == ["file.cr.1.ghost"]
     for name in made:
         (folder / name).write_text("of a CRIU that was killed together with its criuctl")
-    restored = criuctl("restore", told["checkpoint"])
+    restored = criuctl("restore", report["checkpoint"])
     zoo.adopt(restored["pid"], animal)
     assert os.listdir(folder) == ["file.cr.1.ghost"]
 
@@ -173,7 +173,7 @@ def test_kill_9_of_criu_while_it_makes_a_deleted_file(
 def test_a_criu_that_hangs_in_a_restore(
     step: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath
 ) -> None:
-    """Whoever interrupts criuctl then is not kept waiting for ever, and nothing stays."""
+    """An interrupt of criuctl does not wait for it for ever, and nothing stays."""
     animal = zoo.launch("counter.py", "1")
     checkpoint = trip.dump(animal)["checkpoint"]
     if step == "restore":  # before CRIU is started: a program that never answers is in its place
@@ -189,7 +189,7 @@ def test_a_criu_that_hangs_in_a_restore(
             wait_until(lambda: len(oracle.tree(held.command.process.pid)) > 2, 60, "it is asked")
             held.kill(signal.SIGTERM)
         code = held.command.process.wait(120)
-    assert code == 143, held.command.told()
+    assert code == 143, held.command.output()
     held.wait_settled()
     criuctl.extra.pop("CRIUCTL_CRIU", None)
     assert aftermath.of_restore(animal, checkpoint) == "nothing"
@@ -224,19 +224,19 @@ def test_its_first_error_is_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None
     """
     animal = zoo.launch("nowhere.py")
     # else its output is put back, and the folder for it is made again
-    told = trip.dump(animal, env=RECORDED)
+    report = trip.dump(animal, env=RECORDED)
     (animal.folder / "ready").unlink()
     os.rename(animal.folder, animal.folder.with_name("moved-away"))
-    answer = criuctl("restore", told["checkpoint"], check=False)
+    answer = criuctl("restore", report["checkpoint"], check=False)
     assert answer["exit_code"] == 4, answer
     assert str(animal.folder) in answer["error"]["message"]
     os.rename(animal.folder.with_name("moved-away"), animal.folder)
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
 
 
 def test_a_tree_that_cannot_be_frozen(compiled: Path, zoo: Zoo, criuctl: Criuctl) -> None:
-    """A thread that sleeps in vfork can be stopped by nobody: found before the freeze, and the tree
-    runs on.
+    """A thread that sleeps in vfork cannot be stopped: found before the freeze, and the tree runs
+    on.
     """
     animal = zoo.launch([str(compiled / "vfork")])
     wait_until(lambda: oracle.stat_of(animal.pid)[:1] == ["D"], 60, "vfork has begun")

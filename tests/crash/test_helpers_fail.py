@@ -1,5 +1,5 @@
-"""A helper program of criuctl's fails, or somebody kills it: the operation has failed, and that is
-no bug.
+"""A helper program of criuctl's fails or is killed: the operation has failed, and that is no
+bug.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def test_the_program_that_locks_connections_is_killed(
     zoo: Zoo, criuctl: Criuctl, trip: Trip
 ) -> None:
     animal = zoo.launch("sockets.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     before = leaks.nft_tables()
     folder = zoo.home / "programs"
     folder.mkdir()
     (folder / "nft").write_text("#!/bin/sh\nkill -9 $$\n")
     (folder / "nft").chmod(0o700)
     path = {"PATH": f"{folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-    answer = criuctl("restore", told["checkpoint"], check=False, env=path)
+    answer = criuctl("restore", report["checkpoint"], check=False, env=path)
     assert answer["exit_code"] == 6, answer
     assert (
         f"ended by signal {int(signal.SIGKILL)}; nothing is left of it"
@@ -71,4 +71,4 @@ def test_the_program_that_locks_connections_is_killed(
     )
     assert zoo.find(animal) == []
     wait_until(lambda: leaks.nft_tables() <= before, 60, "no lock on connections stays")
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()

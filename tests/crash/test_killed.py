@@ -1,7 +1,7 @@
 """criuctl is killed at every step of a dump and of a restore.
 
 The steps are not listed here: each test first runs the whole command undisturbed, takes the steps
-that it told of, and then kills one criuctl at each of them. One test goes through all steps of one
+that it reported, and then kills one criuctl at each of them. One test goes through all steps of one
 command, so a step that is added is tested as well.
 """
 
@@ -153,20 +153,20 @@ def test_a_signal_when_a_restored_tree_runs(
     criuctl ends.
     """
     animal = zoo.launch("counter.py", "1")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     criuctl.prefix = [sys.executable, "-c", TOO_LATE, str(int(number))]
-    answer = criuctl("restore", told["checkpoint"], check=False)
+    answer = criuctl("restore", report["checkpoint"], check=False)
     criuctl.prefix = []
     assert answer["exit_code"] == 128 + number
     (running,) = zoo.find(animal)
     running.ask()
-    status = criuctl("status", told["session"])
+    status = criuctl("status", report["session"])
     assert (status["state"], status["pid"]) == ("running", running.pid)
     another = {
         "CRIUCTL_HOST_ID": "another",
         "CRIUCTL_STATE_DIR": str(criuctl.home.path / "another"),
     }
-    there = criuctl("restore", told["checkpoint"], env=another, check=False)
+    there = criuctl("restore", report["checkpoint"], env=another, check=False)
     assert there["exit_code"] == 9
 
 
@@ -183,7 +183,7 @@ program()
 
 
 def test_kill_9_just_before_a_tree_is_ended(zoo: Zoo, criuctl: Criuctl) -> None:
-    """It runs on, and is known to: a second copy is not restored beside it."""
+    """It runs on, and criuctl knows it: a second copy is not restored next to it."""
     animal = zoo.launch("counter.py", "1")
     name = animal.folder.name
     criuctl.prefix = [sys.executable, "-c", DIES]
@@ -217,18 +217,18 @@ program()
 
 
 def test_a_failure_when_a_restored_tree_runs(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """It is told, and the tree is known."""
+    """It is reported, and the tree is known."""
     animal = zoo.launch("counter.py", "1")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     criuctl.prefix = [sys.executable, "-c", STAYS_UP]
-    answer = criuctl("restore", told["checkpoint"])
+    answer = criuctl("restore", report["checkpoint"])
     criuctl.prefix = []
     assert "the kernel does not answer" in answer["warnings"][-1]
     (running,) = zoo.find(animal)
     running.ask()
-    status = criuctl("status", told["session"])
+    status = criuctl("status", report["session"])
     assert (status["state"], status["pid"]) == ("running", running.pid)
-    assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 9
+    assert criuctl("restore", report["checkpoint"], check=False)["exit_code"] == 9
 
 
 # The firewall lock of a restore stays, and the kernel does not answer when it is to be taken down.
@@ -262,16 +262,16 @@ def test_a_firewall_lock_that_stays_is_taken_down_by_the_next_command(
     what: str, warning: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, tmp_path: Path
 ) -> None:
     animal = zoo.launch("sockets.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     criuctl.prefix = [sys.executable, "-c", STAYS_LOCKED, what, str(tmp_path / "made")]
-    answer = criuctl("restore", told["checkpoint"])
+    answer = criuctl("restore", report["checkpoint"])
     criuctl.prefix = []
     table = (tmp_path / "made").read_text()
     try:
         assert any(text.startswith(warning) for text in answer["warnings"])
         assert table in leaks.nft_tables()
         (running,) = zoo.find(animal)
-        assert criuctl("dump", running.pid)["session"] == told["session"]
+        assert criuctl("dump", running.pid)["session"] == report["session"]
         assert table not in leaks.nft_tables()
     finally:  # after a failure it must not disturb the tests that follow
         subprocess.run(["nft", "delete", "table", "inet", table], capture_output=True, check=False)
@@ -296,8 +296,8 @@ def test_the_firewall_lock_goes_too(zoo: Zoo, criuctl: Criuctl, aftermath: After
 def test_criuctl_and_criu_are_killed_together(
     step: str, zoo: Zoo, criuctl: Criuctl, trip: Trip
 ) -> None:
-    """As when their control group is: nobody is left to unlock the tree's connections, and the next
-    command does.
+    """As when their control group is killed: no process is left to unlock the tree's connections,
+    so the next command does.
     """
     animal = zoo.launch("sockets.py")
     animal.remember()
@@ -326,5 +326,5 @@ def test_a_tree_that_goes_on_already_is_not_put_right(
     with paused(criuctl, step, "snapshot", animal.pid) as held:
         assert len(os.listdir(criuctl.home.run / "shields")) == number
         held.go_on()
-        assert held.command.process.wait(120) == 0, held.command.told()
+        assert held.command.process.wait(120) == 0, held.command.output()
     animal.ask()

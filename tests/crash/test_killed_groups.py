@@ -50,16 +50,16 @@ def test_groups_that_are_made_again(group: Path, zoo: Zoo, trip: Trip, criuctl: 
     animal = zoo.launch("counter.py", "1")
     for pid, _started in animal.identities():
         (group / "cgroup.procs").write_text(str(pid))
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     groups.remove(group)
-    steps = steps_of(criuctl, "restore", told["checkpoint"])
+    steps = steps_of(criuctl, "restore", report["checkpoint"])
     made = []
     for running in zoo.find(animal):
         running.end()
     for step in steps:
         if group.exists():
             groups.remove(group)
-        with paused(criuctl, step, "restore", told["checkpoint"]) as held:
+        with paused(criuctl, step, "restore", report["checkpoint"]) as held:
             held.kill()
             held.wait_settled(restoring=animal)
         made.append(group.exists())
@@ -70,14 +70,14 @@ def test_groups_that_are_made_again(group: Path, zoo: Zoo, trip: Trip, criuctl: 
             running.end()
     assert made[steps.index("resume")]
     groups.remove(group)
-    restored = trip.restore(told, animal)
+    restored = trip.restore(report, animal)
     assert not setting.exists() or setting.read_text().strip() == "99"
     restored.ask()
     restored.end()
 
 
 def test_the_group_of_a_session_that_has_not_come(criuctl: Criuctl) -> None:
-    """It was made by a holder that was started for the restore, and that goes when nobody restores
+    """It was made by a holder that was started for the restore, and that ends when no restore runs
     any more.
     """
     config = Config(run_dir=str(criuctl.home.run), state_dir=str(criuctl.home.path / "state"))

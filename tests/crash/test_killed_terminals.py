@@ -53,7 +53,7 @@ program()
 
 
 def _free() -> bool:
-    """Whether nobody has the lock under which terminals are made."""
+    """Whether the lock under which terminals are made is free."""
     try:
         with locks.held(terminal._MAKING):
             return True
@@ -65,8 +65,8 @@ def _free() -> bool:
 def test_kill_9_of_a_dump_while_something_is_printed(
     how: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath
 ) -> None:
-    """What was printed and not read is there again, and both ends block, of which CRIU takes care
-    only when it has succeeded.
+    """Output that was not read is there again, and both ends block; CRIU itself restores that only
+    when the dump succeeds.
     """
     options = ["--leave-running"] if how == "left running" else []
     first = zoo.launch("chatter.py", name="first")

@@ -117,7 +117,7 @@ def test_a_wrong_byte_in_any_kind_of_object(
     criuctl.extra["CRIUCTL_STORE"] = str(store)
     criuctl("store", "init", *(["--encrypt"] if encryption else ["--no-encrypt"]))
     animal = zoo.launch("counter.py", "2")
-    told = trip.dump(animal, "--name", "victim")
+    report = trip.dump(animal, "--name", "victim")
     kinds = _kinds(store)
     assert len(kinds) >= 3, kinds
     for kind, paths in kinds.items():
@@ -125,10 +125,10 @@ def test_a_wrong_byte_in_any_kind_of_object(
         original = path.read_bytes()
         _harm(path, original, harm)
         shutil.rmtree(home.path / "cache", ignore_errors=True)
-        answer = criuctl("restore", told["checkpoint"], check=False)
+        answer = criuctl("restore", report["checkpoint"], check=False)
         verified = criuctl("verify", "--all", check=False)
         what = f"{kind}/{path.name} {harm}"
-        if answer["exit_code"] == 0:  # what can be made anew from the rest may be missing or wrong
+        if answer["exit_code"] == 0:  # what can be made again from the rest may be missing or wrong
             assert kind in REBUILT, what
             zoo.adopt(answer["pid"], animal).end()
         else:
@@ -143,7 +143,7 @@ def test_a_wrong_byte_in_any_kind_of_object(
             else:
                 assert verified["exit_code"] in (3, 7, 8), f"{what}: verify saw nothing: {verified}"
         path.write_bytes(original)
-    restored = trip.restore(told, animal)
+    restored = trip.restore(report, animal)
     restored.ask()
 
 
@@ -181,7 +181,7 @@ def test_the_cipher_text_of_one_object_under_the_name_of_another(
         zoo.launch("counter.py", "2", name="first"),
         zoo.launch("memory.py", "4", name="second"),
     )
-    told = trip.dump(first)
+    report = trip.dump(first)
     trip.snapshot(second)
     packs = next(paths for kind, paths in _kinds(criuctl.store).items() if kind.startswith("pack"))
     assert len(packs) >= 2
@@ -190,10 +190,10 @@ def test_the_cipher_text_of_one_object_under_the_name_of_another(
         path.chmod(0o600)
         path.write_bytes(content)
     shutil.rmtree(home.path / "cache", ignore_errors=True)
-    assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 8
+    assert criuctl("restore", report["checkpoint"], check=False)["exit_code"] == 8
     for path, content in zip(packs, contents, strict=True):
         path.write_bytes(content)
-    trip.restore(told, first).ask()
+    trip.restore(report, first).ask()
 
 
 def test_the_wrong_key_and_no_key(zoo: Zoo, criuctl: Criuctl, home: Home) -> None:
@@ -202,12 +202,12 @@ def test_the_wrong_key_and_no_key(zoo: Zoo, criuctl: Criuctl, home: Home) -> Non
     criuctl("store", "init", "--encrypt")
     animal = zoo.launch("counter.py", "1")
     animal.remember()
-    told = criuctl("dump", animal.pid, "--leave-running")
+    report = criuctl("dump", animal.pid, "--leave-running")
     keys = _objects(home.path / "keys")
     assert len(keys) == 1
     key = keys[0].read_bytes()
     keys[0].unlink()
-    for arguments in (("dump", animal.pid), ("restore", told["checkpoint"], "--as", "x")):
+    for arguments in (("dump", animal.pid), ("restore", report["checkpoint"], "--as", "x")):
         answer = criuctl(*arguments, check=False)
         assert (answer["exit_code"], answer["error"]["code"]) == (7, "key-missing")
     other = home.path / "other"
@@ -215,10 +215,10 @@ def test_the_wrong_key_and_no_key(zoo: Zoo, criuctl: Criuctl, home: Home) -> Non
     wrong = next(path for path in _objects(home.path / "keys"))
     keys[0].write_bytes(wrong.read_bytes())
     keys[0].chmod(0o600)
-    for arguments in (("dump", animal.pid), ("restore", told["checkpoint"], "--as", "x")):
+    for arguments in (("dump", animal.pid), ("restore", report["checkpoint"], "--as", "x")):
         answer = criuctl(*arguments, check=False)
         assert (answer["exit_code"], answer["error"]["code"]) == (8, "wrong-key")
     keys[0].write_bytes(key)
-    criuctl("verify", told["checkpoint"])
+    criuctl("verify", report["checkpoint"])
     assert animal.differences(animal) == []
     animal.ask()

@@ -1,4 +1,4 @@
-"""Two criuctl at once: one does it, the other is told who."""
+"""Two criuctl at once: one does it, the other gets an error that names the first."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def test_two_dumps_of_one_tree(step: str, zoo: Zoo, criuctl: Criuctl, trip: Trip
         assert second["exit_code"] == 9
         assert str(animal.pid) in second["error"]["message"]
         held.go_on()
-        assert held.command.process.wait(120) == 0, held.command.told()
+        assert held.command.process.wait(120) == 0, held.command.output()
     assert [row["session"] for row in criuctl("list")] == ["one"]
     trip.restore(held.command.json(), animal, equal=False).ask()
 
 
 def test_two_restores_of_one_session(zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
     animal = zoo.launch("counter.py", "1")
-    told = trip.dump(animal)
-    with paused(criuctl, "post-restore", "restore", told["checkpoint"]) as held:
-        assert criuctl("restore", told["checkpoint"], check=False, timeout=120)["exit_code"] == 9
+    report = trip.dump(animal)
+    with paused(criuctl, "post-restore", "restore", report["checkpoint"]) as held:
+        assert criuctl("restore", report["checkpoint"], check=False, timeout=120)["exit_code"] == 9
         held.go_on()
-        assert held.command.process.wait(120) == 0, held.command.told()
-    assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 9
+        assert held.command.process.wait(120) == 0, held.command.output()
+    assert criuctl("restore", report["checkpoint"], check=False)["exit_code"] == 9
     restored = zoo.adopt(held.command.json()["pid"], animal)
     assert animal.differences(restored) == []
     restored.ask()
@@ -47,10 +47,10 @@ def test_many_different_trees_at_once(zoo: Zoo, criuctl: Criuctl, trip: Trip) ->
         criuctl.start("dump", animal.pid, "--name", animal.folder.name) for animal in animals
     ]
     for command in commands:
-        assert command.process.wait(120) == 0, command.told()
+        assert command.process.wait(120) == 0, command.output()
     commands = [criuctl.start("restore", animal.folder.name) for animal in animals]
     for command, animal in zip(commands, animals, strict=True):
-        assert command.process.wait(120) == 0, command.told()
+        assert command.process.wait(120) == 0, command.output()
         restored = zoo.adopt(command.json()["pid"], animal)
         assert animal.differences(restored) == []
         restored.ask()

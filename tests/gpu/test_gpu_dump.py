@@ -23,11 +23,11 @@ CALLS = ("lock", "checkpoint", "restore", "unlock")
 
 
 def restored(
-    criuctl: Criuctl, gpu: Programs, program: DeviceProgram, told: dict[str, Any], *options: str
+    criuctl: Criuctl, gpu: Programs, program: DeviceProgram, report: dict[str, Any], *options: str
 ) -> DeviceProgram:
     """Restore a checkpoint once its tree has ended."""
     wait_until(lambda: not program.animal.alive(), 30, "what was dumped has ended")
-    return gpu.restored(criuctl("restore", told["checkpoint"], *options)["pid"], program)
+    return gpu.restored(criuctl("restore", report["checkpoint"], *options)["pid"], program)
 
 
 def children(program: DeviceProgram) -> list[int]:
@@ -37,9 +37,9 @@ def children(program: DeviceProgram) -> list[int]:
     ]
 
 
-def codes(told: dict[str, Any]) -> dict[str, str]:
+def codes(report: dict[str, Any]) -> dict[str, str]:
     """Findings: code -> level."""
-    return {finding["code"]: finding["level"] for finding in told["findings"]}
+    return {finding["code"]: finding["level"] for finding in report["findings"]}
 
 
 # -- there and back
@@ -53,10 +53,10 @@ def test_a_program_is_dumped_and_comes_back(
     program = gpu.start(mode, 8)
     assert gpu_criuctl("check", program.pid)["ok"]
     used = board.used(board.devices[0])
-    told = gpu_criuctl("dump", program.pid)
+    report = gpu_criuctl("dump", program.pid)
     assert board.used(board.devices[0]) == 0
     before = {name: program.count(name) for name in program.outputs()}
-    again = restored(gpu_criuctl, gpu, program, told)
+    again = restored(gpu_criuctl, gpu, program, report)
     again.goes_on()
     assert all(again.count(name) > count for name, count in before.items())
     assert board.used(board.devices[0]) == used
@@ -97,8 +97,8 @@ def test_forked_children_lose_what_is_of_no_use_to_them(
 ) -> None:
     program = gpu.start("forked")
     assert codes(gpu_criuctl("check", program.pid)) == {"gpu-inherited": "info"}
-    told = gpu_criuctl("dump", program.pid, "--leave-running")
-    assert "inherited" in str(told["warnings"])
+    report = gpu_criuctl("dump", program.pid, "--leave-running")
+    assert "inherited" in str(report["warnings"])
     assert [board.held(pid) for pid in children(program)] == [[], []]
     assert len(board.held(program.pid)) == 3
     program.goes_on()
@@ -106,8 +106,8 @@ def test_forked_children_lose_what_is_of_no_use_to_them(
 
 def test_in_a_pid_namespace(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
     program = gpu.start("threads", prefix=("unshare", "--pid", "--fork", "--mount-proc", "setsid"))
-    told = gpu_criuctl("dump", program.pid)
-    again = restored(gpu_criuctl, gpu, program, told)
+    report = gpu_criuctl("dump", program.pid)
+    again = restored(gpu_criuctl, gpu, program, report)
     again.goes_on()
     assert {pid for _, pid in board.calls()} == {1}
 
@@ -116,11 +116,11 @@ def test_private_pids_beside_the_original(
     gpu: Programs, gpu_criuctl: Criuctl, board: Board
 ) -> None:
     program = gpu.start("threads", name="one")
-    told = gpu_criuctl("dump", program.pid, "--leave-running", "--name", "one")
+    report = gpu_criuctl("dump", program.pid, "--leave-running", "--name", "one")
     program.goes_on()
     program.animal.end()
     board.sweep()
-    again = restored(gpu_criuctl, gpu, program, told, "--pids", "private", *KEEP)
+    again = restored(gpu_criuctl, gpu, program, report, "--pids", "private", *KEEP)
     again.goes_on()
     again.animal.end()
     board.sweep()
@@ -132,11 +132,11 @@ def test_a_device_that_is_open_without_use(
     node = board.devices[0].node
     program = gpu.start("idle", node)
     assert codes(gpu_criuctl("check", program.pid)) == {"gpu-idle": "warning"}
-    told = gpu_criuctl("dump", program.pid, "--leave-running")
+    report = gpu_criuctl("dump", program.pid, "--leave-running")
     program.goes_on()
     assert board.held(program.pid) == [node]
-    told = gpu_criuctl("dump", program.pid)
-    again = restored(gpu_criuctl, gpu, program, told)
+    report = gpu_criuctl("dump", program.pid)
+    again = restored(gpu_criuctl, gpu, program, report)
     again.goes_on()
     assert board.held(again.pid) == [node]
     assert board.calls() == []
@@ -159,8 +159,8 @@ def refused(criuctl: Criuctl, program: DeviceProgram, board: Board, code: str) -
     """`check` and `dump` say so; the program was not touched."""
     found = criuctl("check", program.pid, check=False)
     assert (found["exit_code"], codes(found).get(code)) == (4, "error")
-    told = criuctl("dump", program.pid, check=False)
-    assert told["exit_code"] == 4, told
+    report = criuctl("dump", program.pid, check=False)
+    assert report["exit_code"] == 4, report
     assert board.calls() == []
     program.goes_on()
 
@@ -226,10 +226,10 @@ def test_one_that_is_locked_already_is_refused(
 
 def failed(criuctl: Criuctl, program: DeviceProgram, code: int, *options: str) -> str:
     """The dump fails with this exit code, and there is no checkpoint: its message."""
-    told = criuctl("dump", program.pid, *options, check=False)
-    assert told["exit_code"] == code, told
+    report = criuctl("dump", program.pid, *options, check=False)
+    assert report["exit_code"] == code, report
     assert criuctl("list") == []
-    return str(told["error"]["message"])
+    return str(report["error"]["message"])
 
 
 FAULTS = {
@@ -299,7 +299,7 @@ def test_a_driver_that_never_answers_a_checkpoint(
     )
     time.sleep(3)  # past the bound
     board.faults()  # it is done after all, when no dump wants it any more
-    assert command.process.wait(60) == 12, command.told()
+    assert command.process.wait(60) == 12, command.output()
     wait_until(lambda: driver.state(program.pid) == 0, 60, "the late checkpoint is taken back")
     program.goes_on()
     assert gpu_criuctl("list") == []
@@ -312,9 +312,9 @@ def test_a_checkpoint_that_is_done_by_half(
     before = gpu_criuctl("dump", program.pid, "--leave-running", "--name", "run")
     counted = program.count()
     board.faults("checkpoint half-done")
-    told = gpu_criuctl("dump", program.pid, "--leave-running", "--name", "run", check=False)
-    assert told["exit_code"] == 5
-    said = told["error"]["message"] + str(told["error"]["hint"])
+    report = gpu_criuctl("dump", program.pid, "--leave-running", "--name", "run", check=False)
+    assert report["exit_code"] == 5
+    said = report["error"]["message"] + str(report["error"]["hint"])
     assert "runs on" not in said
     assert "run@1" in said  # what can be restored instead
     launched = program.animal.launched
@@ -343,14 +343,14 @@ def test_a_device_that_does_not_come_back_after_the_dump(
 ) -> None:
     program = gpu.start("counter")
     board.faults(f"{verb} fail-before")
-    told = gpu_criuctl("dump", program.pid, "--leave-running", "--name", "run", check=False)
-    assert told["exit_code"] == 11, told  # there is a checkpoint
-    assert str(program.pid) in str(told["warnings"])
+    report = gpu_criuctl("dump", program.pid, "--leave-running", "--name", "run", check=False)
+    assert report["exit_code"] == 11, report  # there is a checkpoint
+    assert str(program.pid) in str(report["warnings"])
     assert driver.state(program.pid) in (1, 2)
     program.animal.end()
     board.faults()
     board.sweep()
-    again = restored(gpu_criuctl, gpu, program, told, *KEEP)
+    again = restored(gpu_criuctl, gpu, program, report, *KEEP)
     again.goes_on()
 
 

@@ -71,6 +71,6 @@ def test_a_snapshot_runs_it(zoo: Zoo, board: Board, gpu_criuctl: Criuctl) -> Non
     folder = gpu_criuctl.home.path / "hooks" / "pre-dump"
     folder.mkdir(parents=True)
     shutil.copy2(HOOK, folder / "50-release")
-    told = gpu_criuctl("snapshot", pid)
-    assert told[0]["hooks"][0]["data"] == {"asked": [pid]}
+    report = gpu_criuctl("snapshot", pid)
+    assert report[0]["hooks"][0]["data"] == {"asked": [pid]}
     assert said.read_text() == "released"

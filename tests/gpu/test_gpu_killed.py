@@ -22,8 +22,8 @@ def take_stock(
         assert len(board.held(program.pid)) == 3, step
         return program
     board.sweep()
-    told = criuctl("restore", "run")
-    again = gpu.restored(told["pid"], program)
+    report = criuctl("restore", "run")
+    again = gpu.restored(report["pid"], program)
     again.goes_on()
     return again
 
@@ -75,7 +75,7 @@ def test_a_restore_is_killed_at_each_step(
         for pid in gpu.living(program):
             gpu.restored(pid, program).animal.end()
         board.sweep()
-    told = gpu_criuctl("restore", "run", "--files", "keep")
-    again = gpu.restored(told["pid"], program)
+    report = gpu_criuctl("restore", "run", "--files", "keep")
+    again = gpu.restored(report["pid"], program)
     again.goes_on()
     wait_until(lambda: len(board.held(again.pid)) == 3, 30, "it has its device")

@@ -60,8 +60,8 @@ def test_it_goes_on_with_the_device_of_the_other_host(
     install(a, board)
     install(b, elsewhere)
     start(a)
-    told = a.criuctl("migrate", "train", b.ssh_url, "--connections", "hangup")
-    assert told["host"] == "host-b"
+    report = a.criuctl("migrate", "train", b.ssh_url, "--connections", "hangup")
+    assert report["host"] == "host-b"
     there = count(b)
     wait_until(lambda: count(b) > there + 1, 60, "it goes on there")
     assert not a.processes(PROGRAM)
@@ -78,9 +78,9 @@ def test_where_it_cannot_come_it_stays(hosts: Hosts, board: Board, elsewhere: Bo
     install(a, board)
     install(b, elsewhere)
     start(a)
-    told = a.criuctl("migrate", "train", b.ssh_url, check=False)
-    assert told["exit_code"] != 0
-    assert "A100" in str(told["error"]) and "H200" in str(told["error"])
+    report = a.criuctl("migrate", "train", b.ssh_url, check=False)
+    assert report["exit_code"] != 0
+    assert "A100" in str(report["error"]) and "H200" in str(report["error"])
     here = count(a)
     wait_until(lambda: count(a) > here + 1, 60, "it goes on here")
     assert not b.processes(PROGRAM)

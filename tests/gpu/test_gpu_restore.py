@@ -35,18 +35,18 @@ def comes_back(
 ) -> dict[str, Any]:
     """It is restored and goes on from where it was: what `restore` said."""
     before = program.count()
-    told: dict[str, Any] = criuctl("restore", "run", *options)
-    again = gpu.restored(told["pid"], program)
+    report: dict[str, Any] = criuctl("restore", "run", *options)
+    again = gpu.restored(report["pid"], program)
     again.goes_on()
     assert again.count() > before
-    return told
+    return report
 
 
 def refused(gpu: Programs, criuctl: Criuctl, program: DeviceProgram, code: int, *said: str) -> None:
     """The restore fails with this exit code and these words; nothing is left of it."""
-    told = criuctl("restore", "run", check=False)
-    assert told["exit_code"] == code, told
-    text = told["error"]["message"] + str(told["error"]["hint"])
+    report = criuctl("restore", "run", check=False)
+    assert report["exit_code"] == code, report
+    text = report["error"]["message"] + str(report["error"]["hint"])
     assert [word for word in said if word not in text] == [], text
     assert gpu.living(program) == []
 
@@ -54,12 +54,12 @@ def refused(gpu: Programs, criuctl: Criuctl, program: DeviceProgram, code: int, 
 def test_show_tells_devices_memory_and_driver(
     dumped: DeviceProgram, gpu_criuctl: Criuctl, board: Board
 ) -> None:
-    told = gpu_criuctl("show", "run")["gpu"]
-    assert told["driver"] == "580.159.03"
-    assert [(d["uuid"], d["name"]) for d in told["devices"]] == [
+    shown = gpu_criuctl("show", "run")["gpu"]
+    assert shown["driver"] == "580.159.03"
+    assert [(d["uuid"], d["name"]) for d in shown["devices"]] == [
         (board.devices[0].label, "NVIDIA H200")
     ]
-    assert [p["memory"] for p in told["processes"]] == [8 * MIB]
+    assert [p["memory"] for p in shown["processes"]] == [8 * MIB]
 
 
 def test_on_another_device_of_the_kind(
@@ -68,8 +68,8 @@ def test_on_another_device_of_the_kind(
     old = board.devices[0]
     board.remove(old)
     new = board.add(Device())
-    told = comes_back(gpu_criuctl, gpu, dumped)
-    assert told["gpu"]["processes"] == 1
+    report = comes_back(gpu_criuctl, gpu, dumped)
+    assert report["gpu"]["processes"] == 1
     assert (board.used(new), list((board.folder / old.uuid).iterdir())) == (8 * MIB, [])
 
 
@@ -190,9 +190,9 @@ def gone_or_counting(gpu: Programs, program: DeviceProgram) -> bool:
 def test_private_pids_a_copy_and_the_original(
     dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, driver: Driver, board: Board
 ) -> None:
-    told = comes_back(gpu_criuctl, gpu, dumped, "--pids", "private")
-    assert driver.state(told["pid"]) == 0
-    assert board.calls()[-2:] == [("restore", told["inner_pid"]), ("unlock", told["inner_pid"])]
+    report = comes_back(gpu_criuctl, gpu, dumped, "--pids", "private")
+    assert driver.state(report["pid"]) == 0
+    assert board.calls()[-2:] == [("restore", report["inner_pid"]), ("unlock", report["inner_pid"])]
 
 
 def test_a_lazy_restore(gpu: Programs, gpu_criuctl: Criuctl) -> None:

@@ -111,14 +111,14 @@ for index in range(count.value):
     device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
     number, processes = ctypes.c_uint(8), (Process * 8)()
     assert nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0
-    told = []
+    states = []
     for ask in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName):
         assert ask(device, text, 96) == 0
-        told.append(text.value.decode())
+        states.append(text.value.decode())
     assert nvml.nvmlDeviceGetMemoryInfo(device, memory) == 0
     running = nvml.nvmlDeviceGetComputeRunningProcesses_v3
     assert running(device, ctypes.byref(number), processes) == 0
-    print(*told, memory[2], [process.pid for process in processes[: number.value]])
+    print(*states, memory[2], [process.pid for process in processes[: number.value]])
 """
 
 

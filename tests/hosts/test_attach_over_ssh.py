@@ -32,7 +32,7 @@ _TICKS = f"{sys.executable} -S -c {shlex.quote(f'exec({_TICKING!r})')}"
 
 
 class Desk:
-    """Somebody at a terminal on a host, attached."""
+    """A user at a terminal on a host, attached."""
 
     def __init__(self, host: Host, name: str) -> None:
         self._master, slave = os.openpty()

@@ -70,16 +70,16 @@ def furnish(host: Host, files: dict[str, Path]) -> None:
 def asked(host: Host, word: str) -> str:
     """What the program answers."""
     offset = host.criuctl("send", "work", "--text", word, "--enter")["offset"]
-    told = host.criuctl(
+    answer = host.criuctl(
         "wait", "work", "--match", rf"answer {word} .*\n", "--since", str(offset), "--timeout", "30"
     )
-    return str(told)
+    return str(answer)
 
 
 @pytest.fixture
 def pair(hosts: Hosts, libraries: dict[int, Path]) -> Hosts:
-    """A session on A, of a Python that only A has, with a library that only A has and one of which
-    B has another version.
+    """A session on A that runs a Python that only A has, with a library that only A has and another
+    library that B has in another version.
     """
     a, b = hosts.a, hosts.b
     furnish(
@@ -121,7 +121,7 @@ def assert_untouched(host: Host, libraries: dict[int, Path]) -> None:
     assert not host.path("/opt/only-a").exists() and not host.path(LIBRARY).parent.exists()
     assert host.path(VERSIONED).read_bytes() == libraries[2].read_bytes()
     assert host.path(LIBC).read_bytes().endswith(b"another build")
-    told = host.run(
+    done = host.run(
         [
             "python3.11",
             "-I",
@@ -130,7 +130,7 @@ def assert_untouched(host: Host, libraries: dict[int, Path]) -> None:
             f"import ctypes; print(ctypes.CDLL('{VERSIONED}').value())",
         ]
     )
-    assert told.stdout == "2\n"
+    assert done.stdout == "2\n"
 
 
 def test_there_and_back(pair: Hosts, libraries: dict[int, Path]) -> None:

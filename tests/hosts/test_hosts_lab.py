@@ -1,4 +1,4 @@
-"""The hosts of the lab are hosts of their own, the wire between them does what it is told, and
+"""The hosts of the lab are hosts of their own, the wire between them follows its settings, and
 nothing of them stays.
 """
 
@@ -80,10 +80,10 @@ def test_a_tree_is_dumped_and_restored_on_a_host(hosts: Hosts) -> None:
     )
     numbers = hosts.a.path("/var/log/numbers")
     wait_until(lambda: numbers.stat().st_size > 30, 30, "the program counts")
-    told = hosts.a.criuctl("dump", hosts.a.inner_pid(process.pid))
+    report = hosts.a.criuctl("dump", hosts.a.inner_pid(process.pid))
     assert process.wait(60) == -signal.SIGKILL
     size = numbers.stat().st_size
-    answer = hosts.a.criuctl("restore", told["checkpoint"])
+    answer = hosts.a.criuctl("restore", report["checkpoint"])
     wait_until(lambda: numbers.stat().st_size > size + 30, 30, "it counts on")
     assert hosts.a.outer_pid(answer["pid"]) in hosts.a.processes(COUNTER[:20])
     counted = [int(line) for line in numbers.read_text().split("\n")[:-1]]
@@ -103,8 +103,8 @@ def test_ssh_from_one_to_the_other(hosts: Hosts) -> None:
 
 
 def test_a_cut_wire_is_silent_and_can_be_mended(hosts: Hosts) -> None:
-    """No reset, no refusal: whoever waits goes on waiting, and what was sent arrives when the wire
-    is whole again.
+    """No reset, no refusal: a waiting process goes on waiting, and what was sent arrives when the
+    wire is whole again.
     """
     listener = hosts.b.open_socket()
     listener.bind((hosts.b.address, 7000))

@@ -2,7 +2,7 @@
 peers notice nothing.
 
 A server on two more addresses of host A answers two clients on host C, each over one connection
-that is never opened anew.  A client counts; the server, whose memory of the count is its own, adds
+that is never opened again.  A client counts; the server, whose memory of the count is its own, adds
 it up: a lost, repeated or reset exchange shows at once.
 """
 
@@ -92,10 +92,12 @@ class Talk:
 
     def at(self) -> list[tuple[str, str]]:
         """Which host has which of the addresses."""
-        told = [(host.name, host.sh("ip -o address show")) for host in (self.hosts.a, self.hosts.b)]
+        listed = [
+            (host.name, host.sh("ip -o address show")) for host in (self.hosts.a, self.hosts.b)
+        ]
         return [
             (name, address)
-            for name, text in told
+            for name, text in listed
             for address in ADDRESSES
             if f" {address}/" in text
         ]
@@ -104,8 +106,8 @@ class Talk:
 def test_peers_notice_nothing(hosts: Hosts) -> None:
     talk = Talk(hosts)
     keep = [word for address in ADDRESSES for word in ("--keep-address", address)]
-    told = hosts.a.criuctl("migrate", talk.pid, hosts.b.ssh_url, "--name", "talk", *keep)
-    assert [c["outcome"] for c in told["connections"]] == ["kept", "kept"]
+    report = hosts.a.criuctl("migrate", talk.pid, hosts.b.ssh_url, "--name", "talk", *keep)
+    assert [c["outcome"] for c in report["connections"]] == ["kept", "kept"]
     talk.more()
     assert talk.at() == [("host-b", address) for address in ADDRESSES]
     hosts.b.criuctl("migrate", "talk", hosts.a.ssh_url, *keep)
@@ -114,8 +116,8 @@ def test_peers_notice_nothing(hosts: Hosts) -> None:
 
 
 def test_what_fails_leaves_the_addresses_where_they_were(hosts: Hosts) -> None:
-    """Told before the freeze, if it can be known; a receiver that is killed takes its claim to them
-    with it.
+    """Refused before the freeze, if it can be known; a receiver that is killed takes its claim to
+    them with it.
     """
     talk = Talk(hosts)
     stays = [("host-a", address) for address in ADDRESSES]

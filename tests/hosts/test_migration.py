@@ -1,5 +1,5 @@
-"""Sessions that move between hosts: what travels, what goes on, and what is told before anything is
-touched.
+"""Sessions that move between hosts: what travels, what goes on, and what is reported before
+anything is touched.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None
     a.criuctl("send", "work", "--text", "echo half-")
     a.criuctl("wait", "work", "--match", "half-", "--timeout", "30")
 
-    told = a.criuctl("migrate", "work", b.ssh_url)
-    assert (told["session"], told["from"], told["host"], told["incarnation"]) == (
+    report = a.criuctl("migrate", "work", b.ssh_url)
+    assert (report["session"], report["from"], report["host"], report["incarnation"]) == (
         "work",
         "host-a",
         "host-b",
         2,
     )
-    assert told["frozen_ms"] <= told["total_ms"]
+    assert report["frozen_ms"] <= report["total_ms"]
     out, came = a.criuctl("events")[-1], b.criuctl("events")[-1]
     assert [
         out[key] == came[key] for key in ("session", "session_id", "incarnation", "checkpoint")
@@ -115,7 +115,7 @@ def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None
     assert (away["home"], away["pid"]) == ("host-b", None), away
 
     (there / "new").write_text("of b\n")
-    back = b.criuctl("migrate", told["pid"], a.ssh_url)  # however it is named
+    back = b.criuctl("migrate", report["pid"], a.ssh_url)  # however it is named
     assert (back["host"], back["incarnation"]) == ("host-a", 3)
     assert (work / "new").read_text() == "of b\n"
     assert (work / "log").read_text() == "from-42\n"
@@ -124,7 +124,7 @@ def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None
     a.criuctl("wait", "work", "--match", r"home-43", "--timeout", "30")
     assert a.criuctl("status", "work")["home"] == "host-a"
     again = a.criuctl("migrate", "work", b.ssh_url)
-    assert again["bytes"]["stored"] < told["bytes"]["stored"]
+    assert again["bytes"]["stored"] < report["bytes"]["stored"]
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def test_a_server_moves_under_load_and_its_clients_notice_nothing(hosts: Hosts) 
         for trip in range(TRIPS):
             here, there = (a, b) if trip % 2 == 0 else (b, a)
             wait_answered(answers)
-            told = here.criuctl(
+            report = here.criuctl(
                 "migrate",
                 "web",
                 there.ssh_url,
@@ -197,11 +197,11 @@ def test_a_server_moves_under_load_and_its_clients_notice_nothing(hosts: Hosts) 
                 "keep",
                 "--no-pre-copy",
             )
-            assert [c["outcome"] for c in told["connections"]] == ["kept"] * 3
+            assert [c["outcome"] for c in report["connections"]] == ["kept"] * 3
             assert ADDRESS in there.sh("ip address show") and ADDRESS not in here.sh(
                 "ip address show"
             )
-            frozen.append(told["frozen_ms"])
+            frozen.append(report["frozen_ms"])
         wait_answered(answers)
     print("frozen, ms:", *sorted(frozen))
     assert sorted(number for number, _ in answers) == list(range(1, len(answers) + 1))
@@ -230,8 +230,8 @@ while True:
     with Relay(hosts.c, port):
         run(hosts.a, "client", sys.executable, "-c", program)
         hosts.a.criuctl("wait", "client", "--match", "number: ", "--timeout", "30")
-        told = hosts.a.criuctl("migrate", "client", hosts.b.ssh_url, "--connections", "reconnect")
-        assert [c["outcome"] for c in told["connections"]] == ["reconnected"], told
+        report = hosts.a.criuctl("migrate", "client", hosts.b.ssh_url, "--connections", "reconnect")
+        assert [c["outcome"] for c in report["connections"]] == ["reconnected"], report
         hosts.b.criuctl("send", "client", "--text", "21", "--enter")
         said = hosts.b.criuctl("wait", "client", "--match", "twice 42 moves", "--timeout", "30")
         assert "42" in json.dumps(said)
@@ -306,5 +306,5 @@ time.sleep(1000)
     assert (missing["exit_code"], missing["error"]["code"]) == (2, "usage")
     refused = a.criuctl("migrate", "stays", f"{b.ssh_url}:23", check=False)
     assert refused["exit_code"] == 7 and "refused" in refused["error"]["message"], refused
-    told = a.criuctl("migrate", "stays", b.ssh_url, "--with-files", "/srv/only-here", "--dry-run")
-    assert told["ok"]
+    report = a.criuctl("migrate", "stays", b.ssh_url, "--with-files", "/srv/only-here", "--dry-run")
+    assert report["ok"]

@@ -1,9 +1,9 @@
-"""Whatever happens to a migration: never two copies, never none, as somebody sees it who looks at
-both hosts from outside.
+"""Whatever happens to a migration: never two copies, never none, as observed on both hosts from
+outside.
 
 At every step one of the two criuctl is killed, the link is cut, or a person interrupts.  Afterwards
 the program runs on exactly one host, or it stands still with a complete checkpoint and ``migrate
---resolve`` lets it run; and of the numbers that it tells, each was told once.
+--resolve`` lets it run; and each of the numbers that it sends was sent once.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ grep -lazE 'criu(ctl)?$' /proc/[0-9]*/comm 2>/dev/null | grep -v self || true
 
 
 class Moving:
-    """Migrations of tellers from ``hosts.a`` to ``hosts.b``, and what became of them."""
+    """Migrations of tellers from ``hosts.a`` to ``hosts.b``, and their outcomes."""
 
     def __init__(self, hosts: Hosts, observer: Observer) -> None:
         self.hosts, self.observer = hosts, observer
 
     def words(self, teller: Teller, *options: str) -> list[str]:
-        """What criuctl is told."""
+        """The arguments of criuctl."""
         return ["migrate", str(teller.pid), self.hosts.b.ssh_url, "--name", teller.name, *options]
 
     def steps(self, side: str) -> list[str]:
@@ -63,8 +63,8 @@ class Moving:
         return steps
 
     def settled(self, teller: Teller) -> str:
-        """Where it is after all: ``stays``, ``moved``, or ``resolved`` when it stood still and was
-        told to go on there.
+        """Where it is after all: ``stays``, ``moved``, or ``resolved`` when it stood still and
+        `--resolve` let it run there.
         """
         a, b = self.hosts.a, self.hosts.b
         wait_until(
@@ -88,8 +88,8 @@ class Moving:
         wait_until(
             lambda: teller.living(a, b) == [home.name], SECONDS, f"one copy: {teller.living(a, b)}"
         )
-        told = teller.check()
-        assert told == (["host-a"] if home is a else ["host-a", "host-b"])
+        journey = teller.check()
+        assert journey == (["host-a"] if home is a else ["host-a", "host-b"])
         self._tidy(teller, stays=home is a)
         return fate or ("stays" if home is a else "moved")
 
@@ -125,9 +125,9 @@ def test_it_moves_there_and_back(moving: Moving, hosts: Hosts) -> None:
     anybody's way.
     """
     teller = moving.observer.launch(hosts.a)
-    told = hosts.a.criuctl(*moving.words(teller))
-    assert told["session"] == teller.name
-    assert told["host"] == "host-b"
+    report = hosts.a.criuctl(*moving.words(teller))
+    assert report["session"] == teller.name
+    assert report["host"] == "host-b"
     teller.wait_heard(hosts.b)
     assert teller.living(hosts.a, hosts.b) == ["host-b"]
     hosts.b.criuctl("migrate", teller.name, hosts.a.ssh_url)
@@ -136,8 +136,8 @@ def test_it_moves_there_and_back(moving: Moving, hosts: Hosts) -> None:
 
 
 def test_kill_9_of_the_source(moving: Moving, hosts: Hosts) -> None:
-    """Until the tree is let go it stays; from then on it stands still until somebody resolves it,
-    unless the word was said.
+    """Until the tree is let go it stays; from then on it stands still until it is resolved, unless
+    the word was said.
     """
     steps = moving.steps("a")
     # What comes before the hand-over is a dump's, and killed in tests/crash; one step of it stands
@@ -161,8 +161,8 @@ def test_kill_9_of_the_source(moving: Moving, hosts: Hosts) -> None:
 
 
 def test_kill_9_of_the_target(moving: Moving, hosts: Hosts) -> None:
-    """Until it was told to go, it stays where it was; after that it is restored once more, or runs
-    already.
+    """Before it got the word to go, the tree stays where it was; after that it is restored once
+    more, or runs already.
     """
     steps = moving.steps("b")
     fates: dict[str, str] = {}
@@ -175,17 +175,18 @@ def test_kill_9_of_the_target(moving: Moving, hosts: Hosts) -> None:
         with pausing(hosts.b, step, command="receive") as pause:
             command = hosts.a.start_criuctl(*moving.words(teller))
             pause.wait(command)
-            hosts.b.set_command_environment("receive", {})  # whoever comes next is not held
+            hosts.b.set_command_environment("receive", {})  # the next one is not held
             hosts.b.kill("criuctl", "receive")
         code = command.process.wait(SECONDS)
         fates[step] = moving.settled(teller)
-        assert (code == 0) == (fates[step] == "moved"), (step, fates[step], command.told())
+        assert (code == 0) == (fates[step] == "moved"), (step, fates[step], command.output())
         teller.end(hosts.a, hosts.b)
     assert [fates[step] for step in ("pages", "restore", "held")] == ["stays"] * 3, fates
     assert {fates[step] for step in list(fates)[3:]} == {"moved"}, fates
 
 
-# Half a second's work, over and over: is the memory what it was?  Each time that it is, is told.
+# Half a second's work, over and over: is the memory what it was? Each time that it is, a line is
+# printed.
 WHOLE = """
 import hashlib, threading
 def look(good=hashlib.sha1(heap).digest()):
@@ -209,7 +210,7 @@ def test_kill_9_of_the_target_while_memory_follows(moving: Moving, hosts: Hosts)
         pause.wait(command)
         hosts.b.set_command_environment("receive", {})
         hosts.b.kill("criuctl", "receive")
-    assert command.process.wait(SECONDS) == 0, command.told()
+    assert command.process.wait(SECONDS) == 0, command.output()
     looks = hosts.b.path("/tmp/looks")
 
     def count() -> int:
@@ -241,13 +242,13 @@ def test_an_operator_interrupts(moving: Moving, hosts: Hosts) -> None:
             command.process.kill(number)
         code = command.process.wait(SECONDS)
         expected = ("moved", 0) if step == "go" else ("stays", 128 + number)
-        assert (moving.settled(teller), code) == expected, (step, command.told())
+        assert (moving.settled(teller), code) == expected, (step, command.output())
         teller.end(hosts.a, hosts.b)
 
 
 @pytest.mark.parametrize("step", ["hand-over", "go"])
 def test_the_link_is_cut_for_a_second(step: str, moving: Moving, hosts: Hosts) -> None:
-    """Nobody notices: it moves."""
+    """It is not noticed: the session moves."""
     teller = moving.observer.launch(hosts.a)
     with pausing(hosts.a, step) as pause:
         command = hosts.a.start_criuctl(*moving.words(teller), env=pause.env)
@@ -255,7 +256,7 @@ def test_the_link_is_cut_for_a_second(step: str, moving: Moving, hosts: Hosts) -
         hosts.cut(hosts.a, hosts.b)
     time.sleep(1)  # how long the cut is, not how long something takes
     hosts.mend()
-    assert command.process.wait(SECONDS) == 0, command.told()
+    assert command.process.wait(SECONDS) == 0, command.output()
     assert moving.settled(teller) == "moved"
 
 
@@ -278,7 +279,7 @@ def test_the_link_is_cut_for_longer(step: str, moving: Moving, hosts: Hosts) -> 
     code = command.process.wait(SECONDS)
     assert (moving.settled(teller), code == 0) == (
         ("moved", True) if step == "go" else ("stays", False)
-    ), command.told()
+    ), command.output()
 
 
 @pytest.mark.parametrize("step", ["restore", "held"])
@@ -290,12 +291,14 @@ def test_the_target_is_too_slow(step: str, moving: Moving, hosts: Hosts) -> None
     with pausing(hosts.b, step, command="receive") as pause:
         command = hosts.a.start_criuctl(*moving.words(teller, "--max-freeze", "3"))
         pause.wait(command)
-        told = len(moving.observer.told(teller.name).numbers)
+        count = len(moving.observer.heard(teller.name).numbers)
         wait_until(
-            lambda: len(moving.observer.told(teller.name).numbers) > told + 1, 30, "it goes on here"
+            lambda: len(moving.observer.heard(teller.name).numbers) > count + 1,
+            30,
+            "it goes on here",
         )
         assert teller.living(hosts.a, hosts.b)[0] == "host-a"
-    assert command.process.wait(SECONDS) == 12, command.told()
+    assert command.process.wait(SECONDS) == 12, command.output()
     error = command.json()["error"]
     assert error["code"] == "frozen-too-long"
     assert "the restore on the other host" in error["message"]
@@ -346,15 +349,15 @@ def test_a_port_is_taken_there(moving: Moving, hosts: Hosts) -> None:
         taken.listen()
         pause.go_on()
         assert command.process.wait(SECONDS) != 0
-    assert "8099" in str(command.json()["error"]), command.told()
+    assert "8099" in str(command.json()["error"]), command.output()
     assert moving.settled(teller) == "stays"
     hosts.a.criuctl(*moving.words(teller))
     assert moving.settled(teller) == "moved"
 
 
 def test_another_build_of_a_library_is_there(moving: Moving, hosts: Hosts) -> None:
-    """A library that is mapped must be the same there, to the byte: the path is told, and nothing
-    was frozen.
+    """A library that is mapped must be the same there, to the byte: the error names the path, and
+    nothing was frozen.
     """
     found = hosts.a.sh("ls /usr/lib/*/libz.so.1.*").split()[0]
     for host in (hosts.a, hosts.b):
@@ -409,7 +412,7 @@ def test_what_fails_when_it_is_ended_does_not_undo_it_there(moving: Moving, host
     words = [sys.executable, "-c", SLOW_END, *moving.words(teller), "--json"]
     command = hosts.a.start(words, env={"PYTHONPATH": str(PROJECT)})
     code = command.process.wait(SECONDS)
-    assert (moving.settled(teller), code) == ("moved", 11), command.told()  # told in its warnings
+    assert (moving.settled(teller), code) == ("moved", 11), command.output()  # as its warnings say
 
 
 # CRIU is taken along by the private PID namespace that it was a guest of, and a process takes its
@@ -426,8 +429,8 @@ def still_ending(tree, timeout):
     wait_ended(tree, timeout)
     return tree
 
-def gone(self, *told):
-    finish(self, *told)
+def gone(self, *arguments):
+    finish(self, *arguments)
     raise CriuFailed("CRIU ended without an answer", "")
 
 ending.wait_ended = commit.wait_ended = still_ending
@@ -441,7 +444,7 @@ def test_a_tree_that_takes_its_time_to_end_moves(moving: Moving, hosts: Hosts) -
     words = [sys.executable, "-c", NO_ANSWER, *moving.words(teller), "--json"]
     command = hosts.a.start(words, env={"PYTHONPATH": str(PROJECT)})
     code = command.process.wait(SECONDS)
-    assert (moving.settled(teller), code) == ("moved", 0), command.told()
+    assert (moving.settled(teller), code) == ("moved", 0), command.output()
 
 
 # CRIU takes all of the tree, and then refuses it for what passes by itself.
@@ -473,13 +476,13 @@ def test_a_tree_that_is_refused_for_a_moment_moves(moving: Moving, hosts: Hosts)
     words = [sys.executable, "-c", FIRST_REFUSED, "-v", *moving.words(teller), "--json"]
     command = hosts.a.start(words, env={"PYTHONPATH": str(PROJECT)})
     code = command.process.wait(SECONDS)
-    assert (moving.settled(teller), code) == ("moved", 0), command.told()
-    assert "a SIGTRAP pending" in command.told()
+    assert (moving.settled(teller), code) == ("moved", 0), command.output()
+    assert "a SIGTRAP pending" in command.output()
 
 
 def test_the_link_is_cut_for_ever(moving: Moving, hosts: Hosts) -> None:
-    """In the very moment between the two: it stands still, whole, and that is told; later, one word
-    lets it run.
+    """In the very moment between the two: it stands still, whole, and the error says so; later, one
+    word lets it run.
     """
     teller = moving.observer.launch(hosts.a)
     with pausing(hosts.a, "go") as pause:
@@ -488,7 +491,7 @@ def test_the_link_is_cut_for_ever(moving: Moving, hosts: Hosts) -> None:
         command = hosts.a.start(words, env=pause.env | LINK_TIMEOUT | env)
         pause.wait(command)
         hosts.cut(hosts.a, hosts.b)
-    assert command.process.wait(SECONDS) == 12, command.told()
+    assert command.process.wait(SECONDS) == 12, command.output()
     assert "--resolve" in command.json()["error"]["hint"]
     assert teller.check() == ["host-a"]
     # The other host cannot know either.  Even if its criuctl ends, the checkpoint is there.

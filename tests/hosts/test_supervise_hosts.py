@@ -66,7 +66,7 @@ def test_a_host_is_lost_and_one_standby_takes_over(
             wait_until(winners, PATIENCE, "somebody has taken over")
         except TimeoutError as error:
             raise AssertionError(
-                "\n".join(other.command.told() for other in others.values())
+                "\n".join(other.command.output() for other in others.values())
             ) from error
         (winner,) = winners()
         back = winner.wait("recovered")

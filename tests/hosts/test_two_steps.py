@@ -60,10 +60,10 @@ def test_dump_on_one_host_restore_on_another(hosts: Hosts, store: dict[str, str]
     a.criuctl("wait", "work", "--match", "ready", "--timeout", "30")
     wait_until(lambda: a.path("/srv/task/numbers").stat().st_size > 20, 30, "the child counts")
     a.criuctl("send", "work", "--text", "half-")
-    told = a.criuctl(
+    report = a.criuctl(
         "dump", "work", "--with-files", "/srv/task/numbers", "--with-files", "/srv/program.py"
     )
-    assert told["terminals"][0]["queued"] == len("half-")
+    assert report["terminals"][0]["queued"] == len("half-")
     written = a.path("/srv/task/numbers").read_text()
     (key,) = (a.path(f"/etc/criuctl/keys/{name}") for name in a.sh("ls /etc/criuctl/keys").split())
     kept = key.name, key.read_bytes()  # what the operator has in a safe

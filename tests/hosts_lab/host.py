@@ -24,7 +24,7 @@ from support.keeper import Launched, wait_until
 from . import init, kernel
 
 PROJECT = Path(__file__).parent.parent.parent
-# Variables for one criuctl command of a host, whoever starts it (``receive`` is started by ssh,
+# Variables for every criuctl command of a host, whatever starts it (``receive`` is started by ssh,
 # with no environment of ours).
 COMMAND_ENVIRONMENT = "/run/lab-env"
 WRAPPER = f"""\
@@ -54,11 +54,11 @@ class HostCommand:
             return json.loads(self.out.read_text())
         except ValueError as error:
             raise AssertionError(
-                f"stdout is not one JSON value ({error})\n{self.told()}"
+                f"stdout is not one JSON value ({error})\n{self.output()}"
             ) from error
 
-    def told(self) -> str:
-        """All it wrote."""
+    def output(self) -> str:
+        """All that it wrote to stdout and stderr."""
         return (
             f"stdout: {self.out.read_text(errors='replace')}\nstderr: "
             f"{self.err.read_text(errors='replace')}"
@@ -80,7 +80,7 @@ class Host:
 
     @property
     def ssh_url(self) -> str:
-        """What ``criuctl migrate`` is told."""
+        """The URL for ``criuctl migrate``."""
         return f"ssh://root@{self.address}"
 
     def path(self, path: str) -> Path:
@@ -174,7 +174,7 @@ class Host:
             command.process.kill()
             raise
         assert code == 0 or not check, (
-            f"on {self.name}: {' '.join(map(str, argv))} ended with {code}\n{command.told()}"
+            f"on {self.name}: {' '.join(map(str, argv))} ended with {code}\n{command.output()}"
         )
         return subprocess.CompletedProcess(
             command.process.argv, code, command.out.read_text(), command.err.read_text()
@@ -199,7 +199,7 @@ class Host:
         if check:
             assert code == 0, (
                 f"on {self.name}: criuctl {' '.join(map(str, arguments))} ended with "
-                f"{code}\n{command.told()}"
+                f"{code}\n{command.output()}"
             )
             return command.json()
         answer = command.json() if command.out.stat().st_size else {}
@@ -321,11 +321,11 @@ class Host:
                 time.sleep(0.02)
 
     def wait_listening(self, port: int, timeout: float = 60) -> None:
-        """Until somebody on this host listens on that TCP port."""
+        """Wait until a process on this host listens on that TCP port."""
         wait_until(lambda: self.listening(port), timeout, f"{self.name} listens on port {port}")
 
     def listening(self, port: int) -> bool:
-        """Whether somebody on this host listens on that TCP port."""
+        """Whether a process on this host listens on that TCP port."""
         for family in ("tcp", "tcp6"):
             for line in Path(f"/proc/{self.init_pid}/net/{family}").read_text().splitlines()[1:]:
                 fields = line.split()

@@ -47,7 +47,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def detach(target: str) -> None:
-    """Unmount, with all below it, as soon as nobody uses it."""
+    """Unmount, with all below it, as soon as it is not used."""
     _done(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
 

@@ -1,9 +1,9 @@
-"""Who looks at two hosts from outside, and the program that it looks at.
+"""An observer that watches two hosts from outside, and the program that it watches.
 
-A *teller* counts, and tells each number, with the name of the host that it finds itself on, in a
-datagram to the observer, who listens on a third host.  A copy that runs beside another one tells a
-number a second time; one that went back to an older state does so too; one that is lost is heard of
-no more.  So the record of the numbers is the proof: every one once, in order.
+A *teller* counts, and sends each number, with the name of the host that it finds itself on, in a
+datagram to the observer, which listens on a third host. A second copy sends a number a second time;
+so does one that went back to an older state; one that is lost sends nothing more. So the record of
+the numbers is the proof: every one once, in order.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .host import Host
 PORT = 4000
 SO_RCVBUFFORCE = 33  # the socket module has no name for it
 SECONDS = 60.0
-# The marker of the command line and a size of memory are its arguments; it ends when it is told to
-# by a datagram to its own port.
+# The marker of the command line and a size of memory are its arguments; a datagram to its own port
+# ends it.
 PROGRAM = """
 import os, socket, sys, time
 name, address, mib = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -41,11 +41,11 @@ while True:
 
 
 @dataclass
-class Told:
+class Heard:
     """All that was heard of one teller."""
 
     numbers: list[int] = field(default_factory=list)
-    hosts: list[str] = field(default_factory=list)  # for each number, who told it
+    hosts: list[str] = field(default_factory=list)  # for each number, the host that sent it
 
 
 class Observer:
@@ -56,7 +56,7 @@ class Observer:
         self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 8 << 20)
         self._socket.bind((host.address, PORT))
         self._address = host.address
-        self._told: dict[str, Told] = {}
+        self._heard: dict[str, Heard] = {}
         self._lock = threading.Lock()
         self._counter = itertools.count(1)
         self._over = False
@@ -88,11 +88,11 @@ class Observer:
         teller.wait_heard(host)
         return teller
 
-    def told(self, name: str) -> Told:
+    def heard(self, name: str) -> Heard:
         """What was heard until now."""
         with self._lock:
-            told = self._told.get(name, Told())
-            return Told(list(told.numbers), list(told.hosts))
+            heard = self._heard.get(name, Heard())
+            return Heard(list(heard.numbers), list(heard.hosts))
 
     def _listen(self) -> None:
         while not self._over:
@@ -103,9 +103,9 @@ class Observer:
             if text:
                 name, number, host = text.split()
                 with self._lock:
-                    told = self._told.setdefault(name, Told())
-                    told.numbers.append(int(number))
-                    told.hosts.append(host)
+                    heard = self._heard.setdefault(name, Heard())
+                    heard.numbers.append(int(number))
+                    heard.hosts.append(host)
 
 
 class Teller:
@@ -117,16 +117,17 @@ class Teller:
         self.pid = host.inner_pid(process.pid)  # as its first host calls it
 
     def wait_heard(self, host: Host, count: int = 3) -> None:
-        """Wait until it has told `count` more numbers, and those on `host`."""
-        before = len(self._observer.told(self.name).numbers)
+        """Wait until it has sent `count` more numbers, and those on `host`."""
+        before = len(self._observer.heard(self.name).numbers)
 
-        def heard() -> bool:
-            return self._observer.told(self.name).hosts[before:].count(host.name) >= count
+        def is_heard() -> bool:
+            return self._observer.heard(self.name).hosts[before:].count(host.name) >= count
 
         wait_until(
-            heard,
+            is_heard,
             SECONDS,
-            f"{self.name} is heard on {host.name}, not {self._observer.told(self.name).hosts[-1:]}",
+            f"{self.name} is heard on {host.name}, not on "
+            f"{self._observer.heard(self.name).hosts[-1:]}",
         )
 
     def living(self, *hosts: Host) -> list[str]:
@@ -134,15 +135,17 @@ class Teller:
         return [host.name for host in hosts for _ in host.processes(f"{self.name} ")]
 
     def check(self) -> list[str]:
-        """Every number was told once and in order; the hosts that it has run on, in order."""
-        told = self._observer.told(self.name)
-        assert told.numbers == list(range(1, len(told.numbers) + 1)), self._odd(told)
-        return [name for name, _ in itertools.groupby(told.hosts)]
+        """Check that every number came once and in order, and return the hosts that it has run on,
+        in order.
+        """
+        heard = self._observer.heard(self.name)
+        assert heard.numbers == list(range(1, len(heard.numbers) + 1)), self._odd(heard)
+        return [name for name, _ in itertools.groupby(heard.hosts)]
 
-    def _odd(self, told: Told) -> str:
-        for index, number in enumerate(told.numbers):
+    def _odd(self, heard: Heard) -> str:
+        for index, number in enumerate(heard.numbers):
             if number != index + 1:
-                near = list(zip(told.numbers, told.hosts, strict=True))[
+                near = list(zip(heard.numbers, heard.hosts, strict=True))[
                     max(0, index - 4) : index + 4
                 ]
                 return f"{self.name}: number {index + 1} should have come, but heard were {near}"

@@ -34,7 +34,7 @@ class Pause:
         def line() -> bytes:
             if select.select([self._fd], [], [], 0.05)[0] and (data := os.read(self._fd, 256)):
                 return data
-            assert command.process.poll() is None, f"ended before {self.step}: {command.told()}"
+            assert command.process.poll() is None, f"ended before {self.step}: {command.output()}"
             return b""
 
         said = wait_until(line, timeout, f"criuctl at {self.step}")

@@ -6,7 +6,7 @@ is ``/sys``, which is on every machine and which nothing needs until the host ha
 nothing is made on this machine's disk.
 
 Invariants: no mount of the host is seen outside, and none of this machine's is changed.  What holds
-somebody's secrets or state (``/root``, ``/etc/criuctl``, ``/run``, ...) is empty in the host.  The
+a user's secrets or state (``/root``, ``/etc/criuctl``, ``/run``, ...) is empty in the host.  The
 checkout under test and its Python are where they always are.
 """
 

@@ -1,4 +1,4 @@
-"""The ssh of a lab: one key of the user, one key for each host, and who knows whom.
+"""The ssh of a lab: one key of the user, one key for each host, and which host knows which keys.
 
 Every host's root may log in to every host, its own included, and knows the keys of all; nothing is
 asked and nothing of this machine's own ``~/.ssh`` is used.

@@ -95,8 +95,8 @@ class Supervisor:
         os.close(reading)
         os.close(told_write)
         os.waitpid(first, 0)
-        with os.fdopen(told_read) as told:
-            pid = int(told.read() or 0)
+        with os.fdopen(told_read) as pipe:
+            pid = int(pipe.read() or 0)
         self.hosts[name] = Made(pid, writing, groups)
         if not pid:
             self.end(name)
@@ -123,14 +123,14 @@ class Supervisor:
 
 
 def _become(
-    plan: dict[str, Any], theirs: socket.socket, lifeline: int, told: int, groups: list[Path]
+    plan: dict[str, Any], theirs: socket.socket, lifeline: int, pid_write: int, groups: list[Path]
 ) -> None:
     """In a child: make the namespaces, and in them PID 1.  Never returns.
 
     The other hosts' lifelines and the supervisor's own socket must not live on in it.
     """
     try:
-        kept = {0, 1, 2, theirs.fileno(), lifeline, told}
+        kept = {0, 1, 2, theirs.fileno(), lifeline, pid_write}
         for fd in set(map(int, os.listdir("/proc/self/fd"))) - kept:
             _try_close(fd)
         for group in groups:
@@ -138,9 +138,9 @@ def _become(
         kernel.unshare(HOST_FLAGS)
         pid = os.fork()
         if pid:
-            os.write(told, str(pid).encode())
+            os.write(pid_write, str(pid).encode())
             os._exit(0)
-        os.close(told)
+        os.close(pid_write)
         init.main(plan, theirs, lifeline)
     except BaseException as error:
         print(f"{plan['name']}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -201,7 +201,7 @@ def _try_remove(group: Path) -> None:
     try:
         group.rmdir()
     except OSError:
-        pass  # somebody is still in it: asked again
+        pass  # a process is still in it: asked again
 
 
 def _sweep() -> None:

@@ -67,12 +67,12 @@ class Net:
 
     def addresses(self, number: int) -> set[str]:
         """Those with a prefix, link-local ones apart."""
-        told = [
+        listed = [
             a
             for link in self.ip(number, "address", "show", "dev", "eth0")
             for a in link.get("addr_info", [])
         ]
-        return {f"{a['local']}/{a['prefixlen']}" for a in told if a["scope"] != "link"}
+        return {f"{a['local']}/{a['prefixlen']}" for a in listed if a["scope"] != "link"}
 
     def routes(self, number: int, family: str = "-4") -> list[str]:
         return sorted(
@@ -93,8 +93,8 @@ class Net:
         )
 
     def ask(self, asker: int, answerer: int, ip: str) -> None:
-        """A datagram to the address, which must arrive on the host `answerer`; one that nobody
-        takes is dropped after seconds.
+        """Send a datagram to the address, which must arrive on the host `answerer`; one that no
+        host takes is dropped after seconds.
         """
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         with (
@@ -133,8 +133,8 @@ def test_it_moves_and_the_third_host_learns_it(net: Net, ip: str) -> None:
     prefix = 64 if ":" in ip else 24
     held = addresses.take(ip, net.fd(1))
     assert net.addresses(1) == before[1] - {f"{ip}/{prefix}"}
-    told = json.loads(json.dumps(held.to_dict()))
-    brought = addresses.bring(ip, told, namespace=net.fd(2))
+    record = json.loads(json.dumps(held.to_dict()))
+    brought = addresses.bring(ip, record, namespace=net.fd(2))
     assert net.addresses(2) == before[2] | {f"{ip}/{prefix}"}
     assert net.known(3, ip) == net.mac(1), "nobody has told it yet"
     brought.announce()
@@ -145,7 +145,7 @@ def test_it_moves_and_the_third_host_learns_it(net: Net, ip: str) -> None:
     assert net.addresses(2) == before[2]
     brought.undo()
     # what a criuctl does that comes after a killed one
-    again = addresses.HeldAddress.from_dict(told, net.fd(1))
+    again = addresses.HeldAddress.from_dict(record, net.fd(1))
     again.put_back()
     assert net.addresses(1) == before[1]
     again.put_back()
@@ -156,17 +156,17 @@ def test_it_moves_and_the_third_host_learns_it(net: Net, ip: str) -> None:
 
 
 def test_it_is_on_trial_until_it_is_announced(net: Net) -> None:
-    """Whoever brings it and is killed leaves it to the kernel, which takes it away."""
+    """A process that brings it and is killed leaves it to the kernel, which takes it away."""
 
     def lifetimes(ip: str) -> list[int]:
-        told = net.ip(2, "address", "show", "dev", "eth0")[0]["addr_info"]
-        return [a["valid_life_time"] for a in told if a["local"] == ip]
+        listed = net.ip(2, "address", "show", "dev", "eth0")[0]["addr_info"]
+        return [a["valid_life_time"] for a in listed if a["local"] == ip]
 
     def gone(ip: str) -> bool:
         return not lifetimes(ip)
 
     for ip in (MOVES, MOVES_6):
-        told = addresses.take(ip, net.fd(1)).to_dict()
+        record = addresses.take(ip, net.fd(1)).to_dict()
         code = (
             "import sys, os, json; sys.path.insert(0, sys.argv[1])\n"
             "from criuctl.proc import addresses\n"
@@ -177,7 +177,7 @@ def test_it_is_on_trial_until_it_is_announced(net: Net) -> None:
         place = f"/run/netns/{net.token}-2"
         project = Path(__file__).parent.parent.parent
         done = subprocess.run(
-            [sys.executable, "-c", code, project, place, ip, json.dumps(told)],
+            [sys.executable, "-c", code, project, place, ip, json.dumps(record)],
             check=False,
             timeout=60,
         )

@@ -118,8 +118,8 @@ def test_a_name_that_is_taken(zoo: Zoo, criuctl: Criuctl) -> None:
 
 
 def test_a_name_whose_session_is_stored(zoo: Zoo, criuctl: Criuctl) -> None:
-    """Told, with the way back to the former tree; not to who dumps the same tree again, or a
-    service that was started anew.
+    """A warning with the way back to the former tree; not when the same tree is dumped again, or a
+    service that was started again.
     """
     first, second, third = (
         zoo.launch("counter.py", "1", name=name) for name in ("one", "two", "three")
@@ -145,8 +145,8 @@ def test_a_name_whose_session_has_moved_away(zoo: Zoo, criuctl: Criuctl) -> None
     animal = zoo.launch("counter.py", "1")
     (warning,) = criuctl("dump", animal.pid, "--name", "mine")["warnings"]
     assert "has moved to there, and this is another tree" in warning
-    assert (told := criuctl("status", "mine"))["state"] == "checkpointed"
-    assert told["moved_to"] is None and told["home"] != "there"
+    assert (status := criuctl("status", "mine"))["state"] == "checkpointed"
+    assert status["moved_to"] is None and status["home"] != "there"
 
 
 def test_no_criu(zoo: Zoo, criuctl: Criuctl) -> None:
@@ -167,9 +167,9 @@ def test_everything_about_a_checkpoint(zoo: Zoo, trip: Trip, criuctl: Criuctl) -
     animal = zoo.launch("counter.py")
     checked = criuctl("check", animal.pid)
     assert checked["ok"] is True
-    told = trip.snapshot(animal, "--name", "one", "--label", "a=b")
+    report = trip.snapshot(animal, "--name", "one", "--label", "a=b")
     shown = criuctl("show", "one")
-    assert told["checkpoint"] in json.dumps(shown)
+    assert report["checkpoint"] in json.dumps(shown)
     assert "hunter2" not in json.dumps(shown)
     criuctl("verify", "one")
     criuctl("verify", "--all")
@@ -194,7 +194,7 @@ def test_without_json_it_is_for_people(zoo: Zoo, criuctl: Criuctl, home: object)
     command = criuctl.start(
         "dump", animal.pid, "--leave-running", "--name", "people", json_output=False
     )
-    assert command.process.wait(60) == 0, command.told()
+    assert command.process.wait(60) == 0, command.output()
     assert "people" in command.out.read_text()
     missing = criuctl.start("restore", "nobody", json_output=False)
     assert missing.process.wait(60) == 3

@@ -58,7 +58,7 @@ def _programs(tmp_path: Path) -> list[str]:
 
 
 def test_dump_restore_and_increment(tmp_path: Path) -> None:
-    """Every way is measured, in every round, and bounds are told with their peers."""
+    """Every way is measured, in every round, and bounds are reported with their peers."""
     options = ("--sizes", "4M", "--processes", "3", "--runs", "2", "--store", "local", "--json")
     bench = _bench(tmp_path, "dump", "restore", "increment", *options)
     out, err = bench.communicate(timeout=200)
@@ -92,7 +92,7 @@ def test_dump_restore_and_increment(tmp_path: Path) -> None:
     seen = sections["increment"]["stood still, seen from inside"]["ways"]["criuctl"]["samples"]
     # The tree stands still for as long as it is frozen, and for as long as a busy machine does not
     # let it run.
-    assert all(felt > told - 0.02 for told, felt in zip(own, seen, strict=True)), (own, seen)
+    assert all(felt > stated - 0.02 for stated, felt in zip(own, seen, strict=True)), (own, seen)
 
 
 def test_a_way_that_fails_is_told(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_sessions(tmp_path: Path) -> None:
     ways = {"bare PTY", "criuctl", "criuctl client", "dtach", "tmux"}
     came = sections["output"]["of it came"]["ways"]
     assert set(came) == set(sections["echo"]["median"]["ways"]) == ways
-    # 2 MiB: nobody has to skip
+    # 2 MiB: no client has to skip
     assert all(came[way]["median"] >= 100 for way in ways - {"tmux"}), came
     bounds = [row["bound"] for rows in sections.values() for row in rows.values() if "bound" in row]
     assert len(bounds) == 5 and all(bound["value"] is not None for bound in bounds)

@@ -23,11 +23,11 @@ def test_a_log_that_grew(zoo: Zoo, trip: Trip) -> None:
     """Lines appended after the dump stay, the program goes on appending behind them."""
     animal = zoo.launch("counter.py")
     animal.ask()
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     log = animal.folder / "log"
     with log.open("a") as file:
         file.write("rotated by cron\n")
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     restored.ask()
     lines = log.read_text().splitlines()
     copies = _newer_copies(animal.folder, "log")
@@ -41,11 +41,11 @@ def test_who_has_a_file_open_that_is_set_aside_is_named(zoo: Zoo, trip: Trip) ->
     animal = zoo.launch("counter.py")
     log = animal.folder / "log"
     animal.ask()
-    told = trip.dump(animal, "--with-files", log)
+    report = trip.dump(animal, "--with-files", log)
     with log.open("r+") as file:
         file.write("otherwise\n")
         file.flush()
-        restored = trip.restore(told, animal, equal=False)
+        restored = trip.restore(report, animal, equal=False)
     (copy,) = _newer_copies(animal.folder, "log")
     assert copy.read_text() == "otherwise\n"
     assert [
@@ -57,10 +57,10 @@ def test_who_has_a_file_open_that_is_set_aside_is_named(zoo: Zoo, trip: Trip) ->
 
 def test_a_file_that_is_read_grew(zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("files.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     with (animal.folder / "book").open("ab") as file:
         file.write(b"an appendix")
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
 
 
 @pytest.mark.parametrize("change", ["shrunk", "gone", "replaced", "same size"])
@@ -72,8 +72,8 @@ def test_carried_contents_are_put_back(change: str, zoo: Zoo, trip: Trip) -> Non
     log = animal.folder / "log"
     for _ in range(3):
         animal.ask()
-    told = trip.dump(animal, "--with-files", log)
-    assert told["bytes"]["files"] >= 6
+    report = trip.dump(animal, "--with-files", log)
+    assert report["bytes"]["files"] >= 6
     if change == "gone":
         log.unlink()
     elif change == "replaced":
@@ -82,7 +82,7 @@ def test_carried_contents_are_put_back(change: str, zoo: Zoo, trip: Trip) -> Non
     else:
         log.write_text("1\n" if change == "shrunk" else "9\n8\n7\n")
     newer = log.read_text() if log.exists() else None
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert log.read_text() == "1\n2\n3\n"
     restored.ask()
     assert log.read_text() == "1\n2\n3\n4\n"
@@ -101,16 +101,16 @@ def test_without_contents_it_is_refused_precisely(
     animal = zoo.launch("counter.py")
     for _ in range(3):
         animal.ask()
-    told = trip.dump(animal, env=RECORDED)
+    report = trip.dump(animal, env=RECORDED)
     log = animal.folder / "log"
     log.unlink() if change == "gone" else log.write_text("1\n")
-    refused = criuctl("restore", told["checkpoint"], check=False)
+    refused = criuctl("restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 4
     assert str(log) in refused["error"]["message"]
     assert refused["error"]["hint"]
     assert log.exists() == (change == "shrunk")
     log.write_text("1\n2\n3\n")
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
 
 
 def test_other_modes_stop_nobody(zoo: Zoo, trip: Trip) -> None:
@@ -119,10 +119,10 @@ def test_other_modes_stop_nobody(zoo: Zoo, trip: Trip) -> None:
     """
     animal = zoo.launch("counter.py")
     animal.ask()
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     (animal.folder / "log").chmod(0o600)
     animal.folder.chmod(0o700)
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
     assert (animal.folder / "log").stat().st_mode & 0o777 == 0o600
 
 
@@ -130,13 +130,13 @@ def test_a_working_folder_that_is_gone_is_told_before(
     zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     animal = zoo.launch("counter.py")
-    told = trip.dump(animal, env=RECORDED)
+    report = trip.dump(animal, env=RECORDED)
     away = animal.folder.rename(animal.folder.with_name("away"))
-    refused = criuctl("restore", told["checkpoint"], check=False)
+    refused = criuctl("restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 4
     assert "folder-missing" in [f["code"] for f in refused["error"]["findings"]]
     away.rename(animal.folder)
-    trip.restore(told, animal).ask()
+    trip.restore(report, animal).ask()
 
 
 def test_a_fifo_that_is_gone_is_told_before(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
@@ -144,17 +144,17 @@ def test_a_fifo_that_is_gone_is_told_before(zoo: Zoo, trip: Trip, criuctl: Criuc
     comes when it is there again.
     """
     animal = zoo.launch("queues.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     fifo = animal.folder / "fifo"
     fifo.unlink()
     for there in (False, True):
         if there:
             fifo.touch()
-        refused = criuctl("restore", told["checkpoint"], check=False)
+        refused = criuctl("restore", report["checkpoint"], check=False)
         assert refused["exit_code"] == 4 and f"mkfifo {fifo}" in refused["error"]["hint"]
     fifo.unlink()
     os.mkfifo(fifo)
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
 
 
 def test_the_policy_refuse(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
@@ -162,14 +162,14 @@ def test_the_policy_refuse(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     animal = zoo.launch("counter.py")
     animal.ask()
     log = animal.folder / "log"
-    told = trip.dump(animal, "--with-files", log)
+    report = trip.dump(animal, "--with-files", log)
     log.write_text("changed!\n")
     criuctl.extra["CRIUCTL_FILE_CONFLICTS"] = "refuse"
-    refused = criuctl("restore", told["checkpoint"], check=False)
+    refused = criuctl("restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 4
     assert log.read_text() == "changed!\n"
     del criuctl.extra["CRIUCTL_FILE_CONFLICTS"]
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
 
 
 def test_the_policy_carry(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
@@ -177,9 +177,9 @@ def test_the_policy_carry(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     criuctl.extra["CRIUCTL_FILES"] = "carry"
     animal = zoo.launch("counter.py")
     animal.ask()
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     (animal.folder / "log").unlink()
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
     assert (animal.folder / "log").read_text() == "1\n2\n"
 
 
@@ -194,12 +194,12 @@ def test_a_folder_travels(zoo: Zoo, trip: Trip) -> None:
     (data / "link").symlink_to("deep/script")
     (data / "empty").mkdir(mode=0o700)
     before = _describe(data)
-    told = trip.dump(animal, "--with-files", data)
+    report = trip.dump(animal, "--with-files", data)
     (data / "deep" / "er" / "file").unlink()
     (data / "deep" / "script").write_text("changed\n")
     (data / "link").unlink()
     (data / "empty").rmdir()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     after = _describe(data)
     assert {path: after.get(path) for path in before} == before
     restored.ask()
@@ -221,9 +221,9 @@ def test_what_is_named_twice_travels_once(zoo: Zoo, trip: Trip) -> None:
         data / "deep" / "file",
         data,
     )
-    told = trip.dump(animal, *(word for path in named for word in ("--with-files", path)))
+    report = trip.dump(animal, *(word for path in named for word in ("--with-files", path)))
     (data / "deep" / "file").unlink()
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
     assert (data / "deep" / "file").read_text() == "contents\n"
 
 
@@ -238,12 +238,12 @@ def test_what_a_link_leads_to_travels(zoo: Zoo, trip: Trip) -> None:
     (release / "settings").write_text("debug\n")
     current.symlink_to(release.name)
     way.symlink_to(animal.folder)
-    told = trip.dump(animal, "--with-files", current, "--with-files", way / "log")
+    report = trip.dump(animal, "--with-files", current, "--with-files", way / "log")
     (release / "settings").unlink()
     for path in (current, way, animal.folder / "log"):
         path.unlink()
     release.rmdir()
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
     assert (current / "settings").read_text() == "debug\n"
     assert (animal.folder / "log").read_text() == "1\n2\n"
 
@@ -285,10 +285,10 @@ def test_what_is_to_travel_is_gone_when_the_tree_is_frozen(
     ) as held:
         named.unlink() if kind == "file" else named.rmdir()
         held.go_on()
-        assert held.command.process.wait(60) == 0, held.command.told()
-    told = held.command.json()
-    assert [text for text in told["warnings"] if str(named) in text]
-    trip.restore(told, animal, equal=False).ask()
+        assert held.command.process.wait(60) == 0, held.command.output()
+    report = held.command.json()
+    assert [text for text in report["warnings"] if str(named) in text]
+    trip.restore(report, animal, equal=False).ask()
     animal.ask()
 
 
@@ -308,16 +308,14 @@ def test_a_database_with_its_files(zoo: Zoo, trip: Trip) -> None:
     journal.
     """
     animal = zoo.launch("database.py")
-    told = trip.dump(animal, "--with-files", animal.folder)
+    report = trip.dump(animal, "--with-files", animal.folder)
     for path in animal.folder.glob("*.db*"):
         path.unlink()
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
 
 
 def test_a_deleted_name_of_a_fifo(zoo: Zoo, trip: Trip) -> None:
-    """One that has another name, and nobody who writes: to open it would wait for ever, the tree
-    frozen.
-    """
+    """One that has another name, and no writer: to open it would wait for ever, the tree frozen."""
     made = (
         "import os, sys; os.mkfifo('f'); os.link('f', 'g'); os.set_inheritable(os.open('f', "
         "os.O_RDONLY | os.O_NONBLOCK), True)"
@@ -326,9 +324,9 @@ def test_a_deleted_name_of_a_fifo(zoo: Zoo, trip: Trip) -> None:
         "counter.py",
         prefix=["python3", "-c", f"{made}; os.unlink('f'); os.execvp(sys.argv[1], sys.argv[1:])"],
     )
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     (animal.folder / "g").unlink()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     restored.ask()
     assert sorted(path.name for path in animal.folder.iterdir() if path.is_fifo()) == []
     trip.dump(restored)

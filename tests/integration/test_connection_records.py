@@ -246,8 +246,8 @@ def _rules(criuctl: Criuctl, *rules: dict[str, Any]) -> None:
 
 
 def test_the_check_says_what_the_rules_would_do(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
-    """A tree that a rule does not give up cannot be dumped, and a rule that nobody understands is
-    no rule.
+    """A tree that a rule does not give up cannot be dumped, and a rule that criuctl does not
+    understand is no rule.
     """
     animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
 
@@ -358,8 +358,8 @@ def test_a_rule_that_makes_no_sense_is_told_before_anything(
 
 
 def test_host_names_of_rules_are_resolved_once(echo: Echo, zoo: Zoo) -> None:
-    """The name is in the record, where a restore finds it; a name that nobody knows is told and
-    matches nothing.
+    """The name is in the record, where a restore finds it; an unknown name is reported and matches
+    nothing.
     """
     animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
     raw: list[dict[str, Any]] = [
@@ -389,8 +389,8 @@ def test_refused_by_a_rule(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
     assert echo.address in answer["error"]["message"]
     assert answer["error"]["fd"] is not None
     assert animal.differences(animal) == []
-    told = criuctl("dump", animal.pid, "--leave-running", "--connections", "hangup")
-    assert [c["policy"] for c in told["connections"]] == ["hangup"]
+    report = criuctl("dump", animal.pid, "--leave-running", "--connections", "hangup")
+    assert [c["policy"] for c in report["connections"]] == ["hangup"]
     assert animal.ask()["answered"] == 1
 
 
@@ -417,11 +417,11 @@ def test_a_busy_connection_is_waited_for(by: str, zoo: Zoo, criuctl: Criuctl) ->
             with pytest.raises(TimeoutError):
                 dump.process.wait(2)
             (animal.folder / "read-on").touch()
-            assert dump.process.wait(120) == 0, dump.told()
-            told = dump.json()
-            (record,) = told["connections"]
+            assert dump.process.wait(120) == 0, dump.output()
+            report = dump.json()
+            (record,) = report["connections"]
             assert (record["tcp"]["bytes_received"], record["rqueue"]) == (20, 0)
-            assert told["warnings"] == []
+            assert report["warnings"] == []
 
 
 def test_who_does_not_become_idle_is_told(zoo: Zoo, criuctl: Criuctl) -> None:
@@ -436,10 +436,10 @@ def test_who_does_not_become_idle_is_told(zoo: Zoo, criuctl: Criuctl) -> None:
         )
         with listener.accept()[0] as peer:
             peer.sendall(b"nobody reads this")
-            told = criuctl("dump", animal.pid, "--leave-running", "--drain", "0.3")
-    assert len(told["warnings"]) == 1
-    assert "did not become idle" in told["warnings"][0]
-    assert told["connections"][0]["rqueue"] == 17
+            report = criuctl("dump", animal.pid, "--leave-running", "--drain", "0.3")
+    assert len(report["warnings"]) == 1
+    assert "did not become idle" in report["warnings"][0]
+    assert report["connections"][0]["rqueue"] == 17
 
 
 def test_who_is_busy_when_frozen_is_met_later(zoo: Zoo, criuctl: Criuctl) -> None:
@@ -450,7 +450,7 @@ def test_who_is_busy_when_frozen_is_met_later(zoo: Zoo, criuctl: Criuctl) -> Non
         port = listener.getsockname()[1]
         text = (
             f"import signal, socket, time; s = socket.create_connection(('127.0.0.1', {port}))\n"
-            # who spoke last is told by the kernel's clock, which is coarse
+            # which side spoke last is decided by the kernel's clock, which is coarse
             "time.sleep(0.1); s.sendall(b'?')\n"
             "s.recv(1); open('answered', 'w').close(); signal.pause()"
         )
@@ -559,12 +559,12 @@ def test_an_outside_peer_does_not_fail_a_dump(kind: str, home: Home, zoo: Zoo, t
     try:
         animal = zoo.launch("caller.py", "blocking", kind, echo.address)
         assert animal.ask()["answered"] == 1
-        told = trip.snapshot(animal)
-        (record,) = told["connections"]
+        report = trip.snapshot(animal)
+        (record,) = report["connections"]
         assert (record["peer"], record["external"]) == (echo.address, True)
         assert record["policy"] == ("keep" if kind in ("unix-dgram", "udp") else "hangup")
         assert animal.ask()["answered"] == 1
-        assert told["warnings"] == []
+        assert report["warnings"] == []
     finally:
         echo.stop()
 
@@ -577,8 +577,8 @@ def test_a_client_that_waits_in_an_outside_queue_is_dumped(
         listener.bind(place)
         listener.listen()
         animal = zoo.launch("peer.py", "unix-stream", place)
-        told = trip.snapshot(animal)
-        assert [(c["peer"], c["policy"]) for c in told["connections"]] == [(place, "hangup")]
+        report = trip.snapshot(animal)
+        assert [(c["peer"], c["policy"]) for c in report["connections"]] == [(place, "hangup")]
         with listener.accept()[0] as peer:
             assert animal.ask()["outcome"] == "sent"
             assert peer.recv(64) == b"1\n"
@@ -589,8 +589,8 @@ def test_a_client_that_waits_in_an_outside_queue_is_dumped(
 
 
 def test_a_peer_that_is_silent_does_not_fail_the_dump(zoo: Zoo, criuctl: Criuctl) -> None:
-    """A 'PostgreSQL' that says nothing: the policy is a hang-up, the reason is told, and the dump
-    is done.
+    """A 'PostgreSQL' that says nothing: the policy is a hang-up, the reason is reported, and the
+    dump is done.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -604,8 +604,8 @@ def test_a_peer_that_is_silent_does_not_fail_the_dump(zoo: Zoo, criuctl: Criuctl
                 criuctl,
                 {"match": {"port": port}, "policy": "reconnect", "application": "postgresql"},
             )
-            told = criuctl("dump", animal.pid)
-    (record,) = told["connections"]
+            report = criuctl("dump", animal.pid)
+    (record,) = report["connections"]
     assert (record["policy"], record["session"]) == ("hangup", {})
     assert record["reason"]
     wait_until(lambda: not animal.alive(), 60, "the end of the tree")
@@ -647,9 +647,9 @@ def test_what_cannot_be_rebuilt_is_refused_if_the_rule_says_so(zoo: Zoo, criuctl
 def test_obstacles_of_raw_criu_are_dumped(name: str, tmp_path: Path, criuctl: Criuctl) -> None:
     case = next(case for case in DUMPABLE if case.name == name)
     with running(case.program, tmp_path) as program:
-        told = criuctl("dump", program.pid, "--leave-running")
-        assert [(c["family"], c["external"]) for c in told["connections"]] == [("unix", True)]
-        assert told["connections"][0]["peer_process"].startswith(f"{program.outer} (")
+        report = criuctl("dump", program.pid, "--leave-running")
+        assert [(c["family"], c["external"]) for c in report["connections"]] == [("unix", True)]
+        assert report["connections"][0]["peer_process"].startswith(f"{program.outer} (")
 
 
 def test_clients_of_a_unix_server_in_the_tree(zoo: Zoo, trip: Trip, home: Home) -> None:
@@ -663,12 +663,12 @@ def test_clients_of_a_unix_server_in_the_tree(zoo: Zoo, trip: Trip, home: Home) 
     wait_until(place.exists, 60, "the server")
     with _client(place) as client:
         assert client.recv(9) == b"hello"
-        told = trip.dump(animal)
-        assert [(c["direction"], c["local"], c["policy"]) for c in told["connections"]] == [
+        report = trip.dump(animal)
+        assert [(c["direction"], c["local"], c["policy"]) for c in report["connections"]] == [
             ("accepted", str(place), "hangup")
         ]
         assert client.recv(9) == b""
-    trip.restore(told, animal, equal=False)
+    trip.restore(report, animal, equal=False)
     with _client(place) as client:
         assert client.recv(9) == b"hello"
 
@@ -681,7 +681,7 @@ def _client(place: Path) -> socket.socket:
 
 
 def test_real_servers_are_known_by_asking(postgres_server: PostgresServer) -> None:
-    """As it is for a server on another host, whose process nobody can see."""
+    """As it is for a server on another host, whose process is not visible here."""
     with redis_server() as redis:
         peers: dict[str, Dial] = {
             "pg": (socket.socket, ("127.0.0.1", postgres_server.port)),

@@ -1,5 +1,5 @@
-"""Connections whose other end is outside the tree: never a reason to fail, never a hang, and told
-each by each.
+"""Connections whose other end is outside the tree: never a reason to fail, never a hang, and each
+is reported.
 """
 
 from __future__ import annotations
@@ -71,23 +71,23 @@ def test_by_default_the_program_sees_the_end_of_it(echo: Echo, zoo: Zoo, trip: T
     """
     animal = zoo.launch("peer.py", "tcp", echo.address)
     assert animal.ask()["outcome"] == "echo"
-    told = trip.dump(animal)
-    assert [c["peer"] for c in told["connections"]] == [echo.address]
-    restored = trip.restore(told, animal, equal=False)
+    report = trip.dump(animal)
+    assert [c["peer"] for c in report["connections"]] == [echo.address]
+    restored = trip.restore(report, animal, equal=False)
     assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [
         ("hangup", "hangup")
     ]
-    report = restored.ask()
-    assert report["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
-    assert report["seconds"] < 10  # a hang is told after 30
+    answer = restored.ask()
+    assert answer["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
+    assert answer["seconds"] < 10  # a hang is reported after 30
 
 
 def test_hangup(echo: Echo, zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("peer.py", "tcp", echo.address)
     restored = trip.restore(trip.dump(animal, "--connections", "hangup"), animal, equal=False)
-    report = restored.ask()
-    assert report["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
-    assert report["seconds"] < 10  # a hang is told after 30
+    answer = restored.ask()
+    assert answer["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
+    assert answer["seconds"] < 10  # a hang is reported after 30
 
 
 def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
@@ -96,10 +96,10 @@ def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
     """
     animal = zoo.launch("peer.py", "tcp", echo.address)
     assert animal.ask()["outcome"] == "echo"
-    told = trip.dump(animal, "--connections", "keep")
-    # nobody is there: no kernel may answer it, and it is sent again later
+    report = trip.dump(animal, "--connections", "keep")
+    # the server is gone: no kernel may answer it, and it is sent again later
     echo.connections[0].sendall(b"meanwhile\n")
-    restored = trip.restore(told, animal, "--connections", "keep", equal=False)
+    restored = trip.restore(report, animal, "--connections", "keep", equal=False)
     assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [
         ("keep", "kept")
     ]
@@ -116,47 +116,47 @@ def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
 
 
 def test_what_ended_with_the_tree_cannot_be_kept(echo: Echo, zoo: Zoo, trip: Trip) -> None:
-    """The peer was told at the dump; a wish for ``keep`` comes too late then, and is refused before
-    anything starts.
+    """The peer saw the end at the dump; `--connections keep` comes too late then, and is refused
+    before anything starts.
     """
     animal = zoo.launch("peer.py", "tcp", echo.address)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     wait_until(lambda: echo.ended == ["eof"], 60, "the server sees the end")
-    refused = trip.criuctl("restore", told["checkpoint"], "--connections", "keep", check=False)
+    refused = trip.criuctl("restore", report["checkpoint"], "--connections", "keep", check=False)
     assert refused["exit_code"] == 4
     assert "ended with the tree" in refused["error"]["message"]
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert [c["outcome"] for c in restored.answer["connections"]] == ["hangup"]
 
 
 def test_left_running_keeps_its_connection(echo: Echo, zoo: Zoo, trip: Trip) -> None:
-    """A snapshot does not touch the connection of the tree that goes on; its restored copy is told
-    of the end.
+    """A snapshot does not touch the connection of the tree that goes on; its restored copy sees the
+    end.
     """
     animal = zoo.launch("peer.py", "tcp", echo.address)
-    told = trip.snapshot(animal)
+    report = trip.snapshot(animal)
     assert animal.ask()["outcome"] == "echo"
-    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    copy = trip.restore(report, animal, "--as", "copy", equal=False)
     assert copy.ask()["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
     assert animal.ask()["outcome"] == "echo"
     assert echo.ended == []
 
 
 def test_an_open_door_with_a_guest_waiting(zoo: Zoo, trip: Trip) -> None:
-    """A connection that nobody has accepted yet does not stand in the way of a dump."""
+    """A connection that was not accepted yet does not prevent a dump."""
     from urllib.request import urlopen
 
     animal = zoo.launch("server.py", quiet=False)
     port = int((animal.folder / "port").read_text())
     with socket.create_connection(("127.0.0.1", port)) as idle:
-        told = trip.dump(animal)
-        trip.restore(told, animal, equal=False)
+        report = trip.dump(animal)
+        trip.restore(report, animal, equal=False)
         idle.settimeout(60)
         try:
             idle.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert idle.recv(10) in (b"", b"HTTP/1.1 2")
         except (ConnectionResetError, BrokenPipeError):
-            pass  # told of its end is as good as served
+            pass  # to see its end is as good as to be served
     assert urlopen(f"http://127.0.0.1:{port}/hit", timeout=60).read() == b"1"
 
 
@@ -185,7 +185,7 @@ def test_a_datagram_socket_to_the_system_log(zoo: Zoo, trip: Trip) -> None:
 
 @pytest.mark.parametrize("when", ["accepted", "still waiting"])
 def test_half_of_a_unix_stream(when: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Raw CRIU refuses it; here it is told, dumped, and its end is what the program sees after the
+    """Raw CRIU refuses it; here it is reported and dumped, and the program sees its end after the
     restore.
     """
     place = str(zoo.home / "outside.sock")
@@ -198,8 +198,8 @@ def test_half_of_a_unix_stream(when: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
         assert [f["level"] for f in checked["findings"] if f["code"] == "unix-peer-outside"] == [
             "info"
         ]
-        told = trip.dump(animal)
-        restored = trip.restore(told, animal, equal=False)
+        report = trip.dump(animal)
+        restored = trip.restore(report, animal, equal=False)
         assert [(c["peer"], c["outcome"]) for c in restored.answer["connections"]] == [
             (place, "hangup")
         ]
@@ -236,9 +236,9 @@ def test_data_on_a_unix_stream_that_nobody_accepted_is_refused(zoo: Zoo, criuctl
 def test_what_the_trees_own_server_has_not_accepted(policy: str, zoo: Zoo, trip: Trip) -> None:
     """CRIU loses what waits in the queue, and its client would wait for an answer for ever."""
     animal = zoo.launch("unaccepted.py")
-    told = trip.dump(animal, "--connections", policy)
-    assert [c["policy"] for c in told["connections"]] == ["reconnect", "reconnect", "hangup"]
-    restored = trip.restore(told, animal, "--connections", policy, equal=False)
+    report = trip.dump(animal, "--connections", policy)
+    assert [c["policy"] for c in report["connections"]] == ["reconnect", "reconnect", "hangup"]
+    restored = trip.restore(report, animal, "--connections", policy, equal=False)
     assert [c["outcome"] for c in restored.answer["connections"]] == [
         "reconnected",
         "reconnected",

@@ -50,7 +50,7 @@ def moved_into(folder: Path, animal: Animal) -> None:
 
 
 def test_a_group_that_is_gone_is_made_again(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> None:
-    """With its settings, and the groups below it, though nobody was in there."""
+    """With its settings, and the groups below it, though they had no processes."""
     hierarchy, folder = group
     setting = folder / "pids.max"
     if setting.exists():
@@ -58,10 +58,10 @@ def test_a_group_that_is_gone_is_made_again(group: tuple[str, Path], zoo: Zoo, t
     (folder / "empty").mkdir()
     animal = zoo.launch("counter.py", "1")
     moved_into(folder, animal)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     (folder / "empty").rmdir()
     groups.remove(folder)
-    restored = trip.restore(told, animal)
+    restored = trip.restore(report, animal)
     assert of_process(restored.pid)[hierarchy] == f"/{folder.name}"
     assert any(folder.name in warning for warning in restored.answer["warnings"])
     assert (folder / "empty").is_dir()
@@ -80,26 +80,26 @@ def test_what_was_made_goes_with_a_restore_that_fails(
     _hierarchy, folder = group
     animal = zoo.launch("counter.py", "1")
     moved_into(folder, animal)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     groups.remove(folder)
     HookFolder(criuctl.home.path / "hooks").sh(
         "post-restore", "veto", f"ls -d {folder} > {criuctl.home.path}/seen; exit 1"
     )
-    failed = criuctl("restore", told["checkpoint"], check=False)
+    failed = criuctl("restore", report["checkpoint"], check=False)
     assert failed["error"]["code"] == "vetoed", failed
     assert (criuctl.home.path / "seen").read_text().strip() == str(folder)  # CRIU had made it
     assert not folder.exists()
 
 
 def test_a_group_that_is_gone_elsewhere(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> None:
-    """A tree with PIDs of its own has the groups of whoever restores it."""
+    """A tree with PIDs of its own has the groups of the process that restores it."""
     _hierarchy, folder = group
     animal = zoo.launch("counter.py", "1")
     moved_into(folder, animal)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     groups.remove(folder)
     restored = trip.restore(
-        told, animal, "--pids", "private", ignore=("*/cgroup*", *oracle.NEW_NAMESPACE)
+        report, animal, "--pids", "private", ignore=("*/cgroup*", *oracle.NEW_NAMESPACE)
     )
     assert any(folder.name in warning for warning in restored.answer["warnings"])
     assert not folder.exists()
@@ -155,12 +155,12 @@ def test_a_thread_that_is_in_another_group_than_its_process(
             animal = trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
             groups_of.unlink()
             wait_until(groups_of.exists, 60, "the thread goes on")
-            told = any(
+            warned = any(
                 "in other control groups" in warning for warning in animal.answer["warnings"]
             )
-            assert told == (inside not in groups_of.read_text()), hierarchy
-            assert not told if pids == "same" else True
-            if told:
+            assert warned == (inside not in groups_of.read_text()), hierarchy
+            assert not warned if pids == "same" else True
+            if warned:
                 break
         zoo.close()
     finally:

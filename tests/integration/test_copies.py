@@ -1,4 +1,4 @@
-"""Where a checkpoint comes back to: its old PIDs, a namespace of its own, beside its living
+"""Where a checkpoint comes back to: its old PIDs, a namespace of its own, next to its living
 original, and again and again.
 """
 
@@ -34,14 +34,14 @@ def test_twenty_times(pids: str, zoo: Zoo, trip: Trip) -> None:
     (animal.folder / "book").write_bytes(os.urandom(10_000))
     digests = set()
     for cycle in range(1, CYCLES + 1):
-        told = trip.dump(animal)
-        animal = trip.restore(told, animal, "--pids", pids)
-        report = animal.ask()
-        assert report["counter"] == cycle
+        report = trip.dump(animal)
+        animal = trip.restore(report, animal, "--pids", pids)
+        answer = animal.ask()
+        assert answer["counter"] == cycle
         digests.add(
-            (report["heap"], hashlib.sha256((animal.folder / "book").read_bytes()).hexdigest())
+            (answer["heap"], hashlib.sha256((animal.folder / "book").read_bytes()).hexdigest())
         )
-        assert animal.answer["incarnation"] == told["incarnation"] + 1
+        assert animal.answer["incarnation"] == report["incarnation"] + 1
     assert len(digests) == 1
     assert (animal.folder / "log").read_text().split() == [str(n) for n in range(1, CYCLES + 1)]
 
@@ -49,14 +49,14 @@ def test_twenty_times(pids: str, zoo: Zoo, trip: Trip) -> None:
 def test_no_incarnation_comes_twice(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """Though a kill has this host forget the session: the store knows."""
     animal = zoo.launch("counter.py")
-    told = trip.dump(animal, "--name", "web")
-    assert told["incarnation"] == 1
+    report = trip.dump(animal, "--name", "web")
+    assert report["incarnation"] == 1
     for incarnation in (2, 3, 4):
-        animal = trip.restore(told, animal, equal=False)
+        animal = trip.restore(report, animal, equal=False)
         assert animal.answer["incarnation"] == incarnation
         criuctl("kill", "web")
         wait_until(lambda animal=animal: not zoo.find(animal), 20, "it is gone")
-    assert trip.restore(told, animal, "--as", "copy", equal=False).answer["incarnation"] == 1
+    assert trip.restore(report, animal, "--as", "copy", equal=False).answer["incarnation"] == 1
 
 
 def test_an_orphan_holds_its_numbers(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
@@ -67,10 +67,10 @@ def test_an_orphan_holds_its_numbers(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> 
     found = {finding["code"]: finding for finding in criuctl("check", animal.pid)["findings"]}
     orphan = found["left-behind"]["pid"]
     try:
-        told = trip.dump(animal)
-        refused = criuctl("restore", told["checkpoint"], "--pids", "same", check=False)
+        report = trip.dump(animal)
+        refused = criuctl("restore", report["checkpoint"], "--pids", "same", check=False)
         assert refused["exit_code"] == 4 and str(animal.pid) in refused["error"]["message"]
-        animal = trip.restore(told, animal)
+        animal = trip.restore(report, animal)
         animal.ask()
     finally:
         os.kill(orphan, signal.SIGKILL)
@@ -83,12 +83,12 @@ def test_its_pids_are_taken(zoo: Zoo, trip: Trip, keeper: Keeper) -> None:
     says who.
     """
     animal = zoo.launch("counter.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     squatter = _occupy(keeper, zoo, animal.pid)
-    refused = trip.criuctl("restore", told["checkpoint"], "--pids", "same", check=False)
+    refused = trip.criuctl("restore", report["checkpoint"], "--pids", "same", check=False)
     assert refused["exit_code"] == 4
     assert str(animal.pid) in refused["error"]["message"]
-    restored = trip.restore(told, animal, "--pids", "auto")
+    restored = trip.restore(report, animal, "--pids", "auto")
     assert restored.answer["inner_pid"] == animal.pid
     restored.ask()
     os.kill(squatter, 9)
@@ -112,12 +112,12 @@ def _occupy(keeper: Keeper, zoo: Zoo, pid: int) -> int:
 def test_somebody_gets_a_pid_of_the_tree_at_the_last_moment(
     pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, keeper: Keeper
 ) -> None:
-    """Nobody has asked for that very one: it is tried again, in a PID namespace; who has asked for
-    it is told.
+    """Without --pids same it is tried again, in a PID namespace; with it, the restore fails and
+    says so.
     """
     animal = zoo.launch("counter.py", "1")
-    told = trip.dump(animal)
-    with paused(criuctl, "files", "restore", told["checkpoint"], "--pids", pids) as held:
+    report = trip.dump(animal)
+    with paused(criuctl, "files", "restore", report["checkpoint"], "--pids", pids) as held:
         squatter = _occupy(keeper, zoo, animal.pid)
         held.go_on()
         code = held.command.process.wait(120)
@@ -128,7 +128,7 @@ def test_somebody_gets_a_pid_of_the_tree_at_the_last_moment(
             code == 6 and "a PID of the tree is taken" in answer["error"]["message"] and ends == [6]
         )
     else:
-        assert (code, answer["pids"], ends) == (0, "private", [0]), held.command.told()
+        assert (code, answer["pids"], ends) == (0, "private", [0]), held.command.output()
         zoo.adopt(answer["pid"], animal).ask()
     os.kill(squatter, 9)
 
@@ -170,7 +170,7 @@ def test_a_zombie_of_its_own_is_waited_for(zoo: Zoo, trip: Trip, criuctl: Criuct
     dump = criuctl.start("dump", pid)
     wait_until(lambda: oracle.stat_of(pid)[:1] == ["Z"], 60, "the dumped root is a zombie")
     reap.touch()
-    assert dump.process.wait(120) == 0, dump.told()
+    assert dump.process.wait(120) == 0, dump.output()
     restored = trip.restore(dump.json(), animal, equal=False)
     assert restored.pid == pid
     restored.ask()
@@ -181,18 +181,18 @@ def test_a_copy_beside_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> N
     their own ways.
     """
     original = zoo.launch("counter.py")
-    told = trip.snapshot(original, "--name", "first")
-    assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 9
-    copy = trip.restore(told, original, "--as", "second")
+    report = trip.snapshot(original, "--name", "first")
+    assert criuctl("restore", report["checkpoint"], check=False)["exit_code"] == 9
+    copy = trip.restore(report, original, "--as", "second")
     assert copy.answer["session"] == "second"
     assert [original.ask()["counter"], original.ask()["counter"], copy.ask()["counter"]] == [
         1,
         2,
         1,
     ]
-    third = trip.restore(told, original, "--as", "third", equal=False)
+    third = trip.restore(report, original, "--as", "third", equal=False)
     assert third.ask()["counter"] == 1
-    assert criuctl("restore", told["checkpoint"], "--as", "second", check=False)["exit_code"] == 9
+    assert criuctl("restore", report["checkpoint"], "--as", "second", check=False)["exit_code"] == 9
     assert copy.ask()["counter"] == 2
 
 
@@ -205,13 +205,13 @@ def test_a_copy_from_a_store_that_takes_no_writes(
     original = zoo.launch("counter.py")
     store = tmp_path / "backup"
     criuctl("store", "init", "--store", store)
-    told = trip.dump(original, "--name", "first", "--store", store)
+    report = trip.dump(original, "--name", "first", "--store", store)
     subprocess.run(["mount", "--bind", str(store), str(store)], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(store)], check=True)
         refused = criuctl("restore", "first", "--store", store, check=False)
         assert (refused["exit_code"], refused["error"]["code"]) == (7, "store-denied")
-        copy = trip.restore(told, original, "--as", "second", "--store", str(store))
+        copy = trip.restore(report, original, "--as", "second", "--store", str(store))
         (warning,) = (text for text in copy.answer["warnings"] if "takes no lease" in text)
         assert "Read-only file system" in warning
         assert copy.ask()["counter"] == 1
@@ -234,15 +234,15 @@ def lockers(path: Path) -> set[int]:
 
 
 def test_a_copy_locks_files_of_its_own(zoo: Zoo, trip: Trip) -> None:
-    """A lock has one holder: the copy has its own beside the original's files, which stay locked by
-    the original alone.
+    """A lock has one holder: the copy has its own next to the original's files, which stay locked
+    by the original alone.
     """
     original = zoo.launch("locks.py")
     names = ("exclusive", "shared", "ranges", "description", "childs")
     before = {name: lockers(original.folder / name) for name in names}
     assert all(before.values())
-    told = trip.snapshot(original, "--name", "first")
-    copy = trip.restore(told, original, "--as", "second", equal=False)
+    report = trip.snapshot(original, "--name", "first")
+    copy = trip.restore(report, original, "--as", "second", equal=False)
     own = {Path(f["path"]).name: Path(f["own_copy"]) for f in copy.answer["files"]}
     assert own.keys() == set(names)
     mine, theirs = set(oracle.tree(copy.pid)), set(oracle.tree(original.pid))
@@ -264,7 +264,7 @@ def test_a_copy_locks_files_of_its_own(zoo: Zoo, trip: Trip) -> None:
     copy.end()
     original.ask()
     original.end()
-    trip.restore(told, original, "--as", "third", equal=False).ask()
+    trip.restore(report, original, "--as", "third", equal=False).ask()
 
 
 LOCKER = """
@@ -281,8 +281,8 @@ while True:
 def test_a_copy_gets_all_that_it_writes_to_for_its_own_or_no_lock(
     zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """A lock on a folder, or on a file whose contents nobody took along: refused at once, naming it
-    and who has it.
+    """A lock on a folder, or on a file whose contents were not taken along: refused at once, naming
+    it and its holder.
 
     An empty lock file, as those of flock(1) are, can be had; the log, which it stands for, is not
     shared then.
@@ -319,8 +319,8 @@ def test_a_copy_gets_all_that_it_writes_to_for_its_own_or_no_lock(
         [sys.executable, "-S", "-c", LOCKER, str(home / "empty"), str(log)], name="log", quiet=False
     )
     wait_until(log.exists, 60, "it writes")
-    told = criuctl("dump", original.pid, "--leave-running", "--name", "log")
-    copy = criuctl("restore", told["checkpoint"], "--as", "second")
+    report = criuctl("dump", original.pid, "--leave-running", "--name", "log")
+    copy = criuctl("restore", report["checkpoint"], "--as", "second")
     zoo.adopt(copy["pid"], original)
     own = {Path(f["path"]).name: Path(f["own_copy"]) for f in copy["files"]}
     assert own.keys() == {"empty", "log"}
@@ -334,20 +334,20 @@ def test_a_copy_gets_all_that_it_writes_to_for_its_own_or_no_lock(
 
 
 def test_a_copy_leaves_the_files_that_the_original_writes_to(zoo: Zoo, trip: Trip) -> None:
-    """They have grown since; the copy gets its own beside them, as they were, and each goes on in
+    """They have grown since; the copy gets its own next to them, as they were, and each goes on in
     its own.
     """
     original = zoo.launch("ledger.py")
     ledger, mapped = original.folder / "ledger", original.folder / "mapped"
     original.ask()
-    told = trip.snapshot(original, "--name", "first", "--with-files", mapped)
-    sharing = trip.restore(told, original, "--as", "sharing", equal=False)
+    report = trip.snapshot(original, "--name", "first", "--with-files", mapped)
+    sharing = trip.restore(report, original, "--as", "sharing", equal=False)
     (warning,) = sharing.answer["warnings"]
     assert f"{ledger}: PID {original.pid} (" in warning and "writes to it as well" in warning
     sharing.end()
     inodes = {path: path.stat().st_ino for path in (ledger, mapped)}
     assert original.ask()["inode"] == inodes[ledger]
-    copy = trip.restore(told, original, "--as", "second", equal=False)
+    copy = trip.restore(report, original, "--as", "second", equal=False)
     own = {Path(f["path"]): Path(f["own_copy"]) for f in copy.answer["files"]}
     assert own.keys() == inodes.keys()
     assert all(
@@ -379,7 +379,7 @@ def test_a_copy_is_refused_files_that_somebody_writes_to_and_it_has_not_open(
     carried.mkdir()
     shared = carried / "shared"
     shared.write_text("as it was")
-    told = trip.snapshot(original, "--name", "first", "--with-files", carried)
+    report = trip.snapshot(original, "--name", "first", "--with-files", carried)
     with shared.open("w") as file:
         file.write("newer, and longer")
         file.flush()
@@ -392,9 +392,9 @@ def test_a_copy_is_refused_files_that_somebody_writes_to_and_it_has_not_open(
             and "--files keep" in found["hint"]
         )
         assert [path.name for path in carried.iterdir()] == ["shared"]
-        trip.restore(told, original, "--as", "second", "--files", "keep", equal=False).ask()
-    # nobody writes to it any more
-    copy = trip.restore(told, original, "--as", "third", equal=False)
+        trip.restore(report, original, "--as", "second", "--files", "keep", equal=False).ask()
+    # it is not written to any more
+    copy = trip.restore(report, original, "--as", "third", equal=False)
     assert shared.read_text() == "as it was" and copy.answer["files"][0]["path"] == str(shared)
     (warning,) = (text for text in copy.answer["warnings"] if "original" in text)
     assert warning.startswith(
@@ -427,22 +427,20 @@ def test_an_older_checkpoint_and_names(zoo: Zoo, trip: Trip, criuctl: Criuctl) -
 
 
 def test_a_dry_run_changes_nothing(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """The plan is told; no process, no file, no new incarnation."""
+    """The plan is printed; no process, no file, no new incarnation."""
     animal = zoo.launch("counter.py")
-    told = trip.dump(animal, "--name", "dry")
+    report = trip.dump(animal, "--name", "dry")
     before = _times(animal.folder, criuctl.store)
     plan = criuctl("restore", "dry", "--dry-run")
     assert plan
     assert _times(animal.folder, criuctl.store) == before
     assert start_time(animal.pid) is None
-    restored = trip.restore(told, animal)
-    assert restored.answer["incarnation"] == told["incarnation"] + 1
+    restored = trip.restore(report, animal)
+    assert restored.answer["incarnation"] == report["incarnation"] + 1
 
 
 def _times(*folders: Path) -> dict[Path, int]:
-    """When each file was changed last; a store's own cache of what it holds is nobody's
-    business.
-    """
+    """When each file was changed last; a store's own cache of its contents does not matter."""
     return {
         path: path.stat().st_mtime_ns
         for f in folders

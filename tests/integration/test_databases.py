@@ -37,9 +37,9 @@ def write(database: Path) -> None:
 def test_sqlite_comes_back_as_a_whole(zoo: Zoo, trip: Trip) -> None:
     """Its files are small and travel; another program has written to them meanwhile."""
     animal = zoo.launch("database.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     write(animal.folder / "WAL.db")
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     restored.ask()
     with closing(sqlite3.connect(animal.folder / "WAL.db")) as connection:
         assert (9,) not in connection.execute("SELECT n FROM t").fetchall()
@@ -47,10 +47,10 @@ def test_sqlite_comes_back_as_a_whole(zoo: Zoo, trip: Trip) -> None:
 
 def test_sqlite_is_refused_once(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     animal = zoo.launch("database.py")
-    told = trip.dump(animal, env=RECORDED)
+    report = trip.dump(animal, env=RECORDED)
     database = animal.folder / "WAL.db"
     write(database)
-    refused = criuctl("restore", told["checkpoint"], check=False)
+    refused = criuctl("restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 4
     (finding,) = database_findings(refused)
     assert str(database) in finding["text"] and f"--with-files {database}" in finding["hint"]
@@ -87,10 +87,10 @@ def postgres(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Postgr
 
 def dumped(server: PostgresServer, criuctl: Criuctl, *options: str | Path) -> dict[str, Any]:
     assert server._process is not None
-    told: dict[str, Any] = criuctl("dump", server._process.pid, *options, timeout=300)
+    report: dict[str, Any] = criuctl("dump", server._process.pid, *options, timeout=300)
     server._process.wait(60)
     server._process = None
-    return told
+    return report
 
 
 def written_to(server: PostgresServer) -> None:
@@ -125,8 +125,8 @@ def test_postgresql_unchanged(postgres: PostgresServer, criuctl: Criuctl, zoo: Z
     assert (
         str(postgres.data) in finding["text"] and f"--with-files {postgres.data}" in finding["hint"]
     )
-    told = dumped(postgres, criuctl)
-    answer = criuctl("restore", told["checkpoint"])
+    report = dumped(postgres, criuctl)
+    answer = criuctl("restore", report["checkpoint"])
     try:
         assert answering(postgres) == [(1,)]
     finally:
@@ -135,10 +135,10 @@ def test_postgresql_unchanged(postgres: PostgresServer, criuctl: Criuctl, zoo: Z
 
 def test_postgresql_is_refused_once(postgres: PostgresServer, criuctl: Criuctl, zoo: Zoo) -> None:
     """Its log has changed: not the hint to keep it, which would hang, but what helps."""
-    told = dumped(postgres, criuctl)
+    report = dumped(postgres, criuctl)
     written_to(postgres)
     for options in ((), ("--files", "keep"), ("--dry-run",)):
-        refused = criuctl("restore", told["checkpoint"], *options, check=False)
+        refused = criuctl("restore", report["checkpoint"], *options, check=False)
         if "--dry-run" not in options:
             assert refused["exit_code"] == 4
         (finding,) = database_findings(refused)
@@ -150,9 +150,9 @@ def test_postgresql_is_refused_once(postgres: PostgresServer, criuctl: Criuctl, 
 
 def test_postgresql_with_its_folder(postgres: PostgresServer, criuctl: Criuctl, zoo: Zoo) -> None:
     """It comes back with the state of the dump, takes writes, and survives a crash."""
-    told = dumped(postgres, criuctl, "--with-files", postgres.data)
+    report = dumped(postgres, criuctl, "--with-files", postgres.data)
     written_to(postgres)
-    answer = criuctl("restore", told["checkpoint"], timeout=300)
+    answer = criuctl("restore", report["checkpoint"], timeout=300)
     try:
         assert answering(postgres) == [(1,)]
         postgres.execute("INSERT INTO kept VALUES (2)")

@@ -37,19 +37,19 @@ WAYS = [
 def test_there_and_back(which: str, zoo: Zoo, trip: Trip) -> None:
     """Restored twice from one checkpoint; the folder's listing is as before."""
     animal = zoo.launch("deleted_folders.py", which)
-    told = trip.dump(animal)
-    once = trip.restore(told, animal)
+    report = trip.dump(animal)
+    once = trip.restore(report, animal)
     once.ask()
     once.end()
-    trip.restore(told, animal).ask()
+    trip.restore(report, animal).ask()
 
 
 @pytest.mark.parametrize("which", ["nested", "gap", "again"])
 def test_copies_beside_the_original(which: str, zoo: Zoo, trip: Trip) -> None:
     original = zoo.launch("deleted_folders.py", which)
-    told = trip.snapshot(original, "--name", "first")
+    report = trip.snapshot(original, "--name", "first")
     for name in ("second", "third"):
-        trip.restore(told, original, "--as", name).ask()
+        trip.restore(report, original, "--as", name).ask()
     original.ask()
 
 
@@ -58,10 +58,10 @@ def test_in_namespaces_of_its_own(which: str, zoo: Zoo, trip: Trip) -> None:
     """CRIU makes the mounts as well."""
     prefix = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "setsid"]
     animal = zoo.launch("deleted_folders.py", which, prefix=prefix)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     # The command that made the namespaces complains at its end.
     ignore = (*oracle.NEW_NAMESPACE, "*/descriptors/[12]/size", "*/descriptors/[12]/offset")
-    restored = trip.restore(told, animal, ignore=ignore)
+    restored = trip.restore(report, animal, ignore=ignore)
     restored.ask()
     trip.round(restored, ignore=ignore).ask()
 
@@ -71,7 +71,7 @@ def test_in_namespaces_of_its_own(which: str, zoo: Zoo, trip: Trip) -> None:
 def test_something_has_the_name_since(which: str, what: str, zoo: Zoo, trip: Trip) -> None:
     """It is not touched, however empty it is."""
     animal = zoo.launch("deleted_folders.py", which)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     other = animal.folder / "q"
     match what:
         case "folder" | "full folder":
@@ -86,7 +86,7 @@ def test_something_has_the_name_since(which: str, what: str, zoo: Zoo, trip: Tri
     # Of a file, the name that was the folder's is shown with CRIU's suffix.
     ignore = ("*/target",) if what in ("file", "link") else ()
     animal.listing |= {"q", "q/x"} if what == "full folder" else {"q"}
-    trip.restore(told, animal, ignore=ignore).ask()
+    trip.restore(report, animal, ignore=ignore).ask()
     now = other.lstat()
     assert (now.st_ino, now.st_mode, now.st_uid) == (before.st_ino, before.st_mode, before.st_uid)
 
@@ -96,9 +96,9 @@ def test_the_folder_above_is_gone_too(zoo: Zoo, trip: Trip) -> None:
     place = zoo.home / "place"
     place.mkdir()
     animal = zoo.launch("deleted_folders.py", "outside", str(place / "q"))
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     place.rmdir()
-    trip.restore(told, animal).ask()
+    trip.restore(report, animal).ask()
     assert not place.exists()
 
 
@@ -109,23 +109,23 @@ def test_nothing_is_left_of_a_restore_that_failed(zoo: Zoo, trip: Trip, criuctl:
     hook.write_text("#!/bin/sh\nexit 1\n")
     hook.chmod(0o755)
     animal = zoo.launch("deleted_folders.py", "gap")
-    told = trip.dump(animal)
-    assert criuctl("restore", told["checkpoint"], check=False)["exit_code"]
+    report = trip.dump(animal)
+    assert criuctl("restore", report["checkpoint"], check=False)["exit_code"]
     assert {
         str(path.relative_to(animal.folder)) for path in animal.folder.rglob("*")
     } == animal.listing
     hook.unlink()
-    trip.restore(told, animal).ask()
+    trip.restore(report, animal).ask()
 
 
 @pytest.mark.parametrize("which", ["first", "nested", "gap", "again"])
 def test_where_anybody_may_write(which: str, zoo: Zoo, trip: Trip) -> None:
     """There criuctl makes them itself; of a file's name the deleted folders may be missing."""
     animal = zoo.launch("deleted_folders.py", which)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     animal.folder.chmod(0o1777)
     for _ in range(2):
-        restored = trip.restore(told, animal, ignore=("*/target",))
+        restored = trip.restore(report, animal, ignore=("*/target",))
         restored.ask()
         restored.end()
 

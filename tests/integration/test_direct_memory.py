@@ -34,8 +34,8 @@ def test_what_forked_workers_share_stays_shared(pids: str, zoo: Zoo, trip: Trip)
     """And what is their own goes straight into them."""
     animal = zoo.launch("pool.py")
     for _ in range(3):
-        told = trip.dump(animal)
-        animal = trip.restore(told, animal, "--pids", pids)
+        report = trip.dump(animal)
+        animal = trip.restore(report, animal, "--pids", pids)
         animal.ask()
 
 
@@ -45,9 +45,9 @@ def test_timers_stand_still_while_a_tree_is_put_together(
     HookFolder(criuctl.home.path / "hooks").sh("post-restore", "slow", "sleep 4")
     animal = zoo.launch("timers.py")
     before, asked = animal.ask(), time.monotonic()
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     ran = time.monotonic() - asked  # at most, before it was frozen
-    animal = trip.restore(told, animal)
+    animal = trip.restore(report, animal)
     resumed = time.monotonic()
     after = animal.ask()
     ran += time.monotonic() - resumed
@@ -62,11 +62,11 @@ def test_a_process_that_ends_before_its_memory_is_there(
 ) -> None:
     """A clean failure, and the checkpoint can still be restored."""
     animal = zoo.launch("patches.py")
-    told = trip.dump(animal)
-    with paused(criuctl, "memory", "restore", told["checkpoint"], "--pids", "same") as held:
+    report = trip.dump(animal)
+    with paused(criuctl, "memory", "restore", report["checkpoint"], "--pids", "same") as held:
         os.kill(animal.pid, signal.SIGKILL)
         held.go_on()
-        assert held.command.process.wait(60) == 6, held.command.told()
+        assert held.command.process.wait(60) == 6, held.command.output()
         held.wait_settled()
     wait_until(lambda: not os.path.exists(f"/proc/{animal.pid}"), 60, "nothing of it is left")
-    trip.restore(told, animal, "--pids", "same").ask()
+    trip.restore(report, animal, "--pids", "same").ask()

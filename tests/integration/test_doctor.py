@@ -38,7 +38,7 @@ def _errors(found: list[Finding]) -> list[tuple[str, str]]:
     return [(f.code, f.text) for f in found if f.level == "error"]
 
 
-def _told(found: list[Finding], code: str) -> Finding:
+def _finding(found: list[Finding], code: str) -> Finding:
     (only,) = [f for f in found if f.code == code]
     return only
 
@@ -47,10 +47,12 @@ def test_this_host_is_ready(config: Config, tmp_path: Path) -> None:
     before = set(tmp_path.rglob("*"))
     found = doctor(config)
     assert _errors(found) == []
-    assert _told(found, "no-such-bucket").level == "info", "a local store is made at the first dump"
+    assert _finding(found, "no-such-bucket").level == "info", (
+        "a local store is made at the first dump"
+    )
     assert set(tmp_path.rglob("*")) == before, "nothing is left behind"
-    assert "CRIU" in _told(found, "criu").text
-    assert _told(found, "soft-dirty").level == "info", "pre-copy works with and without"
+    assert "CRIU" in _finding(found, "criu").text
+    assert _finding(found, "soft-dirty").level == "info", "pre-copy works with and without"
     levels = [("error", "warning", "info").index(f.level) for f in found]
     assert levels == sorted(levels)
 
@@ -81,7 +83,7 @@ def test_what_is_read_when_it_is_needed_is_looked_at(config: Config) -> None:
 
 def test_connection_rules_are_read(config: Config) -> None:
     good = replace(config, connection_rules=(("rules: connection_rules[1]", {"policy": "keep"}),))
-    assert _told(doctor(good), "connection-rules").text.startswith("1 connection rule")
+    assert _finding(doctor(good), "connection-rules").text.startswith("1 connection rule")
     bad = replace(config, connection_rules=(("rules: connection_rules[1]", {"polic": "keep"}),))
     assert _errors(doctor(bad)) == [("config", "rules: connection_rules[1]: unknown key 'polic'")]
 
@@ -92,11 +94,12 @@ def test_rules_whose_secret_more_may_get_than_was_meant(config: Config) -> None:
         return replace(config, connection_rules=(("rules: connection_rules[1]", made),))
 
     assert (
-        "only connections of root get" in _told(doctor(rule(process="worker*")), "rule-secret").text
+        "only connections of root get"
+        in _finding(doctor(rule(process="worker*")), "rule-secret").text
     )
-    assert "any user" in _told(doctor(rule(host="db.example.org")), "rule-secret").text
+    assert "any user" in _finding(doctor(rule(host="db.example.org")), "rule-secret").text
     named = doctor(rule(host="db.example.org", user=["root", "nobody-here"]))
-    assert _told(named, "rule-user").level == "warning" and not [
+    assert _finding(named, "rule-user").level == "warning" and not [
         f for f in named if f.code == "rule-secret"
     ]
 
@@ -107,7 +110,7 @@ def test_store_with_its_key(config: Config) -> None:
     store.close()
     found = doctor(config)
     assert _errors(found) == []
-    assert "encrypted" in _told(found, "store").text
+    assert "encrypted" in _finding(found, "store").text
     for key in Path(config.key_dir).iterdir():
         key.unlink()
     assert [code for code, _text in _errors(doctor(config))] == ["key-missing"]
@@ -145,8 +148,8 @@ def test_others_may_not_write(config: Config, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)
     found = doctor(replace(config, sources=(str(source),)))
-    assert str(source) in _told(found, "config-mode").text
-    assert str(tmp_path / "state") in _told(found, "folder-mode").text
+    assert str(source) in _finding(found, "config-mode").text
+    assert str(tmp_path / "state") in _finding(found, "folder-mode").text
 
 
 def test_criu_configuration_of_the_host_is_told(
@@ -155,7 +158,7 @@ def test_criu_configuration_of_the_host_is_told(
     (tmp_path / ".criu").mkdir()
     (tmp_path / ".criu" / "default.conf").write_text("leave-running\n")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert str(tmp_path / ".criu" / "default.conf") in _told(doctor(config), "criu-config").text
+    assert str(tmp_path / ".criu" / "default.conf") in _finding(doctor(config), "criu-config").text
 
 
 def test_versions(config: Config) -> None:

@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "hooks" / "examples"
 
 
 class Feed:
-    """The example's server, and somebody who adds lines to it: the numbers from 1 on, each with a
+    """The example's server, and a thread that adds lines to it: the numbers from 1 on, each with a
     tail of its own.
     """
 
@@ -103,13 +103,13 @@ def test_the_reader_misses_nothing_and_gets_nothing_twice(
         adding = threading.Thread(target=feed.add, args=(60,))
         adding.start()
         _until(lambda: output.exists() and output.stat().st_size > 0)
-        told = criuctl("dump", animal.pid, "--config", config, "--with-files", output)
+        report = criuctl("dump", animal.pid, "--config", config, "--with-files", output)
         adding.join()
         if meanwhile is not None:
             meanwhile(feed.daemon)
             feed.start()
             feed.add(5)
-        answer = criuctl("restore", told["checkpoint"], "--config", config)
+        answer = criuctl("restore", report["checkpoint"], "--config", config)
         (connection,) = answer["connections"]
         assert connection["outcome"] == "reconnected", connection
         assert 0 < connection["details"]["resumed_after"] <= feed.added
@@ -129,8 +129,8 @@ def descriptor(pid: int) -> int:
 def test_the_hook_tells_what_it_cannot_do(
     feed: Feed, config: Path, zoo: Zoo, criuctl: Criuctl
 ) -> None:
-    """No server: tried again until the deadline, then hung up and told; the reader sees the end of
-    its feed and ends.
+    """No server: tried again until the deadline, then hung up and reported; the reader sees the end
+    of its feed and ends.
     """
     output = feed.folder / "output.txt"
     command = [
@@ -157,10 +157,10 @@ def test_the_hook_tells_what_it_cannot_do(
         config,
     )
     assert tried["results"][0]["data"] == {"resumed_after": 1}
-    told = criuctl("dump", animal.pid, "--config", config)
+    report = criuctl("dump", animal.pid, "--config", config)
     feed.daemon.stop()
     config.write_text(config.read_text().replace("deadline: 60", "deadline: 5"))
-    answer = criuctl("restore", told["checkpoint"], "--config", config, check=False)
+    answer = criuctl("restore", report["checkpoint"], "--config", config, check=False)
     (connection,) = answer["connections"]
     assert connection["outcome"] == "failed"
     assert "hung up" in connection["reason"]

@@ -1,5 +1,5 @@
-"""Peers are told when the tree that held their connection has been dumped and ended; never while it
-lives.
+"""Peers see the end when the tree that held their connection has been dumped and ended; never while
+it lives.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def test_the_peer_sees_an_orderly_end(
 def test_a_kept_connection_ends_for_nobody(listener: socket.socket, zoo: Zoo, trip: Trip) -> None:
     animal, ours = called(zoo, listener)
     with ours:
-        told = trip.dump(animal, "--connections", "keep")
+        report = trip.dump(animal, "--connections", "keep")
         ours.settimeout(0.5)
         with pytest.raises(TimeoutError):
             ours.recv(10)
-        trip.restore(told, animal, "--connections", "keep", equal=False)
+        trip.restore(report, animal, "--connections", "keep", equal=False)
 
 
 def test_a_tree_that_lives_keeps_its_connections(
@@ -74,8 +74,8 @@ def test_clients_of_a_server_are_reset_and_its_port_is_free(zoo: Zoo, trip: Trip
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall(b"GET /hit HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(9) == b"HTTP/1.1 "
-        told = trip.dump(animal)
+        report = trip.dump(animal)
         with pytest.raises(ConnectionResetError):
             [*iter(lambda: client.recv(4096), b"")]
-        trip.restore(told, animal, equal=False)
+        trip.restore(report, animal, equal=False)
         socket.create_connection(("127.0.0.1", port), timeout=60).close()

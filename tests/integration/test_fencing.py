@@ -1,4 +1,4 @@
-"""A session has one home: what becomes of the old one, back again, after another host has taken the
+"""A session has one home: the fate of the old one, back again, after another host has taken the
 session over.
 
 Two homes on this machine: each has a name in the leases, state and run folders of its own, and the
@@ -66,13 +66,13 @@ def test_the_old_home_writes_nothing_and_stops_its_copy(homes: Homes, zoo: Zoo) 
     with paused(b, "store", "dump", "web") as held:
         third = zoo.adopt(c("restore", "web", "--take-over")["pid"], original)
         held.go_on()
-        assert held.command.process.wait(120) == 9, held.command.told()
+        assert held.command.process.wait(120) == 9, held.command.output()
     assert held.command.json()["error"]["code"] == "fenced"
     assert not copy.alive()
     assert len(a("list", "web")) == 3
     third.ask()
     assert only(c("fence", "--all"))["verdict"] == "home"
-    # Whoever ends it for good gives its lease back.
+    # To end it for good gives its lease back.
     assert c("kill", "web", "--timeout", "0")["leases_kept"] == []
     zoo.adopt(a("restore", "web")["pid"], original).ask()
 
@@ -83,8 +83,8 @@ def test_the_old_home_was_only_cut_off(
     radosgw_server: RadosGateway,
     operators_window: Callable[[Operators], Any],
 ) -> None:
-    """As long as the store does not answer nothing is stopped; when it does, who is attached is
-    told.
+    """As long as the store does not answer nothing is stopped; when it does, attached clients get
+    the reason.
     """
     radosgw_server.make_bucket(home.token)
     a, b = homes("a"), homes("b")
@@ -185,7 +185,7 @@ def test_of_two_homes_that_restore_at_once_one_wins(homes: Homes, zoo: Zoo) -> N
             forced.go_on()
             assert forced.command.process.wait(120) == 128 + signal.SIGTERM
         held.go_on()
-        assert held.command.process.wait(120) == 0, held.command.told()
+        assert held.command.process.wait(120) == 0, held.command.output()
     winner = zoo.adopt(held.command.json()["pid"], original)
     assert only(b("fence", "web"))["verdict"] == "home"
     winner.ask()
@@ -194,6 +194,6 @@ def test_of_two_homes_that_restore_at_once_one_wins(homes: Homes, zoo: Zoo) -> N
     with paused(b, "pages", "restore", "web", "--pids", "private") as held:
         forced_copy = zoo.adopt(c("restore", "web", "--take-over")["pid"], original)
         held.go_on()
-        assert held.command.process.wait(120) == 9, held.command.told()
+        assert held.command.process.wait(120) == 9, held.command.output()
     assert {other.pid for other in zoo.find(original)} <= set(oracle.tree(forced_copy.pid))
     forced_copy.ask()

@@ -83,10 +83,10 @@ def test_somebody_keeps_it_open(
     animal = reader(zoo, pipe, "r")
     end = pipe.open(outside)
     os.write(end, b"BBBB")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     if outside == os.O_RDWR:
         os.write(end, b"CC")
-    restored = trip.restore(told, animal, "--pids", pids)
+    restored = trip.restore(report, animal, "--pids", pids)
     os.write(end, b"DD")
     assert restored.ask()["read"] == ("BBBBCCDD" if outside == os.O_RDWR else "BBBBDD")
     assert not warned(restored, "named pipe")
@@ -94,13 +94,13 @@ def test_somebody_keeps_it_open(
 
 
 def test_a_name_that_is_no_text(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """Alone, and beside its original, where it cannot have another name."""
+    """Alone, and next to its original, where it cannot have another name."""
     pipe.path = pipe.path.rename(os.fsdecode(os.fsencode(pipe.path) + b"\xfd"))
     animal = reader(zoo, pipe)
     end = pipe.open(os.O_RDWR)
     os.write(end, b"BBBB")
-    told = trip.snapshot(animal)
-    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    report = trip.snapshot(animal)
+    copy = trip.restore(report, animal, "--as", "copy", equal=False)
     assert warned(copy, "and so will the copy; the 4 bytes")
     copy.end()
     restored = trip.restore(trip.dump(animal), animal)
@@ -108,13 +108,13 @@ def test_a_name_that_is_no_text(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
 
 
 def test_it_was_read_from_meanwhile(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """What others have read is theirs, and that is told."""
+    """Bytes that others have read are theirs, and that is reported."""
     animal = reader(zoo, pipe)
     end = pipe.open(os.O_RDWR)
     os.write(end, b"BBBB")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     assert os.read(end, 3) == b"BBB"
-    restored = trip.restore(told, animal)
+    restored = trip.restore(report, animal)
     assert warned(restored, "the tree finds the 1 byte that are in it now, not the 4 bytes")
     assert restored.ask()["read"] == "B"
 
@@ -123,9 +123,9 @@ def test_nobody_keeps_it_open(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
     """It was gone with the tree: all that was unread comes from the checkpoint, each time."""
     animal = reader(zoo, pipe)
     pipe.write("BBBB")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     for _ in range(2):
-        restored = trip.restore(told, animal, equal=False)
+        restored = trip.restore(report, animal, equal=False)
         assert restored.ask()["read"] == "BBBB"
         restored.end()
 
@@ -137,10 +137,10 @@ def test_somebody_has_opened_it_since(there: bytes, zoo: Zoo, trip: Trip, pipe: 
     """
     animal = reader(zoo, pipe)
     pipe.write("BBBB")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     end = pipe.open(os.O_RDWR)
     os.write(end, there)
-    restored = trip.restore(told, animal)
+    restored = trip.restore(report, animal)
     assert warned(restored, "come after") == bool(there)
     assert restored.ask()["read"] == there.decode() + "BBBB"
 
@@ -152,13 +152,13 @@ def test_the_one_that_somebody_has_opened_since_has_room_for_both(
     """And is not made smaller than its owner has made it."""
     animal = reader(zoo, pipe)
     pipe.write("B" * unread)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     end = pipe.open(os.O_RDWR)
     if there != 20_000:
         fcntl.fcntl(end, F_SETPIPE_SZ, 1 << 20)
     room = fcntl.fcntl(end, F_GETPIPE_SZ)
     assert os.write(end, b"C" * there) == there
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert fcntl.fcntl(end, F_GETPIPE_SZ) >= room
     assert restored.ask()["read"] == "C" * there + "B" * unread
 
@@ -179,34 +179,34 @@ def test_somebody_opens_it_before_the_tree_has_ended(
 
 @pytest.mark.parametrize("anew", ["made", "renamed"])
 def test_another_one_is_there(anew: str, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """The pipe that lived on is elsewhere, and another one, which somebody has open, in its
+    """The pipe that lived on is elsewhere, and another one, which a process has open, in its
     place.
     """
     animal = reader(zoo, pipe)
     end = pipe.open(os.O_RDWR)
     os.write(end, b"BBBB")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     pipe.path.rename(pipe.path.with_name("elsewhere"))
     os.mkfifo(pipe.path)
     if anew == "made":
         pipe.open(os.O_RDWR)
-    restored = trip.restore(told, animal)
+    restored = trip.restore(report, animal)
     assert restored.ask()["read"] == "BBBB"
     assert os.read(end, 100) == b"BBBB"
 
 
 def test_a_deleted_one_is_made_anew(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """One without a name comes back as the tree's own, with what was unread, whoever has the old
-    one, or its name.
+    """One without a name comes back as the tree's own, with what was unread, whichever process has
+    the old one, or its name.
     """
     animal = reader(zoo, pipe)
     end = pipe.open(os.O_RDWR)
     os.write(end, b"BBBB")
     pipe.path.unlink()
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     os.mkfifo(pipe.path)
     pipe.open(os.O_RDWR)
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert restored.ask()["read"] == "BBBB"
     assert os.read(end, 100) == b"BBBB"
 
@@ -217,8 +217,8 @@ def test_a_deleted_name_of_one_that_lives_on(zoo: Zoo, trip: Trip, pipe: Outside
     end = pipe.open(os.O_RDWR)
     os.write(end, b"BBBB")
     pipe.path.unlink()
-    told = trip.dump(animal)
-    restored = trip.restore(told, animal)
+    report = trip.dump(animal)
+    restored = trip.restore(report, animal)
     assert restored.ask()["read"] == "BBBB"
     assert restored.ask()["read"] == ""
 
@@ -227,10 +227,10 @@ def test_a_checkpoint_from_before_its_original_went_on(zoo: Zoo, trip: Trip, pip
     """The original has read it all and has ended: back at the checkpoint, it is unread again."""
     animal = reader(zoo, pipe)
     pipe.write("BBBB")
-    told = trip.snapshot(animal)
+    report = trip.snapshot(animal)
     assert animal.ask()["read"] == "BBBB"
     animal.end()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert restored.ask()["read"] == "BBBB"
 
 
@@ -245,8 +245,8 @@ def test_a_copy_beside_its_original(
     if outside:
         pipe.open(os.O_WRONLY)
     pipe.write("AAAA")
-    told = trip.snapshot(animal)
-    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    report = trip.snapshot(animal)
+    copy = trip.restore(report, animal, "--as", "copy", equal=False)
     assert warned(copy, "the copy gets its own next to it")
     (file,) = copy.answer["files"]
     assert file["path"] == str(pipe.path) and Path(file["own_copy"]).is_fifo()
@@ -258,7 +258,7 @@ def test_a_copy_beside_its_original(
     os.write(own, b"CC")
     os.close(own)
     assert (copy.ask()["read"], animal.ask()["read"]) == ("CC", "")
-    again = criuctl("restore", told["checkpoint"], "--as", "third", "--dry-run")
+    again = criuctl("restore", report["checkpoint"], "--as", "third", "--dry-run")
     assert [(f["path"], f["verdict"]) for f in again["files"]] == [(str(pipe.path), "beside")]
 
 
@@ -270,8 +270,8 @@ def test_a_copy_that_cannot_have_its_own(zoo: Zoo, trip: Trip, pipe: Outside) ->
     os.link(pipe.path, pipe.path.with_name("other"))
     pipe.write("AAAA")
     pipe.path.unlink()
-    told = trip.snapshot(animal)
-    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    report = trip.snapshot(animal)
+    copy = trip.restore(report, animal, "--as", "copy", equal=False)
     assert warned(
         copy,
         "and so will the copy; the 4 bytes that were unread at the dump are not written into it",
@@ -281,12 +281,14 @@ def test_a_copy_that_cannot_have_its_own(zoo: Zoo, trip: Trip, pipe: Outside) ->
 
 
 def test_a_copy_whose_original_is_gone(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
-    """Who writes to the pipe has kept it alive, and nobody else reads from it: it is the copy's."""
+    """A process that writes to the pipe has kept it alive, and no other process reads from it: it
+    is the copy's.
+    """
     animal = reader(zoo, pipe, "r")
     end = pipe.open(os.O_WRONLY)
     os.write(end, b"AAAA")
-    told = trip.dump(animal)
-    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    report = trip.dump(animal)
+    copy = trip.restore(report, animal, "--as", "copy", equal=False)
     os.write(end, b"BB")
     assert copy.ask()["read"] == "AAAABB"
 
@@ -305,8 +307,8 @@ def test_a_session(operators: Operators, zoo: Zoo, pipe: Outside) -> None:
     operators("dump", "s", "--leave-running")
     copy = zoo.adopt(operators("restore", "s", "--as", "copy")["pid"], original)
     assert copy.ask()["read"] == "BBBB"
-    told = operators("dump", "s")
-    answer = operators("restore", told["checkpoint"])
+    report = operators("dump", "s")
+    answer = operators("restore", report["checkpoint"])
     assert not any("named pipe" in warning for warning in answer["warnings"])
     restored = zoo.adopt(answer["pid"], original)
     os.write(end, b"CC")
@@ -373,16 +375,16 @@ def test_a_restore_that_fails_leaves_the_pipe_as_it_is(
     if not since:
         end = pipe.open(os.O_RDWR)
     pipe.write("BBBB")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     if since:
         end = pipe.open(os.O_RDWR)
     os.write(end, b"CC")
     hook = HookFolder(criuctl.home.path / "hooks").sh(
         "post-restore", "guard", """echo '{"veto": "not now"}'"""
     )
-    assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 10
+    assert criuctl("restore", report["checkpoint"], check=False)["exit_code"] == 10
     hook.unlink()
-    assert trip.restore(told, animal).ask()["read"] == ("CCBBBB" if since else "BBBBCC")
+    assert trip.restore(report, animal).ask()["read"] == ("CCBBBB" if since else "BBBBCC")
 
 
 def test_two_that_criu_takes_for_one(zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside) -> None:

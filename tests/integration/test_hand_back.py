@@ -64,22 +64,22 @@ def test_connected_again(
     echo = server(kind, host)
     animal = zoo.launch("caller.py", way, kind, echo.address)
     assert animal.ask()["answered"] == 1
-    told = trip.dump(animal, "--connections", "hangup")
+    report = trip.dump(animal, "--connections", "hangup")
     echo.stop()
     echo.start()
-    restored = trip.restore(told, animal, "--connections", "reconnect", equal=False)
+    restored = trip.restore(report, animal, "--connections", "reconnect", equal=False)
     (connection,) = restored.answer["connections"]
     assert (connection["policy"], connection["outcome"], connection["peer"]) == (
         "reconnect",
         "reconnected",
         echo.address,
     )
-    report = restored.ask()
-    assert report["answered"] == 1
-    assert report["events"] == [["question 1\n", "question 2\n"]]
-    assert report["nonblocking"] == ([2048] if way == "epoll" else [0])
+    answer = restored.ask()
+    assert answer["answered"] == 1
+    assert answer["events"] == [["question 1\n", "question 2\n"]]
+    assert answer["nonblocking"] == ([2048] if way == "epoll" else [0])
     if kind == "tcp":
-        assert (report["user_timeouts"], report["nodelay"]) == ([34567], [1])
+        assert (answer["user_timeouts"], answer["nodelay"]) == ([34567], [1])
 
 
 @pytest.mark.parametrize("way", ["blocking", "select", "epoll"])
@@ -93,10 +93,10 @@ def test_hung_up(kind: str, way: str, server: Server, zoo: Zoo, trip: Trip) -> N
     assert animal.ask()["answered"] == 1
     restored = trip.restore(trip.dump(animal), animal, "--connections", "hangup", equal=False)
     assert [c["outcome"] for c in restored.answer["connections"]] == ["hangup"]
-    report = restored.ask()
-    assert "send BrokenPipeError" in report["events"][0]
-    assert ("hup" if way == "epoll" else "eof") in report["events"][0]
-    assert report["seconds"] < 10
+    answer = restored.ask()
+    assert "send BrokenPipeError" in answer["events"][0]
+    assert ("hup" if way == "epoll" else "eof") in answer["events"][0]
+    assert answer["seconds"] < 10
 
 
 @pytest.mark.parametrize("kind", ["udp", "unix-dgram"])
@@ -104,10 +104,10 @@ def test_datagrams_are_kept_by_default(kind: str, server: Server, zoo: Zoo, trip
     """Nothing of them lives elsewhere, so they are what they were."""
     echo = server(kind)
     animal = zoo.launch("caller.py", "epoll", kind, echo.address)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     echo.stop()
     echo.start()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [
         ("keep", "kept")
     ]
@@ -121,10 +121,10 @@ def test_one_socket_of_many_holders(server: Server, zoo: Zoo, trip: Trip) -> Non
     echo = server("tcp")
     animal = zoo.launch("caller.py", "shared", "tcp", echo.address)
     assert animal.ask()["answers"] == ["parent\n", "parent\n", "child\n"]
-    told = trip.dump(animal, "--connections", "reconnect")
+    report = trip.dump(animal, "--connections", "reconnect")
     echo.stop()
     echo.start()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert [c["outcome"] for c in restored.answer["connections"]] == ["reconnected"]
     assert restored.ask()["answers"] == ["parent\n", "parent\n", "child\n"]
     assert echo.accepted == 1
@@ -137,8 +137,8 @@ def test_accepted_connections_end_and_the_listener_goes_on(zoo: Zoo, trip: Trip)
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"GET /hit HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(9) == b"HTTP/1.1 "
-        told = trip.dump(animal)
-        restored = trip.restore(told, animal, "--connections", "reconnect", equal=False)
+        report = trip.dump(animal)
+        restored = trip.restore(report, animal, "--connections", "reconnect", equal=False)
         outcomes = [
             (c["outcome"], "accepted" in c["reason"]) for c in restored.answer["connections"]
         ]
@@ -153,9 +153,9 @@ def test_the_server_is_away_for_a_while(
     """The restore waits for it, with the tree held, and tries again until it is there."""
     echo = server(kind)
     animal = zoo.launch("caller.py", "blocking", kind, echo.address)
-    told = trip.dump(animal, "--connections", "reconnect")
+    report = trip.dump(animal, "--connections", "reconnect")
     echo.stop()
-    with paused(criuctl, "connections", "restore", told["checkpoint"]) as held:
+    with paused(criuctl, "connections", "restore", report["checkpoint"]) as held:
         held.go_on()
         wait_until(
             lambda: "criuctl-reconnect" in threads_of(held.command.process.pid),
@@ -177,12 +177,12 @@ def test_the_server_is_away_for_a_while(
 def test_the_server_never_comes_back(
     server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """Within the deadline it is given up: hung up and told so, exit 11; or, if the rule says so,
+    """Within the deadline it is given up: hung up and reported, exit 11; or, if the rule says so,
     nothing is restored.
     """
     echo = server("tcp")
     animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
-    told = trip.dump(animal, "--connections", "reconnect")
+    report = trip.dump(animal, "--connections", "reconnect")
     echo.stop()
     rule = [
         {
@@ -194,12 +194,12 @@ def test_the_server_never_comes_back(
     ]
     config = criuctl.home.path / "refuse.yaml"
     config.write_text(json.dumps({"connection_rules": rule}))
-    refused = criuctl("--config", config, "restore", told["checkpoint"], check=False)
+    refused = criuctl("--config", config, "restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 6
     assert echo.address in refused["error"]["message"]
     assert zoo.find(animal) == []
     began = time.monotonic()
-    answer = criuctl("restore", told["checkpoint"], "--connections-deadline", "1", check=False)
+    answer = criuctl("restore", report["checkpoint"], "--connections-deadline", "1", check=False)
     assert time.monotonic() - began < 25
     assert answer["exit_code"] == 11
     (connection,) = answer["connections"]
@@ -213,13 +213,15 @@ def test_refused(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None
     """``refuse`` at the restore: exit 10, nothing is started; the plan says so before."""
     echo = server("tcp")
     animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
-    told = trip.dump(animal, "--connections", "hangup")
+    report = trip.dump(animal, "--connections", "hangup")
     plan = criuctl(
-        "restore", told["checkpoint"], "--connections", "refuse", "--dry-run", check=False
+        "restore", report["checkpoint"], "--connections", "refuse", "--dry-run", check=False
     )
     assert [c["policy"] for c in plan["connections"]] == ["refuse"]
     assert (
-        criuctl("restore", told["checkpoint"], "--connections", "refuse", check=False)["exit_code"]
+        criuctl("restore", report["checkpoint"], "--connections", "refuse", check=False)[
+            "exit_code"
+        ]
         == 10
     )
     assert zoo.find(animal) == []
@@ -242,12 +244,12 @@ def test_a_copy_beside_the_original(server: Server, zoo: Zoo, trip: Trip) -> Non
     """
     echo = server("tcp")
     animal = zoo.launch("caller.py", "epoll", "tcp", echo.address, quiet=False)
-    told = trip.snapshot(animal)
+    report = trip.snapshot(animal)
     refused = trip.criuctl(
-        "restore", told["checkpoint"], "--as", "kept", "--connections", "keep", check=False
+        "restore", report["checkpoint"], "--as", "kept", "--connections", "keep", check=False
     )
     assert refused["exit_code"] == 4
-    copy = trip.restore(told, animal, "--as", "copy", "--connections", "reconnect", equal=False)
+    copy = trip.restore(report, animal, "--as", "copy", "--connections", "reconnect", equal=False)
     assert [c["outcome"] for c in copy.answer["connections"]] == ["reconnected"]
     assert copy.ask()["answered"] == 1
     assert animal.ask()["answered"] == 1
@@ -258,9 +260,9 @@ def test_five_hundred(server: Server, zoo: Zoo, trip: Trip) -> None:
     """Many connections of one tree are given back at the same time."""
     echo = server("tcp")
     animal = zoo.launch("caller.py", "epoll", "tcp", echo.address, "500")
-    told = trip.dump(animal, "--connections", "reconnect")
-    assert len(told["connections"]) == 500
-    restored = trip.restore(told, animal, equal=False)
+    report = trip.dump(animal, "--connections", "reconnect")
+    assert len(report["connections"]) == 500
+    restored = trip.restore(report, animal, equal=False)
     connections = restored.answer["connections"]
     assert {c["outcome"] for c in connections} == {"reconnected"}
     seconds = max(c["seconds"] for c in connections)
@@ -268,7 +270,7 @@ def test_five_hundred(server: Server, zoo: Zoo, trip: Trip) -> None:
     assert seconds < 30
     assert restored.ask()["answered"] == 500
     restored.end()
-    trip.criuctl("restore", told["checkpoint"], "--dry-run")  # takes the dead tree's report away
+    trip.criuctl("restore", report["checkpoint"], "--dry-run")  # takes the dead tree's report away
 
 
 @pytest.mark.crash
@@ -276,9 +278,9 @@ def test_killed_while_handing_back(server: Server, zoo: Zoo, trip: Trip, criuctl
     """kill -9 or ^C in the middle of it leaves nothing, and the next restore does it all."""
     echo = server("tcp")
     animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
-    told = trip.dump(animal, "--connections", "reconnect")
+    report = trip.dump(animal, "--connections", "reconnect")
     echo.stop()
-    arguments = ("restore", told["checkpoint"])
+    arguments = ("restore", report["checkpoint"])
     with paused(criuctl, "connections", *arguments) as held:
         held.kill()
     held.wait_settled(restoring=animal)
@@ -297,7 +299,7 @@ def test_killed_while_handing_back(server: Server, zoo: Zoo, trip: Trip, criuctl
     assert held.command.process.wait(0) == 130
     assert zoo.find(animal) == []
     echo.start()
-    assert trip.restore(told, animal, equal=False).ask()["answered"] == 1
+    assert trip.restore(report, animal, equal=False).ask()["answered"] == 1
 
 
 @pytest.mark.crash
@@ -311,15 +313,15 @@ def test_what_is_kept_stays_locked_for_the_next_try(
     echo = server("tcp")
     animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
     before = set(netfilter.tables())
-    told = trip.dump(animal, "--connections", "keep")
+    report = trip.dump(animal, "--connections", "keep")
     wait_until(lambda: echo.accepted, 60, "accepted")
     (connection,) = echo.connected.values()
-    connection.sendall(b"news")  # answered by nobody: no reset either
-    with paused(criuctl, "connections", "restore", told["checkpoint"]) as held:
+    connection.sendall(b"news")  # no answer: no reset either
+    with paused(criuctl, "connections", "restore", report["checkpoint"]) as held:
         held.kill() if how == "killed" else held.kill_criu()
     held.wait_settled(restoring=animal)
     assert zoo.find(animal) == []
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert [c["outcome"] for c in restored.answer["connections"]] == ["kept"]
     assert restored.ask()["answered"] == 1
     goes(before)
@@ -333,19 +335,19 @@ def test_a_killed_restore_leaves_no_lock(step: str, zoo: Zoo, trip: Trip, criuct
     """
     animal = zoo.launch("sockets.py")
     before = set(netfilter.tables())
-    told = trip.dump(animal)
-    with paused(criuctl, step, "restore", told["checkpoint"]) as held:
+    report = trip.dump(animal)
+    with paused(criuctl, step, "restore", report["checkpoint"]) as held:
         held.kill()
     held.wait_settled(restoring=animal)
     for left in zoo.find(animal):
         left.end()
-    criuctl("restore", told["checkpoint"], "--dry-run", check=False)
+    criuctl("restore", report["checkpoint"], "--dry-run", check=False)
     goes(before)
 
 
 def goes(before: set[str]) -> None:
-    """No firewall table that was not there `before` stays; those of somebody else's dumps come and
-    go.
+    """No firewall table that was not there `before` stays; those of other dumps on this machine
+    come and go.
     """
     new = set(netfilter.tables()) - before
     wait_until(lambda: not new & set(netfilter.tables()), 60, f"{new} are gone")
@@ -370,13 +372,13 @@ def test_kept_and_connected_again_together(
     config.write_text(
         json.dumps({"connection_rules": [{"match": {"port": port}, "policy": "reconnect"}]})
     )
-    told = trip.dump(animal, "--connections", "keep")
-    plan = criuctl("--config", config, "restore", told["checkpoint"], "--dry-run")
+    report = trip.dump(animal, "--connections", "keep")
+    plan = criuctl("--config", config, "restore", report["checkpoint"], "--dry-run")
     assert {c["peer"]: c["policy"] for c in plan["connections"]} == {
         kept.address: "keep",
         anew.address: "reconnect",
     }
-    answer = criuctl("--config", config, "restore", told["checkpoint"])
+    answer = criuctl("--config", config, "restore", report["checkpoint"])
     assert {c["peer"]: c["outcome"] for c in answer["connections"]} == {
         kept.address: "kept",
         anew.address: "reconnected",
@@ -396,13 +398,13 @@ def test_the_tree_can_read_what_became_of_it(
     env = {"CRIUCTL_RUN_DIR": str(criuctl.home.run)}
     animal = zoo.launch("caller.py", "shared", "tcp", echo.address, env=env)
     assert animal.ask()["inside"] is None
-    told = trip.dump(animal, "--connections", "reconnect", "--name", "caller")
-    restored = trip.restore(told, animal, "--pids", pids, equal=False)
+    report = trip.dump(animal, "--connections", "reconnect", "--name", "caller")
+    restored = trip.restore(report, animal, "--pids", pids, equal=False)
     inside = restored.ask()["inside"]
     assert (inside["session"], inside["incarnation"], inside["checkpoint"]) == (
         "caller",
         2,
-        told["checkpoint"],
+        report["checkpoint"],
     )
     assert inside["pid"] == animal.pid
     (connection,) = inside["connections"]
@@ -424,11 +426,11 @@ def test_what_had_come_is_read_before_the_end(
     wait_until(lambda: echo.accepted, 60, "accepted")
     for connection in echo.connected.values():
         connection.sendall(b"last words")
-    told = trip.dump(animal)
-    assert [c["rqueue"] > 0 for c in trip.criuctl("show", told["checkpoint"])["connections"]] == [
+    report = trip.dump(animal)
+    assert [c["rqueue"] > 0 for c in trip.criuctl("show", report["checkpoint"])["connections"]] == [
         True
     ]
-    assert trip.restore(told, animal, equal=False).ask()["read"] == "last words"
+    assert trip.restore(report, animal, equal=False).ask()["read"] == "last words"
 
 
 def test_a_descriptor_that_nobody_took(server: Server, zoo: Zoo, trip: Trip) -> None:
@@ -477,7 +479,7 @@ def test_a_hook_connects_it(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuc
     """An application protocol that criuctl does not know is an executable of the operator's."""
     echo = server("tcp")
     animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     hooks = criuctl.home.path / "hooks"
     (hooks / "reconnect").mkdir(parents=True)
     hook = hooks / "reconnect" / "lines"
@@ -488,7 +490,7 @@ def test_a_hook_connects_it(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuc
     config.write_text(json.dumps({"connection_rules": [rule], "hook_dirs": [str(hooks)]}))
     echo.stop()
     echo.start()
-    answer = criuctl("--config", config, "restore", told["checkpoint"])
+    answer = criuctl("--config", config, "restore", report["checkpoint"])
     (connection,) = answer["connections"]
     assert (connection["outcome"], connection["application"]) == ("reconnected", "lines")
     assert connection["details"]["said"] == "hi"
@@ -522,11 +524,11 @@ def test_in_the_network_of_the_tree(
         animal = zoo.launch(
             "caller.py", "epoll", "tcp", echo.address, prefix=["nsenter", f"--net={network}", "--"]
         )
-        told = trip.dump(animal, "--connections", policy)
+        report = trip.dump(animal, "--connections", policy)
         if policy == "reconnect":
             echo.stop()
             echo.start()
-        restored = trip.restore(told, animal, equal=False)
+        restored = trip.restore(report, animal, equal=False)
         assert [c["outcome"] for c in restored.answer["connections"]] == [
             {"keep": "kept", "reconnect": "reconnected"}[policy]
         ]

@@ -43,21 +43,23 @@ def change(path: Path, how: str) -> str:
 def test_another_name_of_a_deleted_one_has_changed(
     how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """What has it open finds it as it was, in a file of its own; that is told, before and after."""
+    """A process that has it open finds it as it was, in a file of its own; that is reported, before
+    and after.
+    """
     animal = zoo.launch("hardlinks.py", "-a:write", "b:none")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     newer = change(animal.folder / "b", how)
-    plan = criuctl("restore", told["checkpoint"], "--dry-run")
+    plan = criuctl("restore", report["checkpoint"], "--dry-run")
     assert [f["level"] for f in plan["findings"] if str(animal.folder / "a") in f["text"]] == [
         "warning"
     ]
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     (warning,) = (
         text for text in restored.answer["warnings"] if f"{animal.folder / 'a'} (deleted)" in text
     )
     assert str(animal.folder / "b") in warning and "a file of its own, as it was" in warning
-    report = restored.ask()
-    assert (report["texts"], report["links"]) == ({"-a": WAS}, {"-a": 0})
+    answer = restored.ask()
+    assert (answer["texts"], answer["links"]) == ({"-a": WAS}, {"-a": 0})
     assert (animal.folder / "b").read_text() == newer
     assert names(animal) == {"b"}
     again = trip.restore(trip.dump(restored), restored, equal=False)
@@ -68,15 +70,15 @@ def test_another_name_of_a_deleted_one_has_changed(
 def test_another_name_of_a_deleted_one_was_appended_to(
     how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """By whom only reads it, or appends to it himself, that is not noticed."""
+    """A process that only reads it, or appends to it itself, does not notice that."""
     animal = zoo.launch("hardlinks.py", f"-a:{how}", "b:none")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     newer = change(animal.folder / "b", "grown")
     criuctl.extra["CRIUCTL_FILE_CONFLICTS"] = "refuse"
-    restored = trip.restore(told, animal, equal=False)
-    report = restored.ask()
-    assert report["texts"] == {"-a": newer}
-    assert report["inodes"] == {"-a": (animal.folder / "b").stat().st_ino}
+    restored = trip.restore(report, animal, equal=False)
+    answer = restored.ask()
+    assert answer["texts"] == {"-a": newer}
+    assert answer["inodes"] == {"-a": (animal.folder / "b").stat().st_ino}
     assert names(animal) == {"b"} and not restored.answer["warnings"]
 
 
@@ -87,14 +89,14 @@ def test_another_name_of_a_deleted_one_was_appended_to(
 def test_all_that_is_deleted_goes_one_way(opened: tuple[str, ...], zoo: Zoo, trip: Trip) -> None:
     """Where one of them is written to, mapped or open, they are a file of their own, all."""
     animal = zoo.launch("hardlinks.py", *opened)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     newer = change(animal.folder / opened[-1].partition(":")[0], "grown")
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     (warning,) = (text for text in restored.answer["warnings"] if "(deleted)" in text)
     assert "a file of its own" in warning
-    report = restored.ask()
-    assert set(report["texts"].values()) | set(report["mapped"]) == {WAS}
-    assert len(set(report["inodes"].values())) <= 1
+    answer = restored.ask()
+    assert set(answer["texts"].values()) | set(answer["mapped"]) == {WAS}
+    assert len(set(answer["inodes"].values())) <= 1
     assert (animal.folder / opened[-1].partition(":")[0]).read_text() == newer
 
 
@@ -102,9 +104,9 @@ def test_all_that_is_deleted_goes_one_way(opened: tuple[str, ...], zoo: Zoo, tri
 def test_policies_of_deleted_names(how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """Refused, with nothing touched, or taken as it is: as for a file that has its name."""
     animal = zoo.launch("hardlinks.py", "-a:write", "b:none")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     newer = change(animal.folder / "b", how)
-    refused = criuctl("restore", told["checkpoint"], "--files", "refuse", check=False)
+    refused = criuctl("restore", report["checkpoint"], "--files", "refuse", check=False)
     assert refused["exit_code"] == 4
     (found,) = (f for f in refused["error"]["findings"] if f["level"] == "error")
     assert (
@@ -113,10 +115,10 @@ def test_policies_of_deleted_names(how: str, zoo: Zoo, trip: Trip, criuctl: Criu
         and found["fd"] is not None
     )
     assert names(animal) == {"b"}
-    restored = trip.restore(told, animal, "--files", "keep", equal=False)
-    report = restored.ask()
-    assert report["texts"] == {"-a": newer}
-    assert report["inodes"] == {"-a": (animal.folder / "b").stat().st_ino}
+    restored = trip.restore(report, animal, "--files", "keep", equal=False)
+    answer = restored.ask()
+    assert answer["texts"] == {"-a": newer}
+    assert answer["inodes"] == {"-a": (animal.folder / "b").stat().st_ino}
     assert names(animal) == {"b"}
 
 
@@ -125,11 +127,11 @@ def test_a_deleted_name_of_a_file_that_is_put_back(zoo: Zoo, trip: Trip) -> None
     aside.
     """
     animal = zoo.launch("hardlinks.py", "-a:write", "b:read")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     change(animal.folder / "b", "grown")
-    report = trip.restore(told, animal, equal=False).ask()
-    assert report["texts"] == {"-a": WAS, "b": WAS}
-    assert set(report["inodes"].values()) == {(animal.folder / "b").stat().st_ino}
+    answer = trip.restore(report, animal, equal=False).ask()
+    assert answer["texts"] == {"-a": WAS, "b": WAS}
+    assert set(answer["inodes"].values()) == {(animal.folder / "b").stat().st_ino}
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -141,15 +143,15 @@ def test_a_deleted_name_whose_others_are_elsewhere(
     written comes there.
     """
     animal = zoo.launch("hardlinks.py", "-a:write", f"{other}:none")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     path = animal.folder / other
     if moved:
         path = path.rename(animal.folder / "moved")
         (animal.folder / other).write_text("another file")
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert not restored.answer["warnings"]
-    report = restored.ask()
-    assert report["texts"] == {"-a": WAS} and report["inodes"] == {"-a": path.stat().st_ino}
+    answer = restored.ask()
+    assert answer["texts"] == {"-a": WAS} and answer["inodes"] == {"-a": path.stat().st_ino}
     assert path.read_text() == WAS + "more\n"
     assert not [name for name in names(animal) if name.startswith("link_remap")]
 
@@ -158,14 +160,14 @@ def test_a_deleted_name_whose_others_are_elsewhere_and_have_changed(
     zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     animal = zoo.launch("hardlinks.py", "-a:write", "folder/b:none")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     newer = change(animal.folder / "folder" / "b", "other")
-    refused = criuctl("restore", told["checkpoint"], "--files", "refuse", check=False)
+    refused = criuctl("restore", report["checkpoint"], "--files", "refuse", check=False)
     assert (
         refused["exit_code"] == 4
         and f"{animal.folder / 'a'} (deleted): " in refused["error"]["message"]
     )
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert [
         text
         for text in restored.answer["warnings"]
@@ -177,13 +179,13 @@ def test_a_deleted_name_whose_others_are_elsewhere_and_have_changed(
 
 def test_a_deleted_name_whose_others_were_deleted_meanwhile(zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("hardlinks.py", "-a:write", "b:none", "folder/c:none")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     (animal.folder / "b").unlink()
     (animal.folder / "folder" / "c").unlink()
-    restored = trip.restore(told, animal, equal=False)
-    report = restored.ask()
+    restored = trip.restore(report, animal, equal=False)
+    answer = restored.ask()
     assert (
-        report["texts"] == {"-a": WAS}
+        answer["texts"] == {"-a": WAS}
         and not restored.answer["warnings"]
         and names(animal) == {"folder"}
     )
@@ -205,14 +207,14 @@ def test_no_helper_link_is_left_where_the_dump_is_killed_at_its_end(
 def test_what_has_the_name_of_a_helper_link_is_let_be(zoo: Zoo, trip: Trip) -> None:
     """CRIU numbers them in each tree: another one's in that folder has the same name."""
     animal = zoo.launch("hardlinks.py", "-a:write", "b:none")
-    told = trip.snapshot(animal, "--name", "first")
+    report = trip.snapshot(animal, "--name", "first")
     animal.end()
     for number in range(64):
         (animal.folder / f"link_remap.{number}").write_text("another tree's")
-    restored = trip.restore(told, animal, equal=False)
-    report = restored.ask()
-    assert report["texts"] == {"-a": WAS}
-    assert report["inodes"] == {"-a": (animal.folder / "b").stat().st_ino}
+    restored = trip.restore(report, animal, equal=False)
+    answer = restored.ask()
+    assert answer["texts"] == {"-a": WAS}
+    assert answer["inodes"] == {"-a": (animal.folder / "b").stat().st_ino}
     assert all(
         (animal.folder / f"link_remap.{number}").read_text() == "another tree's"
         for number in range(64)
@@ -222,30 +224,30 @@ def test_what_has_the_name_of_a_helper_link_is_let_be(zoo: Zoo, trip: Trip) -> N
 
 @pytest.mark.parametrize("carried", [False, True])
 def test_a_copy_of_who_has_a_deleted_name_open(carried: bool, zoo: Zoo, trip: Trip) -> None:
-    """Both write to the same file as long as it is as it was, which is told; then the copy gets its
-    own.
+    """Both write to the same file as long as it is as it was, which is reported; then the copy gets
+    its own.
     """
     original = zoo.launch("hardlinks.py", "-a:write", "b:none")
-    told = trip.snapshot(
+    report = trip.snapshot(
         original,
         "--name",
         "first",
         *(["--with-files", str(original.folder / "b")] if carried else []),
     )
-    sharing = trip.restore(told, original, "--as", "sharing", equal=False)
+    sharing = trip.restore(report, original, "--as", "sharing", equal=False)
     (warning,) = (text for text in sharing.answer["warnings"] if "writes to it as well" in text)
     assert f"{original.folder / 'a'} (deleted): PID {original.pid} (" in warning
     sharing.end()
     inode = original.ask()["inodes"]["-a"]
-    if carried:  # which nobody has open by that name, and so it cannot be had beside
-        refused = trip.criuctl("restore", told["checkpoint"], "--as", "second", check=False)
+    if carried:  # which no process has open by that name, so there can be no second one
+        refused = trip.criuctl("restore", report["checkpoint"], "--as", "second", check=False)
         assert (
             refused["exit_code"] == 4 and str(original.folder / "b") in refused["error"]["message"]
         )
         return
-    copy = trip.restore(told, original, "--as", "second", equal=False)
-    report = copy.ask()
-    assert report["texts"] == {"-a": WAS} and report["inodes"]["-a"] != inode
+    copy = trip.restore(report, original, "--as", "second", equal=False)
+    answer = copy.ask()
+    assert answer["texts"] == {"-a": WAS} and answer["inodes"]["-a"] != inode
     assert original.ask()["texts"] == {"-a": WAS + "more\n"}
     assert names(original) == {"b"}
 
@@ -257,18 +259,18 @@ def test_a_copy_of_a_file_with_two_names(opened: tuple[str, str], zoo: Zoo, trip
     """Neither is taken from under the original's hands, and the copy's two are one file."""
     original = zoo.launch("hardlinks.py", *(f"data/{word}" for word in opened))
     a, z = (original.folder / "data" / name for name in "az")
-    told = trip.snapshot(original, "--name", "first", "--with-files", a.parent)
+    report = trip.snapshot(original, "--name", "first", "--with-files", a.parent)
     inode = a.stat().st_ino
     original.ask()
-    copy = trip.restore(told, original, "--as", "second", equal=False)
+    copy = trip.restore(report, original, "--as", "second", equal=False)
     own = {Path(f["path"]): Path(f.get("own_copy", "")) for f in copy.answer["files"]}
     assert own.keys() == {a, z}
     assert a.stat().st_ino == z.stat().st_ino == inode
     assert all(other.name.startswith(f"{path.name}.older-") for path, other in own.items())
     assert own[a].samefile(own[z]) and own[a].stat().st_nlink == 2
-    report = copy.ask()
-    assert set(report["inodes"].values()) == {own[a].stat().st_ino}
-    assert set(report["texts"].values()) == {WAS}
+    answer = copy.ask()
+    assert set(answer["inodes"].values()) == {own[a].stat().st_ino}
+    assert set(answer["texts"].values()) == {WAS}
     assert set(original.ask()["inodes"].values()) == {inode}
 
 
@@ -285,15 +287,15 @@ def test_open_under_two_names_and_grown(
         "hardlinks.py",
         *(f"{name}:{names[name]}" for name in sorted(names, key=lambda n: n != first)),
     )
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     inode = (animal.folder / "a").stat().st_ino
     newer = change(animal.folder / "b", "grown")
-    restored = trip.restore(told, animal, equal=False)
-    report = restored.ask()
+    restored = trip.restore(report, animal, equal=False)
+    answer = restored.ask()
     grown = how[0] == "append"
-    assert report["texts"] == dict.fromkeys("ab", newer if grown else WAS)
+    assert answer["texts"] == dict.fromkeys("ab", newer if grown else WAS)
     assert (
-        set(report["inodes"].values())
+        set(answer["inodes"].values())
         == {(animal.folder / "a").stat().st_ino}
         == {(animal.folder / "b").stat().st_ino}
     )
@@ -307,11 +309,11 @@ def test_one_of_two_names_is_gone(gone: str, zoo: Zoo, trip: Trip, criuctl: Criu
     that file again.
     """
     animal = zoo.launch("hardlinks.py", "a:write", "b:read")
-    told = criuctl("dump", animal.pid, "--leave-running", "--name", "first", env=RECORDED)
+    report = criuctl("dump", animal.pid, "--leave-running", "--name", "first", env=RECORDED)
     carried = trip.dump(animal, "--name", "second", "--with-files", animal.folder / "a")
     (animal.folder / gone).unlink()
-    refused = criuctl("restore", told["checkpoint"], check=False)
+    refused = criuctl("restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 4 and str(animal.folder / gone) in refused["error"]["message"]
-    report = trip.restore(carried, animal, equal=False).ask()
-    assert report["texts"] == {"a": WAS, "b": WAS} and report["links"] == {"a": 2, "b": 2}
+    answer = trip.restore(carried, animal, equal=False).ask()
+    assert answer["texts"] == {"a": WAS, "b": WAS} and answer["links"] == {"a": 2, "b": 2}
     assert os.path.samefile(animal.folder / "a", animal.folder / "b")

@@ -1,5 +1,5 @@
-"""Hooks around real dumps and restores: what they are told, what a veto stops, and that their
-failures harm no tree.
+"""Hooks around real dumps and restores: their requests, what a veto stops, and that their failures
+harm no tree.
 """
 
 from __future__ import annotations
@@ -93,15 +93,15 @@ def test_an_address_that_a_hook_is_to_add(
     try:
         animal = zoo.launch("port.py", "203.0.113.78")
         animal.ask()
-        told = trip.dump(animal)
+        report = trip.dump(animal)
         run(["ip", "address", "del", *address])
         hooks.noting("pre-restore")
-        failed = criuctl("restore", told["checkpoint"], check=False)
+        failed = criuctl("restore", report["checkpoint"], check=False)
         assert (
             failed["exit_code"] == 6 and "nor has a hook made it one" in failed["error"]["message"]
         )
         hooks.sh("pre-restore", "10-address", f"ip address replace {' '.join(address)}")
-        restored = trip.restore(told, animal)
+        restored = trip.restore(report, animal)
         assert restored.answer["warnings"] == []
         restored.ask()
     finally:
@@ -117,18 +117,18 @@ def test_what_hooks_are_told(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: C
             phase, more=f"""echo '{{"warnings": ["w-{phase}"], "data": {{"from": "{phase}"}}}}'"""
         )
     animal = zoo.launch("counter.py", "1")
-    told = trip.dump(animal, "--name", "web", "--label", "role=web")
-    assert [(r["phase"], r["name"], r["ok"], r["data"]) for r in told["hooks"]] == [
+    report = trip.dump(animal, "--name", "web", "--label", "role=web")
+    assert [(r["phase"], r["name"], r["ok"], r["data"]) for r in report["hooks"]] == [
         (phase, "note", True, {"from": phase}) for phase in dump_phases
     ]
-    assert [w for w in told["warnings"] if "w-" in w] == [
+    assert [w for w in report["warnings"] if "w-" in w] == [
         f"{p} hook 'note': w-{p}" for p in dump_phases
     ]
-    answer = trip.restore(told, animal).answer
+    answer = trip.restore(report, animal).answer
     assert [(r["phase"], r["ok"]) for r in answer["hooks"]] == [
         (phase, True) for phase in restore_phases
     ]
-    before, frozen, after, committed = (hooks.told(phase)[0] for phase in dump_phases)
+    before, frozen, after, committed = (hooks.requests(phase)[0] for phase in dump_phases)
     common = {
         "version": 1,
         "session": "web",
@@ -143,35 +143,35 @@ def test_what_hooks_are_told(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: C
     assert [body["checkpoint"] for body in (before, frozen, after, committed)] == [
         None,
         None,
-        *[told["checkpoint"]] * 2,
+        *[report["checkpoint"]] * 2,
     ]
-    assert len(frozen["processes"]) == told["processes"]
+    assert len(frozen["processes"]) == report["processes"]
     assert committed["number"] == 1
-    placed = hooks.told("post-restore")[0]
+    placed = hooks.requests("post-restore")[0]
     assert (
         placed.items()
         >= {
             "session": "web",
             "incarnation": 2,
             "pid": answer["pid"],
-            "checkpoint": told["checkpoint"],
+            "checkpoint": report["checkpoint"],
         }.items()
     )
-    # What the hooks of a name said at the dump is in the manifest, and told to those of that name
-    # at the restore.
-    kept = criuctl("show", told["checkpoint"])["hooks"]
+    # What the hooks of a name said at the dump is in the manifest, and in the request of those of
+    # that name at the restore.
+    kept = criuctl("show", report["checkpoint"])["hooks"]
     assert [r["data"] for r in kept] == [{"from": phase} for phase in dump_phases[:3]]
     assert placed["recorded"] == kept
-    assert not hooks.told("dump-failed")
-    assert not hooks.told("restore-failed")
+    assert not hooks.requests("dump-failed")
+    assert not hooks.requests("restore-failed")
 
 
 @pytest.mark.parametrize("how", ["ends", "left running"])
 def test_a_veto_of_a_dump(
     how: str, hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """Whenever it comes: the tree goes on, nothing is listed, and the hooks of dump-failed are told
-    why.
+    """Whenever it comes: the tree goes on, nothing is listed, and the requests of dump-failed hooks
+    say why.
     """
     options = ["--leave-running"] if how == "left running" else []
     hooks.noting("dump-failed")
@@ -185,9 +185,9 @@ def test_a_veto_of_a_dump(
         assert answer["error"]["hook"]["veto"] == f"not during {phase}"
         runs_on(animal)
         assert criuctl("list") == []
-        assert hooks.told("dump-failed")[-1]["error"]["message"] == answer["error"]["message"]
+        assert hooks.requests("dump-failed")[-1]["error"]["message"] == answer["error"]["message"]
         hook.unlink()
-    assert len(hooks.told("dump-failed")) == 3
+    assert len(hooks.requests("dump-failed")) == 3
     trip.restore(trip.dump(animal), animal).ask()
 
 
@@ -211,21 +211,21 @@ def test_a_veto_of_a_restore(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: C
     """Nothing is left of it, and the next attempt succeeds."""
     hooks.noting("restore-failed")
     animal = zoo.launch("counter.py", "1")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     for phase in ("pre-restore", "post-restore"):
         hook = hooks.sh(phase, "guard", 'echo \'{"veto": "not here"}\'')
-        answer = criuctl("restore", told["checkpoint"], check=False)
+        answer = criuctl("restore", report["checkpoint"], check=False)
         assert (answer["exit_code"], answer["error"]["message"]) == (
             10,
             f"{phase} hook 'guard' says no: not here",
         )
         assert zoo.find(animal) == []
-        assert hooks.told("restore-failed")[-1]["error"]["code"] == "vetoed"
+        assert hooks.requests("restore-failed")[-1]["error"]["code"] == "vetoed"
         # A look is not a restore.
-        assert criuctl("restore", told["checkpoint"], "--dry-run")["ok"]
+        assert criuctl("restore", report["checkpoint"], "--dry-run")["ok"]
         hook.unlink()
-    assert len(hooks.told("restore-failed")) == 2
-    trip.restore(told, animal).ask()
+    assert len(hooks.requests("restore-failed")) == 2
+    trip.restore(report, animal).ask()
 
 
 def test_optional_failures_are_told_with_exit_11(
@@ -273,7 +273,7 @@ def test_policy_makes_a_hang_a_veto(hooks: HookFolder, zoo: Zoo, criuctl: Criuct
 
 
 def test_refused_before_anything_is_touched(hooks: HookFolder, zoo: Zoo, criuctl: Criuctl) -> None:
-    """A hook that others can change is not run, and a policy that cannot be is told."""
+    """A hook that others can change is not run, and a policy that cannot be had is reported."""
     path = hooks.sh("pre-dump", "open", f"touch {hooks.path}/ran")
     path.chmod(0o777)
     animal = zoo.launch("counter.py", "1")
@@ -305,15 +305,15 @@ def test_kill_9_while_a_connection_is_in_a_hook_s_hands(
     rule = {"match": {"peer": "127.0.0.1"}, "policy": "reconnect", "application": "hangs"}
     criuctl.extra["CRIUCTL_CONNECTION_RULES"] = json.dumps([rule])
     animal = zoo.launch("peer.py", "tcp", greeter[0])
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     noted = hanging(hooks, "reconnect")
-    command = criuctl.start("restore", told["checkpoint"])
+    command = criuctl.start("restore", report["checkpoint"])
     wait_until(noted.exists, 60, "the hook runs")
     command.process.kill()
     command.process.wait(120)
     gone(noted)
     assert zoo.find(animal) == []
-    assert criuctl("restore", told["checkpoint"], "--connections", "hangup", "--dry-run")["ok"]
+    assert criuctl("restore", report["checkpoint"], "--connections", "hangup", "--dry-run")["ok"]
 
 
 @pytest.mark.crash
@@ -357,7 +357,7 @@ def test_interrupted_while_a_hook_runs(
     command.process.kill(signal.SIGTERM)
     assert command.process.wait(60) == 128 + signal.SIGTERM
     gone(noted)
-    assert hooks.told("dump-failed")[0]["error"]["code"] == "interrupted"
+    assert hooks.requests("dump-failed")[0]["error"]["code"] == "interrupted"
     (hooks.path / "frozen" / "hangs").unlink()
     assert aftermath.of_dump(animal, again=False) == "alive"
 
@@ -367,8 +367,8 @@ def test_snapshot_failed(hooks: HookFolder, zoo: Zoo, criuctl: Criuctl) -> None:
     animal = zoo.launch("counter.py", "1")
     answer = criuctl("snapshot", animal.pid, "nonesuch", check=False)
     assert answer["exit_code"] == 3
-    (told,) = hooks.told("snapshot-failed")
-    assert (told["target"], told["session"], told["error"]["exit_code"]) == (
+    (request,) = hooks.requests("snapshot-failed")
+    assert (request["target"], request["session"], request["error"]["exit_code"]) == (
         "nonesuch",
         "nonesuch",
         3,
@@ -384,7 +384,7 @@ def test_tried_by_hand(hooks: HookFolder, zoo: Zoo, criuctl: Criuctl) -> None:
     hooks.noting("frozen")
     trial = criuctl("hooks", "run", "frozen", "--target", "web")
     assert trial["verdict"] == "ok"
-    assert hooks.told("frozen") == trial["requests"]
+    assert hooks.requests("frozen") == trial["requests"]
     assert (trial["requests"][0]["pid"], trial["requests"][0]["trial"]) == (animal.pid, True)
     hooks.sh("post-restore", "guard", "exit 10")
     answer = criuctl("hooks", "run", "post-restore", "guard", "--ref", "web", check=False)
@@ -409,14 +409,14 @@ def test_tried_by_hand(hooks: HookFolder, zoo: Zoo, criuctl: Criuctl) -> None:
 
 RECONNECT = """
 import json, socket, sys
-told = json.load(sys.stdin)
-host, _, port = told["connection"]["peer"].rpartition(":")
+request = json.load(sys.stdin)
+host, _, port = request["connection"]["peer"].rpartition(":")
 sock = socket.socket(fileno=3)
 sock.connect((host, int(port)))
-if not told.get("trial"):
-    assert told["recorded"][0]["data"] == {"from": "frozen"}, told
-    assert (told["session"], told.get("connections")) == ("peer", None), told
-sock.sendall(told["options"]["greeting"].encode())
+if not request.get("trial"):
+    assert request["recorded"][0]["data"] == {"from": "frozen"}, request
+    assert (request["session"], request.get("connections")) == ("peer", None), request
+sock.sendall(request["options"]["greeting"].encode())
 assert sock.recv(7) == b"welcome"
 secret = open(4).read().strip()
 print(json.dumps({"outcome": "reconnected", "data": {"secret": secret == "s3cret"}}))
@@ -431,8 +431,8 @@ def test_a_connection_handed_to_a_hook(
     criuctl: Criuctl,
     home: Home,
 ) -> None:
-    """First by hand, on a new socket beside the program's; then for real: the program talks on over
-    the very socket.
+    """First by hand, on a new socket next to the program's; then for real: the program talks on
+    over the very socket.
     """
     address, heard = greeter
     hooks.python("reconnect", "greet", RECONNECT)
@@ -459,14 +459,14 @@ def test_a_connection_handed_to_a_hook(
     )
     assert heard == [b"hello\n", b"again"]
     assert animal.ask()["outcome"] == "echo"
-    told = trip.dump(animal, "--name", "peer")
-    restored = trip.restore(told, animal, equal=False)
+    report = trip.dump(animal, "--name", "peer")
+    restored = trip.restore(report, animal, equal=False)
     assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [
         ("reconnect", "reconnected")
     ]
     assert heard == [b"hello\n", b"again", b"again"]
     assert restored.ask()["outcome"] == "echo"
-    assert "s3cret" not in json.dumps([told, restored.answer, trial])
+    assert "s3cret" not in json.dumps([report, restored.answer, trial])
 
 
 BAD_HOOKS = {
@@ -492,10 +492,10 @@ def test_hooks_that_do_not_connect(
     criuctl.extra |= {"CRIUCTL_CONNECTION_RULES": json.dumps([rule]), "CRIUCTL_HOOK_TIMEOUT": "6"}
     animal = zoo.launch("peer.py", "tcp", greeter[0])
     assert animal.ask()["outcome"] == "echo"
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     for how, (program, reason) in BAD_HOOKS.items():
         hooks.python("reconnect", "bad", f"import json, os, time\n{program}")
-        answer = criuctl("restore", told["checkpoint"], check=False)
+        answer = criuctl("restore", report["checkpoint"], check=False)
         (connection,) = answer["connections"]
         assert (how, answer["exit_code"], connection["outcome"]) == (how, 11, "failed")
         assert reason in connection["reason"]

@@ -26,7 +26,9 @@ NEEDED = 6  # the private ones in both processes
 
 @pytest.fixture
 def pool() -> Iterator[int]:
-    """How many pages there are without the test's own, of which it may have as many as it needs."""
+    """How many pages there are without the test's own; the test may have as many of them as it
+    needs.
+    """
     if not POOL.exists():
         pytest.skip(f"this machine has no {POOL}")
     before = int(POOL.read_text())

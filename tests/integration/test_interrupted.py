@@ -281,8 +281,8 @@ def slept(animal: Animal) -> dict[str, tuple[int, int]]:
 def test_a_sleep_that_does_not_ask_what_is_left_takes_its_time(
     pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """One of the C library goes on as poll; of another nobody knows what it does with the
-    registers, so it ends with EINTR.
+    """One of the C library goes on as poll; with another library it is unknown what it does with
+    the registers, so it ends with EINTR.
     """
     limit = 3_000_000
     began = time.monotonic()

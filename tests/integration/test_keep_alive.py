@@ -106,8 +106,8 @@ def test_http_and_memcached_clients_go_on(
     animal: Animal, zoo: Zoo, criuctl: Criuctl, home: Home
 ) -> None:
     config = home.path / "config.yaml"
-    told = criuctl("dump", animal.pid, "--config", config)
-    answer = criuctl("restore", told["checkpoint"], "--config", config)
+    report = criuctl("dump", animal.pid, "--config", config)
+    answer = criuctl("restore", report["checkpoint"], "--config", config)
     assert [c["outcome"] for c in answer["connections"]] == ["reconnected"] * 3
     restored = zoo.adopt(answer["pid"], animal)
     assert restored.ask()["connections"] == 1  # urllib3 has never made a second one
@@ -129,18 +129,18 @@ def test_a_client_that_waits_for_an_answer_is_not_left_waiting(
     it at once.
     """
     config = home.path / "config.yaml"
-    time.sleep(0.05)  # "sent last" is told by a clock that ticks every few milliseconds
+    time.sleep(0.05)  # "sent last" comes from a clock that ticks every few milliseconds
     Web.slow.set()
     with pytest.raises(TimeoutError):
         animal.ask(timeout=1)
     assert Web.late.wait(60)
-    told = criuctl("dump", animal.pid, "--config", config)
+    report = criuctl("dump", animal.pid, "--config", config)
     began = time.monotonic()
-    answer = criuctl("restore", told["checkpoint"], "--config", config)
+    answer = criuctl("restore", report["checkpoint"], "--config", config)
     hung_up = [c for c in answer["connections"] if c["outcome"] == "hangup"]
     assert ["not answered" in c["reason"] for c in hung_up] == [True]
     restored = zoo.adopt(answer["pid"], animal)
-    while not (report := next(restored.folder.glob("report-*.json"), None)):
+    while not (error_file := next(restored.folder.glob("report-*.json"), None)):
         assert time.monotonic() - began < 120  # the server would have taken five minutes
         time.sleep(0.02)
-    assert "RemoteDisconnected" in report.read_text()
+    assert "RemoteDisconnected" in error_file.read_text()

@@ -44,7 +44,7 @@ def errors_of(criuctl: Criuctl, pid: int) -> list[dict[str, Any]]:
 
 
 def refused(criuctl: Criuctl, animal: Animal, program: str, remedy: str, *, least: int = 1) -> None:
-    """Every error has this program's remedy, and people are told it once."""
+    """Every error has this program's remedy, which is printed once."""
 
     def found() -> list[dict[str, Any]]:
         found = errors_of(criuctl, animal.pid)
@@ -55,7 +55,7 @@ def refused(criuctl: Criuctl, animal: Animal, program: str, remedy: str, *, leas
     assert all(remedy in f["hint"] for f in errors), errors
     command = criuctl.start("check", animal.pid, json_output=False)
     assert command.process.wait(120) == 4
-    shown = command.told()
+    shown = command.output()
     assert shown.count(remedy) == 1, shown
     assert len(errors) == 1 or "more like it" in shown, shown
 
@@ -63,8 +63,8 @@ def refused(criuctl: Criuctl, animal: Animal, program: str, remedy: str, *, leas
 def back(criuctl: Criuctl, zoo: Zoo, animal: Animal) -> Animal:
     """There and back, of a program that never rests, starts processes and so is not compared."""
     assert errors_of(criuctl, animal.pid) == []
-    told = criuctl("dump", animal.pid)
-    return zoo.adopt(criuctl("restore", told["checkpoint"])["pid"], animal)
+    report = criuctl("dump", animal.pid)
+    return zoo.adopt(criuctl("restore", report["checkpoint"])["pid"], animal)
 
 
 def get(url: str, method: str = "GET") -> Any:

@@ -27,12 +27,12 @@ def test_all_of_its_memory_arrives(pids: str, zoo: Zoo, trip: Trip) -> None:
 def test_its_terminals_are_its_own_while_pages_follow(
     zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """A master whose slaves it closes then is told so: criuctl, which has made them, has none
+    """A master whose slaves it closes then sees that: criuctl, which has made them, has none
     left.
     """
     animal = zoo.launch("followed.py")
-    told = trip.dump(animal)
-    with paused(criuctl, "pages-follow", "restore", told["checkpoint"], "--lazy") as held:
+    report = trip.dump(animal)
+    with paused(criuctl, "pages-follow", "restore", report["checkpoint"], "--lazy") as held:
         (restored,) = wait_until(lambda: zoo.find(animal), 60, "it runs")
         restored.ask()
         held.go_on()
@@ -45,8 +45,8 @@ def test_killed_while_pages_follow(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> No
     before.
     """
     animal = zoo.launch("memory.py", "64")
-    told = trip.dump(animal)
-    with paused(criuctl, "pages-follow", "restore", told["checkpoint"], "--lazy") as held:
+    report = trip.dump(animal)
+    with paused(criuctl, "pages-follow", "restore", report["checkpoint"], "--lazy") as held:
         held.command.process.kill()
     found: list[Animal] = []
 
@@ -55,5 +55,5 @@ def test_killed_while_pages_follow(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> No
         return not any(each.alive() for each in found)
 
     wait_until(ended, 60, "nothing of it runs")
-    restored = trip.restore(told, animal)
+    restored = trip.restore(report, animal)
     restored.ask()

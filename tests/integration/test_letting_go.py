@@ -45,9 +45,9 @@ def test_some_are_killed_before_criu_has_let_go_of_them(
 ) -> None:
     """The others live, and the parent gets to know how those have ended."""
     animal = zoo.launch("siblings.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     criuctl.prefix = [sys.executable, "-c", KILLS, str(spared)]
-    answer = criuctl("restore", told["checkpoint"], "--pids", pids)
+    answer = criuctl("restore", report["checkpoint"], "--pids", pids)
     criuctl.prefix = []
     restored = zoo.adopt(answer["pid"], animal)
     ended = animal.folder / "ended"
@@ -62,4 +62,4 @@ def test_some_are_killed_before_criu_has_let_go_of_them(
     }
     assert len(restored.identities()) == 1 + spared
     restored.ask()
-    assert criuctl("status", told["session"])["state"] == "running"
+    assert criuctl("status", report["session"])["state"] == "running"

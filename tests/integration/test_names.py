@@ -37,13 +37,13 @@ def test_names_that_are_no_text(more: str, criuctl: Criuctl, tmp_path: Path) -> 
     """
     with running(NO_TEXT + more, tmp_path) as program:
         assert criuctl("check", program.pid)["ok"]
-        told = criuctl("dump", program.pid, "--name", "bytes")
+        report = criuctl("dump", program.pid, "--name", "bytes")
     shown = criuctl("show", "bytes")
     assert [process["command"] for process in shown["processes"]] == ["na)m\udcff\n ("]
     answer = criuctl("restore", "bytes", "--pids", "private")
     assert os.readlink(f"/proc/{answer['pid']}/cwd").endswith("d\udcff (deleted)\n)x")
     criuctl("dump", answer["pid"], "--leave-running")
-    assert criuctl("diff", told["checkpoint"], "bytes")
+    assert criuctl("diff", report["checkpoint"], "bytes")
     assert criuctl("kill", "bytes")["killed"] >= 1
 
 
@@ -54,10 +54,12 @@ def test_a_hint_says_which_store_has_the_checkpoint(criuctl: Criuctl, tmp_path: 
     first.mkdir()
     second.mkdir()
     with running("", first) as program:
-        told = criuctl("dump", program.pid, "--name", "web", "--store", store)
+        report = criuctl("dump", program.pid, "--name", "web", "--store", store)
     with running("", second) as program:
         (warning,) = criuctl("dump", program.pid, "--name", "web", "--leave-running")["warnings"]
-        assert f"`criuctl restore {told['checkpoint'][:12]} --as NAME --store '{store}'`" in warning
+        assert (
+            f"`criuctl restore {report['checkpoint'][:12]} --as NAME --store '{store}'`" in warning
+        )
         criuctl("dump", program.pid, "--name", "web", "--store", store)
     refused = criuctl("run", "-d", "--name", "web", "--", "true", check=False)
     assert f"`criuctl restore web --store '{store}'`" in refused["stderr"]

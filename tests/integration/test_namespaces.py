@@ -176,17 +176,17 @@ def test_a_console_that_is_held_from_outside(
     )
     animal = zoo.launch("counter.py", prefix=[*_AS_PID_1, console, "sh"])
     os.close(slave)
-    told = trip.dump(animal) if held else criuctl("dump", animal.pid, check=False)
+    report = trip.dump(animal) if held else criuctl("dump", animal.pid, check=False)
     os.close(master)
     if not held:
-        assert [(f["code"], f["pid"]) for f in told["error"]["findings"]] == [
+        assert [(f["code"], f["pid"]) for f in report["error"]["findings"]] == [
             ("terminal-mounted", animal.pid)
         ]
         animal.ask()
         return
     taken = [fd for _ in range(3) for fd in os.openpty()]
     try:
-        animal = trip.restore(told, animal, equal=False)
+        animal = trip.restore(report, animal, equal=False)
         node = Path(f"/proc/{animal.pid}/root{animal.folder}/console")
         assert node.samefile(f"/proc/{animal.pid}/fd/7")
         assert node.stat().st_rdev not in {os.fstat(fd).st_rdev for fd in taken}
@@ -294,7 +294,7 @@ def test_a_named_net_namespace(network: str, zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_net_namespace_without_a_name(zoo: Zoo, trip: Trip) -> None:
-    """It dies with its tree, and is made anew."""
+    """It dies with its tree, and is made again."""
     animal = zoo.launch(
         "sockets.py",
         prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"],
@@ -321,9 +321,9 @@ def test_a_net_namespace_that_has_only_the_number_of_the_old_one(zoo: Zoo, trip:
         "sockets.py", prefix=["unshare", "--net", "sh", "-c", f'{_NOT_SAVED}; exec "$@"', "sh"]
     )
     for round_ in range(5):  # another program may be faster, and have the number
-        old, told = _net(animal.pid), trip.dump(animal)
+        old, report = _net(animal.pid), trip.dump(animal)
         taken = _taken_by_a_stranger(old, zoo, round_)
-        animal = trip.restore(told, animal, equal=False)
+        animal = trip.restore(report, animal, equal=False)
         assert _net(animal.pid) not in ((old, _net(os.getpid())) if taken else (_net(os.getpid()),))
         assert ["is gone; a new one" in text for text in animal.answer["warnings"]] == [True]
         subprocess.run(["nsenter", "-t", str(animal.pid), "-n", "sh", "-c", _NOT_SAVED], check=True)
@@ -362,9 +362,9 @@ def test_a_net_namespace_in_which_somebody_else_still_lives(
     )
     old = _net(animal.pid)
     wait_until(lambda: _net(other.pid) == old, 60, "it has come")
-    told = trip.snapshot(animal) if left_running else trip.dump(animal)
+    report = trip.snapshot(animal) if left_running else trip.dump(animal)
     animal.end()
-    restored = trip.restore(told, animal, equal=not left_running)
+    restored = trip.restore(report, animal, equal=not left_running)
     assert (_net(restored.pid), restored.answer["warnings"]) == (old, [])
     restored.ask()
 
@@ -384,8 +384,8 @@ def test_an_ipc_namespace_in_which_somebody_else_lives(zoo: Zoo, criuctl: Criuct
     )
     ipc = os.readlink(f"/proc/{animal.pid}/ns/ipc")
     wait_until(lambda: os.readlink(f"/proc/{other.pid}/ns/ipc") == ipc, 60, "it has come")
-    (told,) = warned()
-    assert str(other.pid) in told
+    (warning,) = warned()
+    assert str(other.pid) in warning
 
 
 def test_a_net_namespace_that_was_given_a_name_after_the_dump(
@@ -395,11 +395,11 @@ def test_a_net_namespace_that_was_given_a_name_after_the_dump(
         "sockets.py",
         prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"],
     )
-    old, told = _net(animal.pid), trip.snapshot(animal)
+    old, report = _net(animal.pid), trip.snapshot(animal)
     subprocess.run(["ip", "netns", "attach", home.token, str(animal.pid)], check=True)
     try:
         animal.end()
-        restored = trip.restore(told, animal, equal=False)
+        restored = trip.restore(report, animal, equal=False)
         assert (_net(restored.pid), restored.answer["warnings"]) == (old, [])
         restored.ask()
     finally:
@@ -462,15 +462,15 @@ def test_an_interface_that_sockets_are_bound_to_is_gone(
     make()
     prefix = ["nsenter", f"--net=/run/netns/{network}", "--", sys.executable, "-c", _BOUND, "waits"]
     animal = zoo.launch("counter.py", prefix=prefix)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     subprocess.run(["ip", "-n", network, "link", "del", "v0"], check=True)
-    plan = criuctl("restore", told["checkpoint"], "--dry-run", check=False)
+    plan = criuctl("restore", report["checkpoint"], "--dry-run", check=False)
     missing = [f for f in plan["findings"] if f["code"] == "interface-missing"]
     assert not plan["ok"] and {(f["level"], f["pid"]) for f in missing} == {("error", animal.pid)}
     assert len(missing) == 3 and all("interface v0" in f["text"] for f in missing)
-    assert criuctl("restore", told["checkpoint"], check=False)["error"]["exit_code"] == 4
+    assert criuctl("restore", report["checkpoint"], check=False)["error"]["exit_code"] == 4
     make()
-    trip.restore(told, animal, equal=False).ask()  # the interface has another number now
+    trip.restore(report, animal, equal=False).ask()  # the interface has another number now
 
 
 def test_a_connection_by_an_interface_that_is_gone_is_hung_up(zoo: Zoo, trip: Trip) -> None:
@@ -500,7 +500,7 @@ def test_a_connection_by_an_interface_that_is_gone_is_hung_up(zoo: Zoo, trip: Tr
 def test_interfaces_that_would_end_with_the_tree(
     home: Home, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """Told before the dump, with what keeps them: the name that the remedy gives to the
+    """Reported before the dump, with what keeps them: the name that the remedy gives to the
     namespace.
     """
     links = f"{_NOT_SAVED}; ip addr add 10.9.9.1/24 dev v0; ip link set v0 up"
@@ -508,18 +508,18 @@ def test_interfaces_that_would_end_with_the_tree(
         "counter.py", prefix=["unshare", "--net", "sh", "-c", f'{links}; exec "$@"', "sh"]
     )
 
-    def told() -> list[str]:
+    def hints() -> list[str]:
         return [
             f["hint"]
             for f in criuctl("check", animal.pid)["findings"]
             if f["code"] == "own-network"
         ]
 
-    (hint,) = told()
+    (hint,) = hints()
     assert f"ip netns attach NAME {animal.pid}" in hint
     subprocess.run(["ip", "netns", "attach", home.token, str(animal.pid)], check=True)
     try:
-        assert told() == []
+        assert hints() == []
         restored = trip.restore(trip.dump(animal), animal)
         inside = ["nsenter", "-t", str(restored.pid), "-n", "ip", "-o", "-4", "addr", "show", "v0"]
         assert (

@@ -79,10 +79,10 @@ def user(zoo: Zoo, home: Home) -> Animal:
 
 
 def needs_of(animal: Animal, config: Config, **options: Any) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(
+    needs: dict[str, Any] = json.loads(
         json.dumps(gather(config, animal.pid, session=SessionRef("user", "1" * 32), **options))
     )
-    return told
+    return needs
 
 
 def errors(needs: dict[str, Any], config: Config) -> list[Finding]:
@@ -159,7 +159,7 @@ def test_what_is_missed_is_what_a_restore_would_miss(
     }
     (library,) = [f for f in needs["files"] if f["path"] == str(folder / "lib.so")]
     assert [f.code for f in errors(needs, config)] == ["port-taken"], "it runs here itself"
-    told = criuctl("dump", user.pid)
+    report = criuctl("dump", user.pid)
     wait_until(lambda: not user.alive(), 60, "the tree is gone")
     assert errors(needs, config) == []
 
@@ -180,14 +180,14 @@ def test_what_is_missed_is_what_a_restore_would_miss(
             found = errors(needs, config)
             assert {f.code for f in found} == {code}, found
             assert all(str(folder) in f.text or code == "port-taken" for f in found)
-            answer = criuctl("restore", told["checkpoint"], check=False)
+            answer = criuctl("restore", report["checkpoint"], check=False)
             assert answer["exit_code"] == (6 if code == "build-id" else 4), (code, answer)
             if code == "build-id":  # which CRIU alone compares
                 assert "lib.so" in answer["error"]["message"]
                 assert Path(answer["error"]["log"]).stat().st_mode & 0o777 == 0o600
     with mode(folder / "book", 0o600), mode(folder / "place", 0o700):
         assert errors(needs, config) == [], "other rights stop nobody who has it open"
-        zoo.adopt(criuctl("restore", told["checkpoint"])["pid"], user)
+        zoo.adopt(criuctl("restore", report["checkpoint"])["pid"], user)
 
 
 def test_what_travels_need_not_be_there(user: Animal, config: Config) -> None:

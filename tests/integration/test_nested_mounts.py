@@ -26,14 +26,15 @@ _NESTED = """import ctypes, os, subprocess, sys
 before, inside, then, chroot = sys.argv[1:5]
 if before: subprocess.run(["sh", "-ec", before], check=True)
 held = os.open(".", os.O_RDONLY)
-done, told = os.pipe()
+done, done_write = os.pipe()
 if os.fork() == 0:
     assert ctypes.CDLL(None).unshare(0x20000) == 0
     subprocess.run(["sh", "-ec", inside], check=True)
     if chroot: os.chroot(chroot); os.chdir("/")
-    os.set_inheritable(held, True); os.set_inheritable(told, True)
-    os.execvp("sh", ["sh", "-ec", f"{then}; echo x >&{told}; exec {told}>&-; exec sleep 600"])
-os.close(told)
+    os.set_inheritable(held, True); os.set_inheritable(done_write, True)
+    say = f"echo x >&{done_write}; exec {done_write}>&-"
+    os.execvp("sh", ["sh", "-ec", f"{then}; {say}; exec sleep 600"])
+os.close(done_write)
 assert os.read(done, 2) == b"x\\n"
 os.close(done); os.close(held)
 os.execvp(sys.argv[5], sys.argv[5:])

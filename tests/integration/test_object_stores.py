@@ -36,9 +36,9 @@ def test_there_and_back(
     assert "encrypt" in str(info).lower()
     animal = zoo.launch("memory.py", "8", env={"TOKEN": CANARY})
     (animal.folder / "notes").write_text(f"{CANARY}\n" * 100)
-    told = trip.dump(animal, "--with-files", animal.folder / "notes", "--name", "in-the-cloud")
-    assert told["store"] == f"s3://{home.token}/some/prefix"
-    assert [row["id"] for row in criuctl("list")] == [told["checkpoint"]]
+    report = trip.dump(animal, "--with-files", animal.folder / "notes", "--name", "in-the-cloud")
+    assert report["store"] == f"s3://{home.token}/some/prefix"
+    assert [row["id"] for row in criuctl("list")] == [report["checkpoint"]]
     criuctl("verify", "--all")
     client = server.client()
     keys = server.keys(home.token)
@@ -49,7 +49,7 @@ def test_there_and_back(
             assert secret.encode() not in body, f"{secret} is readable in {key}"
             assert secret not in key
     assert server.multipart_uploads(home.token) == []
-    restored = trip.restore(told, animal)
+    restored = trip.restore(report, animal)
     restored.ask()
     again = trip.restore(trip.dump(restored), restored)
     again.ask()
@@ -82,14 +82,14 @@ def test_five_different_refusals(
     }
     animal = zoo.launch("counter.py", "1")
     animal.remember()
-    told = {}
+    codes = {}
 
     def refused(name: str, exit_code: int, **changes: str) -> None:
         criuctl.extra = base | changes
         answer = criuctl("dump", animal.pid, check=False)
         assert answer["exit_code"] == exit_code, answer
         assert answer["error"]["hint"], answer
-        told[name] = answer["error"]["code"]
+        codes[name] = answer["error"]["code"]
 
     refused("not initialised", 7)
     refused("unreachable", 7, AWS_ENDPOINT_URL="http://127.0.0.1:9")
@@ -102,7 +102,7 @@ def test_five_different_refusals(
     criuctl("store", "init")
     keys = sorted((home.path / "keys").iterdir(), key=lambda path: path.stat().st_mtime)
     refused("wrong key", 8, CRIUCTL_KEY_FILE=str(keys[-1]))
-    assert len(set(told.values())) == len(told), told
+    assert len(set(codes.values())) == len(codes), codes
     assert animal.differences(animal) == []
     animal.ask()
 
@@ -129,7 +129,7 @@ NOBODY = {
 def test_where_there_is_no_room_for_a_process_that_speaks_to_the_store(
     surroundings: str, criuctl: Criuctl
 ) -> None:
-    """criuctl does without it, or with less of it: what is wrong is told as ever."""
+    """criuctl does without it, or with less of it: errors are reported as ever."""
     criuctl.extra |= {**NOBODY, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     criuctl.prefix = ["sh", "-c", f'{surroundings}; exec "$@"', "sh"]
     answer = criuctl("restore", "web", check=False)

@@ -1,4 +1,4 @@
-"""criuctl started by somebody who has set things up unlike a login does: ignored signals, narrow
+"""criuctl started in surroundings unlike those of a login: ignored signals, narrow
 limits.
 
 Only what bounds criuctl itself is narrow: a hard limit below that of the tree cannot be given back
@@ -26,7 +26,7 @@ HARDLY_ANY = ["sh", "-c", 'ulimit -Sn 64; exec "$@"', "sh"]
 @pytest.mark.parametrize("signals", ["CHLD", "CHLD,PIPE,HUP,USR1,ALRM"])
 @pytest.mark.parametrize("pids", ["same", "private"])
 def test_ignored_signals(signals: str, pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Who is started with SIGCHLD ignored is not told how its children end."""
+    """A process that is started with SIGCHLD ignored cannot learn how its children end."""
     criuctl.prefix = ["env", f"--ignore-signal={signals}"]
     animal = zoo.launch("files.py")
     animal = trip.restore(trip.dump(animal), animal, "--pids", pids)
@@ -56,8 +56,8 @@ def test_a_process_with_more_descriptors_than_criuctl_may_have(
 def test_a_root_that_wants_to_end_with_its_parent(pids: str, zoo: Zoo, trip: Trip) -> None:
     """Its parent at the restore is CRIU, which ends; within the tree the wish stays."""
     animal = zoo.launch("bereaved.py")
-    told = trip.dump(animal)
-    answer = trip.criuctl("restore", told["checkpoint"], "--pids", pids)
+    report = trip.dump(animal)
+    answer = trip.criuctl("restore", report["checkpoint"], "--pids", pids)
     animal = zoo.adopt(answer["pid"], animal)
     cleared = [
         warning.partition("PR_SET_PDEATHSIG (")[2].partition(")")[0]
@@ -71,11 +71,11 @@ def test_a_root_that_wants_to_end_with_its_parent(pids: str, zoo: Zoo, trip: Tri
 
 
 def test_limits_that_cannot_be_raised_are_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Whoever lacks CAP_SYS_RESOURCE, as in many a container, cannot give a tree more than it has
-    itself.
+    """A process without CAP_SYS_RESOURCE, as in many a container, cannot give a tree more than it
+    has itself.
     """
     animal = zoo.launch("files.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     criuctl.prefix = [
         "setpriv",
         "--bounding-set=-sys_resource",
@@ -83,13 +83,13 @@ def test_limits_that_cannot_be_raised_are_told(zoo: Zoo, trip: Trip, criuctl: Cr
         "--msgqueue=1000:2000",
         "--",
     ]
-    answer = criuctl("restore", told["checkpoint"])
+    answer = criuctl("restore", report["checkpoint"])
     zoo.adopt(answer["pid"], animal)
     warnings = [w for w in answer["warnings"] if "not restored" in w]
     assert len(warnings) == 1 and "RLIMIT_MSGQUEUE is 1000/2000, it was " in warnings[0], warnings
     criuctl.prefix = []
-    told = criuctl("dump", answer["pid"])
-    answer = criuctl("restore", told["checkpoint"])
+    report = criuctl("dump", answer["pid"])
+    answer = criuctl("restore", report["checkpoint"])
     zoo.adopt(answer["pid"], animal).ask()
     assert answer["warnings"] == []  # it had them like this already
 
@@ -97,12 +97,12 @@ def test_limits_that_cannot_be_raised_are_told(zoo: Zoo, trip: Trip, criuctl: Cr
 def test_a_limit_that_is_too_narrow_is_named(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """And the checkpoint can still be restored."""
     animal = zoo.launch("files.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     criuctl.prefix = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh"]
-    refused = criuctl("restore", told["checkpoint"], check=False)
+    refused = criuctl("restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 13 and "ulimit -f" in refused["error"]["hint"]
     criuctl.prefix = []
-    trip.restore(told, animal).ask()
+    trip.restore(report, animal).ask()
 
 
 def test_a_mapping_larger_than_memory(zoo: Zoo, trip: Trip) -> None:
@@ -117,8 +117,8 @@ def test_a_mapping_larger_than_memory(zoo: Zoo, trip: Trip) -> None:
 def test_more_shared_memory_than_a_restore_has_descriptors_that_came_after_the_look(
     zoo: Zoo, criuctl: Criuctl
 ) -> None:
-    """The tree runs on; such a checkpoint could be restored by somebody with a higher limit only,
-    and not here.
+    """The tree runs on; such a checkpoint could only be restored with a higher limit, and not
+    here.
     """
     animal = zoo.launch("growing.py")
     wait = f"until [ -e {animal.folder}/report-1.json ]; do sleep 0.05; done"
@@ -146,7 +146,7 @@ def test_more_shared_memory_than_a_restore_has_descriptors_that_came_after_the_l
 def test_a_store_that_is_not_mounted_is_not_made_anew(
     encrypted: bool, zoo: Zoo, criuctl: Criuctl
 ) -> None:
-    """What is put below a mount point is found by nobody; and the new store would not be
+    """Files below a mount point are hidden once it is mounted; and the new store would not be
     encrypted.
     """
     criuctl("store", "init", *(["--encrypt"] if encrypted else []))
@@ -163,7 +163,7 @@ def test_a_store_that_is_not_mounted_is_not_made_anew(
         if there:
             criuctl.store.rmdir()  # it is empty
     first.ask()
-    if not encrypted:  # who has nothing there begins anew, as ever
+    if not encrypted:  # a host without anything there starts afresh, as ever
         criuctl("dump", second.pid, "--leave-running")
         shutil.rmtree(criuctl.store)
     mounted.rename(criuctl.store)

@@ -37,9 +37,9 @@ def test_an_open_link(target: str, mode: int, zoo: Zoo, trip: Trip) -> None:
     place.chmod(mode)
     animal = zoo.launch([sys.executable, "-c", PROGRAM, str(place / "link"), target], quiet=False)
     wait_until(lambda: lines(animal), 60, "it runs")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     before = lines(animal)
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     wait_until(lambda: lines(animal) > before, 60, "it goes on")
     held = [fd for fd in os.listdir(f"/proc/{restored.pid}/fd") if int(fd) > 2]
     assert [os.readlink(f"/proc/{restored.pid}/fd/{fd}") for fd in held] == [str(place / "link")]

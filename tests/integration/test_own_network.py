@@ -45,7 +45,7 @@ def _inside(*commands: str, unshare: Sequence[str] = ("--net",), leader: bool = 
     return ["unshare", *unshare, "sh", "-ec", words, "sh"]
 
 
-def _told(criuctl: Criuctl, animal: Animal) -> dict[str, dict[str, object]]:
+def _findings(criuctl: Criuctl, animal: Animal) -> dict[str, dict[str, object]]:
     findings = criuctl("check", animal.pid, check=False)["findings"]
     return {f["code"]: f for f in findings if f["code"] in ("own-network", "interface-lost")}
 
@@ -67,11 +67,13 @@ def test_all_that_would_be_lost_is_reported(zoo: Zoo, criuctl: Criuctl) -> None:
     commands = [_UP, *(command for command, _ in _ANYTHING), _MACVLAN.split("; ")[1]]
     prefix = _inside(*commands, unshare=("--net", "--pid", "--fork", "--mount-proc"), leader=True)
     animal = zoo.launch("counter.py", prefix=prefix)
-    told = _told(criuctl, animal)["own-network"]
-    assert told["level"] == "warning" and f"ip netns attach NAME {animal.pid}" in str(told["hint"])
+    finding = _findings(criuctl, animal)["own-network"]
+    assert finding["level"] == "warning" and f"ip netns attach NAME {animal.pid}" in str(
+        finding["hint"]
+    )
     for _, words in (*_ANYTHING[:1], *_ANYTHING[2:]):
-        assert words in str(told["text"])
-    assert "interfaces m0 (macvlan), v0 (veth), v1 (veth)" in str(told["text"])
+        assert words in str(finding["text"])
+    assert "interfaces m0 (macvlan), v0 (veth), v1 (veth)" in str(finding["text"])
 
 
 @pytest.mark.parametrize("kind", ["tcp", "udp", "packet"])
@@ -83,9 +85,11 @@ def test_a_socket_that_is_bound_to_an_interface_that_would_be_lost(
     """
     prefix = [*_inside(_UP, _MACVLAN), sys.executable, "-c", _BOUND, kind, "m0"]
     animal = zoo.launch("counter.py", prefix=prefix)
-    told = _told(criuctl, animal)["interface-lost"]
-    assert told["level"] == "error" and "interface m0" in str(told["text"])
-    assert told["pid"] == animal.pid and f"ip netns attach NAME {animal.pid}" in str(told["hint"])
+    finding = _findings(criuctl, animal)["interface-lost"]
+    assert finding["level"] == "error" and "interface m0" in str(finding["text"])
+    assert finding["pid"] == animal.pid and f"ip netns attach NAME {animal.pid}" in str(
+        finding["hint"]
+    )
     answer = criuctl("dump", animal.pid, check=False)
     assert answer["exit_code"] == 4 and "interface-lost" in [
         f["code"] for f in answer["error"]["findings"]
@@ -156,7 +160,7 @@ def test_the_network_comes_back_with_the_tree(
     )
     before = _shown(animal.pid)
     for _ in range(2):
-        assert _told(criuctl, animal) == {}
+        assert _findings(criuctl, animal) == {}
         animal = trip.restore(trip.dump(animal), animal, equal=False)
         assert (_shown(animal.pid), animal.answer["warnings"]) == (before, [])
         animal.ask()
@@ -184,7 +188,7 @@ def test_a_socket_that_is_bound_to_an_interface_of_it(
     ]
     before = subprocess.run(show, capture_output=True, text=True, check=True).stdout
     assert "v0" in before
-    assert _told(criuctl, animal) == {}
+    assert _findings(criuctl, animal) == {}
     restored = trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/net",))
     show[2] = str(restored.pid)
     assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == before
@@ -193,14 +197,14 @@ def test_a_socket_that_is_bound_to_an_interface_of_it(
 
 @pytest.mark.parametrize("options", [(), ("--pids", "private"), ("--as", "copy")])
 def test_connections_inside_of_it(options: tuple[str, ...], zoo: Zoo, trip: Trip) -> None:
-    """They go on, and no table of the lock on them stays; beside its original a copy has the same
+    """They go on, and no table of the lock on them stays; next to its original a copy has the same
     network.
     """
     address = "ip addr add 10.9.9.1/24 dev lo"
     animal = zoo.launch("sockets.py", prefix=_inside(_UP, address))
     before = _shown(animal.pid)
-    told = trip.snapshot(animal) if "--as" in options else trip.dump(animal)
-    restored = trip.restore(told, animal, *options, equal=False)
+    report = trip.snapshot(animal) if "--as" in options else trip.dump(animal)
+    restored = trip.restore(report, animal, *options, equal=False)
     assert _shown(restored.pid) == before
     assert len({os.stat(f"/proc/{pid}/ns/net").st_ino for pid in (restored.pid, os.getpid())}) == 2
     restored.ask()
@@ -211,14 +215,14 @@ def test_connections_inside_of_it(options: tuple[str, ...], zoo: Zoo, trip: Trip
 
 _NESTED = """import ctypes, os, subprocess, sys
 kinds, inside, then = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-done, told = os.pipe()
+done, done_write = os.pipe()
 child = os.fork()
 if child == 0:
     assert ctypes.CDLL(None).unshare(kinds) == 0
     subprocess.run(["sh", "-ec", inside], check=True)
-    os.close(done); os.write(told, b"x"); os.close(told)
+    os.close(done); os.write(done_write, b"x"); os.close(done_write)
     os.execvp("sleep", ["sleep", "600"])
-os.close(told)
+os.close(done_write)
 assert os.read(done, 1) == b"x"
 os.close(done)
 subprocess.run(["sh", "-ec", then, "sh", str(child)], check=True)
@@ -256,7 +260,7 @@ def test_several_networks_in_one_tree(spaces: str, zoo: Zoo, trip: Trip, criuctl
     before = _shown(animal.pid), _shown(_nested(animal))
     assert before[0] != before[1]
     for _ in range(2):
-        assert _told(criuctl, animal) == {}
+        assert _findings(criuctl, animal) == {}
         animal = trip.restore(trip.dump(animal), animal, equal=False)
         assert (_shown(animal.pid), _shown(_nested(animal)), animal.answer["warnings"]) == (
             *before,

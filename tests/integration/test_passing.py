@@ -50,7 +50,8 @@ def hooks(criuctl: Criuctl, animal: Animal) -> HookFolder:
     )
     folder.noting(
         "frozen",
-        more=f'echo "{{\\"data\\": {{\\"times\\": $(wc -l < {folder.path}/told-frozen-note)}}}}"',
+        more=f"times=$(wc -l < {folder.path}/requests-frozen-note); "
+        'echo "{\\"data\\": {\\"times\\": $times}}"',
     )
     folder.noting("dump-failed")
     return folder
@@ -93,21 +94,21 @@ def test_a_dump_outwaits_it(
         uncork(animal)
         animal.ask()  # it runs, and has its half line
         held.go_on()
-        assert held.command.process.wait(120) == 0, held.command.told()
-    told = held.command.json()
-    assert [len(hooks.told(phase)) for phase in ("pre-dump", "frozen", "dump-failed")] == [1, 2, 0]
-    shown = criuctl("show", told["checkpoint"])
+        assert held.command.process.wait(120) == 0, held.command.output()
+    report = held.command.json()
+    assert [len(hooks.requests(p)) for p in ("pre-dump", "frozen", "dump-failed")] == [1, 2, 0]
+    shown = criuctl("show", report["checkpoint"])
     assert [(hook["phase"], hook.get("data")) for hook in shown["hooks"]] == [
         ("pre-dump", None),
         ("frozen", {"times": 2}),
     ]
     assert len([image for image in shown["images"] if image["name"].startswith("core-")]) == 2
     wait_until(lambda: not set(netfilter.tables()) - tables, 60, "no lock is left")
-    criuctl("verify", told["checkpoint"])
+    criuctl("verify", report["checkpoint"])
     if options == ("--leave-running",):
         animal.ask()
         animal.end()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     restored.ask()
     restored.ask()
 
@@ -118,7 +119,7 @@ def test_the_look_at_the_tree_outwaits_it(animal: Animal, trip: Trip, criuctl: C
     with paused(criuctl, "not-now", "dump", animal.pid) as held:
         uncork(animal)
         held.go_on()
-        assert held.command.process.wait(120) == 0, held.command.told()
+        assert held.command.process.wait(120) == 0, held.command.output()
     trip.restore(held.command.json(), animal, equal=False).ask()
 
 
@@ -142,7 +143,7 @@ def test_what_does_not_pass_is_told_in_the_end(
         in answer["error"]["message"]
     )
     assert answer["error"]["message"].endswith("; the tree runs on")
-    assert [len(hooks.told(phase)) for phase in ("pre-dump", "frozen", "dump-failed")] == [
+    assert [len(hooks.requests(p)) for p in ("pre-dump", "frozen", "dump-failed")] == [
         1,
         len(PAUSES) + 1,
         1,
@@ -173,8 +174,8 @@ def test_between_two_tries(
     with paused(criuctl, "thawed", "dump", animal.pid, "--name", animal.folder.name) as held:
         meanwhile(held, animal)
         held.go_on()
-        assert held.command.process.wait(120) == code, held.command.told()
-    assert [len(hooks.told(phase)) for phase in ("pre-dump", "frozen", "dump-failed")] == [1, 1, 1]
+        assert held.command.process.wait(120) == code, held.command.output()
+    assert [len(hooks.requests(p)) for p in ("pre-dump", "frozen", "dump-failed")] == [1, 1, 1]
     if meanwhile is interrupt:
         uncork(animal)
         (hooks.path / "pre-dump" / "note").unlink()

@@ -81,13 +81,13 @@ def test_a_copy_in_a_network_of_its_own_has_the_addresses_that_it_listens_at(
 ) -> None:
     animal = zoo.launch("port.py", own_address)
     port = animal.ask()["port"]
-    told = trip.snapshot(animal)
-    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    report = trip.snapshot(animal)
+    copy = trip.restore(report, animal, "--as", "copy", equal=False)
     assert any("network of its own" in text for text in copy.answer["warnings"])
     copy.ask()
     listed = ["nsenter", "-t", str(copy.pid), "-n", "ss", "-Hltn", f"src [{own_address}]"]
     assert str(port) in subprocess.run(listed, check=True, capture_output=True, text=True).stdout
-    assert criuctl("verify", told["checkpoint"], "--restore")["restored"]
+    assert criuctl("verify", report["checkpoint"], "--restore")["restored"]
 
 
 def test_a_port_that_a_stranger_has_in_the_net_namespace_of_the_tree(

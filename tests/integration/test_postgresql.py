@@ -68,10 +68,10 @@ def test_a_pool_in_two_processes(
     animal = launch(zoo, server, "pool", user, host, count=3)
     before = animal.ask()
     assert before["mine"][2][:3] == [2, True, "public, extra"]
-    told = trip.dump(animal, "--connections", "reconnect")
-    assert {c["policy"] for c in told["connections"]} == {"reconnect"}
+    report = trip.dump(animal, "--connections", "reconnect")
+    assert {c["policy"] for c in report["connections"]} == {"reconnect"}
     server.restart()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert outcomes(restored) == [("reconnect", "reconnected")]
     assert len(restored.answer["connections"]) == 6
     after = restored.ask()
@@ -84,28 +84,28 @@ def test_the_password_of_its_environment(server: PostgresServer, zoo: Zoo, trip:
     animal = launch(
         zoo, server, "pool", "scram", count=1, PGPASSFILE="/dev/null", PGPASSWORD="scram-secret"
     )
-    told = trip.dump(animal, "--connections", "reconnect")
+    report = trip.dump(animal, "--connections", "reconnect")
     server.restart()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert outcomes(restored) == [("reconnect", "reconnected")]
-    assert "scram-secret" not in str(told) + str(restored.answer)
+    assert "scram-secret" not in str(report) + str(restored.answer)
     assert restored.ask()["mine"][0][0] == 0
 
 
 @pytest.mark.parametrize("wish", ["at the dump", "at the restore"])
 def test_psql(server: PostgresServer, zoo: Zoo, trip: Trip, wish: str) -> None:
     animal = launch(zoo, server, "psql")
-    report = animal.ask()
-    assert (report["twice"], report["date"]) == ("2", "01.02.2026")
+    answer = animal.ask()
+    assert (answer["twice"], answer["date"]) == ("2", "01.02.2026")
     option = ("--connections", "reconnect")
-    told = trip.dump(animal, *(option if wish == "at the dump" else ()))
+    report = trip.dump(animal, *(option if wish == "at the dump" else ()))
     server.restart()
     restored = trip.restore(
-        told, animal, *(option if wish == "at the restore" else ()), equal=False
+        report, animal, *(option if wish == "at the restore" else ()), equal=False
     )
     assert outcomes(restored) == [("reconnect", "reconnected")]
-    report = restored.ask()
-    assert (report["twice"], report["date"]) == ("4", "01.02.2026")
+    answer = restored.ask()
+    assert (answer["twice"], answer["date"]) == ("4", "01.02.2026")
 
 
 def test_a_migration_resumes_at_the_next_statement(
@@ -130,17 +130,17 @@ def test_a_server_that_is_away_for_a_while(
     restore goes on trying.
     """
     animal = launch(zoo, server, "pool", "scram", count=2)
-    told = trip.dump(animal, "--connections", "reconnect")
+    report = trip.dump(animal, "--connections", "reconnect")
     server.stop(signal.SIGQUIT)  # as a crash, so that it has to recover
     try:
         with socket.create_server(("127.0.0.1", server.port)) as listener:
             listener.settimeout(60)
-            command = criuctl.start("restore", told["checkpoint"])
+            command = criuctl.start("restore", report["checkpoint"])
             for _ in range(9):
                 listener.accept()[0].close()
     finally:
         server.start()
-    assert command.process.wait(120) == 0, command.told()
+    assert command.process.wait(120) == 0, command.output()
     answer = command.json()
     assert {c["outcome"] for c in answer["connections"]} == {"reconnected"}
     assert max(c["attempts"] for c in answer["connections"]) > 2
@@ -161,30 +161,30 @@ def test_what_cannot_be_rebuilt_is_hung_up_and_told(
     connection is not concerned.
     """
     animal = launch(zoo, server, "pool", count=1, first=statement)
-    told = trip.dump(animal, "--connections", "reconnect")
-    restored = trip.restore(told, animal, equal=False)
+    report = trip.dump(animal, "--connections", "reconnect")
+    restored = trip.restore(report, animal, equal=False)
     assert outcomes(restored) == [("hangup", "hangup"), ("reconnect", "reconnected")]
     assert [
         c["reason"] for c in restored.answer["connections"] if OBSTACLES[statement] in c["reason"]
     ]
-    report = restored.ask()
-    assert report["mine"][0][0] == "OperationalError"
-    assert ast.literal_eval(report["theirs"])[0][0] == 100
+    answer = restored.ask()
+    assert answer["mine"][0][0] == "OperationalError"
+    assert ast.literal_eval(answer["theirs"])[0][0] == 100
 
 
 @pytest.mark.parametrize("sslmode", ["require", "disable"])
 def test_a_server_that_offers_tls(
     server: PostgresServer, zoo: Zoo, trip: Trip, sslmode: str
 ) -> None:
-    """As Debian's does.  An encrypted session is left alone and told so; that another is plain is
-    found out beside it.
+    """As Debian's does. An encrypted session is left alone, and reported; one next to it is found
+    to be plain.
     """
     server.enable_tls()
     server.restart("ssl=on")
     try:
         animal = launch(zoo, server, "pool", "scram", PGSSLMODE=sslmode)
-        told = trip.snapshot(animal, "--connections", "reconnect")
-        found = {(c["policy"], c["reason"]) for c in told["connections"]}
+        report = trip.snapshot(animal, "--connections", "reconnect")
+        found = {(c["policy"], c["reason"]) for c in report["connections"]}
         assert found == (
             {("hangup", "the session is encrypted (TLS)")}
             if sslmode == "require"
@@ -200,8 +200,8 @@ def test_an_advisory_lock_is_held_again(server: PostgresServer, zoo: Zoo, trip: 
     original holds.
     """
     animal = launch(zoo, server, "pool", count=1, first="SELECT pg_advisory_lock(77)")
-    told = trip.snapshot(animal, "--connections", "reconnect")
-    answer = trip.criuctl("restore", told["checkpoint"], "--as", "copy", check=False)
+    report = trip.snapshot(animal, "--connections", "reconnect")
+    answer = trip.criuctl("restore", report["checkpoint"], "--as", "copy", check=False)
     assert answer["exit_code"] == 11
     assert sorted(c["outcome"] for c in answer["connections"]) == ["failed", "reconnected"]
     assert any(
@@ -224,10 +224,10 @@ def test_a_password_that_was_changed(
     itself; a fresh one opens.
     """
     animal = launch(zoo, server, "pool", "scram", count=1)
-    told = trip.dump(animal, "--connections", "reconnect")
+    report = trip.dump(animal, "--connections", "reconnect")
     server.execute("ALTER ROLE scram PASSWORD 'fresh-secret'")
     try:
-        answer = criuctl("restore", told["checkpoint"], check=False)
+        answer = criuctl("restore", report["checkpoint"], check=False)
         assert answer["exit_code"] == 11
         assert {c["outcome"] for c in answer["connections"]} == {"failed"}
         assert all("password authentication failed" in c["reason"] for c in answer["connections"])
@@ -243,10 +243,10 @@ def test_a_password_that_was_changed(
         config = criuctl.home.path / "fresh.yaml"
         config.write_text(json.dumps({"connection_rules": [rule]}))
         criuctl.extra["FRESH_PASSWORD"] = "fresh-secret"
-        answer = criuctl("--config", config, "restore", told["checkpoint"])
+        answer = criuctl("--config", config, "restore", report["checkpoint"])
         assert {c["outcome"] for c in answer["connections"]} == {"reconnected"}
         assert zoo.adopt(answer["pid"], animal).ask()["mine"][0][0] == 0
-        assert "fresh-secret" not in str(answer) + str(criuctl("show", told["checkpoint"]))
+        assert "fresh-secret" not in str(answer) + str(criuctl("show", report["checkpoint"]))
     finally:
         server.execute("ALTER ROLE scram PASSWORD 'scram-secret'")
 
@@ -268,7 +268,7 @@ def test_every_acknowledged_write_is_there_once(
             60,
             "more writes",
         )
-        told = trip.dump(animal, "--connections", "reconnect")
+        report = trip.dump(animal, "--connections", "reconnect")
         # What was under way is done with: a client that looks for its last number can rely on what
         # it finds.
         wait_until(
@@ -276,7 +276,7 @@ def test_every_acknowledged_write_is_there_once(
         )
         if cycle == 1:
             server.restart()
-        animal = trip.restore(told, animal, equal=False)
+        animal = trip.restore(report, animal, equal=False)
         seen.update(c["outcome"] for c in animal.answer["connections"])
     wait_until(
         lambda: server.execute(sessions)[0][0] <= 8,

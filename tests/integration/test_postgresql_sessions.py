@@ -37,7 +37,7 @@ def secret(tmp_path: Path, text: str, **options: Any) -> Settings:
 
 @pytest.fixture
 def server(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> PostgresServer:
-    monkeypatch.setenv("HOME", "/nonexistent")  # no .pgpass of whoever runs the tests
+    monkeypatch.setenv("HOME", "/nonexistent")  # no .pgpass of the user who runs the tests
     return postgres_server
 
 
@@ -254,7 +254,7 @@ def test_a_query_in_flight(server: PostgresServer, client: Any, local: bool) -> 
     raw = client.pgconn
     with server.connect() as other:
         other.execute("SELECT pg_advisory_lock(4711)")
-        # "sent after received" is told by a clock that ticks every few milliseconds
+        # "sent after received" comes from a clock that ticks every few milliseconds
         time.sleep(0.05)
         raw.send_query(b"SELECT pg_advisory_lock(4711), 'done'")
         raw.flush()
@@ -314,7 +314,9 @@ def test_a_server_that_was_restarted(server: PostgresServer, client: Any) -> Non
 
 
 def test_defaults_that_changed_meanwhile(server: PostgresServer, client: Any) -> None:
-    """A client goes by what it was told: what can be kept is, the rest is a warning."""
+    """A client relies on the settings that the server reported: what can be kept is, the rest is a
+    warning.
+    """
     state_before = client.info.parameter_status("DateStyle")
     hand = Handback(PROTOCOL, client.fileno())
     hand.inspect()["reported"]["server_version"] = "9.6.1"
@@ -332,7 +334,7 @@ def test_defaults_that_changed_meanwhile(server: PostgresServer, client: Any) ->
 
 
 def test_a_password_that_was_changed(server: PostgresServer, tmp_path: Path) -> None:
-    """The old one is told to be wrong without being repeated; the fresh one opens."""
+    """The error says that the old one is wrong and does not repeat it; the new one opens."""
     with server.connect("scram") as client:
         hand = Handback(PROTOCOL, client.fileno(), secret(tmp_path, "scram-secret"))
         hand.inspect()
@@ -537,7 +539,7 @@ STATE = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_a_server_that_lies_at_the_restore(name: str, tmp_path: Path) -> None:
-    """Told within the deadline, whatever it sends; no other exception gets out."""
+    """Reported within the deadline, whatever it sends; no other exception gets out."""
     with fake(*LIES[name]) as sock:
         record = ConnectionRecord(pid=os.getpid(), fd=9, session=STATE)
         began = time.monotonic()
@@ -577,15 +579,15 @@ def test_a_server_that_lies_at_the_dump(answers: tuple[bytes, ...]) -> None:
 
 
 def test_a_notification_that_comes_between_is_told() -> None:
-    """It cannot be put back into the queue, so at least nobody has to guess."""
-    told = {
+    """It cannot be put back into the queue, so a warning says so."""
+    session = {
         "pid": 7, "database": "d", "authorization": "u", "role": "none", "version": "150000",
         "settings": None, "activity": {"usename": "u", "backend_start": "now"}, "reported": {},
         "prepared": None, "channels": ["news"], "locks": None, "temporary": None, "cursors": None,
     }  # fmt: skip
     answers = b"".join(
         message(b"D", struct.pack("!HI", 1, len(text)) + text) + message(b"C", b"SELECT 1\0")
-        for text in (b"UTF8", json.dumps(told).encode())
+        for text in (b"UTF8", json.dumps(session).encode())
     )
     notification = message(b"A", struct.pack("!I", 99) + b"news\0stop the press\0")
     with fake(READY, notification + answers + READY) as sock:

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.integration
 MIB = 1 << 20
 
 
-def while_frozen(told: dict[str, Any]) -> int:
+def while_frozen(report: dict[str, Any]) -> int:
     """Bytes that were new to the store only when the tree was frozen."""
-    return int(told["bytes"]["new"]) - sum(int(r["new"]) for r in told["precopy"])
+    return int(report["bytes"]["new"]) - sum(int(r["new"]) for r in report["precopy"])
 
 
 def test_of_a_quiet_tree_nothing_is_left_to_store(zoo: Zoo, trip: Trip) -> None:
@@ -31,15 +31,15 @@ def test_of_a_quiet_tree_nothing_is_left_to_store(zoo: Zoo, trip: Trip) -> None:
     """
     animal = zoo.launch("memory.py", "32")
     shared_before = oracle.read(f"/proc/{animal.pid}/smaps_rollup")
-    told = trip.snapshot(animal, "--pre-copy")
-    first, *others = told["precopy"]
+    report = trip.snapshot(animal, "--pre-copy")
+    first, *others = report["precopy"]
     assert first["round"] == 1
     assert first["new"] > 32 * MIB
     # what the child shares with its parent is read once
-    assert first["read"] < told["bytes"]["memory"] - 30 * MIB
+    assert first["read"] < report["bytes"]["memory"] - 30 * MIB
     assert [r for r in others if r["new"] > MIB] == []
-    assert while_frozen(told) < 2 * MIB  # CRIU's images, with a deleted file of one MiB
-    assert told["bytes"]["unused"] < MIB
+    assert while_frozen(report) < 2 * MIB  # CRIU's images, with a deleted file of one MiB
+    assert report["bytes"]["unused"] < MIB
     # Forked memory is shared as before: reading it has copied nothing.
     assert (
         abs(shared(oracle.read(f"/proc/{animal.pid}/smaps_rollup")) - shared(shared_before))
@@ -64,10 +64,10 @@ def shared(rollup: str) -> int:
 
 def test_of_a_tree_that_writes_only_what_it_writes_is_stored_again(zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("rewriter.py", quiet=False)
-    told = trip.dump(animal, "--pre-copy")
-    assert told["precopy"][0]["new"] > 30 * MIB
-    assert while_frozen(told) < 8 * MIB
-    restored = trip.restore(told, animal, equal=False)
+    report = trip.dump(animal, "--pre-copy")
+    assert report["precopy"][0]["new"] > 30 * MIB
+    assert while_frozen(report) < 8 * MIB
+    restored = trip.restore(report, animal, equal=False)
     turns = restored.ask()["turns"]
     assert wait_until(lambda: restored.ask()["turns"] > turns, 60, "it writes on")
 
@@ -77,13 +77,13 @@ def test_of_a_tree_that_writes_single_pages_all_over_only_pages_are_stored_again
     zoo: Zoo, trip: Trip, criuctl: Criuctl, way: tuple[str, ...]
 ) -> None:
     animal = zoo.launch("rewriter.py", "31", quiet=False)  # two pages of each window
-    told = trip.dump(animal, "--pre-copy")
-    assert told["precopy"][0]["new"] > 30 * MIB
+    report = trip.dump(animal, "--pre-copy")
+    assert report["precopy"][0]["new"] > 30 * MIB
     # a MiB of pages, 8 MiB of windows that are stored whole first, CRIU's images
-    assert while_frozen(told) < 12 * MIB
-    assert criuctl("show", told["checkpoint"])["features"] == ["layers"]
-    criuctl("verify", told["checkpoint"])
-    restored = trip.restore(told, animal, *way, equal=False)
+    assert while_frozen(report) < 12 * MIB
+    assert criuctl("show", report["checkpoint"])["features"] == ["layers"]
+    criuctl("verify", report["checkpoint"])
+    restored = trip.restore(report, animal, *way, equal=False)
     turns = restored.ask()["turns"]
     assert wait_until(lambda: restored.ask()["turns"] > turns, 60, "it writes on")
 
@@ -97,10 +97,10 @@ def test_a_process_that_ends_between_rounds_is_not_missed(
         os.kill(child, signal.SIGKILL)
         wait_until(lambda: oracle.stat_of(child)[:1] in ([], ["Z"]), 60, "the child has ended")
         held.go_on()
-        assert held.command.process.wait(120) == 0, held.command.told()
-    told = held.command.json()
+        assert held.command.process.wait(120) == 0, held.command.output()
+    report = held.command.json()
     assert animal.alive()
-    assert told["bytes"]["unused"] > 0  # what the child alone had
+    assert report["bytes"]["unused"] > 0  # what the child alone had
 
 
 def test_given_up_between_rounds_nothing_has_happened(zoo: Zoo, criuctl: Criuctl) -> None:
@@ -121,6 +121,6 @@ def test_a_tree_that_ends_during_pre_copy_is_told(zoo: Zoo, criuctl: Criuctl) ->
         animal.end()
         held.go_on()
         assert held.command.process.wait(120) != 0
-    told = held.command.json()
-    assert told["error"]["code"] in {"no-such-process", "dump-failed"}, told
+    report = held.command.json()
+    assert report["error"]["code"] in {"no-such-process", "dump-failed"}, report
     assert criuctl("list") == []

@@ -22,12 +22,12 @@ def test_a_stale_checkpoint_is_refused_with_every_reason(
     schema, token, ran = (tmp_path / name for name in ("schema.sql", "token", "ran"))
     schema.write_text("create table a (b int);")
     token.touch()
-    told = trip.snapshot(
+    report = trip.snapshot(
         animal,
         *("--name", "db", "--require", f"file:{schema}", "--require", f"command:test -e {token}"),
         *("--require", f"output:echo x >> {ran}; wc -c < {schema}", "--require", "age:1d"),
     )
-    assert len(told["requires"]) == 4
+    assert len(report["requires"]) == 4
     assert [p["state"] for p in criuctl("show", "db")["predicates"]] == [
         "holds",
         "unchecked",
@@ -46,7 +46,7 @@ def test_a_stale_checkpoint_is_refused_with_every_reason(
     ) == (4, ["unchecked"] * 2)
     assert ran.read_text() == "x\nx\n"
     elsewhere["CRIUCTL_PREDICATES"] = json.dumps(
-        {"none": [r for r in told["requires"] if r.startswith(("command", "output"))]}
+        {"none": [r for r in report["requires"] if r.startswith(("command", "output"))]}
     )
     assert criuctl("restore", "db", "--as", "other", "--dry-run", env=elsewhere)["ok"] is True
 

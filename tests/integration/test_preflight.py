@@ -105,11 +105,11 @@ def _ask_criu(pid: int, found: list[Finding], folder: Path) -> tuple[bool, str]:
     with features.cache_descriptors(criu) as fds:
         done = command.run(argv, timeout=120, check=False, pass_fds=fds)
     log = images / "log"
-    told = log.read_text(errors="replace") if log.exists() else done.error_text
+    log_text = log.read_text(errors="replace") if log.exists() else done.error_text
     # one that ends by its own BUG() leaves its firewall table
-    for run_id in re.findall(r"CRIU run id = ([0-9a-f-]{36})", told):
+    for run_id in re.findall(r"CRIU run id = ([0-9a-f-]{36})", log_text):
         netfilter.delete_table(netfilter.criu_table(run_id))
-    return done.returncode == 0, told
+    return done.returncode == 0, log_text
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -118,9 +118,9 @@ def test_obstacle_is_found_and_criu_agrees(case: Case, tmp_path: Path) -> None:
         pytest.skip(f"this machine has no {case.needs}")
     with running(case.program, tmp_path) as program:
         found = _settled(program.pid, case)
-        told = [f"{f.level} {f.code}: {f}" for f in found]
-        assert {f.code for f in found if f.level == "error"} == case.errors, told
-        assert case.others <= {f.code for f in found if f.level != "error"}, told
+        lines = [f"{f.level} {f.code}: {f}" for f in found]
+        assert {f.code for f in found if f.level == "error"} == case.errors, lines
+        assert case.others <= {f.code for f in found if f.level != "error"}, lines
         for finding in found:
             assert finding.pid is not None or finding.level != "error", (
                 "an obstacle names its process"
@@ -177,10 +177,10 @@ def test_descriptor_that_no_restore_has_room_above(
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
     highest = limit // 128 * 128 - 32
     raised = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))"
-    for number, told in ((highest, set[int | None]()), (highest + 1, {highest + 1})):
+    for number, expected in ((highest, set[int | None]()), (highest + 1, {highest + 1})):
         with running(f"{raised}; os.dup2(0, {number})", tmp_path) as program:
             found = [f for f in _findings(program.pid) if f.code == "descriptor-number"]
-            assert {f.fd for f in found} == told
+            assert {f.fd for f in found} == expected
 
 
 def test_more_shared_memory_than_a_restore_has_descriptors(tmp_path: Path) -> None:
@@ -190,8 +190,12 @@ def test_more_shared_memory_than_a_restore_has_descriptors(tmp_path: Path) -> No
         patch.setattr(scene, "effective_capabilities", lambda: 0)
         assert "shared-mappings" not in {f.code for f in _findings(program.pid)}
         patch.setattr(resource, "getrlimit", lambda _which: (320, 320))
-        (told,) = [f for f in _findings(program.pid) if f.code == "shared-mappings"]
-        assert told.level == "error" and "300 mappings" in told.text and "320 in all" in told.text
+        (finding,) = [f for f in _findings(program.pid) if f.code == "shared-mappings"]
+        assert (
+            finding.level == "error"
+            and "300 mappings" in finding.text
+            and "320 in all" in finding.text
+        )
 
 
 def test_shared_descriptor_is_told_once(tmp_path: Path) -> None:
@@ -275,8 +279,8 @@ def test_other_end_of_a_pipe_is_named(tmp_path: Path) -> None:
 def test_a_process_that_reads_a_disk_is_not_stuck(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One look may meet any process in a moment of uninterruptible sleep; it is told of when it
-    stays there.
+    """One look may meet any process in a moment of uninterruptible sleep; only one that stays there
+    is reported.
     """
     monkeypatch.setattr(
         scene,

@@ -7,13 +7,13 @@ of /proc              changes                      restored as
 ===================  ===========================  =============================================
 this process          number (copy)                its own again
 a thread              made last by CRIU            opened when it is there
-a child               likewise its descriptors     likewise
+a child               also its descriptors         the same
 an ended one          number is taken              one that has ended
 one outside, alive    -                            that one
 one outside           has ended, is not visible    one that has ended
 one outside: net      has ended                    the network, the mounts of the holder
 a control group's     is gone                      refused in the plan, which says what to make
-sysfs: a device's     is gone                      likewise
+sysfs: a device's     is gone                      the same
 ===================  ===========================  =============================================
 """
 
@@ -60,8 +60,8 @@ def test_there_and_back(which: str, zoo: Zoo, trip: Trip) -> None:
 def test_as_a_copy(which: str, zoo: Zoo, trip: Trip) -> None:
     """In a PID namespace of its own the numbers are the tree's own."""
     animal = zoo.launch("proc_files.py", which)
-    told = trip.snapshot(animal, "--name", "first")
-    trip.restore(told, animal, "--as", "second", ignore=ENDED if "ended" in which else ()).ask()
+    report = trip.snapshot(animal, "--name", "first")
+    trip.restore(report, animal, "--as", "second", ignore=ENDED if "ended" in which else ()).ask()
     animal.ask()
 
 
@@ -102,9 +102,9 @@ def test_a_working_folder_of_a_thread(zoo: Zoo, criuctl: Criuctl) -> None:
 def test_of_a_process_outside_that_is_gone(
     how: str, zoo: Zoo, trip: Trip, outside: subprocess.Popen[bytes], request: pytest.FixtureRequest
 ) -> None:
-    """To the program it has ended, which it is told by read(2), whoever has its number now."""
+    """To the program it has ended, as read(2) says, whichever process has its number now."""
     animal = zoo.launch("proc_files.py", "outside", str(outside.pid))
-    told = trip.snapshot(animal, "--name", "first") if how == "copy" else trip.dump(animal)
+    report = trip.snapshot(animal, "--name", "first") if how == "copy" else trip.dump(animal)
     if how != "copy":
         outside.kill()
         outside.wait()
@@ -116,7 +116,7 @@ def test_of_a_process_outside_that_is_gone(
         request.addfinalizer(another.kill)
         assert another.pid == outside.pid, "somebody else was faster"
     options = ("--as", "second") if how == "copy" else ()
-    restored = trip.restore(told, animal, *options, ignore=ENDED)
+    restored = trip.restore(report, animal, *options, ignore=ENDED)
     assert [w for w in restored.answer["warnings"] if f"/proc/{outside.pid}/stat" in w]
     assert restored.ask()["reads"] == ["ESRCH"]
 
@@ -125,10 +125,10 @@ def test_the_network_of_a_process_outside_that_is_gone(
     zoo: Zoo, trip: Trip, outside: subprocess.Popen[bytes]
 ) -> None:
     animal = zoo.launch("proc_files.py", "outside-net", str(outside.pid))
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     outside.kill()
     outside.wait()
-    trip.restore(told, animal, ignore=ENDED).ask()
+    trip.restore(report, animal, ignore=ENDED).ask()
 
 
 def _group(name: str) -> Path:
@@ -172,12 +172,12 @@ def test_what_is_gone_from_the_kernel(
     """The plan says it, before anything is touched, and with that made again the restore works."""
     path, make, remove = thing
     animal = zoo.launch("proc_files.py", "kernel", path)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     remove()
     for more in ([], ["--dry-run"]):
-        refused = criuctl("restore", told["checkpoint"], *more, check=False)
+        refused = criuctl("restore", report["checkpoint"], *more, check=False)
         findings = refused["findings"] if more else refused["error"]["findings"]
         (found,) = [f for f in findings if f["code"] == "kernel-file-missing"]
         assert os.path.basename(path) in found["text"] and found["hint"] and found["fd"] is not None
     make()
-    trip.restore(told, animal).ask()
+    trip.restore(report, animal).ask()

@@ -61,9 +61,9 @@ def test_there_and_back(program: str, zoo: Zoo, trip: Trip) -> None:
 def test_how_criuctl_is_served_is_not_handed_on(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """A restore by a cron job with ionice, say."""
     original = zoo.launch("manners.py")
-    told = trip.dump(original)
+    report = trip.dump(original)
     criuctl.prefix = ["ionice", "-c", "2", "-n", "7", "setarch", "-R"]
-    restored = trip.restore(told, original)
+    restored = trip.restore(report, original)
     assert restored.answer["warnings"] == []
     restored.ask()
 
@@ -87,7 +87,7 @@ def test_left_running(program: str, zoo: Zoo, trip: Trip) -> None:
     with what was queued then.
     """
     original = zoo.launch(program, *QUIET[program])
-    told = trip.snapshot(original)
+    report = trip.snapshot(original)
     kept = {
         path: path.read_bytes()
         for path in original.folder.rglob("*")
@@ -102,7 +102,7 @@ def test_left_running(program: str, zoo: Zoo, trip: Trip) -> None:
     for path, content in kept.items():
         if not path.exists() or path.read_bytes() != content:
             path.write_bytes(content)
-    restored = trip.restore(told, original, equal=False)
+    restored = trip.restore(report, original, equal=False)
     restored.ask()
 
 
@@ -135,17 +135,17 @@ def test_dev_tty_of_terminals_inside(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_terminals_inside_take_no_numbers_from_each_other(zoo: Zoo, trip: Trip) -> None:
-    """What somebody else has is changed, to none that another one of the tree had: a tmux would
-    take one pane for the other.
+    """A number that another tree has is changed, to none that another one of this tree had: a tmux
+    would take one pane for the other.
     """
     original = zoo.launch("followed.py")
     with ExitStack() as stack:
         before = _numbers(original.pid)
-        told = trip.dump(original)
+        report = trip.dump(original)
         while not os.path.exists(f"/dev/pts/{before[0]}"):
             for fd in os.openpty():
                 stack.callback(os.close, fd)
-        restored = trip.restore(told, original, equal=False)
+        restored = trip.restore(report, original, equal=False)
         after = restored.ask()["terminals"]
         assert after[0] != before[0]
         assert [
@@ -161,12 +161,12 @@ def test_a_terminal_whose_number_somebody_else_has_keeps_its_mode(zoo: Zoo, trip
     original = zoo.launch([sys.executable, "-S", "-c", code], name="mode")
     wait_until((original.folder / "up").exists, 60, "it is up")
     (number,) = _numbers(original.pid)
-    told = trip.dump(original)
+    report = trip.dump(original)
     with ExitStack() as stack:
         while not os.path.exists(f"/dev/pts/{number}"):
             for fd in os.openpty():
                 stack.callback(os.close, fd)
-        restored = trip.restore(told, original, equal=False)
+        restored = trip.restore(report, original, equal=False)
     (now,) = _numbers(restored.pid)
     assert now != number
     assert os.stat(f"/dev/pts/{now}").st_mode & 0o777 == 0o622
@@ -174,11 +174,11 @@ def test_a_terminal_whose_number_somebody_else_has_keeps_its_mode(zoo: Zoo, trip
 
 def _numbers(pid: int) -> list[int]:
     """Of the terminals whose masters it has."""
-    told = [
+    fdinfo = [
         path.read_text().split()
         for path in sorted(Path(f"/proc/{pid}/fdinfo").iterdir(), key=lambda path: int(path.name))
     ]
-    return [int(words[words.index("tty-index:") + 1]) for words in told if "tty-index:" in words]
+    return [int(words[words.index("tty-index:") + 1]) for words in fdinfo if "tty-index:" in words]
 
 
 def test_signals_timers_and_system_calls(compiled: Path, zoo: Zoo, trip: Trip) -> None:
@@ -206,8 +206,8 @@ def test_system_v_ipc_in_a_namespace_of_its_own(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_signal_for_somebody_outside(zoo: Zoo, trip: Trip) -> None:
-    """Who is asked to be told of input has it so after the restore, too, while it lives; who has
-    ended is told by us.
+    """A process that gets signals about input gets them after the restore, too, while it lives;
+    criuctl reports one that has ended.
     """
     lives, ends = (
         zoo.launch(["sleep", "1000"], name=name, quiet=False) for name in ("lives", "ends")
@@ -220,9 +220,9 @@ def test_a_signal_for_somebody_outside(zoo: Zoo, trip: Trip) -> None:
     whom = [str(lives.pid), str(ends.pid), str(-ends.pid), str(ends.pid)]
     original = zoo.launch([sys.executable, "-S", "-c", code, *whom], name="owners")
     wait_until((original.folder / "up").exists, 60, "it is up")
-    told = trip.dump(original)
+    report = trip.dump(original)
     ends.end()
-    restored = trip.restore(told, original)
+    restored = trip.restore(report, original)
     warnings = [w for w in restored.answer["warnings"] if "F_SETOWN" in w]
     assert len(warnings) == 2
     assert f"PID {ends.pid}, outside" in warnings[0] and "and 1 more" in warnings[0]
@@ -231,7 +231,7 @@ def test_a_signal_for_somebody_outside(zoo: Zoo, trip: Trip) -> None:
 
 
 def _owners(pid: int) -> list[int]:
-    """Whom signals tell of what comes to its descriptors."""
+    """The processes that get signals about input on its descriptors."""
     found = []
     for fd in oracle.listdir(f"/proc/{pid}/fd"):
         with borrowed(pid, int(fd)) as copy:
@@ -312,28 +312,28 @@ def test_a_tree_below_a_shell(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_lease_is_not_broken(zoo: Zoo, criuctl: Criuctl) -> None:
-    """No file is opened that nobody else may have open; what its own descriptor does not let us
-    read is told.
+    """No file is opened that no other process may have open; what its own descriptor does not let
+    us read is reported.
     """
     animal = zoo.launch("leases.py")
-    told = criuctl("dump", animal.pid, "--leave-running")
-    assert [w for w in told["warnings"] if "lease" in w and "/written:" in w]
+    report = criuctl("dump", animal.pid, "--leave-running")
+    assert [w for w in report["warnings"] if "lease" in w and "/written:" in w]
     animal.ask()
     # it would open them
-    refused = criuctl("restore", told["checkpoint"], "--as", "copy", check=False)
+    refused = criuctl("restore", report["checkpoint"], "--as", "copy", check=False)
     assert (refused["exit_code"], {f["code"] for f in refused["error"]["findings"]}) == (
         4,
         {"file-leased"},
     )
     animal.ask()
-    told = criuctl("dump", animal.pid, "--with-files", animal.folder / "both", env=RECORDED)
-    assert told["bytes"]["files"] == (animal.folder / "both").stat().st_size
+    report = criuctl("dump", animal.pid, "--with-files", animal.folder / "both", env=RECORDED)
+    assert report["bytes"]["files"] == (animal.folder / "both").stat().st_size
     (animal.folder / "both").unlink()
-    zoo.adopt(criuctl("restore", told["checkpoint"])["pid"], animal).ask()
+    zoo.adopt(criuctl("restore", report["checkpoint"])["pid"], animal).ask()
 
 
 def test_a_lease_that_is_being_broken(zoo: Zoo, trip: Trip) -> None:
-    """Whoever opens the file waits for its holder, who is frozen: criuctl does not."""
+    """A process that opens the file waits for its holder, which is frozen: criuctl does not."""
     code = (
         "import fcntl, os, signal, time; signal.signal(signal.SIGIO, signal.SIG_IGN); fd = "
         "os.open('f', os.O_CREAT | os.O_RDWR)\n"
@@ -347,11 +347,11 @@ def test_a_lease_that_is_being_broken(zoo: Zoo, trip: Trip) -> None:
     wait_until((animal.folder / "ready").exists, 60, "it has its lease")
     with pytest.raises(BlockingIOError):
         os.open(animal.folder / "f", os.O_RDONLY | os.O_NONBLOCK)
-    told = trip.criuctl(
+    report = trip.criuctl(
         "dump", animal.pid, "--leave-running", "--with-files", animal.folder / "f", env=RECORDED
     )
-    assert told["bytes"]["files"] == len("precious")
-    assert told["frozen_ms"] < int(Path("/proc/sys/fs/lease-break-time").read_text()) * 1000 / 2
+    assert report["bytes"]["files"] == len("precious")
+    assert report["frozen_ms"] < int(Path("/proc/sys/fs/lease-break-time").read_text()) * 1000 / 2
 
 
 def test_a_session_that_a_virtual_console_controls(zoo: Zoo, trip: Trip) -> None:
@@ -391,9 +391,9 @@ def test_outside_a_lock_is_felt(zoo: Zoo, trip: Trip) -> None:
             return True
 
     assert not free()
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     assert free()
-    trip.restore(told, animal)
+    trip.restore(report, animal)
     assert not free()
 
 
@@ -402,6 +402,6 @@ def test_a_clock_that_stood_still(zoo: Zoo, trip: Trip) -> None:
     is lost.
     """
     animal = zoo.launch("events.py")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     time.sleep(1)  # the time that passes is what is tested
-    trip.restore(told, animal).ask()
+    trip.restore(report, animal).ask()

@@ -1,7 +1,7 @@
 """Trees of random steps: dumped and restored, they find what an undisturbed twin finds.
 
 After each dump chance says how it comes back: as it is; after a simulated reboot
-(`support.rebooted`); as a copy beside the original, which must not notice; or from the checkpoint
+(`support.rebooted`); as a copy next to the original, which must not notice; or from the checkpoint
 of an original that ran on and was killed.  Every run tries the same few.
 ``CRIUCTL_TEST_TREES=500:40`` tries forty others from seed 500 on, ``CRIUCTL_TEST_STEPS=pipe,pair``
 makes them of these steps only (tests/integration/programs/steps), ``CRIUCTL_TEST_WAYS=copy`` brings
@@ -48,7 +48,7 @@ def emptied(home: Home, zoo: Zoo) -> Iterator[None]:
 
 
 class Ways:
-    """Brings a tree there and back, and asks it, and all that lives of it beside it, what it
+    """Brings a tree there and back, and asks it, and all that lives of it elsewhere, what it
     finds.
     """
 
@@ -59,10 +59,10 @@ class Ways:
         self.boots: list[Rebooted] = []
         self.taken: list[str] = []  # ways, one for each trip
         self.wanted: dict[str, Any] = {}  # what the twin has found last
-        self.told: set[str] = set()  # paths of files that plans have told of
+        self.named: set[str] = set()  # paths of files that plans have named
 
     def there_and_back(self, tree: Animal) -> Animal:
-        """The tree that goes on; it, and what lived beside it, have found what the twin has
+        """Return the tree that goes on; it, and what lived next to it, have found what the twin has
         found.
         """
         self.taken.append(self.random.choice(WAYS))
@@ -96,28 +96,28 @@ class Ways:
             return True
         prefix = f"/{label.replace('/', '-')}-{kind}-"
         return (kind == "watcher" and self.taken[-1] == "copy") or any(
-            prefix in path for path in self.told
+            prefix in path for path in self.named
         )
 
-    def _plan(self, told: dict[str, Any], *options: str) -> set[str]:
+    def _plan(self, report: dict[str, Any], *options: str) -> set[str]:
         """What would be refused, by its code; notes the files that more than the tree writes to."""
-        plan = self.criuctl("restore", told["checkpoint"], *options, "--dry-run", check=False)
+        plan = self.criuctl("restore", report["checkpoint"], *options, "--dry-run", check=False)
         findings = plan["error"]["findings"] if "error" in plan else plan["findings"]
         texts = [f["text"].replace(":", " ").split() for f in findings if f["code"] in SHARED]
-        self.told |= {word for words in texts for word in words if word.startswith("/")}
+        self.named |= {word for words in texts for word in words if word.startswith("/")}
         return {f["code"] for f in findings if f["level"] == "error"}
 
     def same(self, tree: Animal) -> Animal:
         """At once, on the same host."""
-        told = self.trip.dump(tree) if self.booted is None else self._dump(tree)
-        tree = self._restore(told, tree)
+        report = self.trip.dump(tree) if self.booted is None else self._dump(tree)
+        tree = self._restore(report, tree)
         self.compare("restored", tree)
         return tree
 
     def reboot(self, tree: Animal) -> Animal:
-        """After the host was started anew; perhaps others have its PIDs by now."""
+        """As after a reboot of the host; perhaps others have its PIDs by now."""
         number = self._number(tree)
-        told = self._dump(tree)
+        report = self._dump(tree)
         self._tidy(tree)
         taken = [number] if self.random.random() < 0.5 else []
         self.booted = Rebooted(
@@ -125,23 +125,23 @@ class Ways:
         )
         self.boots.append(self.booted)
         self.criuctl.prefix = self.booted.prefix
-        tree = self._restore(told, tree)
+        tree = self._restore(report, tree)
         self.compare("restored", tree)
         return tree
 
     def copy(self, tree: Animal) -> Animal:
-        """Beside the original, which has gone on; where names can be had only once, when that has
+        """Next to the original, which has gone on; where names can be had only once, when that has
         ended.
         """
-        told = self._dump(tree, "--leave-running")
+        report = self._dump(tree, "--leave-running")
         self.compare("the original before", tree)
         as_another = ("--as", f"copy-{len(self.taken)}")
-        errors = self._plan(told, *as_another)
+        errors = self._plan(report, *as_another)
         assert errors <= TAKEN, errors
         if errors:
             self.taken[-1] += f" ({', '.join(sorted(errors))})"
-            return self._again(told, tree)
-        copy = self._restore(told, tree, *as_another)
+            return self._again(report, tree)
+        copy = self._restore(report, tree, *as_another)
         self.compare("the copy", copy, again=True)
         self.compare("the original", tree)
         copy.end()
@@ -151,15 +151,15 @@ class Ways:
         """It goes on after the dump, ends, and its files are removed as it would have done
         itself.
         """
-        told = self._dump(tree, "--leave-running")
+        report = self._dump(tree, "--leave-running")
         self.compare("the original before", tree)
-        return self._again(told, tree)
+        return self._again(report, tree)
 
-    def _again(self, told: dict[str, Any], tree: Animal) -> Animal:
+    def _again(self, report: dict[str, Any], tree: Animal) -> Animal:
         tree.end()
         self._tidy(tree)
-        assert self._plan(told) == set()
-        tree = self._restore(told, tree)
+        assert self._plan(report) == set()
+        tree = self._restore(report, tree)
         self.compare("restored", tree, again=True)
         return tree
 
@@ -173,13 +173,13 @@ class Ways:
 
     def _dump(self, tree: Animal, *options: str) -> dict[str, Any]:
         tree.remember()
-        told: dict[str, Any] = self.criuctl("dump", self._number(tree), *options)
-        return told
+        report: dict[str, Any] = self.criuctl("dump", self._number(tree), *options)
+        return report
 
-    def _restore(self, told: dict[str, Any], tree: Animal, *options: str) -> Animal:
+    def _restore(self, report: dict[str, Any], tree: Animal, *options: str) -> Animal:
         if self.taken[-1] == "same" and self.booted is None:
-            return self.trip.restore(told, tree)
-        answer = self.criuctl("restore", told["checkpoint"], *options)
+            return self.trip.restore(report, tree)
+        answer = self.criuctl("restore", report["checkpoint"], *options)
         pid = self.booted.outer(answer["pid"]) if self.booted is not None else answer["pid"]
         return self.trip.zoo.adopt(pid, tree)
 

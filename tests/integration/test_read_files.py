@@ -81,17 +81,17 @@ class Reader:
 
 def dump(criuctl: Criuctl, animal: Animal, env: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Dump and end a tree whose processes come and go."""
-    told: dict[str, Any] = criuctl("dump", animal.pid, env=env)
+    report: dict[str, Any] = criuctl("dump", animal.pid, env=env)
     wait_until(lambda: not animal.alive(), 60, "its end")
     animal.end()
-    return told
+    return report
 
 
 def findings(
-    criuctl: Criuctl, told: dict[str, Any], path: Path, *options: str
+    criuctl: Criuctl, report: dict[str, Any], path: Path, *options: str
 ) -> list[tuple[str, str]]:
     """What ``--dry-run`` says of a file."""
-    plan = criuctl("restore", told["checkpoint"], "--dry-run", *options, check=False)
+    plan = criuctl("restore", report["checkpoint"], "--dry-run", *options, check=False)
     found = plan["findings"] if "findings" in plan else plan["error"]["findings"]
     return [(f["level"], f["code"]) for f in found if str(path) in f["text"]]
 
@@ -102,12 +102,12 @@ def test_a_script_goes_on_as_it_was(
     interpreter: str, change: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     reader = Reader(zoo, interpreter)
-    told = dump(criuctl, reader.animal)
+    report = dump(criuctl, reader.animal)
     reader.change(change)
     now = reader.file.read_text() if reader.file.exists() else None
     expected = [] if change == "touched" else [("warning", "file-deleted-copy")]
-    assert findings(criuctl, told, reader.file) == expected
-    restored = trip.restore(told, reader.animal, equal=False)
+    assert findings(criuctl, report, reader.file) == expected
+    restored = trip.restore(report, reader.animal, equal=False)
     warned = [w for w in restored.answer["warnings"] if str(reader.file) in w]
     assert len(warned) == len(expected)
     # Nothing of the user's was changed, and nothing was left.
@@ -124,9 +124,9 @@ def test_a_copy_beside_its_original(
     interpreter: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     reader = Reader(zoo, interpreter)
-    told = criuctl("dump", reader.animal.pid, "--leave-running")
+    report = criuctl("dump", reader.animal.pid, "--leave-running")
     reader.change("renamed")
-    copy = trip.restore(told, reader.animal, "--as", "copy", equal=False)
+    copy = trip.restore(report, reader.animal, "--as", "copy", equal=False)
     reader.animal.end()
     reader.finishes(copy)
 
@@ -136,18 +136,20 @@ def test_what_the_policy_says(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     contents stayed behind.
     """
     reader = Reader(zoo, "dash")
-    told = dump(criuctl, reader.animal)
+    report = dump(criuctl, reader.animal)
     reader.change("rewritten")
-    assert findings(criuctl, told, reader.file, "--files", "refuse") == [("error", "file-refuse")]
-    assert findings(criuctl, told, reader.file, "--files", "keep") == [("warning", "file-moved-on")]
-    refused = criuctl("restore", told["checkpoint"], "--files", "refuse", check=False)
+    assert findings(criuctl, report, reader.file, "--files", "refuse") == [("error", "file-refuse")]
+    assert findings(criuctl, report, reader.file, "--files", "keep") == [
+        ("warning", "file-moved-on")
+    ]
+    refused = criuctl("restore", report["checkpoint"], "--files", "refuse", check=False)
     assert refused["exit_code"] == 4 and str(reader.file) in refused["error"]["message"]
-    restored = trip.restore(told, reader.animal, "--files", "keep", equal=False)
+    restored = trip.restore(report, reader.animal, "--files", "keep", equal=False)
     (restored.folder / "go-1").touch()
     wait_until(lambda: "WRONG!" in restored.output(), 60, "the other script's word")
-    told = dump(criuctl, restored, RECORDED)
+    report = dump(criuctl, restored, RECORDED)
     reader.file.write_text(f"{reader.old} # one more change")
-    assert findings(criuctl, told, reader.file) == [("error", "file-refuse")]
+    assert findings(criuctl, report, reader.file) == [("error", "file-refuse")]
 
 
 MAPPER = """
@@ -194,18 +196,18 @@ def test_mapped_data_is_as_it_was(
     change: Callable[[Path], None], zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     animal, table = mapper(zoo, "MAP_PRIVATE", 300_000)
-    told = dump(criuctl, animal)
+    report = dump(criuctl, animal)
     change(table)
     now = table.read_bytes() if table.exists() else None
-    assert findings(criuctl, told, table) == [("warning", "file-deleted-copy")]
+    assert findings(criuctl, report, table) == [("warning", "file-deleted-copy")]
     before = animal.output().count("\n")
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     wait_until(lambda: restored.output().count("\n") > before + 10, 60, "ten more lines")
     assert set(restored.output().split()) == {"old"}
     assert (table.read_bytes() if table.exists() else None) == now
-    told = dump(criuctl, restored)
+    report = dump(criuctl, restored)
     before = animal.output().count("\n")
-    restored = trip.restore(told, restored, equal=False)
+    restored = trip.restore(report, restored, equal=False)
     wait_until(lambda: restored.output().count("\n") > before + 10, 60, "ten more lines")
     assert set(restored.output().split()) == {"old"}
 
@@ -215,27 +217,27 @@ def test_mapped_data_that_does_not_travel(
     mode: str, size: int, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     """What is shared shows the program what others write, and what is large stays behind: a rewrite
-    is told.
+    is reported.
     """
     animal, table = mapper(zoo, mode, size)
-    told = dump(criuctl, animal)
-    assert findings(criuctl, told, table) == []
+    report = dump(criuctl, animal)
+    assert findings(criuctl, report, table) == []
     rewritten(table)
-    assert findings(criuctl, told, table) == [("warning", "file-moved-on")]
-    assert findings(criuctl, told, table, "--files", "refuse") == [("error", "file-refuse")]
-    restored = trip.restore(told, animal, equal=False)
+    assert findings(criuctl, report, table) == [("warning", "file-moved-on")]
+    assert findings(criuctl, report, table, "--files", "refuse") == [("error", "file-refuse")]
+    restored = trip.restore(report, animal, equal=False)
     wait_until(lambda: restored.output().endswith("new new\n"), 60, "what is there now")
 
 
 def test_a_touched_table_is_not_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     animal, table = mapper(zoo, "MAP_PRIVATE", 300_000)
-    told = dump(criuctl, animal)
+    report = dump(criuctl, animal)
     other = table.with_name("same")
     shutil.copyfile(table, other)
     other.rename(table)
-    assert findings(criuctl, told, table) == []
+    assert findings(criuctl, report, table) == []
     assert [
-        w for w in trip.restore(told, animal, equal=False).answer["warnings"] if str(table) in w
+        w for w in trip.restore(report, animal, equal=False).answer["warnings"] if str(table) in w
     ] == []
 
 
@@ -247,9 +249,9 @@ def test_a_missing_folder_on_the_way(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> 
     script.write_text(SCRIPT)
     animal = zoo.launch(["bash", str(script)], name="job", quiet=False)
     wait_until(animal.output, 60, "its first word")
-    told = dump(criuctl, animal)
+    report = dump(criuctl, animal)
     shutil.rmtree(folder)
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     assert not folder.exists()
     (animal.folder / "go-1").touch()
     wait_until(lambda: "second" in restored.output(), 60, "its second word")

@@ -98,8 +98,8 @@ def test_a_shell_script_with_jobs(zoo: Zoo, trip: Trip) -> None:
         )
         return (animal.folder / f"jobs.{number}").read_text()
 
-    # That its job stops once more, now by CRIU, may be told to the shell as SIGCHLD, which it takes
-    # in its stride.
+    # That its job stops once more, now by CRIU, may reach the shell as SIGCHLD, which it takes in
+    # its stride.
     animal = back(trip, animal, "*/status/ShdPnd")
     jobs = ask(1)
     assert jobs.count("Running") == 2
@@ -168,7 +168,7 @@ def test_node_http_server(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_redis(zoo: Zoo, trip: Trip) -> None:
-    """Its keys, its expiry, its append-only file; a client outside is told and comes back by
+    """Its keys, its expiry, its append-only file; a client outside sees the end and comes back by
     itself.
     """
     (port,) = free_ports(1)

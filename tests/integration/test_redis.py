@@ -51,9 +51,9 @@ class Cycle:
     def __call__(
         self, animal: Animal, meanwhile: Callable[[], object] = lambda: None, *options: str
     ) -> Animal:
-        told = self.criuctl("dump", animal.pid, "--config", self.config, *options)
+        report = self.criuctl("dump", animal.pid, "--config", self.config, *options)
         meanwhile()
-        answer = self.criuctl("restore", told["checkpoint"], "--config", self.config)
+        answer = self.criuctl("restore", report["checkpoint"], "--config", self.config)
         restored = self.zoo.adopt(answer["pid"], animal)
         restored.answer = answer
         return restored
@@ -106,13 +106,13 @@ def test_clients_at_rest_go_on(server: RedisServer, zoo: Zoo, cycle: Cycle, home
 
     again = cycle(restored, other_server)
     assert outcomes(again) == {"reconnected"}
-    report = again.ask()
-    assert set(report["lost"].values()) | {report["child_lost"]} == {0}
-    pushed = {**report["last"], "child": report["child"]}
+    answer = again.ask()
+    assert set(answer["lost"].values()) | {answer["child_lost"]} == {0}
+    pushed = {**answer["last"], "child": answer["child"]}
     assert contents(server, "second") == {
         name: list(range(1, last + 1)) for name, last in pushed.items()
     }
-    info = report["infos"]
+    info = answer["infos"]
     assert (info["single"]["name"], info["single"]["db"], info["single"]["resp"]) == (
         "single",
         1,
@@ -127,10 +127,10 @@ def test_a_server_that_is_away_for_a_while(
 ) -> None:
     """The restore waits, and the tree does not run, until the server is back."""
     animal = launch(zoo, server, "quiet")
-    told = criuctl("dump", animal.pid, "--config", cycle.config)
+    report = criuctl("dump", animal.pid, "--config", cycle.config)
     server.stop()
     with paused(
-        criuctl, "connections", "restore", told["checkpoint"], "--config", cycle.config
+        criuctl, "connections", "restore", report["checkpoint"], "--config", cycle.config
     ) as held:
         held.go_on()
         restoring = held.command
@@ -149,7 +149,7 @@ def test_a_server_that_is_away_for_a_while(
 
 def test_under_load(server: RedisServer, zoo: Zoo, cycle: Cycle, home: Home) -> None:
     """Whatever each connection was about, no push is lost and none is done twice; what was not idle
-    is hung up and told so.
+    is hung up and reported.
     """
 
     def settle() -> None:
@@ -243,9 +243,11 @@ def test_a_subscriber_is_hung_up(
     )
     with server.client() as other:
         _until(lambda: other.pubsub_numsub("news")[0][1] == 1)
-    told = criuctl("dump", animal.pid, "--config", cycle.config)
+    report = criuctl("dump", animal.pid, "--config", cycle.config)
     # and redis-cli ends
-    (connection,) = criuctl("restore", told["checkpoint"], "--config", cycle.config)["connections"]
+    (connection,) = criuctl("restore", report["checkpoint"], "--config", cycle.config)[
+        "connections"
+    ]
     assert (connection["outcome"], connection["reason"]) == ("hangup", "it has subscriptions")
 
 

@@ -165,7 +165,7 @@ def test_nothing_is_said_on_the_programs_connection(program: Make) -> None:
 
 
 def test_a_user_with_a_password(server: RedisServer, program: Make, tmp_path: Path) -> None:
-    """The user comes from the session, the password from the secret, read anew when it is
+    """The user comes from the session, the password from the secret, read again when it is
     needed.
     """
     secret = tmp_path / "secret"
@@ -663,11 +663,14 @@ def test_a_server_that_lies(lie: str) -> None:
                 else CannotRebuild
             ):
                 PROTOCOL.reconnect(connection, record, Settings(), time.monotonic() + seconds)
-        with socket.create_connection(address) as connection, pytest.raises(CannotRebuild) as told:
+        with (
+            socket.create_connection(address) as connection,
+            pytest.raises(CannotRebuild) as raised,
+        ):
             PROTOCOL.inspect(connection, record, Settings(), time.monotonic() + seconds)
         assert time.monotonic() - began < 20
         if lie == "tls":
-            assert "TLS" in told.value.message
+            assert "TLS" in raised.value.message
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,12 @@ def test_left_running(zoo: Zoo, trip: Trip) -> None:
     back.
     """
     original = _launch(zoo)
-    told = trip.snapshot(original)
+    report = trip.snapshot(original)
     before = os.stat(original.folder / "admin.sock").st_ino
     original.ask()
     original.end()
     assert os.stat(original.folder / "admin.sock").st_ino == before
-    trip.restore(told, original, equal=False).ask()
+    trip.restore(report, original, equal=False).ask()
     assert {
         str(path.relative_to(original.folder)) for path in original.folder.rglob("*")
     } == original.listing
@@ -80,8 +80,8 @@ def test_renamed_with_pids_of_its_own(zoo: Zoo, trip: Trip) -> None:
     original = _launch(zoo)
     restored = trip.restore(trip.dump(original), original, "--pids", "private")
     os.rename(original.folder / "admin.sock", original.folder / "elsewhere")
-    told = trip.dump(restored)
-    trip.restore(told, restored)
+    report = trip.dump(restored)
+    trip.restore(report, restored)
     _send(original.folder, "elsewhere")
     assert not (original.folder / "admin.sock").exists()
 

@@ -81,7 +81,7 @@ def packs(criuctl: Criuctl) -> list[Path]:
 
 
 def test_store_lost(criuctl: Criuctl) -> None:
-    newest = filled(criuctl, "web", "db")[-1]  # of the second checkpoint of db, and nobody else's
+    newest = filled(criuctl, "web", "db")[-1]  # of the second checkpoint of db only
     exported = criuctl.home.path / "db.criuctl"
     criuctl("export", "db", exported)
     content = bytearray(newest.read_bytes())

@@ -164,10 +164,10 @@ def test_a_page_for_a_bug_report_has_no_secret(host: Operators) -> None:
     config = ("--config", folder / "config.yaml")
     page = folder / "page.md"
     body = host("doctor", "--report", page, *config)
-    told = page.read_text()
+    text = page.read_text()
     assert page.stat().st_mode & 0o777 == 0o600
     everything = (
-        told
+        text
         + json.dumps(body)
         + (folder / "state" / "events.jsonl").read_text()
         + host.text("metrics")
@@ -187,7 +187,7 @@ def test_a_page_for_a_bug_report_has_no_secret(host: Operators) -> None:
     assert body["sessions"]["states"] == {"running": 1}
     assert [e["operation"] for e in body["events"]] == ["store-init", "run", "dump", "dump"]
     assert all(
-        f"## {title}" in told
+        f"## {title}" in text
         for title in ("Versions", "Findings", "Store", "Sessions", "Newest events")
     )
     assert host("doctor", "--report", page, check=False)["exit_code"] == 9, "nothing is overwritten"

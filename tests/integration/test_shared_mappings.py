@@ -72,20 +72,20 @@ def in_a_row(animal: Animal) -> bool:
 def test_what_is_mapped_in_memory_comes_back(
     change: str, name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl
 ) -> None:
-    """As it was at the freeze: after a kill, after a reboot that emptied /dev/shm, after somebody
-    else's writing.
+    """As it was at the freeze: after a kill, after a reboot that emptied /dev/shm, after another
+    process wrote to it.
     """
     animal = counting(zoo, compiled, SHM / name)
-    told = criuctl("dump", animal.pid)
+    report = criuctl("dump", animal.pid)
     if change == "gone":
         (SHM / name).unlink()
     elif change == "other":
         (SHM / name).write_bytes(b"x" * 4096)
-    plan = criuctl("restore", told["checkpoint"], "--dry-run")
+    plan = criuctl("restore", report["checkpoint"], "--dry-run")
     assert [f["code"] for f in plan["findings"] if str(SHM / name) in f["text"]] == [
         "file-put-back"
     ] * (change != "none")
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     goes_on(restored)
     assert in_a_row(restored)
     newer = [path for path in SHM.glob(f"{name}.newer-*") if path.read_bytes() == b"x" * 4096]
@@ -97,23 +97,23 @@ def test_a_snapshot_goes_back_in_time(
 ) -> None:
     """The original went on writing after the freeze, and was killed."""
     animal = counting(zoo, compiled, SHM / name)
-    told = criuctl("dump", animal.pid, "--leave-running")
+    report = criuctl("dump", animal.pid, "--leave-running")
     goes_on(animal)
     animal.end()
     output = animal.folder / "output"
-    goes_on(trip.restore(told, animal, equal=False))
+    goes_on(trip.restore(report, animal, equal=False))
     assert "CORRUPT" not in output.read_text()
 
 
 def test_a_copy_counts_in_a_file_of_its_own(
     name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl
 ) -> None:
-    """Beside the living original, and beside one that is brought back later and finds its file as
+    """Next to the living original, and next to one that is brought back later and finds its file as
     it was.
     """
     animal = counting(zoo, compiled, SHM / name)
-    told = criuctl("dump", animal.pid, "--leave-running")
-    copy = trip.restore(told, animal, "--as", "another", equal=False)
+    report = criuctl("dump", animal.pid, "--leave-running")
+    copy = trip.restore(report, animal, "--as", "another", equal=False)
     assert [
         text for text in copy.answer["warnings"] if str(SHM / name) in text and "its own" in text
     ]
@@ -132,10 +132,10 @@ def test_the_original_comes_after_its_copy(
     name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl
 ) -> None:
     animal = counting(zoo, compiled, SHM / name)
-    told = criuctl("dump", animal.pid)
-    copy = trip.restore(told, animal, "--as", "another", equal=False)
+    report = criuctl("dump", animal.pid)
+    copy = trip.restore(report, animal, "--as", "another", equal=False)
     goes_on(copy)
-    original = trip.restore(told, animal, equal=False)
+    original = trip.restore(report, animal, equal=False)
     goes_on(original)
     goes_on(copy)
 
@@ -147,11 +147,11 @@ def test_named_semaphores_of_two_processes(
     animal = zoo.launch([str(compiled / "semaphores"), f"/{name}"], quiet=False)
     goes_on(animal)
     assert len(list(SHM.glob(f"sem.{name}-*"))) == 2
-    told = criuctl("dump", animal.pid)
+    report = criuctl("dump", animal.pid)
     if change == "gone":
         for path in SHM.glob(f"sem.{name}-*"):
             path.unlink()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     goes_on(restored)
     assert in_a_row(restored)
 
@@ -161,8 +161,8 @@ def test_a_copy_has_semaphores_of_its_own(
 ) -> None:
     animal = zoo.launch([str(compiled / "semaphores"), f"/{name}"], quiet=False)
     goes_on(animal)
-    told = criuctl("dump", animal.pid, "--leave-running")
-    copy = trip.restore(told, animal, "--as", "another", equal=False)
+    report = criuctl("dump", animal.pid, "--leave-running")
+    copy = trip.restore(report, animal, "--as", "another", equal=False)
     animal.end()
     goes_on(copy)
 
@@ -189,19 +189,19 @@ while True:
 
 
 def test_multiprocessing_of_python(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """Semaphores without a name, and memory shared by a fork: a copy beside the original, and the
+    """Semaphores without a name, and memory shared by a fork: a copy next to the original, and the
     original again.
     """
     animal = zoo.launch([sys.executable, "-c", PYTHON], quiet=False)
     goes_on(animal)
-    told = criuctl("dump", animal.pid, "--leave-running")
-    copy = trip.restore(told, animal, "--as", "another", equal=False)
+    report = criuctl("dump", animal.pid, "--leave-running")
+    copy = trip.restore(report, animal, "--as", "another", equal=False)
     goes_on(copy)
     goes_on(animal)
     animal.end()
     goes_on(copy)
     copy.end()
-    goes_on(trip.restore(told, animal, equal=False))
+    goes_on(trip.restore(report, animal, equal=False))
 
 
 def test_on_a_disk_it_is_judged(
@@ -212,22 +212,22 @@ def test_on_a_disk_it_is_judged(
     """
     path = tmp_path / "mapped"
     animal = counting(zoo, compiled, path)
-    told = criuctl("dump", animal.pid, env=RECORDED)
+    report = criuctl("dump", animal.pid, env=RECORDED)
     was = path.read_bytes()
     path.write_bytes(b"x" * 4096)
-    refused = criuctl("restore", told["checkpoint"], check=False)
+    refused = criuctl("restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 4 and str(path) in refused["error"]["message"]
     path.write_bytes(was)
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     goes_on(restored)
     assert in_a_row(restored)
-    told = criuctl("dump", restored.pid)
+    report = criuctl("dump", restored.pid)
     path.write_bytes(b"x" * 4096)
-    restored = trip.restore(told, restored, equal=False)
+    restored = trip.restore(report, restored, equal=False)
     goes_on(restored)
-    told = criuctl("dump", restored.pid, "--with-files", path, env=RECORDED)
+    report = criuctl("dump", restored.pid, "--with-files", path, env=RECORDED)
     path.unlink()
-    restored = trip.restore(told, restored, equal=False)
+    restored = trip.restore(report, restored, equal=False)
     goes_on(restored)
     assert in_a_row(restored)
 
@@ -235,16 +235,16 @@ def test_on_a_disk_it_is_judged(
 def test_who_else_writes_to_it_is_named(
     name: str, zoo: Zoo, compiled: Path, criuctl: Criuctl
 ) -> None:
-    """What somebody outside the tree writes after the freeze is no part of any checkpoint."""
+    """What a process outside the tree writes after the freeze is no part of any checkpoint."""
     animal = counting(zoo, compiled, SHM / name)
     assert "shared-outside" not in [
         f["code"] for f in criuctl("check", animal.pid, check=False)["findings"]
     ]
     with (SHM / name).open("r+b") as file:
         shared = mmap.mmap(file.fileno(), 4096)
-    told = criuctl("check", animal.pid, check=False)
+    answer = criuctl("check", animal.pid, check=False)
     shared.close()
-    (finding,) = (f for f in told["findings"] if f["code"] == "shared-outside")
+    (finding,) = (f for f in answer["findings"] if f["code"] == "shared-outside")
     assert finding["level"] == "warning"
     assert str(SHM / name) in finding["text"] and f"{os.getpid()} (" in finding["text"]
 
@@ -256,25 +256,25 @@ def test_what_is_too_large_is_told_before(
     """Nothing of it is taken along then, but with --with-files."""
     animal = counting(zoo, compiled, SHM / name)
     small = {"CRIUCTL_SHARED_MEMORY_MAX_MIB": "0", **RECORDED}
-    told = criuctl("check", animal.pid, check=False, env=small)
-    (finding,) = (f for f in told["findings"] if f["code"] == "shared-memory-large")
+    answer = criuctl("check", animal.pid, check=False, env=small)
+    (finding,) = (f for f in answer["findings"] if f["code"] == "shared-memory-large")
     assert (
         finding["level"] == "warning"
         and "--with-files" in finding["hint"]
         and str(SHM / name) in finding["text"]
     )
-    told = criuctl("dump", animal.pid, "--leave-running", env=small)
-    assert [text for text in told["warnings"] if str(SHM / name) in text]
+    report = criuctl("dump", animal.pid, "--leave-running", env=small)
+    assert [text for text in report["warnings"] if str(SHM / name) in text]
     if changed:
         goes_on(animal)
         animal.end()
-        refused = criuctl("restore", told["checkpoint"], check=False)
+        refused = criuctl("restore", report["checkpoint"], check=False)
         assert refused["exit_code"] == 4 and "--with-files" in refused["error"]["hint"]
         return
-    told = criuctl("dump", animal.pid, "--with-files", SHM / name, env=small)
-    assert [text for text in told["warnings"] if str(SHM / name) in text] == []
+    report = criuctl("dump", animal.pid, "--with-files", SHM / name, env=small)
+    assert [text for text in report["warnings"] if str(SHM / name) in text] == []
     (SHM / name).unlink()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     goes_on(restored)
     assert in_a_row(restored)
 
@@ -298,28 +298,28 @@ while True:
 def test_private_mappings_take_nothing_along(
     name: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """What they have changed is memory, which CRIU saves; a file that is gone is told before
+    """What they have changed is memory, which CRIU saves; a file that is gone is reported before
     anything is begun.
     """
     path = SHM / name
     path.write_bytes(bytes(4096))
     animal = zoo.launch([sys.executable, "-c", PRIVATE, str(path)], quiet=False)
     goes_on(animal)
-    told = criuctl("dump", animal.pid, env=RECORDED)
-    assert told["bytes"].get("files", 0) == 0
+    report = criuctl("dump", animal.pid, env=RECORDED)
+    assert report["bytes"].get("files", 0) == 0
     path.unlink()
-    refused = criuctl("restore", told["checkpoint"], check=False)
+    refused = criuctl("restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 4 and str(path) in refused["error"]["message"]
     path.write_bytes(bytes(4096))
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     goes_on(restored)
     assert in_a_row(restored)
 
 
 def test_a_trial_leaves_it_alone(name: str, zoo: Zoo, compiled: Path, criuctl: Criuctl) -> None:
     animal = counting(zoo, compiled, SHM / name)
-    told = criuctl("dump", animal.pid, "--leave-running")
-    criuctl("verify", told["checkpoint"], "--restore")
+    report = criuctl("dump", animal.pid, "--leave-running")
+    criuctl("verify", report["checkpoint"], "--restore")
     goes_on(animal)
     assert list(SHM.glob(f"{name}*")) == [SHM / name]
 

@@ -20,14 +20,14 @@ pytestmark = pytest.mark.integration
 def made_while_dumped(
     criuctl: Criuctl, animal: Animal, *options: str
 ) -> tuple[set[str], dict[str, object]]:
-    """The tables that are there more when all is saved, and what the dump told in the end; nobody
-    else's come meanwhile.
+    """The tables that were added when all is saved, and the report of the dump; no other dump's
+    come meanwhile.
     """
     before = set(netfilter.tables())
     with paused(criuctl, "collect", "dump", animal.pid, *options) as held:
         new = set(netfilter.tables()) - before
         held.go_on()
-        assert held.command.process.wait(120) == 0, held.command.told()
+        assert held.command.process.wait(120) == 0, held.command.output()
     wait_until(lambda: not new & set(netfilter.tables()), 60, f"{new} are gone")
     return new, held.command.json()
 
@@ -36,10 +36,10 @@ def made_while_dumped(
 def test_only_connections_are_locked(program: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     animal = zoo.launch(program)
     animal.remember()
-    new, told = made_while_dumped(criuctl, animal)
+    new, report = made_while_dumped(criuctl, animal)
     assert len(new) == (program != "counter.py")
     animal.listing = {str(path.relative_to(animal.folder)) for path in animal.folder.rglob("*")}
-    trip.restore(told, animal).ask()
+    trip.restore(report, animal).ask()
 
 
 def test_a_connection_is_made_after_the_first_look(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
@@ -48,13 +48,13 @@ def test_a_connection_is_made_after_the_first_look(zoo: Zoo, trip: Trip, criuctl
     """
     animal = zoo.launch("latecomer.py")
     connects(criuctl, animal)
-    new, told = made_while_dumped(criuctl, animal)
+    new, report = made_while_dumped(criuctl, animal)
     assert len(new) == 1
-    restored = trip.restore(told, animal, equal=False)
-    assert [restored.ask()["told"], restored.ask()["told"]] == [2, 3]
+    restored = trip.restore(report, animal, equal=False)
+    assert [restored.ask()["words"], restored.ask()["words"]] == [2, 3]
     again = criuctl("dump", restored.pid, "--leave-running")  # now it is known from the start
     assert again["frozen_ms"] > 0
-    assert restored.ask()["told"] == 4
+    assert restored.ask()["words"] == 4
 
 
 def test_it_is_frozen_once_more_for_that(zoo: Zoo, criuctl: Criuctl) -> None:
@@ -66,7 +66,7 @@ def test_it_is_frozen_once_more_for_that(zoo: Zoo, criuctl: Criuctl) -> None:
         "thawed",
         "freeze#2",
     ]
-    assert animal.ask()["told"] == 2
+    assert animal.ask()["words"] == 2
 
 
 def connects(criuctl: Criuctl, animal: Animal) -> None:

@@ -16,17 +16,17 @@ def test_environments_are_read_out_of_memory_and_their_values_only_told_when_ask
     animal = zoo.launch("counter.py", env={"API_KEY": "s3cret=\x1b[2J", "LONG": "x" * 70_000})
     trip.snapshot(animal, "--name", "web")
     masked = criuctl("show", "web", "--env")
-    told = {v["name"]: v["value"] for v in masked["environments"][0]["variables"]}
+    variables = {v["name"]: v["value"] for v in masked["environments"][0]["variables"]}
     assert masked["environments"][0]["pid"] == animal.pid
-    assert {"API_KEY", "LONG", "PATH"} <= set(told)
-    assert set(told.values()) == {None}
+    assert {"API_KEY", "LONG", "PATH"} <= set(variables)
+    assert set(variables.values()) == {None}
     assert "environments" not in criuctl("show", "web")
     values = {
         v["name"]: v["value"]
         for v in criuctl("show", "web", "--env", "--values")["environments"][0]["variables"]
     }
     assert (values["API_KEY"], values["LONG"]) == ("s3cret=\x1b[2J", "x" * 70_000)
-    assert values.keys() == told.keys()
+    assert values.keys() == variables.keys()
     for options, words in (
         (("--env",), "  API_KEY=***\n"),
         (("--env", "--values"), "  API_KEY=s3cret=\\x1b[2J\n"),

@@ -54,18 +54,18 @@ def gone(animal: Animal) -> None:
 def test_a_program_that_removes_its_own_file(
     ending: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
-    """After its end, however it came, and beside itself, a snapshot comes back with no option at
+    """After its end, however it came, and next to itself, a snapshot comes back with no option at
     all.
     """
     animal = zoo.launch([sys.executable, "-c", TIDY], name="tidy", quiet=False)
     goes_on(animal)
-    told = criuctl("dump", animal.pid, "--leave-running")
+    report = criuctl("dump", animal.pid, "--leave-running")
     if ending != "copy":
         os.kill(animal.pid, signal.SIGTERM if ending == "by itself" else signal.SIGKILL)
         gone(animal)
     assert (animal.folder / "pid").exists() == (ending != "by itself")
     restored = trip.restore(
-        told, animal, *(["--as", "another"] if ending == "copy" else []), equal=False
+        report, animal, *(["--as", "another"] if ending == "copy" else []), equal=False
     )
     goes_on(restored)
     assert set(animal.output().split()) == {str(animal.pid)}
@@ -96,8 +96,8 @@ def test_the_smallest_come_first(zoo: Zoo, criuctl: Criuctl) -> None:
     )
     assert finding["level"] == "info" and finding["hint"].count("--with-files") == 1
     assert str(animal.folder / "file-9") in finding["text"] and "file-6" not in finding["text"]
-    told = criuctl("dump", animal.pid, "--leave-running")
-    files = criuctl("show", told["checkpoint"])["files"]
+    report = criuctl("dump", animal.pid, "--leave-running")
+    files = criuctl("show", report["checkpoint"])["files"]
     carried = {Path(f["path"]).name for f in files if f.get("data") or f.get("carried")}
     assert carried >= {"file-1", "file-2", "file-6"} and "file-9" not in carried
     env = {"CRIUCTL_FILES_SMALL_MIB": "0"}
@@ -128,13 +128,13 @@ def test_a_jvm_as_it_comes(ending: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) 
     animal = zoo.launch(["java", "-Xmx64m", str(source)], name="java", quiet=False)
     goes_on(animal)
     (tell,) = Path("/tmp").glob(f"hsperfdata_*/{animal.pid}")
-    told = criuctl("dump", animal.pid, "--leave-running", timeout=300)
+    report = criuctl("dump", animal.pid, "--leave-running", timeout=300)
     if ending != "copy":
         os.kill(animal.pid, signal.SIGTERM if ending == "kill" else signal.SIGKILL)
         gone(animal)
         assert tell.exists() == (ending == "kill -9")
     restored = trip.restore(
-        told, animal, *(["--as", "another"] if ending == "copy" else []), equal=False
+        report, animal, *(["--as", "another"] if ending == "copy" else []), equal=False
     )
     try:
         goes_on(restored)
@@ -185,9 +185,9 @@ def test_a_disk_that_is_not_mounted(
         [sys.executable, "-c", HOLDER, str(point / place)], name="holder", quiet=False
     )
     goes_on(animal)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     subprocess.run(["umount", point], check=True, timeout=60)
-    refused = criuctl("restore", told["checkpoint"], check=False)
+    refused = criuctl("restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 4
     (finding,) = [f for f in refused["error"]["findings"] if f["level"] == "error"]
     assert str(point) in finding["text"] and f"mount {point}" in finding["hint"]
@@ -196,7 +196,7 @@ def test_a_disk_that_is_not_mounted(
     (point / place / "pid").unlink()
     if place != ".":
         (point / place).rmdir()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(report, animal, equal=False)
     goes_on(restored)
     restored.end()
     assert (zoo.home / "behind" / place / "pid").read_text() == "held"
@@ -212,9 +212,9 @@ def test_memory_that_a_reboot_has_emptied(zoo: Zoo, trip: Trip) -> None:
             [sys.executable, "-c", HOLDER, str(place / "sub")], name="holder", quiet=False
         )
         goes_on(animal)
-        told = trip.dump(animal)
+        report = trip.dump(animal)
         shutil.rmtree(place / "sub")
-        restored = trip.restore(told, animal, equal=False)
+        restored = trip.restore(report, animal, equal=False)
         goes_on(restored)
         restored.end()
     finally:

@@ -1,5 +1,5 @@
-"""Names of unix sockets that somebody has by the time of a restore: whoever lives keeps his, and is
-told of.
+"""Names of unix sockets that another process has by the time of a restore: a living owner keeps its
+name, and is reported.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def test_a_copy_has_names_of_its_own_beside_the_original(
     """
     names = names_in(zoo.home)
     original = zoo.launch("listening.py", *words(*names.items()))
-    told = trip.snapshot(original, "--name", "first")
+    report = trip.snapshot(original, "--name", "first")
     before = {name: inode(name) for name in names.values()}
-    copy = trip.restore(told, original, "--as", "second", equal=False)
+    copy = trip.restore(report, original, "--as", "second", equal=False)
     assert copy.answer["pids"] == "private"
     own = {f["path"]: f["own_copy"] for f in copy.answer["files"]}
     assert own.keys() == before.keys() and all(
@@ -94,9 +94,9 @@ def test_a_copy_has_names_of_its_own_beside_the_original(
 def test_copies_of_many_sockets(program: str, zoo: Zoo, trip: Trip) -> None:
     """Connections, queues and who waits to be accepted go with names of their own."""
     original = zoo.launch(program)
-    told = trip.snapshot(original, "--name", "first")
+    report = trip.snapshot(original, "--name", "first")
     before = {path: path.lstat().st_ino for path in original.folder.rglob("*") if path.is_socket()}
-    copy = trip.restore(told, original, "--as", "second", equal=False)
+    copy = trip.restore(report, original, "--as", "second", equal=False)
     assert copy.answer["files"]
     for animal in (copy, original, copy, original):
         animal.ask()
@@ -114,24 +114,24 @@ def test_a_copy_that_goes_and_comes_back(zoo: Zoo, trip: Trip) -> None:
         trip.snapshot(original, "--name", "first"), original, "--as", "second", equal=False
     )
     (own,) = (f["own_copy"] for f in copy.answer["files"])
-    told = trip.dump(copy, "--name", "second")
-    assert told["warnings"] == []  # what shows its names at their paths is made again
-    copy = trip.restore(told, copy, equal=False)
+    report = trip.dump(copy, "--name", "second")
+    assert report["warnings"] == []  # what shows its names at their paths is made again
+    copy = trip.restore(report, copy, equal=False)
     assert any(f"{name} leads to" in text and own in text for text in copy.answer["warnings"])
     say("copy", own)
     assert copy.ask()["heard"] == {name: ["copy"]}  # its client went to the path that it knows
     assert original.ask()["heard"] == {name: []} and inode(name) == before
-    told = trip.dump(copy, "--name", "second")
+    report = trip.dump(copy, "--name", "second")
     original.end()
-    copy = trip.restore(told, copy, equal=False)
+    copy = trip.restore(report, copy, equal=False)
     assert copy.answer["warnings"] == []
     say("copy", own)
     assert copy.ask()["heard"] == {name: ["copy"]}
     with pytest.raises(ConnectionRefusedError):
         say("nobody", name)
-    told = trip.dump(copy, "--name", "second")
+    report = trip.dump(copy, "--name", "second")
     os.unlink(name)
-    copy = trip.restore(told, copy, equal=False)
+    copy = trip.restore(report, copy, equal=False)
     (warning,) = copy.answer["warnings"]
     assert name in warning and own in warning
     os.symlink(own, name)
@@ -143,8 +143,8 @@ def test_what_only_a_copy_has_goes_when_it_is_killed(
 ) -> None:
     name = str(zoo.home / "stream.sock")
     original = zoo.launch("listening.py", f"stream:{name}")
-    told = trip.snapshot(original, "--name", "first")
-    copy = trip.restore(told, original, "--as", "second", equal=False)
+    report = trip.snapshot(original, "--name", "first")
+    copy = trip.restore(report, original, "--as", "second", equal=False)
     (own,) = (f["own_copy"] for f in copy.answer["files"])
     before = inode(name)
     assert os.path.lexists(own)
@@ -157,8 +157,8 @@ def test_what_only_a_copy_has_goes_when_it_is_killed(
 def test_a_relative_name(zoo: Zoo, trip: Trip) -> None:
     """It is one of the folder in which it was bound."""
     original = zoo.launch("listening.py", "stream:a.sock", "dgram:./b.sock")
-    told = trip.snapshot(original, "--name", "first")
-    copy = trip.restore(told, original, "--as", "second", equal=False)
+    report = trip.snapshot(original, "--name", "first")
+    copy = trip.restore(report, original, "--as", "second", equal=False)
     own = {Path(f["path"]).name: f["own_copy"] for f in copy.answer["files"]}
     assert own.keys() == {"a.sock", "b.sock"}
     say("copy", own["a.sock"])
@@ -184,8 +184,10 @@ def test_a_trial_beside_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> 
 def test_two_copies(zoo: Zoo, trip: Trip) -> None:
     name = str(zoo.home / "stream.sock")
     original = zoo.launch("listening.py", f"stream:{name}")
-    told = trip.snapshot(original, "--name", "first")
-    copies = [trip.restore(told, original, "--as", as_, equal=False) for as_ in ("second", "third")]
+    report = trip.snapshot(original, "--name", "first")
+    copies = [
+        trip.restore(report, original, "--as", as_, equal=False) for as_ in ("second", "third")
+    ]
     own = [copy.answer["files"][0]["own_copy"] for copy in copies]
     assert len({name, *own}) == 3
     for copy, path in zip(copies, own, strict=True):
@@ -203,12 +205,12 @@ def test_a_second_instance_keeps_the_path(
     """
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"{kind}:{name}")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     os.unlink(name)
     second = zoo.launch("listening.py", f"{kind}:{name}", name="second")
     before = inode(name)
-    assert criuctl("restore", told["checkpoint"], "--dry-run", check=False)["ok"] is False
-    (found,) = errors(criuctl("restore", told["checkpoint"], check=False))
+    assert criuctl("restore", report["checkpoint"], "--dry-run", check=False)["ok"] is False
+    (found,) = errors(criuctl("restore", report["checkpoint"], check=False))
     assert (
         found["code"] == "socket-taken" and found["pid"] == animal.pid and found["fd"] is not None
     )
@@ -221,19 +223,19 @@ def test_a_second_instance_keeps_the_path(
     say("second", name, kind)
     assert second.ask()["heard"] == {name: ["second"]}
     second.end()
-    trip.restore(told, animal).ask()
+    trip.restore(report, animal).ask()
 
 
 def test_a_second_instance_in_another_network(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """Paths are of no network."""
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"stream:{name}")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     os.unlink(name)
     second = zoo.launch(
         "listening.py", f"stream:{name}", name="second", prefix=["unshare", "--net", "--"]
     )
-    (found,) = errors(criuctl("restore", told["checkpoint"], check=False))
+    (found,) = errors(criuctl("restore", report["checkpoint"], check=False))
     assert f"PID {second.pid} (" in found["text"]
     say("second", name)
     assert second.ask()["heard"] == {name: ["second"]}
@@ -244,13 +246,13 @@ def test_the_tree_comes_from_a_mount_namespace_of_its_own(
 ) -> None:
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"stream:{name}", prefix=["unshare", "--mount", "--"])
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     os.unlink(name)
     second = zoo.launch("listening.py", f"stream:{name}", name="second")
-    (found,) = errors(criuctl("restore", told["checkpoint"], check=False))
+    (found,) = errors(criuctl("restore", report["checkpoint"], check=False))
     assert f"PID {second.pid} (" in found["text"]
     second.end()
-    trip.restore(told, animal, ignore=("*/namespaces/mnt",)).ask()
+    trip.restore(report, animal, ignore=("*/namespaces/mnt",)).ask()
 
 
 def test_the_root_was_pid_1(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
@@ -260,13 +262,13 @@ def test_the_root_was_pid_1(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     name = str(zoo.home / "a.sock")
     prefix = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "setsid"]
     animal = zoo.launch("listening.py", f"stream:{name}", prefix=prefix)
-    told = trip.snapshot(animal, "--name", "first")
+    report = trip.snapshot(animal, "--name", "first")
     (found,) = errors(criuctl("restore", "first", "--as", "second", check=False))
     assert f"PID {animal.pid} (" in found["text"]
     say("first", name)
     assert animal.ask()["heard"] == {name: ["first"]}
     animal.end()
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
 
 
 def test_a_path_of_a_mount_of_its_own(zoo: Zoo, trip: Trip) -> None:
@@ -288,9 +290,9 @@ def test_a_path_of_a_mount_of_its_own(zoo: Zoo, trip: Trip) -> None:
         "sh",
     ]
     animal = zoo.launch("listening.py", f"stream:{name}", prefix=prefix)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     second = zoo.launch("listening.py", f"stream:{name}", name="second")
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
     say("second", name)
     assert second.ask()["heard"] == {name: ["second"]}
 
@@ -300,7 +302,7 @@ def test_something_else_at_the_path(what: str, zoo: Zoo, trip: Trip, criuctl: Cr
     """CRIU cannot bind there; said before anything is touched."""
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"stream:{name}")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     os.unlink(name)
     make: dict[str, Callable[[], object]] = {
         "file": lambda: Path(name).write_text("precious"),
@@ -310,7 +312,7 @@ def test_something_else_at_the_path(what: str, zoo: Zoo, trip: Trip, criuctl: Cr
     }
     make[what]()
     before = inode(name)
-    (found,) = errors(criuctl("restore", told["checkpoint"], check=False))
+    (found,) = errors(criuctl("restore", report["checkpoint"], check=False))
     assert (
         name in found["text"]
         and {"link": "a symbolic link", "fifo": "a FIFO", "file": "a regular file"}.get(what, what)
@@ -318,17 +320,17 @@ def test_something_else_at_the_path(what: str, zoo: Zoo, trip: Trip, criuctl: Cr
     )
     assert found["hint"].startswith("Move it away") and inode(name) == before
     os.rename(name, f"{name}.away")
-    trip.restore(told, animal, equal=False).ask()
+    trip.restore(report, animal, equal=False).ask()
 
 
 def test_an_abstract_name_that_is_taken(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """Refused before the path of the other socket is touched; a copy gets a network of its own."""
     path, abstract = str(zoo.home / "a.sock"), f"{zoo.token}-name"
     animal = zoo.launch("listening.py", *words(("stream", path), ("abstract", abstract)))
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     before = inode(path)
     second = zoo.launch("listening.py", f"abstract:{abstract}", name="second")
-    (found,) = errors(criuctl("restore", told["checkpoint"], check=False))
+    (found,) = errors(criuctl("restore", report["checkpoint"], check=False))
     assert (
         f"@{abstract}" in found["text"]
         and f"PID {second.pid} (" in found["text"]
@@ -336,7 +338,7 @@ def test_an_abstract_name_that_is_taken(zoo: Zoo, trip: Trip, criuctl: Criuctl) 
     )
     assert inode(path) == before
     second.end()
-    animal = trip.restore(told, animal)
+    animal = trip.restore(report, animal)
     animal.ask()
     copy = trip.restore(
         trip.snapshot(animal, "--name", "first"), animal, "--as", "copy", equal=False
@@ -387,11 +389,11 @@ def test_an_accepted_connection_whose_listener_is_outside(gone: bool, zoo: Zoo, 
     )
     listener = int(wait_until(lambda: noted.exists() and noted.read_text(), 60, "listener"))
     before = inode(name)
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     if gone:
         os.kill(listener, signal.SIGKILL)
         wait_until(lambda: start_time(listener) is None, 60, "the listener has ended")
-    restored = trip.restore(told, animal)
+    restored = trip.restore(report, animal)
     restored.ask()
     assert inode(name) == before
     if not gone:
@@ -403,7 +405,7 @@ def test_an_accepted_connection_whose_listener_is_outside(gone: bool, zoo: Zoo, 
 
 
 def test_a_deleted_name_that_somebody_has(zoo: Zoo, trip: Trip) -> None:
-    """Nobody finds such a socket by its name, so it comes with another one."""
+    """Such a socket cannot be found by its name, so it comes with another one."""
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"deleted:{name}")
     second = zoo.launch("listening.py", f"stream:{name}", name="second")
@@ -418,7 +420,7 @@ def test_a_deleted_name_that_somebody_has(zoo: Zoo, trip: Trip) -> None:
 
 
 def test_a_name_as_long_as_can_be(zoo: Zoo, trip: Trip) -> None:
-    """Its file is there yet, of nobody; an address has no room for a way to it before it."""
+    """Its file is there yet, without a socket; an address has no room for a way to it before it."""
     animal = zoo.launch("listening.py", f"stream:{'s' * 107}")
     for _ in range(2):
         animal = trip.restore(trip.dump(animal), animal, equal=False)
@@ -434,13 +436,13 @@ def test_a_restore_that_fails_leaves_the_path_as_it_was(
     """
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"stream:{name}")
-    told = trip.dump(animal)
+    report = trip.dump(animal)
     if not there:
         os.unlink(name)
     hooks = HookFolder(home.path / "hooks")
     criuctl.extra["CRIUCTL_HOOK_DIRS"] = str(hooks.path)
     guard = hooks.sh("post-restore", "guard", f"[ -S {name} ] && chmod 777 {name}; exit 10")
-    refused = criuctl("restore", told["checkpoint"], check=False)
+    refused = criuctl("restore", report["checkpoint"], check=False)
     assert refused["exit_code"] == 10
     assert os.path.lexists(name) is there
     if there:
@@ -450,23 +452,23 @@ def test_a_restore_that_fails_leaves_the_path_as_it_was(
         with pytest.raises(ConnectionRefusedError):
             say("nobody", name)
     guard.unlink()
-    trip.restore(told, animal).ask()
+    trip.restore(report, animal).ask()
 
 
 def test_it_was_taken_at_the_last_moment(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """While the restore was under way: it fails, and who came meanwhile stays."""
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"stream:{name}")
-    told = trip.dump(animal)
-    with paused(criuctl, "restore", "restore", told["checkpoint"]) as held:
+    report = trip.dump(animal)
+    with paused(criuctl, "restore", "restore", report["checkpoint"]) as held:
         os.unlink(name)
         second = zoo.launch("listening.py", f"stream:{name}", name="second")
         held.go_on()
         held.wait_settled(second)
     assert held.command.process.wait(0) == 6
     assert (
-        f"{name} is the name" in held.command.told()
-        and f"PID {second.pid} (" in held.command.told()
+        f"{name} is the name" in held.command.output()
+        and f"PID {second.pid} (" in held.command.output()
     )
     say("second", name)
     assert second.ask()["heard"] == {name: ["second"]}

@@ -14,8 +14,8 @@ def test_every_option(zoo: Zoo, trip: Trip) -> None:
     connected, listening.
     """
     animal = zoo.launch("every_option.py")
-    told = trip.dump(animal)
-    restored = trip.restore(told, animal, equal=False)
+    report = trip.dump(animal)
+    restored = trip.restore(report, animal, equal=False)
     changed = restored.ask()["changed"]
     assert len(changed) == 24 and min(changed.values()) > 40, changed
     assert [text for text in restored.answer["warnings"] if "not restored" in text] == []

@@ -124,15 +124,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_crash_loop_ends(homes: Homes)
     gave_up = watch.events("gave-up")[-1]
     assert (gave_up["failures"], gave_up["error"]["code"]) == (2, "gave-up")
     assert len(watch.events("recovered")) == 2
-    (told,) = hooks.told("gave-up")
-    assert told["session"] == "web" and told["error"]["code"] == "gave-up"
-    # What nobody wants back is over.
+    (request,) = hooks.requests("gave-up")
+    assert request["session"] == "web" and request["error"]["code"] == "gave-up"
+    # A session that is not wanted back is over.
     Path(f"{out}.end").unlink()
     a("restore", good)
     last = supervise(a, "--every", "1h", "--restart", "never")
     last.wait("home")
     end_by_itself(out, 3)
-    assert last.command.process.wait(PATIENCE) == 0, last.command.told()
+    assert last.command.process.wait(PATIENCE) == 0, last.command.output()
     assert [event["exit_code"] for event in last.events("ended")] == [3]
 
 
@@ -219,9 +219,9 @@ def test_a_home_that_is_cut_off_stands_still(homes: Homes) -> None:
     a("resume", "web")
     size = out.stat().st_size
     wait_until(lambda: out.stat().st_size > size, PATIENCE, "it counts on")
-    told = [event["operation"] for event in a("events", "--session", "web")]
-    assert [name for name in told if name.startswith("self-fence")][:2] == [
+    operations = [event["operation"] for event in a("events", "--session", "web")]
+    assert [name for name in operations if name.startswith("self-fence")][:2] == [
         "self-fence",
         "self-fence-end",
     ]
-    assert "supervise" in told  # the one that was killed
+    assert "supervise" in operations  # the one that was killed

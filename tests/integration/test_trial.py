@@ -1,5 +1,5 @@
-"""A trial restore: it comes back and answers, beside the living session, of which nothing is
-touched, and nothing of it stays.
+"""A trial restore: it comes back and answers, next to the living session; nothing of that is
+touched, and nothing of the trial stays.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_what_holds_it_is_killed(zoo: Zoo, trip: Trip, criuctl: Criuctl, home: H
         Path(f"/proc/{command.process.pid}/task/{command.process.pid}/children").read_text().split()
     ):
         os.kill(int(child), signal.SIGKILL)
-    assert command.process.wait(60) == 6, command.told()
+    assert command.process.wait(60) == 6, command.output()
     assert command.json()["error"]["message"].endswith("was killed; nothing is left of it")
     wait_until(
         lambda: not running(f"sleep {seconds}") and running(animal.folder) == tree,

@@ -65,12 +65,12 @@ class Served:
     def end(self) -> None:
         """As ^C does."""
         self.command.process.kill(signal.SIGINT)
-        assert self.command.process.wait(TIMEOUT) == 0, self.command.told()
+        assert self.command.process.wait(TIMEOUT) == 0, self.command.output()
 
 
 @contextlib.contextmanager
 def serving(operators: Operators, *options: str) -> Iterator[Served]:
-    """A server for as long as the block lasts; it ends cleanly, and told its token to nobody but
+    """A server for as long as the block lasts; it ends cleanly, and has given its token only to
     us.
     """
     command = operators.start("ui", "--listen", "127.0.0.1:0", *options)
@@ -89,12 +89,12 @@ def serving(operators: Operators, *options: str) -> Iterator[Served]:
 
 
 class Window:
-    """The page's terminal, without the page: what it was told, and what was shown."""
+    """The page's terminal, without the page: the messages that it got, and what was shown."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket
         self.shown = b""
-        self.told: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self.ended = ""
         self._came = asyncio.Event()
 
@@ -107,23 +107,23 @@ class Window:
                 self.shown += came.data[8:]
             else:
                 assert came.type is aiohttp.WSMsgType.TEXT, came
-                self.told.append(json.loads(came.data))
+                self.received.append(json.loads(came.data))
             self._came.set()
         self.ended = f"closed with {self.socket.close_code}"
         self._came.set()
 
     async def more(self) -> None:
         """Wait for what comes next."""
-        assert not self.ended, (self.ended, self.told)
+        assert not self.ended, (self.ended, self.received)
         self._came.clear()
         await asyncio.wait_for(self._came.wait(), TIMEOUT)
 
     async def hears(self, *, kind: str = "", text: bytes = b"") -> dict[str, Any]:
-        """Wait until this was told or shown."""
+        """Wait until this was received or shown."""
         while True:
-            for message in self.told:
+            for message in self.received:
                 if kind and kind in (message.get("type"), message.get("event")):
-                    self.told.remove(message)
+                    self.received.remove(message)
                     return message
             if text and text in self.shown:
                 return {}
@@ -189,7 +189,7 @@ def test_who_writes_is_for_the_holder_to_say(operators: Operators) -> None:
             await one.hears(text=b"from-42-two")
             await two.socket.send_json({"op": "resize", "rows": 30, "cols": 99})
             assert (await one.hears(kind="resize"))["cols"] == 99
-            # of who does not write: nobody's business
+            # of a client that does not write: irrelevant
             await one.socket.send_json({"op": "resize", "rows": 5, "cols": 5})
             await two.socket.send_json({"op": "yield"})
             while (await one.hears(kind="lease"))["lease"] is not None:
@@ -247,11 +247,11 @@ def test_a_page_that_does_not_keep_up_is_sent_no_more(operators: Operators) -> N
             await window.socket.send_str("what?")
             await window.hears(kind="refused")
             assert len(window.shown) < 3_000_000
-            told = 0
+            confirmed = 0
             while b"finished-42" not in window.shown:
                 shown = len(window.shown)
-                await window.socket.send_json({"op": "shown", "bytes": shown - told})
-                told = shown
+                await window.socket.send_json({"op": "shown", "bytes": shown - confirmed})
+                confirmed = shown
                 if len(window.shown) == shown:
                     await window.more()
 
@@ -359,7 +359,7 @@ def shows(page: Page, text: str | re.Pattern[str]) -> None:
 
 
 def fits(page: Page) -> None:
-    """Nothing of the page is beside the screen, however narrow that is."""
+    """The page is not wider than the screen, however narrow that is."""
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), page.url
 
 
@@ -424,7 +424,7 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             page.keyboard.type("-twice\n")
             shows(page, "again-42-twice")
             page.keyboard.type("echo dropped-$((6*7))")
-            # what nobody has read yet the signal throws away
+            # the signal discards what was not read yet
             shows(page, "$ echo dropped-$((6*7))")
             page.locator("[data-key='^C']").tap()
             shows(page, re.compile(r"dropped-\S+\^C\s*\$"))
@@ -435,7 +435,7 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
                 page.get_by_role("link", name=tab, exact=True).tap()
                 expect(page.locator(".tab")).not_to_contain_text("asking", timeout=PATIENCE)
                 fits(page)
-            page.goto(f"{served.root}/#/s/100%/checkpoints")  # typed by somebody: no encoding
+            page.goto(f"{served.root}/#/s/100%/checkpoints")  # typed by a person: no encoding
             expect(page.locator("h1")).to_have_text("‹100%", timeout=PATIENCE)
             page.goto(f"{served.root}/#/")
             operators("pause", "web")

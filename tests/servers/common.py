@@ -170,7 +170,7 @@ class S3Server:
 def free_ports(count: int) -> list[int]:
     """Ports of 127.0.0.1 and ::1 that were free a moment ago.
 
-    They are below those that the kernel gives to whoever connects: nobody gets one by chance,
+    They are below the range that the kernel picks from for clients: no client gets one by chance,
     before its server listens or while that is stopped and started again.
     """
     ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -195,7 +195,7 @@ def _taken(port: int) -> bool:
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens on that port of 127.0.0.1."""
+    """Whether a server listens on that port of 127.0.0.1."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:

@@ -39,7 +39,7 @@ def hierarchy() -> Path | None:
 
 
 class Booted:
-    """A running systemd; `prefix` runs a program beside it."""
+    """A running systemd; `prefix` runs a program under it."""
 
     def __init__(self, keeper: Keeper, home: Home) -> None:
         mount = hierarchy()
@@ -99,7 +99,7 @@ class Booted:
         return True
 
     def run(self, *argv: str, check: bool = True) -> str:
-        """What a program prints that runs beside this systemd."""
+        """Run a program under this systemd and return what it prints."""
         path = self._home.path / "answer"
         with path.open("wb") as out:
             process: Launched = self._keeper.spawn(

@@ -3,8 +3,8 @@ SEED``.
 
 Everything goes on in processes of its own, forked before any connection is made.  Dumps and
 collections die (kill -9) before the n-th change that they make to the store; another collection,
-and somebody who verifies what is listed, begin again whenever something has happened.  What a
-checkpoint holds is told by its session's name.  Prints the sessions whose dump has returned and how
+and a process that verifies what is listed, begin again whenever something has happened.  The
+session's name says what a checkpoint holds.  Prints the sessions whose dump has returned and how
 many were killed, and exits with 1 if anything failed that was not killed.
 """
 
@@ -33,7 +33,7 @@ from support import checkpoints as kit
 
 TURNS = 4  # dumps of each dumper
 _DUMPERS = 2
-_CHANGES = 12  # more than a collection of this makes; after that the counting begins anew
+_CHANGES = 12  # more than a collection of this makes; after that the counting begins again
 _PATIENCE = 100.0  # seconds for a listed checkpoint to be found whole
 
 
@@ -178,8 +178,8 @@ def verifier(site: Site) -> None:
                     kit.check(repository, summary, content(summary.session))
                     break
                 except (Damaged, ObjectMissing, NoSuchCheckpoint) as error:
-                    # Without a grace time what is read may move; whoever looks again finds it, or
-                    # sees that it was removed.
+                    # Without a grace time what is read may move; a reader that looks again finds
+                    # it, or sees that it was removed.
                     repository = site.repository("verifier")
                     if isinstance(error, NoSuchCheckpoint) or summary.session not in {
                         s.session for s in repository.list()

@@ -20,7 +20,7 @@ pytest_plugins = ["servers.fixtures"]
 
 @dataclass(frozen=True)
 class Home:
-    """The folders of one test, all of which bear its token."""
+    """The folders of one test; all of them bear its token."""
 
     token: str
     path: Path  # anything on disk
@@ -109,7 +109,7 @@ class Criuctl:
         code = command.process.wait(timeout)
         if check:
             assert code == 0, (
-                f"criuctl {' '.join(map(str, arguments))} ended with {code}\n{command.told()}"
+                f"criuctl {' '.join(map(str, arguments))} ended with {code}\n{command.output()}"
             )
             return command.json()
         answer = command.json() if command.out.stat().st_size else {}
@@ -134,11 +134,11 @@ class Command:
             return json.loads(self.out.read_text())
         except ValueError as error:
             raise AssertionError(
-                f"stdout is not one JSON value ({error})\n{self.told()}"
+                f"stdout is not one JSON value ({error})\n{self.output()}"
             ) from error
 
-    def told(self) -> str:
-        """All it wrote."""
+    def output(self) -> str:
+        """All that it wrote to stdout and stderr."""
         return (
             f"stdout: {self.out.read_text(errors='replace')}\nstderr: "
             f"{self.err.read_text(errors='replace')}"

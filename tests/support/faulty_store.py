@@ -1,4 +1,4 @@
-"""A store that fails as told: for tests of what is built on stores.
+"""A store that fails on request: for tests of what is built on stores.
 
     store = FaultyStore(MemoryStore(), put="..E", get="T", seconds=0.1)
 

@@ -46,7 +46,7 @@ class Holders:
         return started
 
     def connect(self, name: str = "s", **options: Any) -> Session:
-        """A client, closed with the test; an admin unless told otherwise."""
+        """A client, closed with the test; an admin unless `role` says otherwise."""
         client = Session.connect(
             name,
             config=self.config,

@@ -34,12 +34,14 @@ class HookFolder:
         return self.file(phase, name, f"#!{sys.executable} -IS\n{program}\n")
 
     def noting(self, phase: str, name: str = "note", *, more: str = "") -> Path:
-        """A hook that notes what it was told (see `told`) and then does `more`."""
-        return self.sh(phase, name, f"{{ cat; echo; }} >> {self.path}/told-{phase}-{name}\n{more}")
+        """A hook that notes its request (see `requests`) and then does `more`."""
+        return self.sh(
+            phase, name, f"{{ cat; echo; }} >> {self.path}/requests-{phase}-{name}\n{more}"
+        )
 
-    def told(self, phase: str, name: str = "note") -> list[dict[str, Any]]:
-        """What that hook was told, each time it ran."""
-        noted = self.path / f"told-{phase}-{name}"
+    def requests(self, phase: str, name: str = "note") -> list[dict[str, Any]]:
+        """The requests that hook got, one for each time it ran."""
+        noted = self.path / f"requests-{phase}-{name}"
         return (
             [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
         )

@@ -50,16 +50,16 @@ class Identity:
     def __init__(self, token: str) -> None:
         """`token`: what marks the processes as the test's own."""
         _make_room_for_pipes()
-        ready, told = os.pipe()
+        ready, ready_write = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-S", __file__, str(told)],
+                [sys.executable, "-S", __file__, str(ready_write)],
                 env=os.environ | {"CZOO_TOKEN": token},
-                pass_fds=[told],
+                pass_fds=[ready_write],
                 start_new_session=True,
             )
         finally:
-            os.close(told)
+            os.close(ready_write)
         with os.fdopen(ready) as file:
             said = file.read()
         if said != "ready":
@@ -117,8 +117,8 @@ def _checked(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def _make(told: int) -> None:
-    """Make the namespaces, say so on `told`, and wait for the end of their init."""
+def _make(ready_write: int) -> None:
+    """Make the namespaces, say so on `ready_write`, and wait for the end of their init."""
     libc = ctypes.CDLL(None, use_errno=True)
     unshared, mapped = os.pipe(), os.pipe()
     maker = os.getpid()
@@ -144,15 +144,15 @@ def _make(told: int) -> None:
             _checked(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "private mounts")
             _checked(libc.mount(b"proc", b"/proc", b"proc", 0, None), "/proc")
             subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            os.write(told, b"ready")
+            os.write(ready_write, b"ready")
         except (OSError, subprocess.SubprocessError) as error:
-            os.write(told, str(error).encode())
+            os.write(ready_write, str(error).encode())
             os._exit(1)
-        os.close(told)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps what nobody else waits for
+        os.close(ready_write)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps its other children
         while True:
             signal.pause()
-    os.close(told)
+    os.close(ready_write)
     os.waitpid(init, 0)
 
 

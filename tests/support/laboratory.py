@@ -119,11 +119,11 @@ class Laboratory:
         """Dump as the root inside and, where that went well, end what is left inside."""
         self.criuctl.prefix = self.identity.prefix if pid in self.inside else []
         try:
-            told = self.criuctl("dump", inner_pid(pid), *options, check=check)
+            report = self.criuctl("dump", inner_pid(pid), *options, check=check)
         finally:
             self.criuctl.prefix = []
         self.identity.close()
-        return told
+        return report
 
     # -- the attack
 

@@ -49,7 +49,7 @@ _DEFAULTS = (
 )
 IGNORED = re.compile(rf"criu\.kdat|{_DEFAULTS}|criuctl-(bench|setup|quickstart)")
 SETTLE_SECONDS = 30.0
-# what does not bear our token may belong to a dump of somebody else, and go with it
+# what does not bear our token may belong to a dump of another user, and go with it
 OTHERS_SECONDS = 30.0
 
 
@@ -129,8 +129,8 @@ def _bytes(path: str) -> bytes:
 
 
 def _orphans(token: str) -> dict[tuple[int, int], str]:
-    """CRIU processes whose parent is gone, and inits of private namespaces that have nobody left:
-    nobody will ever end them.
+    """CRIU processes without a parent, and inits of private namespaces without any other process:
+    nothing will ever end them.
     """
     found = {}
     for name in os.listdir("/proc"):
@@ -245,8 +245,8 @@ def _ask_for_listeners(family: int) -> dict[int, int]:
 
 
 def _new_listeners(before: State, now: State, token: str) -> list[str]:
-    """Listening sockets that were not there before, and that processes of this test hold, or nobody
-    any more.
+    """Listening sockets that were not there before, and that processes of this test hold, or no
+    process any more.
     """
     old = set(before.listeners.values())
     lines = {

@@ -1,4 +1,4 @@
-"""scripts/lint beside the tests: types are checked at the lowest priority while tests wait for
+"""scripts/lint next to the tests: types are checked at the lowest priority while tests wait for
 other things.
 """
 

@@ -340,7 +340,7 @@ DUMPABLE = [
         "unix-in-flight",
         "s, c = unaccepted()",
     ),
-    case(  # criuctl dumps our half of these; raw CRIU would have to be told the inode
+    case(  # criuctl dumps our half of these; raw CRIU would need the inode as an option
         "unix-stream-outside",
         "def make():\n s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); s.listen(); c = "
         "socket.socket(socket.AF_UNIX)\n"
@@ -871,9 +871,9 @@ REFUSED = [
             "code = ctypes.create_string_buffer(struct.pack('<BBhiBBhi', 0xB7, 0, 0, 0, 0x95, 0, "
             "0, 0))\n"
             "free = ctypes.create_string_buffer(b'GPL')\n"
-            "told = struct.pack('IIQQ', 1, 2, ctypes.addressof(code), ctypes.addressof(free)) + "
+            "program = struct.pack('IIQQ', 1, 2, ctypes.addressof(code), ctypes.addressof(free)) + "
             "b'\\0' * 96\n"
-            f"f = call(321, 5, told, 72); s = {made}; s.setsockopt(1, 50, f); os.close(f)",
+            f"f = call(321, 5, program, 72); s = {made}; s.setsockopt(1, 50, f); os.close(f)",
             "socket-filter",
         )
         for name, made in (
@@ -1228,7 +1228,7 @@ REFUSED = [
     case(
         "proc-of-another-pid-namespace",
         "pid = os.fork()\nif pid:\n os.close(READY); sleep()\nlibc.unshare(0x20000000)\n"
-        "if os.fork() == 0:\n os.close(READY); sleep()\n"  # PID 1, of which CRIU would stay outside
+        "if os.fork() == 0:\n os.close(READY); sleep()\n"  # PID 1; CRIU would stay outside of it
         "r, w = os.pipe(); pid = os.fork()\nif pid == 0:\n os.close(READY); os.close(r); "
         "os.setsid(); os.close(w); sleep()\n"
         "os.close(w); os.read(r, 1); os.close(r)\n"  # its session is its own before anybody looks

@@ -77,7 +77,7 @@ class Operators(Criuctl):
         """What a command prints for people."""
         command = self.start(*arguments, json_output=False)
         ended = command.process.wait(120)
-        assert ended == code, f"criuctl {arguments} ended with {ended}\n{command.told()}"
+        assert ended == code, f"criuctl {arguments} ended with {ended}\n{command.output()}"
         return command.out.read_text(errors="replace")
 
     def runs(self, name: str, command: str) -> None:

@@ -1,5 +1,5 @@
-"""The state oracle: everything the kernel tells about a process tree, taken before a dump and after
-the restore, and compared.
+"""The state oracle: everything the kernel reports about a process tree, taken before a dump and
+after the restore, and compared.
 
 It reads /proc and asks the descriptors themselves (`pidfd_getfd` gives a second descriptor of the
 very same socket or pipe), and it shares no code with criuctl: an oracle that used the product's own
@@ -10,8 +10,8 @@ sees it, so that a tree restored in a PID namespace of its own compares equal. N
 kernel chooses (inodes of pipes and sockets, PIDs of the outside) are replaced by stable ones: a
 pipe is called after its first holder, ``pipe@12:4``, and so is a pseudo-terminal, whose number
 others may take meanwhile. Two descriptors of one open file description are found with kcmp(2) and
-told as ``same_as``. Memory is compared page by page: what lies below each thread's stack pointer is
-left out, for the kernel and CRIU may use it.
+recorded as ``same_as``. Memory is compared page by page: what lies below each thread's stack
+pointer is left out, for the kernel and CRIU may use it.
 
 The tree must be quiet between the snapshot and the dump; a program that never is (a JIT, a server
 with timers) is compared without memory.  `diff` returns sentences; an empty list is equality.
@@ -44,7 +44,7 @@ from typing import Any
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 ZERO_PAGE = bytes(PAGE)
-RED_ZONE = 128 << 10  # bytes under a stack pointer that nobody promises to keep
+RED_ZONE = 128 << 10  # bytes under a stack pointer that nothing promises to keep
 MEMORY_LIMIT = 1 << 30  # mappings larger than this are reservations
 FILE_LIMIT = 256 << 20
 F_GETPIPE_SZ, F_GET_SEALS, SIOCOUTQ = 1032, 1034, 0x5411
@@ -223,7 +223,7 @@ def snapshot(root: int, *, memory: bool = True) -> Snapshot:
             result[names.keys[pid]] = _process(pid, names, memory)
         except (OSError, LookupError):
             if not dying(pid):
-                raise  # of one that lives, all can be told
+                raise  # a process that lives can be read completely
     _sharing([pid for pid in ordered if names.keys[pid] in result], names, result)
     _unix_peers(root, names, result)
     return result
@@ -261,8 +261,8 @@ def _process(pid: int, names: _Names, memory: bool) -> dict[str, Any]:
         "loginuid": read(f"/proc/{pid}/loginuid").strip(),
         "cgroup": read(f"/proc/{pid}/cgroup").splitlines(),
         "namespaces": {kind: os.stat(f"/proc/{pid}/ns/{kind}").st_ino for kind in NAMESPACES},
-        # By their own numbers: outside, one may be before its process, where numbers have begun
-        # anew.
+        # By their own numbers: outside, one may be before its process, where numbers have started
+        # again.
         "threads": sorted(
             (
                 thread
@@ -385,10 +385,10 @@ def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any] 
             record |= _pipe(copy) if kind == "pipe" else _socket(copy)
         return record
     record["target"] = target.replace(".cr_link (deleted)", " (deleted)")
-    # whoever looks such a name up has the kernel forget it of those who had it open
+    # to look such a name up makes the kernel forget it for the processes that had it open
     if re.match(r"/proc/\d+/net/", target):
         record["target"] = target.removesuffix(" (deleted)")
-    # its number may be somebody else's by now
+    # its number may belong to another process by now
     if terminal := re.fullmatch(r"/dev/pts/(\d+)", target):
         record["target"] = names.inode("pts", terminal[1], holder)
     locks = [re.sub(r"^lock:\s*\d+:\s*", "", line) for line in info if line.startswith("lock:")]

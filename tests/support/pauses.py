@@ -24,7 +24,7 @@ def steps_of(criuctl: Criuctl, *arguments: str | int | Path) -> list[str]:
             *arguments, env={"CRIUCTL_PAUSE_AT": "*", "CRIUCTL_PAUSE_FIFO": str(path)}
         )
         code = command.process.wait(120)
-        assert code == 0, command.told()
+        assert code == 0, command.output()
         lines = os.read(end.fd, 1 << 16).decode().splitlines()
     return [line.removeprefix("reached ") for line in lines]
 
@@ -98,7 +98,7 @@ def paused(criuctl: Criuctl, step: str, *arguments: str | int | Path) -> Iterato
         def line() -> bytes:
             if select.select([end.fd], [], [], 0.05)[0] and (data := os.read(end.fd, 256)):
                 return data
-            assert command.process.poll() is None, f"ended before {step}: {command.told()}"
+            assert command.process.poll() is None, f"ended before {step}: {command.output()}"
             return b""
 
         said = wait_until(line, 120, f"criuctl at {step}")

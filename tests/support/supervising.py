@@ -33,8 +33,8 @@ class Started(Protocol):
     process: Launched
     out: Path
 
-    def told(self) -> str:
-        """All it wrote."""
+    def output(self) -> str:
+        """All that it wrote to stdout and stderr."""
 
 
 class Supervised:
@@ -44,7 +44,7 @@ class Supervised:
         self.command = command
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
-        """What it has told so far, of these kinds; a line that is being written is not there
+        """What it has reported so far, of these kinds; a line that is being written is not there
         yet.
         """
         lines = self.command.out.read_bytes().rpartition(b"\n")[0].decode().splitlines()
@@ -57,21 +57,21 @@ class Supervised:
         count: int = 1,
         where: Callable[[dict[str, Any]], bool] = lambda _event: True,
     ) -> dict[str, Any]:
-        """Wait until it has told `count` such events: the last of them."""
+        """Wait until it has reported `count` such events, and return the last of them."""
 
         def found() -> dict[str, Any] | None:
-            # asked first: what it told before its end is there
+            # asked first: what it reported before its end is there
             ended = self.command.process.poll() is not None
             seen = [event for event in self.events(kind) if where(event)]
             if len(seen) < count:
-                assert not ended, f"ended before {kind}: {self.command.told()}"
+                assert not ended, f"ended before {kind}: {self.command.output()}"
                 return None
             return seen[count - 1]
 
         try:
             event: dict[str, Any] = wait_until(found, PATIENCE, kind)
         except TimeoutError as error:
-            raise AssertionError(f"no {kind}: {self.command.told()}") from error
+            raise AssertionError(f"no {kind}: {self.command.output()}") from error
         return event
 
     def stop(self, number: int = signal.SIGTERM) -> int:

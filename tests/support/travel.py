@@ -1,4 +1,4 @@
-"""Sessions that are dumped and restored while somebody works in them: what is typed, what is seen,
+"""Sessions that are dumped and restored while a user works in them: what is typed, what is seen,
 and the way there and back.
 """
 
@@ -85,7 +85,7 @@ class Window:
 
 
 class Desk:
-    """Somebody who works in a session under a holder."""
+    """A user who works in a session under a holder."""
 
     def __init__(self, client: Session) -> None:
         self.client = client
@@ -156,20 +156,20 @@ class Travel:
 
     def away(self, name: str = "s", *options: str) -> dict[str, Any]:
         """Dump it and end it here."""
-        told: dict[str, Any] = self.criuctl("dump", name, *options)
-        return told
+        report: dict[str, Any] = self.criuctl("dump", name, *options)
+        return report
 
     def back(self, ref: str = "s", *options: str) -> dict[str, Any]:
         """Restore it; the session is closed with the test."""
-        told: dict[str, Any] = self.criuctl("restore", ref, *options)
-        self.names.add(told["session"])
+        report: dict[str, Any] = self.criuctl("restore", ref, *options)
+        self.names.add(report["session"])
         # The tests take the numbers of terminals themselves.
         assert [
             text
-            for text in told["warnings"]
+            for text in report["warnings"]
             if "terminals inside the tree could not have their numbers" not in text
         ] == []
-        return told
+        return report
 
     def desk(self, name: str) -> Desk:
         """Work in a session that a restore has brought."""

@@ -46,8 +46,8 @@ class Trip:
         identities = animal.identities()
         animal.remember()
         animal.listing = _listing(animal.folder)
-        told: dict[str, Any] = self.criuctl("dump", animal.pid, *options, env=env)
-        assert told["processes"] == len(identities)
+        report: dict[str, Any] = self.criuctl("dump", animal.pid, *options, env=env)
+        assert report["processes"] == len(identities)
         # Nothing outlives the dump; that its parent, who is not criuctl, reaps it is waited for:
         # PIDs are free then.
         assert [
@@ -63,27 +63,27 @@ class Trip:
         # Files that exist only in the checkpoint now may have had a name that CRIU gave them; it
         # must not stay.
         assert _listing(animal.folder) == animal.listing
-        return told
+        return report
 
     def snapshot(self, animal: Animal, *options: str | Path) -> dict[str, Any]:
         """Dump and leave the tree running: it is the same afterwards, and not stopped."""
         animal.remember()
         animal.listing = _listing(animal.folder)
-        told: dict[str, Any] = self.criuctl("dump", animal.pid, "--leave-running", *options)
+        report: dict[str, Any] = self.criuctl("dump", animal.pid, "--leave-running", *options)
         assert animal.differences(animal) == []
         assert _listing(animal.folder) == animal.listing
-        return told
+        return report
 
     def restore(
         self,
-        told: dict[str, Any],
+        report: dict[str, Any],
         original: Animal,
         *options: str,
         ignore: tuple[str, ...] = (),
         equal: bool = True,
     ) -> Animal:
         """Restore that checkpoint: the oracle finds no difference to what the original was."""
-        answer = self.criuctl("restore", told["checkpoint"], *options)
+        answer = self.criuctl("restore", report["checkpoint"], *options)
         animal = self.zoo.adopt(answer["pid"], original)
         assert answer["inner_pid"] == oracle.inner_pid(answer["pid"])
         here = os.stat("/proc/self/ns/pid").st_ino

@@ -146,11 +146,11 @@ class Animal:
             time.sleep(0.005)
 
     def _held_still(self, patience: float) -> dict[int, int | None]:
-        """Stop every process of the tree, and then those that were forked meanwhile: PID and start
-        time of each.
+        """Stop every process of the tree, and then those that were forked meanwhile. Return PID and
+        start time of each.
 
-        Who is killed one by one can fork in between, and what nobody has seen yet would be left
-        without a parent.  A process that cannot be stopped (it sleeps where no signal wakes it, or
+        Processes that are killed one by one can fork in between, and a new child would be left
+        without a parent. A process that cannot be stopped (it sleeps where no signal wakes it, or
         is frozen) cannot fork either, and is waited for briefly.
         """
         began = time.monotonic()
@@ -274,11 +274,11 @@ class Zoo:
         return animal
 
     def find(self, original: Animal) -> list[Animal]:
-        """Living trees of this animal's program and folder that nobody has adopted yet, by their
+        """Living trees of this animal's program and folder that were not adopted yet, by their
         topmost processes.
 
-        Asked of what a crash left, so it looks until two looks agree, and nobody is left who is
-        killed and about to end.
+        Used after a crash, so it looks until two looks agree, and no process is left that was
+        killed and is about to end.
         """
         found, before = self._look(original), None
         deadline = time.monotonic() + 60

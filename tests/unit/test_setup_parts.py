@@ -31,7 +31,7 @@ def shell(program: str, *arguments: str | Path, **environment: str | Path) -> st
 
 
 def made_by(python: str, folder: Path) -> str:
-    """Whether set-up makes the environment in `folder` anew."""
+    """Whether set-up makes the environment in `folder` again."""
     fake = folder.parent / "python3"
     fake.write_text(f'#!/bin/sh\ncase $2 in venv) echo anew ;; *) exec "{python}" "$@" ;; esac\n')
     fake.chmod(0o755)
@@ -57,11 +57,11 @@ def test_the_record_names_a_given_criu_for_every_folder(tmp_path: Path, given: s
     criu.write_text("#!/bin/sh\n")
     criu.chmod(0o755)
     program = 'cd "$1"; works() { :; }; chosen() { echo "$2"; }; choose_criu'
-    told = shell(
+    path = shell(
         program, tmp_path, CRIUCTL_CRIU=given, PATH=f"{tmp_path}:{os.environ['PATH']}"
     ).strip()
-    assert told.startswith("/")
-    assert os.path.realpath(told) == (given if given.startswith("/") else str(criu))
+    assert path.startswith("/")
+    assert os.path.realpath(path) == (given if given.startswith("/") else str(criu))
 
 
 @pytest.mark.parametrize("missing", ["", "tool"])
@@ -75,9 +75,9 @@ def test_a_guard_that_a_killed_set_up_has_left_goes(tmp_path: Path, missing: str
     guard.write_text(
         "#!/bin/sh\n# put here by criuctl set-up for the time of one installation\nexit 101\n"
     )
-    told = shell(program + "install_packages_without_services x", missing, CRIUCTL_POLICY=guard)
+    output = shell(program + "install_packages_without_services x", missing, CRIUCTL_POLICY=guard)
     assert not guard.exists()
-    assert ("exit 101" in told) == bool(missing)
+    assert ("exit 101" in output) == bool(missing)
 
 
 def test_a_guard_of_the_administrator_s_stays(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_quickstart_asks_its_server_through_no_proxy(tmp_path: Path) -> None
         server.timeout = 20
         serving.start()
         program = f'port=$1 python=$2 folder=$3; {request}\nrequest || cat "$folder/error"'
-        told = shell(
+        output = shell(
             program,
             str(server.server_port),
             sys.executable,
@@ -153,7 +153,7 @@ def test_the_quickstart_asks_its_server_through_no_proxy(tmp_path: Path) -> None
             no_proxy="",
         )
         serving.join()
-    assert told == "1\n"
+    assert output == "1\n"
 
 
 def test_another_place_for_the_command_has_all_that_goes_with_it(tmp_path: Path) -> None:

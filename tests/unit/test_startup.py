@@ -149,7 +149,7 @@ def test_packages_and_what_is_no_module_are_as_ever(tmp_path: Path) -> None:
 
 
 def test_a_dump_and_a_restore_load_nothing_that_takes_long_for_nothing() -> None:
-    """What each of these costs at a start is told in the modules that do without them."""
+    """What each of these costs at a start is documented in the modules that do without them."""
     heavy = {
         "asyncio",
         "boto3",

@@ -3,7 +3,7 @@ with ``scripts/vm-test``.
 
 The default tests make their hosts of namespaces, on one kernel.  Here each host has its own, which
 tracks changed pages, and a systemd, a power plug and a network cable.  What is done, is done by the
-commands that a user types; what became of it is judged from outside, by this machine, which neither
+commands that a user types; the outcome is judged from outside, by this machine, which neither
 host can lie to.
 
     machine.py   one QEMU machine: its power, its cable, commands on it

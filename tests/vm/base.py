@@ -2,7 +2,7 @@
 same scripts/setup.
 
 The image is Debian's packages and nothing else.  A machine that scripts/setup has prepared once is
-kept beside it (``prepared``): later runs begin with it, and set up this checkout on the machines
+kept next to it (``prepared``): later runs begin with it, and set up this checkout on the machines
 again, which brings its criuctl and leaves the rest as it is.  The machines reach the package
 mirrors through this one, as far as it does; nothing but the checkout is carried in.
 """
@@ -61,7 +61,7 @@ class Base:
             machine.power_on("nobody", kvm=self._kvm)
             machine.wait_up()
             seconds = self.set_up(machine)
-            # What makes a machine one of its own is made anew by each that begins with this disk.
+            # What makes a machine one of its own is made again by each that begins with this disk.
             machine.sh(
                 f"rm -rf {CHECKOUT} /etc/ssh/ssh_host_* /var/lib/apt/lists/* /root/.cache; : "
                 ">/etc/machine-id; sync"

@@ -96,12 +96,12 @@ class Checks:
 
     def migrate(self, here: Machine, there: Machine, name: str, *options: str) -> Any:
         """Move it, and see that it is there as it was here."""
-        told = here.criuctl("migrate", name, there.url, *options)
+        report = here.criuctl("migrate", name, there.url, *options)
         self.lives(there, name)
-        return told
+        return report
 
     def lives(self, home: Machine, name: str) -> None:
-        """It runs on this machine and on no other, and every number was told once."""
+        """It runs on this machine and on no other, and every number was sent once."""
         self.observer.wait_heard(name, home.name)
         wait_for(
             lambda: self.copies(name) == [home.name],
@@ -123,8 +123,8 @@ class Checks:
         return found
 
     def memory(self, machine: Machine) -> None:
-        """The program says, over TCP and from afar if somebody is there, that its memory is what it
-        was.
+        """The program says, over TCP and from afar if a machine is there, that its memory is what
+        it was.
         """
         afar = self.other(machine)
         asker, address = (afar, machine.address) if afar.powered() else (machine, "127.0.0.1")
@@ -167,7 +167,7 @@ class Checks:
             command.wait()
 
     def resolve(self, name: str) -> str:
-        """``migrate --resolve``, as soon as there is a link: what became of it."""
+        """Run ``migrate --resolve`` as soon as there is a link, and return its outcome."""
         (answer,) = self.alpha.criuctl("migrate", "--resolve", name)
         if answer["error"]:
             raise VmError(f"resolve: {answer}")
@@ -208,11 +208,11 @@ class Checks:
     def the_doctor_is_content(self) -> str:
         """No error and no warning on a plain Debian; it says that changed pages are tracked."""
         for machine in self.lab.both:
-            told = machine.criuctl("doctor")
-            odd = [f for f in told["findings"] if f["level"] != "info"]
-            if odd or not told["ok"]:
+            answer = machine.criuctl("doctor")
+            odd = [f for f in answer["findings"] if f["level"] != "info"]
+            if odd or not answer["ok"]:
                 raise VmError(f"{machine.name}: {odd}")
-        (tracking,) = [f["text"] for f in told["findings"] if f["code"] == "soft-dirty"]
+        (tracking,) = [f["text"] for f in answer["findings"] if f["code"] == "soft-dirty"]
         if "does not" in tracking:
             raise VmError(tracking)
         return str(tracking)
@@ -222,8 +222,8 @@ class Checks:
         it.
         """
         with self.session("precopy") as name:
-            told = self.alpha.criuctl("dump", name, "--pre-copy")
-            rounds = told["precopy"]
+            report = self.alpha.criuctl("dump", name, "--pre-copy")
+            rounds = report["precopy"]
             self.result.rounds.append((f"dump of {MIB} MiB, a twentieth rewritten", rounds))
             if (
                 len(rounds) < 2
@@ -236,8 +236,8 @@ class Checks:
             self.memory(self.alpha)
         read = ", ".join(mib(made["read"]) for made in rounds)
         return (
-            f"rounds read {read}; frozen {told['frozen_ms']:.0f} ms; restored, its memory is what "
-            "it was"
+            f"rounds read {read}; frozen {report['frozen_ms']:.0f} ms; restored, its memory is "
+            "what it was"
         )
 
     def a_live_session_moves_there_and_back(self) -> str:
@@ -257,12 +257,12 @@ class Checks:
             self.alpha.criuctl("wait", name, "--match", r"line\s+second-line", "--timeout", "60")
             if self.observer.journey(name) != [self.alpha.name, self.beta.name, self.alpha.name]:
                 raise VmError(f"its journey was {self.observer.journey(name)}")
-        for where, told in (("migrate, to beta", there), ("migrate, back to alpha", back)):
-            self.result.rounds.append((where, told["precopy"]))
+        for where, report in (("migrate, to beta", there), ("migrate, back to alpha", back)):
+            self.result.rounds.append((where, report["precopy"]))
         return "; ".join(
-            f"{way}: frozen {told['frozen_ms']:.0f} ms of {told['total_ms'] / 1000:.1f} s, "
-            f"{mib(told['bytes']['stored'])} sent"
-            for way, told in (("there", there), ("back", back))
+            f"{way}: frozen {report['frozen_ms']:.0f} ms of {report['total_ms'] / 1000:.1f} s, "
+            f"{mib(report['bytes']['stored'])} sent"
+            for way, report in (("there", there), ("back", back))
         )
 
     def an_address_moves_along(self) -> str:
@@ -278,12 +278,12 @@ class Checks:
             self._answered_more()
             keep = ("--keep-address", MOVING, "--connections", "keep")
             for here, there in (self.lab.both, self.lab.both[::-1]):
-                told = self.migrate(here, there, name, *keep)
+                report = self.migrate(here, there, name, *keep)
                 outcomes = [
-                    c["outcome"] for c in told["connections"] if c["peer"].startswith(GAMMA)
+                    c["outcome"] for c in report["connections"] if c["peer"].startswith(GAMMA)
                 ]
                 if outcomes != ["kept"]:
-                    raise VmError(f"its connections: {told['connections']}")
+                    raise VmError(f"its connections: {report['connections']}")
                 self._answered_more()
                 if MOVING in here.sh("ip address show"):
                     raise VmError(f"{here.name} still has {MOVING}")
@@ -306,7 +306,7 @@ class Checks:
         wait_for(more, 90, "the client on a third host is answered")
 
     def the_link_is_cut_for_a_second(self) -> str:
-        """Nobody notices: it moves."""
+        """It is not noticed: the session moves."""
         with self.session("cut1") as name:
             code, said, seconds = self.cut_at("hand-over", name, 1)
             if code != 0:
@@ -344,8 +344,8 @@ class Checks:
         )
 
     def the_link_is_cut_for_ever_at_the_worst_moment(self) -> str:
-        """Ended here, not told to run there: it stands still, whole; that is told, and one word
-        lets it run.
+        """Ended here, without the word to run there: it stands still, whole, and the error says so;
+        one word lets it run.
         """
         with self.session("worst") as name:
             code, said, seconds = self.cut_at("go", name, None)
@@ -427,7 +427,7 @@ class Checks:
                 + "criuctl store key --export /root/store.key >/dev/null && cat /root/store.key"
             )
             self.beta.write("/root/store.key", key, "600")
-            told = json.loads(self.alpha.sh(environment + f"criuctl dump {name} --json"))
+            report = json.loads(self.alpha.sh(environment + f"criuctl dump {name} --json"))
             self.alpha.pull_plug()
             self.beta.sh(environment + f"CRIUCTL_KEY_FILE=/root/store.key criuctl restore {name}")
             self.observer.wait_heard(name, self.beta.name)
@@ -435,7 +435,7 @@ class Checks:
             booted = self.reboot(self.alpha)
             self.lives(self.beta, name)
         return (
-            f"{mib(told['bytes']['stored'])} in S3; it went on at beta; alpha came back after "
+            f"{mib(report['bytes']['stored'])} in S3; it went on at beta; alpha came back after "
             f"{booted:.0f} s and has no copy"
         )
 

@@ -1,5 +1,5 @@
-"""criuctl on a machine, held at a named step until harm was done to somebody: `criuctl.pausepoints`
-over a FIFO there.
+"""criuctl on a machine, held at a named step until the harm is done: `criuctl.pausepoints` over a
+FIFO there.
 """
 
 from __future__ import annotations

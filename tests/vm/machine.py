@@ -21,7 +21,7 @@ from typing import Any
 
 BOOT = 300.0  # seconds until ssh answers, on a busy machine without KVM
 COMMAND = 180.0
-_PAUSE = 0.2  # between two questions to somebody who has no way to call us
+_PAUSE = 0.2  # between two questions to a machine that cannot call us
 
 
 class VmError(Exception):

@@ -16,11 +16,11 @@ HEARD = 90.0  # seconds
 
 
 @dataclass
-class Told:
+class Heard:
     """All that was heard of one teller."""
 
     numbers: list[int] = field(default_factory=list)
-    hosts: list[str] = field(default_factory=list)  # for each number, who told it
+    hosts: list[str] = field(default_factory=list)  # for each number, the host that sent it
 
 
 class Observer:
@@ -32,7 +32,7 @@ class Observer:
         self._socket.bind(("127.0.0.1", 0))
         self._socket.settimeout(0.5)
         self.port = self._socket.getsockname()[1]
-        self._told: dict[str, Told] = {}
+        self._heard: dict[str, Heard] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -46,38 +46,38 @@ class Observer:
         self._thread.join()
         self._socket.close()
 
-    def told(self, name: str) -> Told:
+    def heard(self, name: str) -> Heard:
         """What was heard until now."""
         with self._lock:
-            told = self._told.get(name, Told())
-            return Told(list(told.numbers), list(told.hosts))
+            heard = self._heard.get(name, Heard())
+            return Heard(list(heard.numbers), list(heard.hosts))
 
     def forget(self, name: str) -> None:
-        """What it has told until now counts no more."""
+        """Drop what it has sent until now."""
         with self._lock:
-            self._told.pop(name, None)
+            self._heard.pop(name, None)
 
     def wait_heard(self, name: str, host: str, count: int = 5) -> None:
-        """Wait until `count` more numbers were told, and on that host."""
-        before = len(self.told(name).numbers)
+        """Wait until it has sent `count` more numbers, and those on `host`."""
+        before = len(self.heard(name).numbers)
         wait_for(
-            lambda: self.told(name).hosts[before:].count(host) >= count,
+            lambda: self.heard(name).hosts[before:].count(host) >= count,
             HEARD,
             f"{name} is heard on {host}",
         )
 
     def journey(self, name: str) -> list[str]:
-        """The hosts that it has run on, in order; every number was told once, in order, or
-        `VmError`.
+        """Return the hosts that it has run on, in order; raise `VmError` unless every number came
+        once, in order.
         """
-        told = self.told(name)
-        for index, number in enumerate(told.numbers):
+        heard = self.heard(name)
+        for index, number in enumerate(heard.numbers):
             if number != index + 1:
-                near = list(zip(told.numbers, told.hosts, strict=True))[
+                near = list(zip(heard.numbers, heard.hosts, strict=True))[
                     max(0, index - 3) : index + 4
                 ]
                 raise VmError(f"{name}: number {index + 1} should have come, but heard were {near}")
-        return [host for host, _ in itertools.groupby(told.hosts)]
+        return [host for host, _ in itertools.groupby(heard.hosts)]
 
     def _listen(self) -> None:
         while not self._over.is_set():
@@ -86,6 +86,6 @@ class Observer:
             except TimeoutError:
                 continue
             with self._lock:
-                told = self._told.setdefault(name, Told())
-                told.numbers.append(int(number))
-                told.hosts.append(host)
+                heard = self._heard.setdefault(name, Heard())
+                heard.numbers.append(int(number))
+                heard.hosts.append(host)

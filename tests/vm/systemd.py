@@ -89,22 +89,22 @@ class SystemdChecks:
 
     def _goes_on(self, name: str) -> None:
         """More numbers come."""
-        before = len(self.observer.told(name).numbers)
+        before = len(self.observer.heard(name).numbers)
         wait_for(
-            lambda: len(self.observer.told(name).numbers) >= before + 5,
+            lambda: len(self.observer.heard(name).numbers) >= before + 5,
             PATIENCE,
             f"{name} is heard",
         )
 
     def _never_stopped(self, name: str) -> None:
-        """It goes on, and every number was told once."""
+        """It goes on, and every number was sent once."""
         self._goes_on(name)
         self.observer.journey(name)
 
     def _went_back(self, name: str) -> int:
-        """It goes on, from where it was once before; how many numbers were told again."""
+        """It goes on, from where it was once before. Return how many numbers were sent again."""
         self._goes_on(name)
-        numbers = self.observer.told(name).numbers
+        numbers = self.observer.heard(name).numbers
         jumps = [(before, after) for before, after in pairwise(numbers) if after != before + 1]
         if len(jumps) != 1 or jumps[0][1] > jumps[0][0]:
             raise VmError(
@@ -118,11 +118,11 @@ class SystemdChecks:
             f"systemctl show {shlex.join(f'--property={p}' for p in properties)} "
             f"{shlex.quote(unit)}"
         )
-        told = dict(line.split("=", 1) for line in out.splitlines())
-        return [told[p] for p in properties]
+        values = dict(line.split("=", 1) for line in out.splitlines())
+        return [values[p] for p in properties]
 
     def _journal(self, *matches: str) -> list[str]:
-        """What criuctl has told the journal in this boot."""
+        """What criuctl has logged to the journal in this boot."""
         out = self.sigma.sh(f"journalctl -b -t criuctl -o json {shlex.join(matches)}")
         return [json.loads(line)["MESSAGE"] for line in out.splitlines()]
 
@@ -218,9 +218,9 @@ class SystemdChecks:
                 return result == "ok"
 
             wait_for(ran, PATIENCE, "the timer has called it")
-            told = self._journal(f"CRIUCTL_SESSION={name}", "CRIUCTL_OPERATION=snapshot")
-            if not told or "done" not in told[0]:
-                raise VmError(f"the journal has {told}")
+            lines = self._journal(f"CRIUCTL_SESSION={name}", "CRIUCTL_OPERATION=snapshot")
+            if not lines or "done" not in lines[0]:
+                raise VmError(f"the journal has {lines}")
             wait_for(
                 lambda: self._show(service, "ActiveState") == ["inactive"],
                 PATIENCE,
@@ -263,7 +263,7 @@ class SystemdChecks:
                 raise VmError(f"left of it: {left}")
             self._never_stopped(name)
         return (
-            f"`{told[0]}` in the journal; a run that was stopped, and one that outlived its "
+            f"`{lines[0]}` in the journal; a run that was stopped, and one that outlived its "
             "schedule, left the session as it was"
         )
 
@@ -279,7 +279,7 @@ class SystemdChecks:
         (taken,) = self.sigma.criuctl("snapshot", "--label", "tier=web")
         if self._show("web.service", "ActiveState") != ["active"]:
             raise VmError("the snapshot has ended the service")
-        told = self.sigma.criuctl("dump", "web")
+        report = self.sigma.criuctl("dump", "web")
         # the unit's control group is gone with the unit
         self.sigma.sh("criuctl restore web || [ $? = 11 ]")
         before = int(self.sigma.sh(number))
@@ -292,7 +292,7 @@ class SystemdChecks:
         group = self.sigma.sh("cat /proc/$(pgrep -f '[w]eb.py')/cgroup").strip()
         self.sigma.sh("criuctl kill web; systemctl reset-failed web; true")
         return (
-            f"frozen {taken['frozen_ms']:.0f} and {told['frozen_ms']:.0f} ms; restored in "
+            f"frozen {taken['frozen_ms']:.0f} and {report['frozen_ms']:.0f} ms; restored in "
             f"{group}, no line lost or twice"
         )
 
@@ -403,7 +403,7 @@ class SystemdChecks:
         """
         self.sigma.sh("criuctl recover --remove; true")
         self.sigma.criuctl("recover", "--install", "--all")
-        # it ends of itself when it is told to
+        # it ends by itself when it is asked to
         orderly = ("sh", "-c", f"trap 'exit 0' TERM; {self._teller('polite')} & wait")
         with (
             self._session("polite", command=orderly) as polite,
@@ -427,9 +427,9 @@ class SystemdChecks:
         )
 
     def _never_twice(self, name: str) -> None:
-        """It goes on, and since it was forgotten nothing was told twice or left out."""
+        """It goes on, and since it was forgotten nothing was sent twice or left out."""
         self._goes_on(name)
-        numbers = self.observer.told(name).numbers
+        numbers = self.observer.heard(name).numbers
         if odd := [(before, after) for before, after in pairwise(numbers) if after != before + 1]:
             raise VmError(f"{name}: its numbers went on from {odd}")
 

@@ -1,12 +1,12 @@
-"""Runs on the machines: counts, tells each number to the machine outside, answers over TCP, and
+"""Runs on the machines: counts, sends each number to the machine outside, answers over TCP, and
 remembers its memory.
 
     teller.py NAME ADDRESS PORT MIB [LISTEN]         listens on 7070, or there
 
-Each number goes out in a datagram ``NAME NUMBER HOST``: a copy that runs beside another tells a
-number twice, one that is lost is heard of no more.  MIB of memory are filled at the start and
-summed up; the first twentieth of it is then rewritten all the time.  Whoever connects and asks
-``sum`` is told whether the rest is what it was; anything else is answered with the number.
+Each number goes out in a datagram ``NAME NUMBER HOST``: a second copy sends a number twice, one
+that is lost sends nothing more.  MIB of memory are filled at the start and summed up; the first
+twentieth of it is then rewritten all the time.  A client that asks ``sum`` gets the answer whether
+the rest is what it was; anything else is answered with the number.
 """
 
 from __future__ import annotations

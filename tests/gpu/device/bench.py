@@ -1,4 +1,4 @@
-"""criuctl beside the way by hand, with device memory, in the same run.
+"""criuctl next to the way by hand, with device memory, in the same run.
 
 By hand: the driver's Lock and Checkpoint, `criu dump` to tmpfs, `tar | zstd -1 -T0` into a file;
 and `zstd -d | tar`, `criu restore`, the driver's Restore and Unlock.  The program is the same, half
@@ -189,8 +189,8 @@ def by_criuctl(home: Home, program: Program, storage: Path, driver: Driver | Non
     for name in ("first snapshot", "second snapshot"):
         answer = home.must("snapshot", session.name, stores[0], timeout=200)
         times[name] = answer.seconds
-        told = answer.json["list"][0] if "list" in answer.json else answer.json
-        times[f"{name} frozen"] = told["frozen_ms"] / 1000
+        report = answer.json["list"][0] if "list" in answer.json else answer.json
+        times[f"{name} frozen"] = report["frozen_ms"] / 1000
         session.go_on(3)
     shutil.rmtree(storage / "snapshots", ignore_errors=True)
     dumped = home.must("dump", session.name, stores[1], timeout=200)
@@ -205,8 +205,8 @@ def by_criuctl(home: Home, program: Program, storage: Path, driver: Driver | Non
     return times
 
 
-def _phases(times: Times, told: dict[str, object], names: tuple[str, ...]) -> None:
-    gpu = told.get("gpu")
+def _phases(times: Times, report: dict[str, object], names: tuple[str, ...]) -> None:
+    gpu = report.get("gpu")
     for name in names:
         if isinstance(gpu, dict) and gpu.get(f"{name}_ms") is not None:
             shown = "device restore" if name == "restore" else name

@@ -45,13 +45,13 @@ class Run:
 
     def keep(self, answer: Answer) -> Answer:
         """Record the parts of a dump's, snapshot's or restore's answer that the report shows."""
-        told = {key: answer.json[key] for key in KEPT if key in answer.json}
+        kept = {key: answer.json[key] for key in KEPT if key in answer.json}
         if "list" in answer.json:  # snapshot answers with one object per session
-            told = {
+            kept = {
                 key: answer.json["list"][0][key] for key in KEPT if key in answer.json["list"][0]
             }
-        told |= {"command": answer.words[0], "exit_code": answer.code}
-        self.operations.append(told | {"seconds": round(answer.seconds, 3)})
+        kept |= {"command": answer.words[0], "exit_code": answer.code}
+        self.operations.append(kept | {"seconds": round(answer.seconds, 3)})
         return answer
 
     def session(self) -> Session:
@@ -222,15 +222,15 @@ def shown(run: Run) -> None:
     program.
     """
     session = run.session()
-    told = run.home.must("check", session.name).json
-    errors = [finding for finding in told.get("findings", []) if finding.get("level") == "error"]
+    answer = run.home.must("check", session.name).json
+    errors = [finding for finding in answer.get("findings", []) if finding.get("level") == "error"]
     if errors:
         raise Failed(f"check finds {errors}")
     run.snapshot(session)
-    told = run.home.must("show", session.name).json
-    gpu = told.get("gpu")
+    answer = run.home.must("show", session.name).json
+    gpu = answer.get("gpu")
     if not gpu:
-        raise Failed(f"show says nothing of a GPU; its keys are {sorted(told)}")
+        raise Failed(f"show says nothing of a GPU; its keys are {sorted(answer)}")
     run.notes["show"] = gpu
     text = str(gpu)
     for part in ("driver", "GPU-"):
@@ -272,8 +272,8 @@ def cache_hook(run: Run) -> None:
 
 
 def _part(answer: Answer, name: str) -> int:
-    told = answer.json["list"][0] if "list" in answer.json else answer.json
-    return int(told["bytes"][name])
+    report = answer.json["list"][0] if "list" in answer.json else answer.json
+    return int(report["bytes"][name])
 
 
 def refused(run: Run) -> None:

@@ -100,15 +100,15 @@ class Home:
             self._log(words, "no end", b"", err)
             raise Failed(f"criuctl {words[0]} did not end in {timeout:.0f} s") from None
         try:
-            told = json.loads(out)
+            parsed = json.loads(out)
         except ValueError:
-            told = {}
-        if isinstance(told, list):
-            told = {"list": told}
+            parsed = {}
+        if isinstance(parsed, list):
+            parsed = {"list": parsed}
         self._log(words, str(process.returncode), out, err)
         plain = tuple(map(str, words))
         text = err.decode(errors="replace")
-        return Answer(plain, process.returncode, told, text, time.monotonic() - begun)
+        return Answer(plain, process.returncode, parsed, text, time.monotonic() - begun)
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """A command that the case ends itself."""

@@ -143,8 +143,8 @@ def machine(place: Place) -> Iterator[None]:
         shutil.copy2(place.tools / "tini", TINI)
         TINI.chmod(0o755)
     before = PID_MAX.read_text()
-    # A restore needs the PIDs of the dump, which the tests beside it would take where numbers soon
-    # begin again.
+    # A restore needs the PIDs of the dump; other tests that run at the same time would take them
+    # where numbers soon begin again.
     with contextlib.suppress(OSError):
         if int(before) < WIDE_PIDS:
             PID_MAX.write_text(str(WIDE_PIDS))

@@ -25,8 +25,8 @@ def environment(place: Place) -> dict[str, Any]:
     query = "name,uuid,driver_version,memory.total"
     argv = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     try:
-        told = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
-        for line in told.stdout.splitlines():
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
+        for line in done.stdout.splitlines():
             words = [word.strip() for word in line.split(",")]
             devices.append(dict(zip(query.split(","), words, strict=False)))
     except (OSError, subprocess.TimeoutExpired):
@@ -38,8 +38,8 @@ def environment(place: Place) -> dict[str, Any]:
         "    try: print(n, m.version(n))\n"
         "    except m.PackageNotFoundError: pass\n"
     )
-    told = subprocess.run([place.python, "-c", code], check=False, capture_output=True, text=True)
-    for line in told.stdout.splitlines():
+    done = subprocess.run([place.python, "-c", code], check=False, capture_output=True, text=True)
+    for line in done.stdout.splitlines():
         name, _, version = line.partition(" ")
         versions[name] = version
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -105,13 +105,14 @@ def merge(files: list[Path], result: Path) -> None:
     for run in runs:
         cases |= {case["name"]: case for case in run["cases"] if case["result"] != "not run"}
         sections |= run["sections"]
-    told = runs[-1]["environment"]
+    merged = runs[-1]["environment"]
     for key in ("commit", "date"):
-        told[key] = ", ".join(dict.fromkeys(run["environment"][key] for run in runs))
+        merged[key] = ", ".join(dict.fromkeys(run["environment"][key] for run in runs))
     devices = [device for run in runs for device in run["environment"]["devices"]]
-    told["devices"] = list({device["uuid"]: device for device in devices}.values())
+    merged["devices"] = list({device["uuid"]: device for device in devices}.values())
     _put(
-        result, markdown({"environment": told, "cases": list(cases.values()), "sections": sections})
+        result,
+        markdown({"environment": merged, "cases": list(cases.values()), "sections": sections}),
     )
 
 
@@ -123,11 +124,11 @@ def _put(path: Path, text: str) -> None:
 
 def markdown(data: dict[str, Any]) -> str:
     """The report for people."""
-    told = data["environment"]
+    facts = data["environment"]
     devices = [
-        f"{d['name']}, {d['memory.total']}, driver {d['driver_version']}" for d in told["devices"]
+        f"{d['name']}, {d['memory.total']}, driver {d['driver_version']}" for d in facts["devices"]
     ]
-    programs = ", ".join(f"{name} {version}" for name, version in told["programs"].items())
+    programs = ", ".join(f"{name} {version}" for name, version in facts["programs"].items())
     out = [
         "# Real GPU programs under criuctl",
         "",
@@ -135,11 +136,11 @@ def markdown(data: dict[str, Any]) -> str:
         "the driver's",
         "calls, which are part of the commands' times; `MiB` is the memory that lay on the device.",
         "",
-        f"- Date: {told['date']}",
+        f"- Date: {facts['date']}",
         f"- Device: {'; '.join(devices) or 'none'}",
-        f"- Host: kernel {told['kernel']}, {told['cores']} cores, {told['memory_gib']} GiB",
-        f"- CRIU {told['criu']}; {programs or 'no GPU libraries'}",
-        f"- Commit: {told['commit']}",
+        f"- Host: kernel {facts['kernel']}, {facts['cores']} cores, {facts['memory_gib']} GiB",
+        f"- CRIU {facts['criu']}; {programs or 'no GPU libraries'}",
+        f"- Commit: {facts['commit']}",
         "",
     ]
     if data["cases"]:

@@ -30,8 +30,8 @@ MODULES = ("torch", "jax", "cupy")
 def available(place: Place) -> set[str]:
     """Which GPU libraries the programs' Python has."""
     code = f"import importlib.util as u; print(*[m for m in {MODULES} if u.find_spec(m)])"
-    told = subprocess.run([place.python, "-c", code], check=False, capture_output=True, text=True)
-    return set(told.stdout.split())
+    done = subprocess.run([place.python, "-c", code], check=False, capture_output=True, text=True)
+    return set(done.stdout.split())
 
 
 def chosen(names: Sequence[str], *, gpu: bool) -> list[Case]:
@@ -73,8 +73,8 @@ def run_cases(
             result |= {"result": "not run", "message": "no time was left"}
         else:
             most = min(case.timeout, end - time.monotonic())
-            told, log = _run(place, case, cycles or case.cycles, most)
-            result |= told
+            outcome, log = _run(place, case, cycles or case.cycles, most)
+            result |= outcome
         with lock:
             failed += result["result"] == "failed"
             report.add(result, log)

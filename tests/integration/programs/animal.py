@@ -35,7 +35,7 @@ def fork_below() -> int:
         child = os.fork()
         if not child or child < os.getpid():
             return child
-        os.kill(child, signal.SIGKILL)  # somebody else was faster
+        os.kill(child, signal.SIGKILL)  # another process was faster
         os.waitpid(child, 0)
     raise SystemExit("no lower PID is free")
 

@@ -24,7 +24,7 @@ for listening in (plain, both):
 
 
 def check(found: Check) -> None:
-    """A visitor is sent away over each family; what the slow ones were told is still there to be
+    """A visitor is sent away over each family; what was sent to the slow ones is still there to be
     read.
     """
     for visitor in slow:

@@ -59,7 +59,7 @@ class Writer:
         self.log.flush()
 
     def forever(self) -> None:
-        """Under load; the first thing that goes wrong is told and ends it.
+        """Under load; the first thing that goes wrong is reported and ends it.
 
         It thinks for longer than a push takes, however slow the machine is: most connections are
         idle at any moment.

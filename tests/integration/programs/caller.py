@@ -109,12 +109,12 @@ child: tuple[int, int] | None = None
 if way == "shared":
     second = socket.socket(fileno=os.dup(connections[0].fileno()))
     asked, asking = os.pipe()
-    told, telling = os.pipe()
+    replied, replying = os.pipe()
     if os.fork() == 0:
         while os.read(asked, 1):
             connections[0].sendall(b"child\n")
-            os.write(telling, connections[0].recv(64))
-    child = asking, told
+            os.write(replying, connections[0].recv(64))
+    child = asking, replied
 elif way == "blocking":
     for each in range(count):
         threading.Thread(target=blocking, args=(each,), daemon=True).start()

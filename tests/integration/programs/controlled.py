@@ -19,7 +19,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Actor:
-    """A process that does with its /dev/tty what it is told."""
+    """A process that uses its /dev/tty as it is asked."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
         self.pid, self._line = pid, line
@@ -114,11 +114,11 @@ third, third_name = terminal(73)
 left, _ = start(third_name, os.O_RDWR, leave=True)
 os.waitpid(left.pid, 0)
 os.write(first, b"typed\nhalf a li")
-told = 0
+looks = 0
 
 
 def check(found: Check) -> None:
-    global told
+    global looks
     found.equal("leader", leader.ask("state"), "71x20 2 10")
     found.equal(
         "follower", follower.ask("state"), f"71x20 {os.O_RDWR | os.O_NONBLOCK | os.O_APPEND:o} 10"
@@ -130,14 +130,14 @@ def check(found: Check) -> None:
         ["mine", "mine", "ENXIO"],
     )
     found.equal("one that left", left.ask("state"), "73x20 2 10")
-    if not told:
+    if not looks:
         found.equal("typed", leader.ask("read"), "typed\n")
         os.write(first, b"ne\n")
         found.equal("half a line", follower.ask("read"), "half a line\n")
         echoed = b""
         while not echoed.endswith(b"ne\r\n"):  # the echo may come later than the reader's line
             echoed += os.read(first, 1000)
-    told += 1
+    looks += 1
     for name, actor, master in (
         ("leader", leader, first),
         ("follower", follower, first),

@@ -71,7 +71,8 @@ def check(found: Check) -> None:
     wanted = {pipe_read, periodic, counter}
     seen: set[int] = set()
     while seen != wanted and time.monotonic() < deadline:
-        # An edge that was told may be told once more after a restore, as with any new registration.
+        # An edge that was reported may be reported once more after a restore, as with any new
+        # registration.
         seen |= {fd for fd, _ in poll.poll(1)} - {edge_read}
     found.equal("epoll", seen, wanted)
     found.true("nested epoll", nested.poll(1))

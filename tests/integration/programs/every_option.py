@@ -44,11 +44,11 @@ LEFT_OUT = {
 """(level, number): what is no setting."""
 OF_A_CONNECTION = {
     (TCP, 2),  # TCP_MAXSEG: of what the other end takes
-    (TCP, 10),  # TCP_WINDOW_CLAMP: likewise
+    (TCP, 10),  # TCP_WINDOW_CLAMP: the same
     (IPV6, 17),  # IPV6_MULTICAST_IF: where it came from
     (IPV6, 18),  # IPV6_MULTICAST_HOPS: of its first packet
     (IPV6, 26),  # IPV6_V6ONLY: the kernel sets it where there is an address
-    (IP, 33),  # IP_MULTICAST_TTL: likewise
+    (IP, 33),  # IP_MULTICAST_TTL: the same
 }
 """What is no setting either, once there is a connection, or an address."""
 

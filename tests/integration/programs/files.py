@@ -59,10 +59,10 @@ through_link = os.open(path("link"), os.O_RDONLY)
 number = os.dup2(reader.fileno(), 500)
 
 go_read, go_write = os.pipe()
-told_read, told_write = os.pipe()
+answer_read, answer_write = os.pipe()
 if os.fork() == 0:
     while os.read(go_read, 1):
-        os.write(told_write, os.read(reader.fileno(), 10))
+        os.write(answer_write, os.read(reader.fileno(), 10))
     os._exit(0)
 position = 400
 lines = 1
@@ -73,7 +73,9 @@ def check(found: Check) -> None:
     found.equal("shared offset, mine", os.read(number, 10), content[position : position + 10])
     os.write(go_write, b"?")
     found.equal(
-        "shared offset, the child's", os.read(told_read, 10), content[position + 10 : position + 20]
+        "shared offset, the child's",
+        os.read(answer_read, 10),
+        content[position + 10 : position + 20],
     )
     position += 20
     lines += 1

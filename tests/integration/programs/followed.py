@@ -1,5 +1,5 @@
-"""Terminals inside the tree that control more than a session's leader: what is theirs beside what
-`controlled` looks at.
+"""Terminals inside the tree that control more than a session's leader: state that `controlled` does
+not check.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ os.close(left_slave)
 asked = 0
 
 
-def told(number: int) -> int | None:
+def signalled_fd(number: int) -> int | None:
     """The signal's ``si_fd``; None if none comes within a second."""
     mask = (ctypes.c_uint64 * 16)(1 << number - 1)
     info = ctypes.create_string_buffer(128)
@@ -134,7 +134,7 @@ def check(found: Check) -> None:
         while signal.sigtimedwait([number], 0) is not None:
             pass
         os.write(other, b"x")
-        found.equal(f"{name}: of which descriptor a signal tells", told(number), fd)
+        found.equal(f"{name}: of which descriptor a signal tells", signalled_fd(number), fd)
         found.equal(f"{name}: data", os.read(fd, 100), b"x")
     if not asked:
         for pid in leaving:

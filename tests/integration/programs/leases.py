@@ -1,5 +1,5 @@
-"""Files with leases (fcntl F_SETLEASE), as file servers hold them: whoever opens one of them breaks
-it, and ends the program.
+"""Files with leases (fcntl F_SETLEASE), as file servers hold them: a process that opens one of them
+breaks its lease, which ends the program.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A server of unix sockets: ``listening.py FOLDER KIND:NAME...``, kinds stream, seqpacket, dgram,
 abstract and deleted.
 
-Whoever has to do with it sends a word; a check tells which words have come where, and tries each
+Each client sends a word; a check tells which words have come where, and tries each
 name as a client of its own.  When there is a file ``remove``, it removes its sockets' files first,
 as servers do that end.
 """

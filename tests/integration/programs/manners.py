@@ -40,7 +40,7 @@ def have() -> Manners:
 
 
 asked, answered = threading.Event(), threading.Event()
-told: list[Manners] = []
+results: list[Manners] = []
 
 
 def other() -> None:
@@ -48,7 +48,7 @@ def other() -> None:
     answered.set()
     while asked.wait():
         asked.clear()
-        told.append(have())
+        results.append(have())
         answered.set()
 
 
@@ -56,7 +56,7 @@ threading.Thread(target=other, daemon=True).start()
 answered.wait()
 answered.clear()
 question, answer = os.pipe(), os.pipe()
-if os.fork() == 0:  # one of whom nothing is unusual, beside its parent
+if os.fork() == 0:  # one with the usual values, next to its parent
     while os.read(question[0], 1):
         os.write(answer[1], repr(have()).encode())
     os._exit(0)
@@ -71,7 +71,7 @@ def check(found: Check) -> None:
     asked.set()
     answered.wait()
     answered.clear()
-    found.equal("of the second", told.pop(), (BEST_EFFORT | 6, 777, UNAME26))
+    found.equal("of the second", results.pop(), (BEST_EFFORT | 6, 777, UNAME26))
     os.write(question[1], b"?")
     found.equal("of the child", os.read(answer[0], 100).decode(), repr(USUAL))
     found.equal("core filter", Path("/proc/self/coredump_filter").read_text().strip(), "0000007f")

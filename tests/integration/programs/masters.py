@@ -1,5 +1,5 @@
-"""Masters of terminals, and what was printed on these and not read yet, whether or not somebody has
-them open.
+"""Masters of terminals, and what was printed on these and not read yet, whether or not a process
+has them open.
 """
 
 from __future__ import annotations

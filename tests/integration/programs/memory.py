@@ -40,7 +40,7 @@ shared[3 << 20 : (3 << 20) + 5] = b"there"
 private = mmap.mmap(-1, 4 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 private[: 1 << 20] = BIG  # then three absent megabytes
 private.madvise(mmap.MADV_NOHUGEPAGE)
-# Between guards, so that it stays a mapping of its own: the child fills all of it anew.
+# Between guards, so that it stays a mapping of its own: the child fills all of it again.
 apart = libc.mmap(None, 4 << 20, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0) + (
     1 << 20
 )
@@ -92,7 +92,7 @@ def digest(*parts: object) -> str:
 
 wanted = digest(heap)
 go_read, go_write = os.pipe()
-told_read, told_write = os.pipe()
+answer_read, answer_write = os.pipe()
 child = os.fork()
 if child == 0:
     heap[PAGE] ^= 0xFF  # one page of its own, the rest shared with the parent
@@ -106,7 +106,7 @@ if child == 0:
             and bytes(shared[:1]) == b"!"
             and digest(deleted) == digest(BIG)
         )
-        os.write(told_write, b"y" if same else b"n")
+        os.write(answer_write, b"y" if same else b"n")
     os._exit(0)
 
 
@@ -114,7 +114,7 @@ def check(found: Check) -> None:
     found.equal("heap", digest(heap), wanted)
     shared[:1] = b"!"
     os.write(go_write, b"?")
-    found.equal("child's copy-on-write heap and shared memory", os.read(told_read, 1), b"y")
+    found.equal("child's copy-on-write heap and shared memory", os.read(answer_read, 1), b"y")
     shared[:1] = BIG[:1]
     found.equal(
         "shared",

@@ -79,7 +79,8 @@ def check(found: Check) -> None:
         found.equal("IPV6_RECVERR", newer.getsockopt(V6, IPV6_RECVERR), 1)
         found.equal("IPV6_DONTFRAG", newer.getsockopt(V6, IPV6_DONTFRAG), 1)
         found.equal("IP_RECVERR of IPv6", newer.getsockopt(ip, IP_RECVERR), 1)
-        with open("/proc/self/net/igmp6", encoding="ascii") as file:  # of this group nobody else is
+        # this process is the only one of the group
+        with open("/proc/self/net/igmp6", encoding="ascii") as file:
             found.true(
                 "it is in the newer group", "ff010000000000000000000000000987" in file.read()
             )

@@ -1,5 +1,5 @@
 """Orphans of a session and group that are alive, adopted by a subreaper root: one that lives, and
-one that nobody has reaped.
+one that was not reaped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from animal import Check, libc, serve, sleeper
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-told_read, told_write = os.pipe()
+pid_read, pid_write = os.pipe()
 
 
 def orphan(*, ends: bool) -> None:
@@ -19,13 +19,13 @@ def orphan(*, ends: bool) -> None:
     middle = os.fork()
     if middle == 0:
         if os.fork() == 0:
-            os.write(told_write, b"%s %d\n" % (b"dead" if ends else b"living", os.getpid()))
+            os.write(pid_write, b"%s %d\n" % (b"dead" if ends else b"living", os.getpid()))
             if not ends:
                 sleeper()
             os._exit(7)
         os._exit(0)
     os.waitpid(middle, 0)
-    os.write(told_write, b"orphan %d\n" % middle)
+    os.write(pid_write, b"orphan %d\n" % middle)
 
 
 leader = os.fork()
@@ -34,10 +34,10 @@ if leader == 0:
     orphan(ends=False)
     orphan(ends=True)
     sleeper()
-told = b""
-while told.count(b"\n") < 4:  # who they are, and that their parents have ended
-    told += os.read(told_read, 64)
-pids = {which: int(pid) for which, pid in (line.split() for line in told.decode().splitlines())}
+lines = b""
+while lines.count(b"\n") < 4:  # who they are, and that their parents have ended
+    lines += os.read(pid_read, 64)
+pids = {which: int(pid) for which, pid in (line.split() for line in lines.decode().splitlines())}
 living, dead = pids["living"], pids["dead"]
 os.waitid(os.P_PID, dead, os.WEXITED | os.WNOWAIT)
 dead_pending = True

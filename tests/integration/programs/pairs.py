@@ -1,4 +1,4 @@
-"""Socket pairs of which a child with a lower PID has one end, and its parent still has both."""
+"""Socket pairs: a child with a lower PID has one end, and its parent still has both."""
 
 from __future__ import annotations
 

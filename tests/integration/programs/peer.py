@@ -1,6 +1,5 @@
-"""A client of somebody outside: ``peer.py FOLDER tcp|unix-dgram|unix-stream ADDRESS``; says what
-becomes of its connection.
-"""
+"""A client of a server outside the tree: ``peer.py FOLDER tcp|unix-dgram|unix-stream ADDRESS``;
+reports the fate of its connection."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def use(connection: Any, number: int) -> list[Any]:
 
 def pool() -> None:
     asked, asking = os.pipe()
-    told, telling = os.pipe()
+    answered, answering = os.pipe()
     child = os.fork() == 0
     connections = [connect() for _ in range(count)]
     for number, connection in enumerate(connections):
@@ -60,18 +60,18 @@ def pool() -> None:
         if first and not child:
             connection.execute(first)
     if child:
-        os.write(telling, b".")
+        os.write(answering, b".")
         while os.read(asked, 1):
             answers = [
                 use(connection, 100 + number) for number, connection in enumerate(connections)
             ]
-            os.write(telling, repr(answers).encode())
+            os.write(answering, repr(answers).encode())
         os._exit(0)
-    os.read(told, 1)
+    os.read(answered, 1)
 
     def check(found: Check) -> None:
         os.write(asking, b"?")
-        theirs = os.read(told, 65536).decode()
+        theirs = os.read(answered, 65536).decode()
         found.facts |= {
             "mine": [use(connection, n) for n, connection in enumerate(connections)],
             "theirs": theirs,

@@ -32,7 +32,7 @@ def moved(name: str, then: str) -> None:
 for folder in ("real", "before"):
     os.mkdir(path(folder))
 os.symlink("real", path("link"))
-# as by a program that was started anew, the old one living on
+# as by a program that was started again while the old one lives on
 replaced = bound(socket.SOCK_STREAM, "admin.0.tmp", "admin.sock")
 listeners = {
     "admin.sock": bound(socket.SOCK_STREAM, "admin.1.tmp", "admin.sock"),
@@ -63,7 +63,7 @@ def connected(server: socket.socket, name: str) -> tuple[socket.socket, socket.s
 old_client, old_accepted = connected(listeners["admin.sock"], "admin.sock")
 old_client.send(b"from before")
 waiting = socket.socket(socket.AF_UNIX)
-waiting.connect(path("real/t"))  # nobody accepts it until the first check
+waiting.connect(path("real/t"))  # it is not accepted until the first check
 left = True
 
 
@@ -83,7 +83,7 @@ def check(found: Check) -> None:
         client.send(name.encode())
         found.equal(f"a client of {name}", accepted.recv(64), name.encode())
     found.equal("mode", os.stat(path("admin.sock")).st_mode & 0o777, 0o640)
-    # beside the original it is another one
+    # next to the original it is another one
     name = listeners["link/s"].getsockname().partition(".copy-")[0]
     found.equal("the name of one that was not renamed", name, path("link/s"))
     for name in (

@@ -1,5 +1,5 @@
-"""What a process may be told about itself: name, limits, priority, credentials, capabilities,
-filters, and more.
+"""What a process can ask about itself: name, limits, priority, credentials, capabilities, filters,
+and more.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ installed = libc.prctl(
 )
 
 go_read, go_write = os.pipe()
-told_read, told_write = os.pipe()
+answer_read, answer_write = os.pipe()
 if os.fork() == 0:
     libc.prctl(PR_SET_PDEATHSIG, 12, 0, 0, 0)
     while os.read(go_read, 1):
         value = ctypes.c_int()
         libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(value), 0, 0, 0)
-        os.write(told_write, b"%d" % value.value)
+        os.write(answer_write, b"%d" % value.value)
     os._exit(0)
 
 
@@ -114,7 +114,7 @@ def check(found: Check) -> None:
     ctypes.set_errno(0)
     found.equal("filtered call", (libc.sethostname(b"x", 1), ctypes.get_errno()), (-1, 118))
     os.write(go_write, b"?")
-    found.equal("child's parent-death signal", os.read(told_read, 16), b"12")
+    found.equal("child's parent-death signal", os.read(answer_read, 16), b"12")
 
 
 serve(check)

@@ -94,7 +94,7 @@ fcntl.fcntl(thread_read, F_SETOWN_EX, owner)
 thread_signal = kinds.pop("thread")[1]
 
 
-def told(number: int) -> int | None:
+def signalled_fd(number: int) -> int | None:
     """The signal's ``si_fd``; None if none comes within a second."""
     mask = (ctypes.c_uint64 * 16)(1 << number - 1)
     info = ctypes.create_string_buffer(128)
@@ -112,7 +112,7 @@ def check(found: Check) -> None:
         while signal.sigtimedwait([number], 0) is not None:
             pass
         trigger[name]()
-        found.equal(f"{name}: of which descriptor a signal tells", told(number), fd)
+        found.equal(f"{name}: of which descriptor a signal tells", signalled_fd(number), fd)
         if name == "listener":
             listener.accept()[0].close()
             clients.pop().close()
@@ -130,6 +130,6 @@ def check(found: Check) -> None:
     found.true("inotify appends", fcntl.fcntl(watcher, fcntl.F_GETFL) & os.O_APPEND)
 
 
-# whoever has a process do something must not leave traces
+# a process that makes another one act must not leave traces
 signal.signal(signal.SIGTRAP, lambda number, frame: None)
 serve(check)

@@ -76,7 +76,7 @@ udp_client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 udp_client.connect(udp.getsockname())
 go_read, go_write = os.pipe()
 child = os.fork()
-if child == 0:  # holds the other ends too, and accepts for the parent when told to
+if child == 0:  # holds the other ends too, and accepts for the parent on request
     while os.read(go_read, 1):
         accepted = tcp4.accept()[0]
         accepted.sendall(accepted.recv(64).upper())

@@ -1,5 +1,5 @@
-"""Timer descriptors that run: relative, absolute on two clocks, periodic; what each has left is
-told at every look.
+"""Timer descriptors that run: relative, absolute on two clocks, periodic; each check reports the
+time that each has left.
 """
 
 from __future__ import annotations

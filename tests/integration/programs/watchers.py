@@ -1,5 +1,5 @@
-"""An epoll that is shared with children of lower PIDs, one of which has not what its parent
-watches, or something else there.
+"""An epoll that is shared with children of lower PIDs; one of them does not have what its parent
+watches, or has something else there.
 """
 
 from __future__ import annotations

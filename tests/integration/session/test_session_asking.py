@@ -16,8 +16,8 @@ from support.travel import Desk, Travel
 
 pytestmark = pytest.mark.integration
 
-# Prints what it is told to (Python's way of writing it), and what it reads then, up to the end that
-# it is told.
+# Prints what it is asked to (in Python's notation), and what it reads then, up to the end that it
+# is given.
 ASKER = r"""
 import os, tty
 tty.setraw(0)
@@ -44,7 +44,7 @@ def travel(criuctl: Criuctl, holders: Holders) -> Iterator[Travel]:
 
 
 def test_the_holder_answers_where_no_terminal_is_attached(holders: Holders) -> None:
-    """In order, with the cursor of each query's place, and as nobody's input."""
+    """In order, with the cursor of each query's place, and as input of no operator."""
     holders.start(*COMMAND)
     agent = holders.connect(kind="agent")
     watcher = holders.connect(operator="watcher", role="observe")
@@ -61,7 +61,7 @@ def test_the_holder_answers_where_no_terminal_is_attached(holders: Holders) -> N
 
 
 def test_a_terminal_that_is_attached_answers_alone(holders: Holders) -> None:
-    """It does as long as its user has the lease; whoever types else is no terminal."""
+    """It does as long as its user has the lease; another client that types is no terminal."""
     holders.start(*COMMAND)
     human = holders.connect(kind="human", operator="me")
     human.attach("start", write=True, size=(24, 80), answers=True)

@@ -87,7 +87,7 @@ def test_a_role_allows_what_it_says_and_nothing_else(holders: Holders) -> None:
             writer.request(op, **arguments)
     with pytest.raises(Forbidden):
         observer.send("x\n")
-    observer.submit_input(b"y\n")  # unanswered, but the refusal is told
+    observer.submit_input(b"y\n")  # unanswered, but the refusal is reported
     refusal = observer.receive(TIMEOUT)
     assert refusal is not None and isinstance(getattr(refusal, "error", None), Forbidden)
     after = observer.status()

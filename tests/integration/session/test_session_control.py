@@ -69,7 +69,7 @@ def test_an_agent_that_ignores_signals_is_halted_and_a_human_goes_on(holders: Ho
 def test_a_pause_waits_for_what_only_lacks_a_processor(
     holders: Holders, home: Home, keeper: Keeper
 ) -> None:
-    """It freezes once it is scheduled, which beside other load takes seconds: no reason to send
+    """It freezes once it is scheduled, which takes seconds under other load: no reason to send
     SIGSTOP, which can be seen.
     """
     # its session's, among others
@@ -94,7 +94,7 @@ def test_a_pause_waits_for_what_only_lacks_a_processor(
 
 
 def test_halt_drops_queued_input_of_agents_only(holders: Holders) -> None:
-    """A raw terminal that nobody reads takes some 4 KiB; the rest queues in the holder."""
+    """A raw terminal that is not read takes some 4 KiB; the rest queues in the holder."""
     holders.start("sh", "-c", "stty raw -echo; echo ready; read end")
     agent, human = (
         holders.connect(kind="agent", operator="bot", role="write"),
@@ -198,7 +198,7 @@ def test_kill_ends_daemons_and_those_who_ignore_it(holders: Holders) -> None:
     client = holders.connect()
     client.wait_match("deep", since="start", timeout=TIMEOUT)
     assert started.pid is not None
-    # a frozen tree dies as well, and nobody of it comes and goes while it is looked at
+    # a frozen tree dies as well, and none of its processes comes or goes while it is looked at
     client.pause()
     members = [process.identity for process in read_tree(started.pid)]
     assert client.kill(grace=0.2) >= len(members) >= 3
@@ -236,7 +236,7 @@ def test_a_session_knows_that_it_is_one(holders: Holders) -> None:
     )
     argv = (sys.executable, "-I", "-c", code, project, holders.config.run_dir)
     holders.start("sh", "-c", 'read started; exec env - "$0" "$@"', *argv, name="inner")
-    inner = holders.connect("inner")  # whose holder has told by now that it is there
+    inner = holders.connect("inner")  # whose holder has reported by now that it is there
     inner.send("\n")
     assert inner.wait_match("inside inner", since="start", timeout=TIMEOUT)
 
@@ -282,8 +282,8 @@ def test_while_a_checkpoint_is_made_input_waits_and_output_is_recorded_to_the_la
 def test_while_a_checkpoint_is_stored_the_session_is_as_any_other(
     holders: Holders, how: str
 ) -> None:
-    """That may take minutes: whoever wants to stop it, or to know how it ended, does not wait for
-    them.
+    """That may take minutes: a client that wants to stop it, or to know how it ended, does not wait
+    for them.
     """
     holders.start("sh", "-c", "read line; exit 7")
     dumper, operator = holders.connect(), holders.connect(operator="person")
@@ -340,8 +340,8 @@ def test_a_checkpoint_that_comes_to_nothing_changes_nothing(holders: Holders, ho
     assert writer.status()["state"] == "running"
 
 
-@pytest.mark.parametrize("told", ["done", "lost"])
-def test_a_session_goes_into_a_checkpoint_and_comes_back(holders: Holders, told: str) -> None:
+@pytest.mark.parametrize("outcome", ["done", "lost"])
+def test_a_session_goes_into_a_checkpoint_and_comes_back(holders: Holders, outcome: str) -> None:
     started = holders.start("sh", "-c", "echo first life; cat")
     dumper, operator = holders.connect(), holders.connect(operator="stays")
     operator.attach("start", write=True)
@@ -351,7 +351,7 @@ def test_a_session_goes_into_a_checkpoint_and_comes_back(holders: Holders, told:
     assert operator.send("typed in between\n")["held"]
     assert started.pid is not None
     os.kill(started.pid, signal.SIGKILL)  # as CRIU does
-    if told == "done":
+    if outcome == "done":
         wait_until(
             lambda: not os.path.exists(f"/proc/{started.pid}"), TIMEOUT, "the holder reaps it"
         )
@@ -596,8 +596,8 @@ def test_a_program_that_the_holder_starts_for_a_restore_is_its_child(holders: Ho
 
 
 def test_a_host_that_goes_down_does_not_wait_for_holders(holders: Holders) -> None:
-    """It tells holder and tree to end; one that is told by its holder to have ended of itself would
-    not be brought back.
+    """It asks holder and tree to end; a session whose holder reports that it has ended by itself
+    would not be brought back.
     """
     graceful = holders.start(
         "sh", "-c", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done"

@@ -43,19 +43,19 @@ def test_it_is_held_until_the_tracer_has_it_or_gives_up(how: str, holders: Holde
     """
     operator = _many(holders)
     dumper = holders.connect()
-    told = dumper.request("checkpoint-prepare", hold=True)
-    assert told["freezer"] is None and _frozen(told["held"])
+    prepared = dumper.request("checkpoint-prepare", hold=True)
+    assert prepared["freezer"] is None and _frozen(prepared["held"])
     assert operator.status()["state"] == "running"
     if how == "lost":
         dumper.close()
     else:
         dumper.request(f"checkpoint-{how}")
-    wait_until(lambda: not _frozen(told["held"]), TIMEOUT, "it goes on")
+    wait_until(lambda: not _frozen(prepared["held"]), TIMEOUT, "it goes on")
     if how == "seized":  # a pause of after the dump is not undone by what comes late
         dumper.request("checkpoint-abort")
         operator.pause()
         dumper.request("checkpoint-seized")
-        assert _frozen(told["held"])
+        assert _frozen(prepared["held"])
 
 
 def test_it_is_not_held_for_who_does_not_ask_nor_for_a_few(holders: Holders) -> None:
@@ -92,7 +92,7 @@ threading.Event().wait()"""
 
 
 def test_it_is_not_held_in_the_middle_of_a_thread_s_vfork(holders: Holders) -> None:
-    """The child stands still, and nobody can seize the thread that waits for it: a dump gave up
+    """The child stands still, and the thread that waits for it cannot be seized: a dump gave up
     after half a minute.
     """
     holders.start("sh", "-c", f'"$0" -I -S -c "$1" & {CROWD}', sys.executable, VFORK)
@@ -121,8 +121,8 @@ class _Pair(Tree):
 def test_who_was_stopped_before_looks_awake_for_a_moment_when_a_tracer_lets_go(
     keeper: Keeper, home: Home
 ) -> None:
-    """CRIU lets go of a stopped one by stopping it anew; a holder that looked just then took it for
-    one that it had stopped.
+    """CRIU lets go of a stopped process by stopping it again; a holder that looked just then took
+    it for one that it had stopped.
     """
     first, other = (
         keeper.spawn(["sleep", "1000"], env={"CZOO_TOKEN": home.token}) for _ in range(2)

@@ -1,5 +1,5 @@
-"""Output is one log: everybody reads the same bytes at the same offsets, and nobody holds up the
-session.
+"""Output is one log: all clients read the same bytes at the same offsets, and no client holds up
+the session.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def test_events_come_at_their_place_in_the_output(holders: Holders) -> None:
     driver.resize(31, 99)
     driver.send("two\n")
     assert driver.wait_exit(TIMEOUT)["exit_code"] == 3
-    told: list[str | bytes] = []
+    received: list[str | bytes] = []
     for message in reader.stream(TIMEOUT):
         if isinstance(message, Output):
-            told.append(message.data)
+            received.append(message.data)
         elif message.name in ("resize", "exit"):
-            told.append(message.name)
-    text = b"".join(t if isinstance(t, bytes) else t.encode() for t in told)
+            received.append(message.name)
+    text = b"".join(t if isinstance(t, bytes) else t.encode() for t in received)
     assert text == b"ready\r\none\r\nresizetwo\r\nexit"
 
 

@@ -220,10 +220,10 @@ if os.fork() == 0:
     os.open(inside, os.O_RDWR)
     os.fork()
     signal.pause()
-def told(number, frame):  # which may be in the middle of itself: such signals queue
+def handler(number, frame):  # which may be in the middle of itself: such signals queue
     if select.select([0], [], [], 0)[0]:
         os.write(1, b"told of %r\\n" % os.read(0, 100))
-signal.signal(signal.SIGRTMIN, told)
+signal.signal(signal.SIGRTMIN, handler)
 fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
 fcntl.fcntl(0, 10, signal.SIGRTMIN)
 fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
@@ -262,11 +262,11 @@ def test_real_programs_go_on_where_they_were(travel: Travel, name: str) -> None:
     travel.away()
     assert desk.client.wait_state("checkpointed", timeout=TIMEOUT) == "checkpointed"
     taken = [fd for _ in range(3) for fd in os.openpty()]  # terminals' numbers are others' now
-    told = travel.back()
+    report = travel.back()
     for fd in taken:
         os.close(fd)
     status = desk.client.status()
-    assert (status["state"], status["pid"], status["incarnation"]) == ("running", told["pid"], 2)
+    assert (status["state"], status["pid"], status["incarnation"]) == ("running", report["pid"], 2)
     assert status["offset"] >= offset
     after(desk)
 
@@ -289,8 +289,8 @@ def test_everything_of_a_session_comes_along(travel: Travel) -> None:
         before = desk.client.status()
         desk.type("echo $((incarnation * 0 + 7))-half")
         desk.expect("-half")
-        told = travel.away()
-        assert told["processes"] == 4  # init, two shells, the daemon
+        report = travel.away()
+        assert report["processes"] == 4  # init, two shells, the daemon
         if incarnation == 3:
             desk.client.request("shutdown")
             travel.holders.gone(started)
@@ -351,11 +351,11 @@ def test_a_snapshot_and_its_copy(travel: Travel) -> None:
     desk.expect("ready")
     desk.type("half-")
     desk.expect("half-")
-    told = travel.away("s", "--leave-running")
+    report = travel.away("s", "--leave-running")
     desk.type("typed\r")
     desk.expect("'half-typed'")
     assert [line for line in desk.client.audit() if line["what"].startswith("checkpoint")]
-    travel.back(told["checkpoint"], "--as", "copy")
+    travel.back(report["checkpoint"], "--as", "copy")
     copy = travel.desk("copy")
     assert "ready" in copy.log() and "half-typed" not in copy.log()
     copy.type("copied\r")
@@ -394,8 +394,8 @@ def test_a_copy_of_a_server_of_a_unix_socket(travel: Travel, criuctl: Criuctl) -
     path = str(criuctl.home.path / "server.sock")
     desk = travel.start("python3", "-I", "-S", "-u", "-c", COUNTING, path)
     desk.expect("ready")
-    told = travel.away("s", "--leave-running")
-    copied = criuctl("restore", told["checkpoint"], "--as", "copy")
+    report = travel.away("s", "--leave-running")
+    copied = criuctl("restore", report["checkpoint"], "--as", "copy")
     travel.names.add("copy")
     (own,) = (f["own_copy"] for f in copied["files"])
     assert [_counted(path), _counted(own), _counted(path), _counted(own)] == [

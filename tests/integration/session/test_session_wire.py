@@ -1,4 +1,4 @@
-"""The wire as strangers use it: a client in another language, other versions, and whoever sends
+"""The wire as strangers use it: a client in another language, other versions, and clients that send
 nonsense.
 """
 
@@ -195,13 +195,13 @@ def test_descriptors_are_of_the_frame_that_they_come_with_whatever_came_before_i
         "numbers": [7],
     }
     reading, writing = os.pipe()
-    with open(reading, "rb") as told, names.connect(socket_path) as client:
+    with open(reading, "rb") as reader, names.connect(socket_path) as client:
         os.kill(pid, signal.SIGSTOP)
         client.sendall(protocol.preface("eager") + protocol.json_frame(hello))
         socket.send_fds(client, [protocol.json_frame(spawn)], [writing])
         os.kill(pid, signal.SIGCONT)
         os.close(writing)
-        assert told.read() == b"there\n"
+        assert reader.read() == b"there\n"
 
 
 WORDS = [
@@ -341,7 +341,7 @@ def test_an_admin_who_sends_nonsense_breaks_nothing(
 
 
 def test_no_answer_is_longer_than_a_frame_may_be(holders: Holders) -> None:
-    """However long the command is, whatever was typed, and however much of it nobody reads."""
+    """However long the command is, whatever was typed, and however much of it is not read."""
     started = holders.start(
         "sh", "-c", "stty raw; echo ready; exec sleep 600", "sh", *["x" * 1000] * 1500
     )
@@ -369,10 +369,10 @@ def test_an_audit_log_in_any_script_is_told_in_parts(holders: Holders) -> None:
     client.wait_match("ready", since="start", timeout=TIMEOUT)
     for _ in range(250):
         client.send("я" * 2000)
-    told: list[dict[str, Any]] = []
-    while part := client.audit(since=told[-1]["sequence"] if told else 0):
-        told += part
-    assert sum(entry["what"] == "input" for entry in told) == 250
+    entries: list[dict[str, Any]] = []
+    while part := client.audit(since=entries[-1]["sequence"] if entries else 0):
+        entries += part
+    assert sum(entry["what"] == "input" for entry in entries) == 250
 
 
 @pytest.mark.parametrize("what", [{"base64": "é"}, {"base64": "a"}, {"text": "\ud800"}])

@@ -70,15 +70,15 @@ def test_a_shell_comes_back_under_a_holder(window: Callable[..., Window], travel
     there.expect("ready\r\n")
     there.type("half-")
     there.expect("half-")
-    told = travel.criuctl("dump", there.pid, "--name", "mine")
-    (terminal,) = told["terminals"]
+    report = travel.criuctl("dump", there.pid, "--name", "mine")
+    (terminal,) = report["terminals"]
     assert (terminal["master"], terminal["queued"], terminal["rows"], terminal["columns"]) == (
         "outside",
         5,
         31,
         99,
     )
-    assert "half" not in str(told)
+    assert "half" not in str(report)
     travel.back("mine")
     desk = travel.desk("mine")
     desk.type("typed\r")
@@ -117,14 +117,14 @@ def test_a_shells_job_takes_along_what_was_typed_for_it(
     )
     there.type(f"go\rtouch {stray}\rha")
     there.expect(f"touch {stray}\r\nha")
-    told = travel.criuctl("dump", job, "--name", "job")
+    report = travel.criuctl("dump", job, "--name", "job")
     there.expect(r"\$ $")
     there.type("echo the-shell-$((40 + 2))\r")
     there.expect("the-shell-42")
     assert not stray.exists()
     answer = travel.back("job")
     desk = travel.desk("job")
-    assert told["terminals"][0]["led_outside"]
+    assert report["terminals"][0]["led_outside"]
     status = Path(f"/proc/{answer['pid']}/stat").read_text().rpartition(")")[2].split()
     # group, session and foreground group
     assert status[2] == status[3] == status[5] == str(answer["pid"])
@@ -195,8 +195,8 @@ def test_a_window_that_is_closed_already(window: Callable[..., Window], travel: 
     os.close(there.master)
     there.master = os.open("/dev/null", os.O_RDWR)
     wait_until(file.exists, TIMEOUT, "it lives on")
-    told = travel.criuctl("dump", there.pid, "--name", "orphan")
-    assert [t["master"] for t in told["terminals"]] == ["gone"]
+    report = travel.criuctl("dump", there.pid, "--name", "orphan")
+    assert [t["master"] for t in report["terminals"]] == ["gone"]
     size = file.stat().st_size
     master, slave = os.openpty()  # takes its number, so it comes back under another one
     answer = travel.back("orphan")
@@ -229,12 +229,12 @@ os.write(master, b"half")
 def test_what_was_typed_on_a_terminal_inside_that_nobody_has_open(
     criuctl: Criuctl, tmp_path: Path
 ) -> None:
-    """It controls a session and no more: nobody could read that, and the tree comes back without
-    it.
+    """It controls a session and no more: no process could read that, and the tree comes back
+    without it.
     """
     with running(CLOSED, tmp_path) as program:
-        told = criuctl("dump", program.pid, "--name", "closed")
-    (terminal,) = told["terminals"]
+        report = criuctl("dump", program.pid, "--name", "closed")
+    (terminal,) = report["terminals"]
     assert (terminal["master"], terminal["queued"], terminal["holders"]) == ("inside", 4, [])
     assert criuctl("restore", "closed")["session"] == "closed"
     assert criuctl("kill", "closed")["killed"] == 2
@@ -264,8 +264,10 @@ def test_a_terminal_inside_whose_number_is_taken_is_told_of(
     try:
         while taken and not link.exists():
             taker += os.openpty()
-        told = criuctl("restore", "named")
-        warned = [text for text in told["warnings"] if f"{os.readlink(link)} is /dev/pts/" in text]
+        report = criuctl("restore", "named")
+        warned = [
+            text for text in report["warnings"] if f"{os.readlink(link)} is /dev/pts/" in text
+        ]
         assert len(warned) == taken
     finally:
         for fd in taker:

@@ -95,7 +95,7 @@ def test_a_host_without_a_terminal_left_says_so(operators: Operators) -> None:
 def test_sessions_that_are_started_at_the_same_moment_have_names_of_their_own(
     operators: Operators,
 ) -> None:
-    """Else they would all be told to have started, and only one of them could be reached."""
+    """Otherwise all would report a start, and only one of them could be reached."""
     at_once = 5
     with ThreadPoolExecutor(at_once) as pool:
         started = list(
@@ -149,7 +149,7 @@ for number, _ in enumerate(sys.stdin):
 def test_who_takes_io_uring_where_it_can_does_without(
     operators: Operators, options: tuple[str, ...]
 ) -> None:
-    """As newer Node.js and uvloop do, whatever they are told.  A restored one is refused it,
+    """As newer Node.js and uvloop do, whatever their settings are. A restored one is refused it,
     too.
     """
 
@@ -259,7 +259,7 @@ def test_output_that_goes_nowhere_is_told(operators: Operators, closing: str, sa
     ):
         command = operators.start(*words.split(), json_output=False)
         assert command.process.wait(60) == 1
-        assert said in command.told()
+        assert said in command.output()
     operators.prefix = []
 
 
@@ -401,7 +401,7 @@ def test_a_session_that_runs_without_a_holder(operators: Operators, zoo: Zoo) ->
     assert operators("wait", "plain", "--exit", "--timeout", "0.2", check=False)["exit_code"] == 12
     waiting = operators.start("wait", "plain", "--exit")
     operators("dump", "plain")
-    assert waiting.process.wait(TIMEOUT) == 3 and "criuctl restore plain" in waiting.told()
+    assert waiting.process.wait(TIMEOUT) == 3 and "criuctl restore plain" in waiting.output()
     pid = operators("restore", "plain")["pid"]
     waiting = operators.start("wait", "plain", "--exit")
     wait_until(lambda: _waits_for_a_process(waiting.process.pid), TIMEOUT, "it waits")
@@ -586,11 +586,11 @@ def test_what_is_kept_of_ended_sessions_is_forgotten(operators: Operators) -> No
     assert operators.text("exec", "lives", "--", "echo", "on") == "on\n"
     operators("restore", "stored")
     operators("dump", "stored")
-    operators("kill", "stored")  # nobody waits for it any more
+    operators("kill", "stored")  # it is not waited for any more
     assert operators("forget", "stored")["sessions"][0]["ok"]
     assert operators("list")[0]["session"] == "stored"
-    told = [event for event in operators("events") if event["operation"] == "forget"]
-    assert {event.get("session") for event in told} >= {
+    events = [event for event in operators("events") if event["operation"] == "forget"]
+    assert {event.get("session") for event in events} >= {
         "first",
         "second",
         "stored",

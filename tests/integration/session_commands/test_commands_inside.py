@@ -27,10 +27,10 @@ def tree(operators: Operators, zoo: Zoo) -> Animal:
 
 def _within(operators: Operators, command: str) -> tuple[int, Any]:
     """What criuctl says inside of the session `outer`: exit code and result."""
-    told = operators(
+    answer = operators(
         "exec", "outer", "--timeout", TIMEOUT, "--", f"{CRIUCTL} --json {command}", check=False
     )
-    return told["exit_code"], json.loads(told["output"])
+    return answer["exit_code"], json.loads(answer["output"])
 
 
 def test_the_other_sessions_are_not_taken_for_gone(operators: Operators, tree: Animal) -> None:
@@ -40,8 +40,8 @@ def test_the_other_sessions_are_not_taken_for_gone(operators: Operators, tree: A
     assert code == 0 and {body["session"]: body["state"] for body in listed} == dict.fromkeys(
         ("held", "outer", "tree"), "running"
     )
-    code, told = _within(operators, "status tree")
-    assert (code, told["state"], told["pid"], told["command"]) == (0, "running", tree.pid, [])
+    code, answer = _within(operators, "status tree")
+    assert (code, answer["state"], answer["pid"], answer["command"]) == (0, "running", tree.pid, [])
     refused = [
         "restore tree",
         "restore tree --as copy",
@@ -60,15 +60,15 @@ def test_the_other_sessions_are_not_taken_for_gone(operators: Operators, tree: A
         "migrate held ssh://none",
     ]
     for command in refused:
-        code, told = _within(operators, command)
-        assert code == 9 and "inside session 'outer'" in told["error"]["message"], command
-    code, told = _within(operators, "snapshot --all")
-    assert code == 9 and {body["error"]["code"] for body in told} == {"conflict"}
+        code, answer = _within(operators, command)
+        assert code == 9 and "inside session 'outer'" in answer["error"]["message"], command
+    code, answer = _within(operators, "snapshot --all")
+    assert code == 9 and {body["error"]["code"] for body in answer} == {"conflict"}
     tree.ask()
     assert {body["session"]: body["pid"] for body in operators("ls")}["tree"] == tree.pid
     assert len(operators("list")) == 1
-    code, told = _within(operators, "kill held --timeout 0")  # its holder does that
-    assert code == 0 and told["killed"] >= 1
+    code, answer = _within(operators, "kill held --timeout 0")  # its holder does that
+    assert code == 0 and answer["killed"] >= 1
     code, listed = _within(operators, "ls")
     assert {body["session"]: body["state"] for body in listed}["held"] == "exited"
 
@@ -78,10 +78,10 @@ def test_what_is_restored_does_not_become_a_part_of_a_session(
 ) -> None:
     """It would end with it, and no dump of that session would be possible any more."""
     operators.shell("outer", "--host-pids")
-    code, told = _within(operators, "dump tree")  # whose processes can be seen
-    assert code == 0, told
+    code, answer = _within(operators, "dump tree")  # whose processes can be seen
+    assert code == 0, answer
     for command in ("restore tree", "restore tree --as copy", "recover --all"):
-        code, told = _within(operators, command)
-        assert code == 9 and "inside session 'outer'" in told["error"]["message"], command
-    code, told = _within(operators, "restore tree --dry-run")
-    assert code == 0 and told["ok"]
+        code, answer = _within(operators, command)
+        assert code == 9 and "inside session 'outer'" in answer["error"]["message"], command
+    code, answer = _within(operators, "restore tree --dry-run")
+    assert code == 0 and answer["ok"]

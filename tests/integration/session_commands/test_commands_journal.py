@@ -1,5 +1,5 @@
-"""Services under systemd: what is printed after a restore is in the journal; being started anew is
-warned of.
+"""Services under systemd: what is printed after a restore is in the journal; a warning says that
+systemd starts it again.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Service:
 
     def lines(self) -> list[dict[str, Any]]:
         """What the journal has of the unit."""
-        told = self.booted.run(
+        output = self.booted.run(
             "journalctl", "--no-pager", "-o", "json", "-u", "web", "_TRANSPORT=stdout", check=False
         )
-        return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
     def group(self) -> bool:
         """Whether the service has a control group."""
@@ -111,17 +111,17 @@ def test_it_goes_on_where_it_was(options: list[str], late: bool, service: Servic
     lines they are.
     """
     before = service.prints(service.pid)[0]
-    told = service.operators("dump", str(service.pid), "--name", "web", *options)
-    assert told["warnings"] == []
+    report = service.operators("dump", str(service.pid), "--name", "web", *options)
+    assert report["warnings"] == []
     if late:
         wait_until(lambda: not service.group(), TIMEOUT, "systemd has removed the service's group")
     restored = service.operators("restore", "web")
-    (report,) = [c for c in restored["connections"] if c["application"] == "journal"]
-    assert (report["policy"], report["outcome"], report["reason"]) == (
+    (connection,) = [c for c in restored["connections"] if c["application"] == "journal"]
+    assert (connection["policy"], connection["outcome"], connection["reason"]) == (
         "reconnect",
         "reconnected",
         "",
-    ), report
+    ), connection
     after = service.prints(restored["pid"])[-1]
     for key in ("SYSLOG_IDENTIFIER", "PRIORITY", "SYSLOG_FACILITY", "_SYSTEMD_UNIT", "_COMM"):
         assert after.get(key) == before.get(key), (key, before, after)
@@ -138,7 +138,7 @@ def test_hung_up_if_so_wished(service: Service) -> None:
 
 
 def test_where_there_is_no_journal(service: Service) -> None:
-    """Seen before anything is started, and told."""
+    """Found and reported before anything is started."""
     service.operators("dump", str(service.pid), "--name", "web")
     service.booted.run("systemctl", "stop", "systemd-journald.socket", "systemd-journald.service")
     restored = service.operators("restore", "web")

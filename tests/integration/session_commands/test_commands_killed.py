@@ -18,7 +18,7 @@ from criuctl.proc.tree import ProcessIdentity
 
 pytestmark = [pytest.mark.integration, pytest.mark.crash]
 
-# Does harm when CRIU is about to let go of the tree: before (or after) the holder is told, to
+# Does harm when CRIU is about to let go of the tree: before (or after) the word to the holder, to
 # itself or to the tree's root.
 HARM = """
 import os, signal, sys, time
@@ -83,8 +83,8 @@ def _settled(operators: Operators, held: Paused) -> str:
 
 
 def test_kill_9_at_every_step(operators: Operators) -> None:
-    """Of a dump and of a restore: the session runs on, or it is checkpointed and comes back, and is
-    told to be what it is.
+    """Of a dump and of a restore: the session runs on, or it is checkpointed and comes back, and
+    its status says which.
     """
     operators("run", "-d", "--name", "work", "--", "sh", "-c", TICKS)
     operators("wait", "work", "--since", "0", "--match", "tick 3", "--timeout", TIMEOUT)
@@ -147,7 +147,7 @@ def test_a_restore_that_is_broken_off_when_the_holder_has_the_tree(
         )
         held.go_on()
         code = held.command.process.wait(TIMEOUT)
-        assert code == (-signal.SIGKILL if killed == "criuctl" else 6), held.command.told()
+        assert code == (-signal.SIGKILL if killed == "criuctl" else 6), held.command.output()
         wait_until(
             lambda: operators("status", "work")["state"] != stands,
             TIMEOUT,
@@ -240,7 +240,7 @@ def test_of_a_tree_whose_holder_is_killed_before_it_runs_nothing_runs(
     with paused(operators, "resume", "restore", "work") as held:
         os.kill(operators("status", "work")["holder_pid"], signal.SIGKILL)
         held.go_on()
-        assert held.command.process.wait(TIMEOUT) not in (0, 1), held.command.told()
+        assert held.command.process.wait(TIMEOUT) not in (0, 1), held.command.output()
     assert done.stat().st_size == size
     operators("restore", "work")
     _goes_on(operators)

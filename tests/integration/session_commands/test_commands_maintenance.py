@@ -29,8 +29,8 @@ def tree(zoo: Zoo, operators: Operators) -> Animal:
     return animal
 
 
-def _states(told: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
-    return {item["session"]: (item["state"], item["tries"]) for item in told}
+def _states(items: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
+    return {item["session"]: (item["state"], item["tries"]) for item in items}
 
 
 def test_everything_is_ended_and_comes_back(
@@ -43,7 +43,7 @@ def test_everything_is_ended_and_comes_back(
     for name, order, label in (("first", "10", "web"), ("last", "50", "data")):
         operators.shell(name, "--label", f"order={order}", "--label", f"tier={label}")
         operators("exec", name, "--", f"remembered={name}-{home.token}")
-    assert {told["target"] for told in operators("snapshot", "--label", "tier=data")} == {
+    assert {answer["target"] for answer in operators("snapshot", "--label", "tier=data")} == {
         "db",
         "last",
     }
@@ -66,9 +66,9 @@ def test_everything_is_ended_and_comes_back(
         "last": ("stored", 0),
     }
     tree.ask()
-    told = operators("maintenance", "begin")
+    answer = operators("maintenance", "begin")
     # the highest order was stored before
-    assert [item["session"] for item in told] == ["db", "first"]
+    assert [item["session"] for item in answer] == ["db", "first"]
     assert not tree.alive()
     assert {state["session"]: state["state"] for state in operators("ls")} == dict.fromkeys(
         ("first", "db", "last"), "checkpointed"
@@ -78,14 +78,14 @@ def test_everything_is_ended_and_comes_back(
         assert refused["exit_code"] == 9
         assert "maintenance end" in refused["error"]["hint"]
     hooks.sh("pre-restore", "no", """if grep -q '"session": *"last"'; then exit 10; fi""")
-    told = operators("maintenance", "end", "--retry-after", "0s", check=False)
-    assert told["exit_code"] == 10
-    assert _states(told["list"]) == {
+    answer = operators("maintenance", "end", "--retry-after", "0s", check=False)
+    assert answer["exit_code"] == 10
+    assert _states(answer["list"]) == {
         "first": ("back", 1),
         "db": ("back", 1),
         "last": ("given-up", 3),
     }
-    (finding,) = told["list"][-1]["findings"]
+    (finding,) = answer["list"][-1]["findings"]
     assert finding["level"] == "error"
     again = operators("maintenance", "end", check=False)
     assert (again["exit_code"], _states(again["list"])["last"]) == (10, ("given-up", 3))
@@ -99,9 +99,11 @@ def test_everything_is_ended_and_comes_back(
             == f"{name}-{home.token}"
         )
     zoo.adopt(operators("status", "db")["pid"], tree).ask()
-    told = [event for event in operators("events") if event["operation"].startswith("maintenance-")]
-    assert [(event["operation"], event["exit_code"], event.get("states")) for event in told] == [
-        *[("maintenance-begin", 137, None)] * 2,  # told by the next one
+    answer = [
+        event for event in operators("events") if event["operation"].startswith("maintenance-")
+    ]
+    assert [(event["operation"], event["exit_code"], event.get("states")) for event in answer] == [
+        *[("maintenance-begin", 137, None)] * 2,  # reported by the next one
         ("maintenance-begin", 0, {"stored": 2}),
         ("maintenance-end", 10, {"back": 2, "given-up": 1}),
         ("maintenance-end", 10, {"given-up": 1}),
@@ -129,5 +131,5 @@ def test_what_a_host_has_lost(operators: Operators, zoo: Zoo, tree: Animal, home
     restored.ask()
     assert operators("recover", "--all") == []
     wait_until(restored.alive, TIMEOUT, "it runs")
-    told = [event for event in operators("events") if event["operation"] == "recover"]
-    assert [(event["sessions"], event["states"]) for event in told] == [(["db"], {"back": 1})]
+    events = [event for event in operators("events") if event["operation"] == "recover"]
+    assert [(event["sessions"], event["states"]) for event in events] == [(["db"], {"back": 1})]

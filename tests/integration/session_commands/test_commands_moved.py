@@ -79,7 +79,7 @@ def test_who_is_attached_follows_to_another_host(
     window.expect(rb"criuctl: moved to far, work is incarnation 2")
     window.send(b"\x15echo $((X + 1))\r")
     window.expect(rb"42\r\n")
-    # The holder here has nobody left, and whoever comes now is sent on.
+    # The holder here has no tree left, and a client that comes now is sent on.
     wait_until(lambda: not operators("status", "work")["holder"], TIMEOUT, "the holder has left")
     (listed,) = operators("ls")
     assert (listed["home"], listed["moved_to"], listed["pid"]) == (

@@ -1,4 +1,4 @@
-"""A name that another session has had: whoever has it now is what status and kill speak of."""
+"""A name that another session has had: status and kill are about the session that has it now."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def tree(zoo: Zoo) -> Animal:
 
 
 def _ended(operators: Operators, name: str) -> None:
-    """A session of which only the holder is there, and its exit code."""
+    """A session with only its holder left, and its exit code."""
     operators("run", "-d", "--name", name, "--", "true")
     wait_until(lambda: operators("status", name)["state"] == "exited", 60, f"{name} has ended")
 
 
 def _speak_of(operators: Operators, name: str, pid: int) -> None:
-    told = operators("status", name)
-    assert (told["state"], told["pid"]) == ("running", pid)
+    status = operators("status", name)
+    assert (status["state"], status["pid"]) == ("running", pid)
     assert operators("kill", name, "--timeout", 0)["killed"] >= 1
 
 

@@ -37,8 +37,8 @@ def test_a_session_comes_back_to_those_it_shared_its_network_with(
         operators.prefix = ["nsenter", "-t", str(other.pid), "-n"]
         session = operators("run", "-d", *options, "--", "sleep", "600")
         operators.prefix = []
-        told = operators("dump", session["session"])
-        restored = operators("restore", told["checkpoint"])
+        report = operators("dump", session["session"])
+        restored = operators("restore", report["checkpoint"])
         assert (_net(restored["pid"]), restored["warnings"]) == (_net(other.pid), [])
     finally:
         other.kill()

@@ -35,7 +35,7 @@ def test_a_session_between_two_tries(operators: Operators) -> None:
         os.kill(child, signal.SIGUSR2)
         wait_until(lambda: not (folder / "corked").exists(), 60, "nothing is corked")
         held.go_on()
-        assert held.command.process.wait(120) == 0, held.command.told()
+        assert held.command.process.wait(120) == 0, held.command.output()
     restored: int = operators("restore", "work")["pid"]
     os.kill(restored, signal.SIGUSR1)
     report = wait_until(lambda: oracle.read(str(folder / "report-1.json")), 60, "it answers")

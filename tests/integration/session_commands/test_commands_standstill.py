@@ -124,8 +124,8 @@ def test_a_paused_session_is_dumped_and_comes_back_paused(
 
 
 def test_a_criu_that_is_killed_does_not_let_a_paused_session_run(operators: Operators) -> None:
-    """The kernel lets everybody go whom CRIU held; the holder, whose dump comes to nothing, freezes
-    them again.
+    """The kernel lets all go that CRIU held; the holder, whose dump comes to nothing, freezes them
+    again.
     """
     operators("run", "-d", "--name", "work", "--", "sh", "-c", COUNTER)
     operators("wait", "work", "--match", r"tick 5\b", "--timeout", TIMEOUT)
@@ -133,7 +133,7 @@ def test_a_criu_that_is_killed_does_not_let_a_paused_session_run(operators: Oper
     with paused(operators, "frozen", "dump", "work") as held:
         held.kill_criu()
         held.go_on()
-        assert held.command.process.wait(TIMEOUT) == 5, held.command.told()
+        assert held.command.process.wait(TIMEOUT) == 5, held.command.output()
         held.wait_settled()
     stands = operators("status", "work")
     assert stands["state"] == "paused"
@@ -153,7 +153,7 @@ def test_a_criu_that_is_killed_does_not_let_a_paused_session_run(operators: Oper
 def test_while_its_snapshot_is_stored_a_session_is_as_any_other(
     operators: Operators, how: str
 ) -> None:
-    """That may take minutes: it can be stopped, how it ends is told at once, and then it has ended
+    """That may take minutes: it can be stopped, its end is reported at once, and then it has ended
     and is not checkpointed.
     """
     operators("run", "-d", "--name", "work", "--", "sh", "-c", "read line; exit 7")
@@ -166,7 +166,7 @@ def test_while_its_snapshot_is_stored_a_session_is_as_any_other(
         else:
             assert operators("kill", "work", "--timeout", 0)["exit_code"] == 128 + signal.SIGKILL
         held.go_on()
-        assert held.command.process.wait(TIMEOUT) == 0, held.command.told()
+        assert held.command.process.wait(TIMEOUT) == 0, held.command.output()
     wait_until(lambda: not operators("status", "work")["holder"], TIMEOUT, "its holder has ended")
     assert (operators("status", "work")["state"], len(operators("list", "work"))) == ("exited", 1)
     operators("run", "-d", "--name", "work", "--", "sleep", "1000")

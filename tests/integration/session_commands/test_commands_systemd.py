@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture
 def booted(keeper: Keeper, home: Home, operators: Operators) -> Iterator[Booted]:
-    """A systemd that ends with the test, and every command beside it."""
+    """A systemd that ends with the test, and every command under it."""
     booted = Booted(keeper, home)
     operators.prefix = booted.prefix
     yield booted

@@ -28,14 +28,14 @@ def test_it_is_told_as_ended(step: str, where: tuple[str, ...], operators: Opera
         os.kill(root.pid, signal.SIGKILL)
         wait_until(lambda: not root.exists(), TIMEOUT, "it has ended")
         held.go_on()
-        assert held.command.process.wait(TIMEOUT) == 3, held.command.told()
-        assert f"PID {root.pid}" in held.command.told()
+        assert held.command.process.wait(TIMEOUT) == 3, held.command.output()
+        assert f"PID {root.pid}" in held.command.output()
     assert operators("status", "work")["state"] == "exited"
 
 
 @pytest.mark.parametrize("verb", ["snapshot", "dump"])
 def test_a_session_cannot_be_dumped_by_one_of_its_own(verb: str, operators: Operators) -> None:
-    """It would stand still, and nobody would let it go on."""
+    """It would stand still, and no process could let it go on."""
     ask = f"{sys.executable} -m criuctl {verb} work; echo code=$?; exec sleep 1000"
     operators("run", "-d", "--name", "work", "--host-pids", "--", "sh", "-c", ask)
     operators("wait", "work", "--since", "0", "--match", "code=4", "--timeout", str(TIMEOUT))

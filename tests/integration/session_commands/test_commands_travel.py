@@ -1,5 +1,5 @@
-"""Sessions that are checkpointed and restored while somebody is attached to them, and what is told
-of it.
+"""Sessions that are checkpointed and restored while a client is attached to them, and what the
+client sees.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_the_table_of_bounds_is_true() -> None:
     """``images/FORMAT.md`` says what the code does."""
     text = (Path(__file__).parents[3] / "images" / "FORMAT.md").read_text()
     rows = text.partition("<!-- bounds -->\n")[2].partition("\n\n")[0].splitlines()[2:]
-    told = {
+    stated = {
         what: (most, free, ratio)
         for what, most, free, ratio in (map(str.strip, row.strip("|").split("|")) for row in rows)
     }
@@ -142,7 +142,7 @@ def test_the_table_of_bounds_is_true() -> None:
         )
 
     ratio = str(bounds.RATIO)
-    assert told == {
+    assert stated == {
         "chunk": (said(chunks.MAX_CHUNK), "", ""),
         "pack": (said(packs.MAX_PACK), "", ""),
         "records of a pack": (str(packs.MAX_RECORDS), "", ""),

@@ -226,8 +226,8 @@ def test_several_processes_share_a_cache(tmp_path: Path) -> None:
         )
         for name in ("one", "two", "three")
     ]
-    told = [process.communicate(timeout=120)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0, 0], told
+    errors = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], errors
     with Repository.open(LocalStore(str(tmp_path / "store")), kit.config(tmp_path)) as repo:
         assert len(repo.list()) == 13
 

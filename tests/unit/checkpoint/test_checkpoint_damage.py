@@ -40,7 +40,7 @@ both = pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encryp
 
 
 class Scene:
-    """A store with one small checkpoint, of which copies are damaged."""
+    """A store with one small checkpoint; tests damage copies of it."""
 
     def __init__(self, path: Path, encrypted: bool) -> None:
         # so that there is one pack
@@ -244,8 +244,8 @@ def test_one_damaged_manifest_hides_no_other(tmp_path: Path, encrypted: bool) ->
 
 
 def test_numbers_that_nobody_counts_up_to_are_in_nobodys_way(tmp_path: Path) -> None:
-    """Whoever may put objects may put such names; a session of which one was removed could be
-    dumped no more.
+    """An attacker who can put objects can use such names. If one of them counted, a session whose
+    record was removed could not be dumped again.
     """
     repo = kit.repository(tmp_path, workers=1)
     token, forged = repo.sealer.token("web"), 10**20 - 1
@@ -258,7 +258,7 @@ def test_numbers_that_nobody_counts_up_to_are_in_nobodys_way(tmp_path: Path) -> 
 
 
 def test_nothing_is_read_whole_without_a_bound(tmp_path: Path) -> None:
-    """Whoever can put objects shall not use up the memory of those who read them."""
+    """An attacker who can put objects cannot use up the memory of the hosts that read them."""
 
     asked: set[str] = set()
 
@@ -309,20 +309,20 @@ def test_pack_indexes_match_what_was_published(tmp_path: Path, encrypted: bool) 
     for info in repo.store.list("packs/"):
         inner = read_index(repo.store, info.name, info.size, repo.sealer)
         assert inner.pack == pack_of(info.name) and inner.size == info.size
-        told = [
+        listed = [
             p
             for s in repo.store.list("index/")
             for p in repo.index.read_segment(s.name)
             if p.pack == inner.pack
         ]
-        assert told == [inner]
+        assert listed == [inner]
         ends = [offset + RECORD.size + stored for _c, offset, stored, _p in inner]
         assert [offset for _c, offset, _s, _p in inner] == [HEADER.size, *ends[:-1]]
 
 
 def test_damage_found_once_is_not_relied_on_again(tmp_path: Path) -> None:
-    """A pack in which damage was met counts as unknown: the next dump stores what it held anew, and
-    is whole.
+    """A pack in which damage was found counts as unknown: the next dump stores its content again,
+    and is whole.
     """
     repo = kit.repository(tmp_path)
     kit.write(repo)

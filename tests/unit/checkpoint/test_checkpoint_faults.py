@@ -1,5 +1,5 @@
-"""A store or a thread that fails in the middle: the error is told, nothing is listed, nothing is
-left running.
+"""A store or a thread that fails in the middle: the error is reported, nothing is listed, nothing
+is left running.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_a_thread_that_fails_stops_a_producer_that_waits(
         produce()
     assert kit.pipeline_threads() == []
     with pytest.raises(MemoryError):
-        writer.wait_hashed()  # closed: told, not waited for
+        writer.wait_hashed()  # closed: reports the error and does not wait
 
 
 def test_a_thread_that_cannot_begin_is_told_and_ends(tmp_path: Path) -> None:
@@ -282,12 +282,12 @@ def test_a_read_that_fails_fails_the_restore(
     try:
         got = kit.placed(opened.reader(Reporter()), manifest.memory[0].data)
     except error as raised:
-        told = str(raised)
+        message = str(raised)
     else:
-        told = "packs/"
+        message = "packs/"
         assert got == content.memory  # fewer reads than that were needed
         assert nth > 0
-    assert "packs/" in told
+    assert "packs/" in message
     assert kit.pipeline_threads() == []
 
 

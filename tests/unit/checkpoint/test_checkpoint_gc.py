@@ -1,5 +1,5 @@
-"""Garbage collection: what is freed, what is kept, cut off anywhere, and beside dumps and other
-collections.
+"""Garbage collection: what is freed, what is kept, interrupted at any step, and next to dumps and
+other collections.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def test_what_no_checkpoint_needs_goes(tmp_path: Path, encrypted: bool) -> None:
     assert done.freed_bytes > 1 << 20 and len(packs(repo)) == 2
     kit.check(again(repo), second, content(2))
     assert left(repo) == []
-    # No segment tells of what is gone, and what was there is stored anew when it comes again.
-    told = {p.pack for s in repo.store.list("index/") for p in repo.index.read_segment(s.name)}
-    assert told == packs(repo)
+    # No segment lists what is gone; its content is stored again when it comes again.
+    indexed = {p.pack for s in repo.store.list("index/") for p in repo.index.read_segment(s.name)}
+    assert indexed == packs(repo)
     host = again(repo)
     kit.check(host, kit.write(host, content(1, 2)), content(1, 2))
     assert collect(again(repo)).deleted == 0
@@ -335,8 +335,8 @@ def test_dumps_and_collections_at_once(tmp_path: Path) -> None:
 
 
 def test_a_writer_is_seen_or_sees(tmp_path: Path) -> None:
-    """Between a writer's intent and its manifest no collection deletes its packs; one that was
-    before it is told.
+    """Between a writer's intent and its manifest no collection deletes its packs. The writer sees a
+    collection that started before it.
     """
     repo = kit.repository(tmp_path, workers=1)
     repo.remove(kit.write(repo, content(1)))
@@ -453,8 +453,8 @@ def test_a_damaged_index_segment_is_replaced(tmp_path: Path, known: bool) -> Non
 
 
 def test_damaged_lists_of_packs_are_marked_anew_or_told_with_what_helps(tmp_path: Path) -> None:
-    """A mark only advises, so it keeps nobody from dumping or collecting; what is doomed, or
-    written, somebody must know.
+    """A mark is only advice, so damage to it does not stop a dump or a collection. The lists of
+    doomed or written packs are needed, and damage to them is an error.
     """
     store = Aged()
     repo = kit.repository(tmp_path, workers=1, store=store)
@@ -578,8 +578,8 @@ def test_many_small_packs_and_segments_become_a_few(
 
 
 def test_segments_of_packs_that_went_before_they_were_told_of_go(tmp_path: Path) -> None:
-    """A collection puts a pack, another one deletes it since nobody needs it any more, and the
-    first one tells of it.
+    """A collection puts a pack, another one deletes it because no checkpoint needs it any more, and
+    the first one publishes a segment that lists it.
     """
     repo = kit.repository(tmp_path, workers=1)
     first, second = (
@@ -600,17 +600,17 @@ def test_segments_of_packs_that_went_before_they_were_told_of_go(tmp_path: Path)
     # the first one has read what the removed checkpoint needed, and cannot tell that from what is
     # lost
     collect(again(repo))
-    told = {
+    indexed = {
         pack.pack
         for info in repo.store.list("index/")
         for pack in repo.index.read_segment(info.name)
     }
-    assert told == packs(repo)
+    assert indexed == packs(repo)
     kit.check(again(repo), kept, content(5))
 
 
 def test_segments_go_on_telling_of_a_lost_pack_that_is_needed(tmp_path: Path) -> None:
-    """So that `verify` names it, and somebody may bring it back."""
+    """`verify` can name it then, and an operator can bring it back."""
     repo = kit.repository(tmp_path, workers=1)
     kept = kit.write(repo, content(1))
     (pack,) = repo.store.list("packs/")
@@ -672,12 +672,12 @@ def test_what_no_room_was_left_to_tell_anew_counts_as_untold(
             raise StoreFull("no room")
 
     done = collect(again(repo, FaultyStore(repo.store, put="H*", hook=full)))
-    told = [
+    indexed = [
         pack.pack
         for info in repo.store.list("index/")
         for pack in repo.index.read_segment(info.name)
     ]
     assert done.deleted == 1
-    assert sorted(told) == sorted(pack.pack for pack in (*twice, *one, *two)) and set(
-        told
+    assert sorted(indexed) == sorted(pack.pack for pack in (*twice, *one, *two)) and set(
+        indexed
     ) == packs(repo)

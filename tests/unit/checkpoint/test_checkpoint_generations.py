@@ -1,5 +1,5 @@
-"""Keys that come and go: cut off at each step, by two at once, on weak servers, and by whoever has
-no key at all.
+"""Adding and removing keys: interrupted at each step, by two hosts at once, on weak servers, and by
+an attacker without any key.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Stage(memory.MemoryStore):
 
     def delete(self, name: str) -> None:
         self.at("delete", name)
-        # Somebody may have settled on it: what is removed is older than something that is there.
+        # Another host may have settled on it: what is removed is older than something that exists.
         assert name != "config" and (generations.number(name) or 0) < max(
             [1, *generations.names(self).values()]
         )
@@ -266,16 +266,16 @@ def test_a_key_file_that_is_being_replaced_opens_the_store_at_every_instant(
 
 def test_two_on_one_host_do_not_replace_its_key_file_at_once(site: Setting) -> None:
     here = site(second=False)
-    told: list[CriuctlError] = []
+    errors: list[CriuctlError] = []
 
     def other() -> None:
         with pytest.raises(Conflict, match="another process") as caught:
             key_rotate(here.one, NewKey())
-        told.append(caught.value)
+        errors.append(caught.value)
 
     happening(here.stage, 0, ("was put",), other)
     key_rotate(here.one, NewKey())
-    assert told and here.opens(here.one) and len(key_list(here.one)[0]) == 1
+    assert errors and here.opens(here.one) and len(key_list(here.one)[0]) == 1
 
 
 def test_a_new_key_file_that_was_half_written_is_made_again(site: Setting) -> None:
@@ -291,8 +291,8 @@ def test_a_new_key_file_that_was_half_written_is_made_again(site: Setting) -> No
 
 
 def test_two_at_once_both_have_their_way_or_one_is_told(site: Setting) -> None:
-    """At each step of the one, the other does all of its change: both are in force, or the loser is
-    told why not.
+    """At each step of the first, the second makes its whole change: either both are in force, or
+    the loser gets an error that says why.
     """
     model = site()
     for number in range(steps(model.stage, WRITES + READS, lambda: CHANGES["add"](model))):
@@ -378,7 +378,7 @@ def test_a_removed_key_is_refused_and_gone_from_the_store(site: Setting) -> None
     with pytest.raises(WrongKey, match="does not open"):
         Repository.open(here.stage, here.two)
     assert gone["wrapped"] not in here.stage.text()
-    # Somebody puts the old config back: the newest generation counts, wherever it stands.
+    # An attacker puts the old config back: the newest generation counts, wherever it is.
     here.stage.put("config", json.dumps(old).encode())
     with pytest.raises(WrongKey, match="was removed"):
         Repository.open(here.stage, here.two)
@@ -395,7 +395,7 @@ def test_the_config_may_be_lost_or_damaged_once_there_are_generations(site: Sett
         if damage is not None:
             here.stage.put("config", damage)
         assert here.opens(here.one) and here.opens(here.two)
-        with pytest.raises(Conflict):  # and nobody makes another store over it
+        with pytest.raises(Conflict):  # and no other store can be created over it
             Repository.init(here.stage, encryption=True, config=here.one)
         key_tidy(here.one)
         assert here.stage.get("config") == whole
@@ -478,7 +478,7 @@ def test_nobody_is_shut_out_by_mistake(site: Setting, tmp_path: Path) -> None:
         key_remove(here.one, mine)
     shown = key_recovery(here.one)
     with pytest.raises(Conflict, match="seen to open"):
-        key_remove(here.one, mine)  # nobody has seen that the paper is right
+        key_remove(here.one, mine)  # it was not checked that the paper key is right
     paper = tmp_path / "paper"
     keys.write_secret(paper, f"{shown.recovery_key}\n")
     other = tmp_path / "other"

@@ -122,8 +122,8 @@ def test_the_schema_names_what_the_records_have() -> None:
         "session": manifests.SessionRef,
         "terminal": manifests.TerminalRecord,
     }
-    told = {name: set(SCHEMA["$defs"][name]["properties"]) for name in records}
-    assert told == {
+    named = {name: set(SCHEMA["$defs"][name]["properties"]) for name in records}
+    assert named == {
         name: set(record.__struct_fields__) - {"extra"} for name, record in records.items()
     }
     assert set(SCHEMA["properties"]) - {"origin"} == set(Manifest.__struct_fields__) - {

@@ -250,7 +250,9 @@ def test_many_may_make_a_local_store_at_once(tmp_path: Path) -> None:
 
 
 def test_a_store_cannot_be_made_plain_behind_our_back(tmp_path: Path) -> None:
-    """Whoever can write to the store replaces its config by one that says: not encrypted."""
+    """An attacker who can write to the store replaces its config by one that says: not
+    encrypted.
+    """
     repo = kit.repository(tmp_path, encrypted=True)
     fake = json.loads(kit.repository(tmp_path / "x").store.get("config"))
     fake["id"] = repo.id
@@ -311,4 +313,4 @@ def test_preflight_reads_and_writes(tmp_path: Path) -> None:
 
 def test_a_secret_that_the_disk_does_not_give_is_told() -> None:
     with pytest.raises(KeyMissing, match="cannot be read: Input/output error"):
-        keys.read_secret(Path("/proc/self/mem"))  # whose first page is nobody's
+        keys.read_secret(Path("/proc/self/mem"))  # whose first page is not mapped

@@ -1,4 +1,6 @@
-"""A session lives on one host: of many that claim it one gets it, and the others are told who."""
+"""A session lives on one host: of several hosts that claim it one gets it, and the others get an
+error that names that host.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def test_an_unknown_outcome_is_resolved_by_the_store(
 
 @pytest.mark.parametrize("letter", ["E", "D", "F"])
 def test_a_lease_that_cannot_be_given_back_hides_no_failure(tmp_path: Path, letter: str) -> None:
-    """A restore that has failed is told as that, also when the store has become full or read-only
+    """A failed restore is reported as that, also when the store has become full or read-only
     meanwhile.
     """
     repo = kit.repository(tmp_path)
@@ -214,7 +216,7 @@ def test_a_take_over_goes_over_a_damaged_record(tmp_path: Path, before: int) -> 
         if turn:
             taken.keep()
         taken.release_unless_kept()
-        assert turn or records(repo)[-2] == damaged  # as it was: nobody knows whose it is
+        assert turn or records(repo)[-2] == damaged  # as it was: its owner is unknown
     home = taken
     repo.store.put(heads.record_name(repo, taken.head), b"once more")
     taken = leases.claim(repo, "web", SESSION, 4, host=A, take_over=True)
@@ -232,7 +234,7 @@ def test_a_take_over_does_not_go_over_what_only_cannot_be_opened(tmp_path: Path)
 
 @pytest.mark.parametrize("field", ["epoch", "sequence"])
 def test_what_nothing_can_follow_is_told_and_not_followed(tmp_path: Path, field: str) -> None:
-    """A host that may write could put it; one more record would be one that nobody can read."""
+    """A host with write access could put it; a record that follows it would be unreadable."""
     repo = kit.repository(tmp_path)
     most = {"epoch": 1 << 62, "sequence": 10**19}[field]
     last = claim(repo, A).head.with_use(**{"state": "released", "sequence": 2, field: most})
@@ -246,7 +248,7 @@ def test_what_nothing_can_follow_is_told_and_not_followed(tmp_path: Path, field:
 
 
 def held(repo: Repository) -> leases.Head:
-    """The lease as it is now, which somebody has."""
+    """The current lease, which a host holds."""
     head = leases.read_head(repo, "web")
     assert head is not None and head.state == "held"
     return head

@@ -153,7 +153,7 @@ def test_few_new_windows_do_not_hold_the_whole_pool(tmp_path: Path) -> None:
         writer.commit(kit.fill(writer, kit.SMALL))
     shut = True
     with repo.writer(Reporter()) as writer:
-        # 80 MiB, one window in 16 new, of which one pack buffer and the pool hold all
+        # 80 MiB, one window in 16 new: one pack buffer and the pool hold all of the new ones
         for n in range(20):
             kit.put_windows(writer, 1, b"".join([*base[:15], noise(kit.WINDOW, 100 + n)]))
         writer.wait_hashed()
@@ -321,7 +321,7 @@ def test_what_is_sent_ahead_is_used_or_told_as_unused(tmp_path: Path, encrypted:
         assert writer.stats.bytes_unused == len(unused) + len(more)
         writer.commit(kit.fill(writer, kit.SMALL))
     assert repo.reader(Reporter()).read(ref) == used
-    # Packs of which nothing is used are gone, and the index does not tell of them.
+    # Packs without any used content are gone, and the index does not list them.
     left = sum(info.size for info in repo.store.list("packs/"))
     assert len(used + unused) < left < 7 * kit.WINDOW
     with repo.writer(Reporter()) as writer:

@@ -116,7 +116,9 @@ def test_a_plain_one_that_became_encrypted_has_changed_too(tmp_path: Path) -> No
 
 
 def test_generations_of_other_stores_are_passed_over(tmp_path: Path) -> None:
-    """What anybody may put beside the config: with it or, as it is gone, alone."""
+    """What anyone can put next to the config: together with it or, when the config is gone,
+    alone.
+    """
     store = LocalStore(str(tmp_path / "store"))
     repo = kit.repository(tmp_path, encrypted=True, store=store)
     other = kit.repository(
@@ -287,8 +289,8 @@ def test_a_pin_that_cannot_be_understood_is_an_error(tmp_path: Path, text: str) 
 
 
 def test_a_pin_that_cannot_be_written(tmp_path: Path) -> None:
-    """The store is used as before, and that is said; but what nobody could use afterwards is an
-    error.
+    """The store is used as before, with a warning; but a key that could not be used afterwards is
+    an error.
     """
     (tmp_path / "file").touch()
     config = kit.config(tmp_path, state_dir=str(tmp_path / "file" / "state"))

@@ -1,5 +1,5 @@
-"""Write-only hosts: they add to a store and read their own; whoever has the store's key reads
-everything.
+"""Write-only hosts: they add to a store and read their own checkpoints; a host with the store's key
+reads everything.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_the_keys_owner_reads_everything_and_a_writer_its_own(place: Place) -> N
     owner = place.master
     said = {s.id: owner.stored_by(s.id) for s in owner.list()}
     assert said[ours.id] is None and [
-        told["label"] for s in (mine, theirs, again) if (told := said[s.id])
+        status["label"] for s in (mine, theirs, again) if (status := said[s.id])
     ] == [
         "one",
         "two",
@@ -214,7 +214,7 @@ def test_what_opens_a_domain_is_checked_and_put_again(place: Place) -> None:
 
 
 def test_a_domain_that_nobody_enrolled_has_made_is_refused(place: Place) -> None:
-    """Whoever has the public key, and may write to the bucket, lacks the writer's secret."""
+    """An attacker with the public key and write access to the bucket lacks the writer's secret."""
     key = writers.WriterKey.parse(
         next((place.path / "one" / "keys").glob("*.key")).read_bytes(), "key"
     )
@@ -229,7 +229,7 @@ def test_a_domain_that_nobody_enrolled_has_made_is_refused(place: Place) -> None
     assert [s.session for s in place.master.list(unreadable=unreadable)] == ["db"] and len(
         unreadable
     ) == 1
-    with pytest.raises(Damaged):  # nobody knows what it needs
+    with pytest.raises(Damaged):  # it is unknown what it needs
         collect(place.master)
 
 
@@ -239,12 +239,12 @@ def test_a_writer_cannot_tell_of_what_it_has_not_made(place: Place) -> None:
     """
     ours = kit.write(place.master, content(1))
     mine = kit.write(place.one, content(2))
-    told = {
+    indexes = {
         p.pack: p
         for s in place.store.list("index/")
         for p in place.master.index.read_segment(s.name)
     }
-    (theirs,) = (index for pack, index in told.items() if not place.one.sealer.owns(pack))
+    (theirs,) = (index for pack, index in indexes.items() if not place.one.sealer.owns(pack))
     builder = PackBuilder(place.one.sealer, memoryview(bytearray(1 << 20)))
     for chunk, *_places in theirs:
         builder.add(chunk, 5, codec.RAW, b"false")
@@ -301,7 +301,7 @@ def test_gc_keeps_what_all_need_and_mixes_no_domains(place: Place, early: bool) 
         assert len(mine) == 2
         for summary, wanted in mine:
             kit.check(writer, summary, wanted)
-        # it is told of all its packs
+        # it gets the list of all its packs
         assert sum(map(writer.sealer.owns, place.packs())) == len(writer.index.pack_sizes()) > 0
     assert collect(place.master).deleted == 0
     with pytest.raises(Conflict, match="write-only"):
@@ -321,7 +321,7 @@ def test_lists_are_read_by_everybody_and_an_older_doom_by_nobody(place: Place) -
     ):
         writer.commit(kit.fill(writer, content(1)))
     place.store.delete(name)
-    # A collection that knew of no writers: nobody but hosts with the key can tell what it names.
+    # A collection that knew of no writers: only hosts with the key can read what it names.
     old = StoreSealer(place.early.opened.master, place.store, place.early.id, writers=False)  # type: ignore[union-attr]
     marked = gclists.put(place.store, old, gclists.MARKED, [pack])
     kit.write(place.one, content(1))

@@ -136,12 +136,12 @@ def each(app: App, path: str) -> int:
             with open(path, "a") as file:
                 file.write(str(number))
 
-    def told(number: int) -> int:
+    def print_one(number: int) -> int:
         if not app.json:
             write_result(str(number))
         return 0
 
-    return worst(print_each(app, outcomes(), told, lambda number: number, to_the_end=True))
+    return worst(print_each(app, outcomes(), print_one, lambda number: number, to_the_end=True))
 
 
 @page()

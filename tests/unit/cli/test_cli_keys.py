@@ -1,4 +1,4 @@
-"""``criuctl key`` as a person meets it: what is told, what is asked, and how it ends."""
+"""``criuctl key`` as a person uses it: what it prints, what it asks, and how it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people are told of connections."""
+"""What criuctl prints about connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from criuctl.cli.outcomes import connection_lines
 
 
-def told(fd: int = 3, **changes: Any) -> dict[str, Any]:
+def connection(fd: int = 3, **changes: Any) -> dict[str, Any]:
     made = {
         "pid": 7,
         "fd": fd,
@@ -21,7 +21,7 @@ def told(fd: int = 3, **changes: Any) -> dict[str, Any]:
 
 
 def test_one_of_each() -> None:
-    failed = told(
+    failed = connection(
         4,
         outcome="failed",
         application="tcp",
@@ -29,17 +29,17 @@ def test_one_of_each() -> None:
         reason="Connection refused\x1b[2J",
         hint="Start it.",
     )
-    noted = told(
+    noted = connection(
         5,
         outcome="reconnected",
         application="redis",
         attempts=1,
         details={"warnings": ["notes are lost"]},
     )
-    odd = told(
+    odd = connection(
         6, outcome="reconnected", application="hook", details={"warnings": "whatever a hook says"}
     )
-    assert connection_lines([told(), failed, noted, odd], "outcome") == [
+    assert connection_lines([connection(), failed, noted, odd], "outcome") == [
         "PID 7 fd 3: 10.0.0.1:40003 -> 10.0.0.9:80 kept",
         "PID 7 fd 4: 10.0.0.1:40004 -> 10.0.0.9:80 failed (tcp) after 9 tries: Connection "
         "refused\\x1b[2J",
@@ -51,9 +51,11 @@ def test_one_of_each() -> None:
 
 
 def test_many_that_are_alike() -> None:
-    """They are one line, and those of which something else became another."""
+    """They are one line; those with another outcome than requested are another line."""
     lines = connection_lines(
-        [told(fd) for fd in range(3, 503)] + [told(900, outcome="hangup", reason="TLS")], "outcome"
+        [connection(fd) for fd in range(3, 503)]
+        + [connection(900, outcome="hangup", reason="TLS")],
+        "outcome",
     )
     assert lines == [
         "500 connections of PIDs 7 -> 10.0.0.9:80 kept",

@@ -1,4 +1,4 @@
-"""What is told while an operation runs: lines, JSON lines, bars on a real terminal."""
+"""What is printed while an operation runs: lines, JSON lines, bars on a real terminal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def on_a_terminal(
             while True:
                 try:
                     chunk = os.read(master, 65536)
-                except OSError:  # EIO: all is read and nobody holds the other end
+                except OSError:  # EIO: all is read and no process holds the other end
                     break
                 seen += chunk
                 if gate is not None and until.encode() in seen:

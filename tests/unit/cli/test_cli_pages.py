@@ -181,5 +181,5 @@ def test_a_group_s_help_imports_no_command() -> None:
 
 
 def test_the_page_of_hooks_names_every_phase() -> None:
-    told = re.findall(r"[\w-]+", PAGES["hooks"].command.help or "")
-    assert [phase for phase in PHASES if phase not in told] == []
+    words = re.findall(r"[\w-]+", PAGES["hooks"].command.help or "")
+    assert [phase for phase in PHASES if phase not in words] == []

@@ -26,7 +26,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Site:
-    """A store, this host's state, and criuctl told to use both."""
+    """A store, this host's state, and a criuctl that is configured to use both."""
 
     def __init__(self, path: Path, run: Run) -> None:
         self.path, self.run = path, run
@@ -119,8 +119,8 @@ def test_the_newest_of_a_session_that_would_be_brought_back_stays(site: Site) ->
 
 
 def test_the_newest_of_a_session_that_its_dump_has_ended_elsewhere_stays(site: Site) -> None:
-    """Nobody holds it; until somebody says that nobody waits for it either, as `kill` on the host
-    that had it does.
+    """No host holds the session, but its newest checkpoint stays until `kill` on the host that had
+    it says that it is not needed.
     """
     repository = site.repository()
 
@@ -216,13 +216,13 @@ def test_policies_of_the_configuration_count_where_no_rule_is_given(
 def test_store_info_tells_what_is_saved_and_who_grows(site: Site) -> None:
     for number in range(3):
         site.write("web", number // 2)  # the second is the first one again
-    told = site("store", "info")
-    assert told["bytes"]["whole"] == 900_000 and told["bytes"]["unique"] >= 600_000
-    assert told["ratios"]["compression"] > 100 and told["ratios"]["deduplication"] == round(
-        900_000 / told["bytes"]["unique"], 2
+    info = site("store", "info")
+    assert info["bytes"]["whole"] == 900_000 and info["bytes"]["unique"] >= 600_000
+    assert info["ratios"]["compression"] > 100 and info["ratios"]["deduplication"] == round(
+        900_000 / info["bytes"]["unique"], 2
     )
-    assert [(one["session"], one["checkpoints"]) for one in told["growth"]] == [("web", 3)]
-    assert told["kept"] is None
+    assert [(one["session"], one["checkpoints"]) for one in info["growth"]] == [("web", 3)]
+    assert info["kept"] is None
     human = site.run(
         "store",
         "info",

@@ -45,7 +45,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @dataclass
 class Place:
-    """A store of this test's own, and criuctl told to use it."""
+    """A store of this test, and a criuctl that is configured to use it."""
 
     path: Path
     run: Run

@@ -1,5 +1,5 @@
-"""What becomes of several things is told as it becomes known, and what is printed is one JSON value
-whatever ends it.
+"""Each outcome of several is printed as soon as it is known, and stdout is one JSON value however
+the command ends.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def test_what_ends_it_is_the_last_element(
     codes = print_each(
         App(json=True), _outcomes(2, ending, []), lambda _: 0, lambda one: {"one": one}
     )
-    told = json.loads(capsys.readouterr().out)
-    assert (codes, told[-1]["error"]["exit_code"]) == ([0, 0, code], code)
+    outcomes = json.loads(capsys.readouterr().out)
+    assert (codes, outcomes[-1]["error"]["exit_code"]) == ([0, 0, code], code)
     # nothing printed, or for people: that is for the program's boundary
     for app, number in ((App(json=True), 0), (App(), 2)):
         with pytest.raises(type(ending)):
@@ -78,8 +78,8 @@ def test_whose_copy_was_ended_is_told_also_when_a_signal_comes(
 
     monkeypatch.setattr(lost_homes, "stand_down", found)
     assert main(["fence", "--all", "--json"]) == 130
-    told = json.loads(capsys.readouterr().out)
-    assert (told[0]["session"], told[0]["done"], told[1]["error"]["exit_code"]) == (
+    outcomes = json.loads(capsys.readouterr().out)
+    assert (outcomes[0]["session"], outcomes[0]["done"], outcomes[1]["error"]["exit_code"]) == (
         "web",
         "ended",
         130,

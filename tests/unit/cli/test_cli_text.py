@@ -129,10 +129,10 @@ def test_the_worst_of_several_exit_codes(codes: list[int], code: int) -> None:
 @given(st.permutations([*EXIT_CODES, 130, 77]))
 def test_the_worst_is_the_same_in_any_order(codes: list[int]) -> None:
     """Each exit code is somewhere in the order, and the manual pages tell the same one."""
-    told = [int(word) if word.isdigit() else 130 for word in IN_WORDS.split(", ")]
-    assert set(told) | {0, 77} == set(codes)
+    listed = [int(word) if word.isdigit() else 130 for word in IN_WORDS.split(", ")]
+    assert set(listed) | {0, 77} == set(codes)
     left = [code for code in codes if code != 77]
     while left:
-        assert worst(left) == [*told, 0][-len(left)]
+        assert worst(left) == [*listed, 0][-len(left)]
         left.remove(worst(left))
     assert worst(codes) in (1, 77)

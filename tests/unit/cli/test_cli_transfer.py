@@ -21,7 +21,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Host:
-    """A store in a folder and what criuctl must be told to use it."""
+    """A store in a folder and the configuration with which criuctl uses it."""
 
     def __init__(self, run: Run, path: Path) -> None:
         self.run, self.path = run, path

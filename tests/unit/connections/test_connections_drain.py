@@ -28,12 +28,12 @@ def _wait(
         while True:
             yield story[-1]
 
-    told = states()
+    each = states()
 
     def look() -> dict[Key, ConnectionRecord]:
         nonlocal looks
         looks += 1
-        found = next(told)
+        found = next(each)
         return {} if found is None else {KEY: found}
 
     return wait_idle(look, {KEY: time.monotonic() + seconds}), looks

@@ -1,4 +1,6 @@
-"""What journald is told of a service, and when it is; the real one is in the integration tests."""
+"""What is sent to journald about a service, and when; the integration tests use the real
+journald.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def test_the_unit_is_told_by_the_control_group(groups: str, unit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("session", "options", "told"),
+    ("session", "options", "message"),
     [
         (SESSION, {}, "web\nweb.service\n30\n1\n0\n0\n0\n"),
         (
@@ -70,7 +72,7 @@ def test_the_unit_is_told_by_the_control_group(groups: str, unit: str) -> None:
 def test_what_is_told(
     session: dict[str, Any],
     options: dict[str, Any],
-    told: str,
+    message: str,
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     """And nothing can come from there, as before."""
@@ -78,7 +80,7 @@ def test_what_is_told(
     PROTOCOL.reconnect(
         ours, RECORD.with_use(session=session), Settings(options=options, process=os.getpid()), 0.0
     )
-    assert theirs.recv(4096).decode() == told
+    assert theirs.recv(4096).decode() == message
     with pytest.raises(BrokenPipeError):
         theirs.send(b"x", socket.MSG_NOSIGNAL)
     ours.send(b"a line\n")

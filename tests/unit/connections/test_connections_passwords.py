@@ -67,7 +67,7 @@ def test_what_is_no_file_is_not_even_opened(tmp_path: Path) -> None:
     fifo = tmp_path / "passwords"
     os.mkfifo(fifo, 0o600)
     writing = threading.Thread(target=lambda: os.close(os.open(fifo, os.O_WRONLY)), daemon=True)
-    writing.start()  # returns once somebody opens the FIFO to read
+    writing.start()  # ends once the FIFO is opened to read
     for _ in range(25):
         from_password_file(PasswordFile(str(fifo), ("db",), 5432), "stock", "bob", [])
         writing.join(0.02)
@@ -78,7 +78,7 @@ def test_what_is_no_file_is_not_even_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("maker", "found"), [(BOB, "secret"), (0, "secret"), (BOB + 1, None)])
 def test_a_link_on_the_way(maker: int, found: str | None, tmp_path: Path) -> None:
-    """The program's user may have one; nobody else leads root anywhere."""
+    """The program's user may have one; no other user leads root anywhere."""
     file, link = tmp_path / "passwords", tmp_path / "link"
     file.write_text("db:5432:*:bob:secret\n")
     file.chmod(0o600)

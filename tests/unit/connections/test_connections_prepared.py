@@ -1,5 +1,5 @@
-"""Whether what made a prepared statement begins with PREPARE, told in a moment whatever stands
-before it.
+"""Whether the statement that made a prepared statement begins with PREPARE, decided at once
+whatever comes before it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_an_indented_text_of_several_commands_keeps_nobody_waiting(before: str) 
         except CannotRebuild as error:
             print(error.message)
     """
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-"], input=program, capture_output=True, text=True, check=True, timeout=20
     )
-    assert told.stdout == "the prepared statement one was made by several commands sent together\n"
+    assert done.stdout == "the prepared statement one was made by several commands sent together\n"

@@ -123,7 +123,7 @@ def test_connected(blocking: bool, listener: socket.socket, sock: socket.socket)
 def test_a_socket_that_was_shut_down_and_a_name(
     listener: socket.socket, sock: socket.socket
 ) -> None:
-    """A name is asked for anew; the address of the record may be another host's by now."""
+    """A name is resolved again; the address of the record may be another host's by now."""
     port = listener.getsockname()[1]
     assert run(job(sock, f"192.0.2.1:{port}", host="localhost"))[0].connected
     assert sock.getpeername() == ("127.0.0.1", port)
@@ -159,7 +159,7 @@ def test_away_and_back(listener: socket.socket, sock: socket.socket) -> None:
 
 
 def test_never(listener: socket.socket, sock: socket.socket) -> None:
-    """Given up within the deadline, hung up, and told why."""
+    """Given up within the deadline and hung up, and the report says why."""
     peer = peer_of(listener)
     listener.close()
     began = time.monotonic()
@@ -379,7 +379,7 @@ def test_a_unix_server_that_is_still_starting(tmp_path: Path) -> None:
 
 
 def test_an_abstract_name_of_another_net_namespace(tmp_path: Path) -> None:
-    """A server of ours of the same name is nobody to rehearse with: it would be told the program's
+    """A server of ours with the same name cannot be rehearsed with: it would receive the program's
     password.
     """
     name = f"criuctl-test-{os.urandom(8).hex()}"
@@ -415,8 +415,8 @@ def test_an_abstract_name_of_another_net_namespace(tmp_path: Path) -> None:
 
 
 def test_a_unix_server_that_changes_its_mind(tmp_path: Path) -> None:
-    """Ready when it was asked, gone when it counted: the reason told is its own, not that of a try
-    that cannot work.
+    """Ready when it was asked, gone when it counted: the reported reason is its own, not that of an
+    attempt that cannot work.
     """
     path = str(tmp_path / "server.sock")
     tries = []

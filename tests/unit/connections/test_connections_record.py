@@ -29,7 +29,7 @@ def test_sockets_of_more_processes_than_descriptors() -> None:
                 os.close(fd)
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(free) + 1, hard))
             with _Borrower() as borrower:
-                told = [
+                records = [
                     borrower.details(
                         cast("Any", SimpleNamespace(pid=pid, fd=sock.fileno(), socket=kernel)),
                         external=True,
@@ -41,5 +41,5 @@ def test_sockets_of_more_processes_than_descriptors() -> None:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-    assert told[0]["options"]
-    assert [details.get("options") for details in told] == [told[0]["options"]] * len(pids)
+    assert records[0]["options"]
+    assert [details.get("options") for details in records] == [records[0]["options"]] * len(pids)

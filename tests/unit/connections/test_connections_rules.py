@@ -326,7 +326,7 @@ records = st.builds(
 def test_every_record_gets_a_policy_that_it_can_have(
     what: ConnectionRecord, wish: str | None, default: str
 ) -> None:
-    """Also records from a manifest that nobody has vouched for."""
+    """Also records from a manifest that is not trusted."""
     made = rules(
         {"match": {"peer": "10.0.0.0/8", "port": "1-40000", "path": "/x*"}, "policy": "keep"},
         default=default,

@@ -1,4 +1,4 @@
-"""Recorded options of sockets: what a manifest may hold, of which nothing is believed."""
+"""Recorded options of sockets: what a manifest may hold; none of it is trusted."""
 
 from __future__ import annotations
 

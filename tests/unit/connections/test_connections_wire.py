@@ -119,7 +119,9 @@ def test_a_line_without_end(pair: tuple[socket.socket, socket.socket]) -> None:
 def test_a_peer_that_never_stops_talking(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As fast as it is read, so that nobody ever waits: its words would fill the memory."""
+    """It sends as fast as it is read, so that no read ever times out: its words would fill the
+    memory.
+    """
     monkeypatch.setattr(module, "MOST", 1 << 20)
     mine, theirs = pair
     theirs.settimeout(20)

@@ -1,4 +1,6 @@
-"""What the checks find out beside the tree: here, how the CRIU in use was built."""
+"""What the checks find out about the environment of the tree: here, how the CRIU in use was
+built.
+"""
 
 from __future__ import annotations
 
@@ -180,8 +182,8 @@ def test_who_goes_to_another_folder_meanwhile_has_not_lost_its_own(
     with running("os.chdir(TMP)", tmp_path) as program:
         seen = scene.collect(program.pid, Config())
         # it was still in the first when that was asked
-        told = {"cwd": ["/", str(tmp_path)], "root": ["/", "/"]}
-        monkeypatch.setattr(folders, "read_link", lambda _pid, name: told[name].pop(0))
+        links = {"cwd": ["/", str(tmp_path)], "root": ["/", "/"]}
+        monkeypatch.setattr(folders, "read_link", lambda _pid, name: links[name].pop(0))
         assert list(folders.check_folders(seen)) == []
 
 

@@ -54,8 +54,8 @@ def test_the_remedy_is_that_of_the_program(code: str, line: list[str], said: str
 
 
 def test_warnings_and_what_is_about_no_process_stay_as_they_are() -> None:
-    told = [Finding("warning", "io-uring", "text", "general", 7), error("io-uring", None)]
-    assert remedied(told, {7: ["/usr/bin/node"]}) == told
+    findings = [Finding("warning", "io-uring", "text", "general", 7), error("io-uring", None)]
+    assert remedied(findings, {7: ["/usr/bin/node"]}) == findings
 
 
 def test_a_row_is_reached_by_its_names_and_codes_alone() -> None:
@@ -107,8 +107,8 @@ def test_all_that_a_known_program_s_remedy_ends_has_one_cause() -> None:
         error("path-hidden", 5, "/proc/77/fdinfo leads elsewhere"),
         error("path-hidden", 6, "/proc/78/fdinfo leads elsewhere"),
     ]
-    (told,) = summarised(remedied(found, {pid: ["/x/firefox"] for pid in (5, 6)}))
-    assert re.fullmatch(r"5 \(x\) is in .*; and 2 more like it: PID 6", told.text)
+    (finding,) = summarised(remedied(found, {pid: ["/x/firefox"] for pid in (5, 6)}))
+    assert re.fullmatch(r"5 \(x\) is in .*; and 2 more like it: PID 6", finding.text)
     assert len(summarised(found)) == 2
     (bare,) = summarised([error("x", None)] * 3)
     assert bare.text == "text; and 2 more like it"

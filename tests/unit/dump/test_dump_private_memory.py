@@ -91,7 +91,9 @@ def pages(found: list[Range], address: int) -> list[Range]:
 
 
 def test_what_was_written_to_since_the_fork_is_ones_own(launch: Launch) -> None:
-    """By either of the two, for both then; what nobody has a page in hinders nothing."""
+    """Either of the two may write, and both count it then; an area without any pages prevents
+    nothing.
+    """
     parent, child, memory, other = launch([(0, 500)], [(400, 500), (600, 700)], [(100, 300)])
     found = own_memory(read_tree(parent))
     assert set(found) == {parent, child}

@@ -22,7 +22,7 @@ from criuctl.session.names import state_folder
 def test_a_tree_that_takes_its_time_to_end_is_checkpointed(
     doomed: bool, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told as running it would be lost as soon as it is gone."""
+    """If it were reported as running, it would count as lost as soon as it is gone."""
     me = ProcessIdentity.of(os.getpid())
     config = Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run"))
     registry = Registry(config)
@@ -67,7 +67,7 @@ def test_a_tree_that_ends_before_it_is_frozen_is_no_failed_dump(tmp_path: Path) 
 
 
 def test_what_ended_and_is_not_reaped_yet_does_not_run_on(tmp_path: Path) -> None:
-    """CRIU may not interrupt it, as if somebody traced it."""
+    """CRIU may not interrupt it, as if it were traced."""
     child = os.fork()
     if child == 0:
         os._exit(0)

@@ -63,7 +63,7 @@ def server(folder: Path, *, carried: bool = False, wal: bool = False) -> list[Fi
     return [*named, control.with_use(database=str(folder), holders=())]
 
 
-def told(records: list[FileRecord], policy: Policy = "restore") -> list[tuple[str, str]]:
+def levels(records: list[FileRecord], policy: Policy = "restore") -> list[tuple[str, str]]:
     found = [j.finding() for j in judge_all(records, policy)]
     return [(f.level, f.code) for f in found if f is not None]
 
@@ -100,10 +100,10 @@ def test_one_changed_file_refuses_all(
     folder: Path, name: str, change: Callable[[Path], object]
 ) -> None:
     records = server(folder)
-    assert told(records) == []
+    assert levels(records) == []
     change(folder / name)
     if name == "base/5/1259":  # alone it can be put back, and nothing else has changed
-        assert told(records) == [("warning", "file-put-back")]
+        assert levels(records) == [("warning", "file-put-back")]
         return
     (finding,) = [f for j in judge_all(records, "restore") if (f := j.finding()) is not None]
     assert (finding.level, finding.code, finding.pid) == (
@@ -113,25 +113,25 @@ def test_one_changed_file_refuses_all(
     )
     assert str(folder) in finding.text and Path(name).name in finding.text
     assert f"--with-files {folder}" in finding.hint and "keep" not in finding.hint
-    assert told(records, "keep") == [("error", "database-changed")]
-    assert told(records, "refuse") == [("error", "database-changed")]
+    assert levels(records, "keep") == [("error", "database-changed")]
+    assert levels(records, "refuse") == [("error", "database-changed")]
 
 
 def test_all_changed_and_some_carried(folder: Path) -> None:
     records = server(folder, wal=True)
     for name in ("base/5/1259", "pg_wal/0001", "global/pg_control"):
         (folder / name).write_bytes(OLD.upper())
-    assert told(records) == [("error", "database-changed")]
+    assert levels(records) == [("error", "database-changed")]
     (folder / "global/pg_control").write_bytes(OLD)
-    assert told(records) == [("warning", "file-put-back")] * 2
+    assert levels(records) == [("warning", "file-put-back")] * 2
 
 
 def test_a_folder_that_was_taken_along_comes_back(folder: Path) -> None:
     records = server(folder, carried=True)
     for name in ("base/5/1259", "pg_wal/0001", "global/pg_control"):
         (folder / name).write_bytes(OLD.upper())
-    assert told(records) == [("warning", "file-put-back")] * 3
-    assert told(records, "refuse") == told(records, "keep") == [("error", "database-changed")]
+    assert levels(records) == [("warning", "file-put-back")] * 3
+    assert levels(records, "refuse") == levels(records, "keep") == [("error", "database-changed")]
 
 
 def test_a_log_that_grew_is_not_in_memory(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_sqlite_may_be_kept(tmp_path: Path) -> None:
     records = databases.named(os.getpid(), records)
     for each in records:
         Path(each.path).write_bytes(OLD.upper())
-    assert told(records) == [("error", "database-changed")]
+    assert levels(records) == [("error", "database-changed")]
     assert [j.verdict for j in judge_all(records, "keep")] == ["moved-on"] * 2
 
 
@@ -196,7 +196,7 @@ def test_what_took_the_place_of_a_disk(tmp_path: Path) -> None:
 
 
 def test_what_was_made_in_a_folder_that_came_along(folder: Path) -> None:
-    """A newer file beside older ones would be taken for one of them; what was there is not
+    """A newer file next to older ones would be taken for one of them; files that were there are not
     touched.
     """
     whole = FileRecord(str(folder), "carried", mode=folder.stat().st_mode)
@@ -222,7 +222,7 @@ def test_what_was_made_in_a_folder_that_came_along(folder: Path) -> None:
 
 
 def test_the_output_of_a_server_is_no_part_of_it(folder: Path) -> None:
-    """A log that was rotated stands in nobody's way."""
+    """A log that was rotated blocks no restore."""
     log = folder / "logfile"
     log.write_bytes(OLD)
     output = record(log, append=True).with_use(holders=((7, 1), (8, 2)))

@@ -93,7 +93,7 @@ def test_names_of_one_file_are_one_deleted_file(images: ImageSet, tmp_path: Path
     assert images.remapped() == {5, 6}
     (number,) = {remap.target for remap in remaps(images)}
     with Ghost(images, number) as ghost:
-        assert stat.S_IMODE(ghost.entry.mode) == 0o755  # it runs with nobody's rights
+        assert stat.S_IMODE(ghost.entry.mode) == 0o755  # it runs without set-user-ID rights
         assert (ghost.entry.uid, ghost.entry.gid) == (1000, 1000)
         copy = os.memfd_create("copy")
         ghost.write_to(copy)

@@ -43,8 +43,8 @@ class Images(ImageSet):
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> tuple[Manifest, CheckpointReader]:
-    """Of a tree that had ``gone`` open, another name of which is ``data``; without a digest, as
-    older ones are.
+    """Of a tree that had ``gone`` open, a file with the other name ``data``; without a digest, as
+    in older checkpoints.
     """
     (tmp_path / "data").write_bytes(OLD)
     status = (tmp_path / "data").stat()
@@ -162,7 +162,7 @@ def test_where_numbers_mean_nothing_contents_decide(
     checkpoint: tuple[Manifest, CheckpointReader],
     tmp_path: Path,
 ) -> None:
-    """On another host, or since this one was started anew."""
+    """On another host, or after a reboot of this one."""
     manifest = replace(checkpoint[0], host=HostInfo(boot_id="another"))
     replaced(tmp_path / "data")
     if what is os.mkdir:
@@ -202,7 +202,7 @@ def test_one_that_has_a_record_goes_where_that_goes(
 
 
 @pytest.mark.parametrize(
-    ("same_boot", "known", "verdict", "told"),
+    ("same_boot", "known", "verdict", "reason"),
     [
         (True, True, "same", ""),  # renamed: the handle leads to it
         (True, False, "same", ""),
@@ -214,7 +214,7 @@ def test_a_handle_holds_until_the_next_boot(
     same_boot: bool,
     known: bool,
     verdict: str,
-    told: str,
+    reason: str,
     checkpoint: tuple[Manifest, CheckpointReader],
     tmp_path: Path,
 ) -> None:
@@ -228,5 +228,5 @@ def test_a_handle_holds_until_the_next_boot(
     )
     host = HostInfo(boot_id=boot_id() if same_boot else "another")
     found = judged((replace(manifest, links=(link,), host=host), reader))
-    assert (found.verdict, found.why.partition(";")[0]) == (verdict, told)
+    assert (found.verdict, found.why.partition(";")[0]) == (verdict, reason)
     assert (found.there is not None) == (verdict == "same") and found.other in ("", str(moved))

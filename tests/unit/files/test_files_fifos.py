@@ -1,4 +1,4 @@
-"""Whether the named pipe that somebody has open is the one of the dump: decided without CRIU, on
+"""Whether the named pipe that a process has open is the one of the dump: decided without CRIU, on
 real pipes.
 """
 
@@ -99,7 +99,7 @@ def test_it_was_read_from(case: Case) -> None:
 
 
 def test_others_have_it_open_by_now(case: Case) -> None:
-    """Passed on, as what is in it shows; or opened anew."""
+    """Either passed on, as its contents show, or opened again."""
     others = FifoRecord(str(case.path), case.record.inode, case.record.device, ((1 << 22, 1),))
     assert not case.settle(others)
     os.write(case.fd, b"SSSS")

@@ -172,8 +172,8 @@ def failing(work: Path, meanwhile: Callable[[Path], object]) -> None:
 @pytest.mark.parametrize("name", ["gone", "gone.cr_link"])
 @pytest.mark.parametrize("there", [True, False])
 def test_after_a_failure_the_deleted_name_is_gone_again(there: bool, name: str, work: Path) -> None:
-    """CRIU links it for the moment in which it opens it; unless it was there before, as somebody
-    else's.
+    """CRIU links it for the moment in which it opens it. A file of another user that was there
+    before stays.
     """
     if there:
         (work / name).hardlink_to(work / "data")
@@ -252,6 +252,6 @@ def test_where_nothing_leads_to_them_any_more_the_dump_fails(
         (work.parent / "home" / "work" / "link_remap.1", "symbolic link"),
         (work / "link_remap.2", "No such file"),
     ):
-        with ExitStack() as stack, pytest.raises(DumpFailed) as told:
+        with ExitStack() as stack, pytest.raises(DumpFailed) as raised:
             DumpedLinks(os.getpid(), plan_entry(os.getpid()), stack).collect(Images(link), writer)
-        assert str(link) in told.value.message and why in told.value.message
+        assert str(link) in raised.value.message and why in raised.value.message

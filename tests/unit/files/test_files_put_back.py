@@ -278,7 +278,7 @@ def test_two_names_are_one_file_again(
     reader: tuple[CheckpointReader, FileRecord],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Unless they are on two file systems here: then that is told."""
+    """Unless they are on two file systems here, which is reported."""
     (twin := file.with_name("twin")).hardlink_to(file)
     kept = record(file)
     grow(file)
@@ -365,8 +365,8 @@ def test_what_takes_its_place_meanwhile_is_not_touched(
     reader: tuple[CheckpointReader, FileRecord],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its folder may be another user's, who puts a link to somebody else's file there in the very
-    moment.
+    """Its folder may belong to another user, who replaces the file by a link to a third user's file
+    at that moment.
     """
     source, kept = reader
     file.unlink()

@@ -74,7 +74,7 @@ TIMED = {"hashed": False}
 
 
 @pytest.mark.parametrize(
-    ("kind", "role", "known", "change", "policy", "told"),
+    ("kind", "role", "known", "change", "policy", "expected"),
     [
         ("read", "script", CARRIED, touch, "restore", ("same", "")),
         ("read", "script", CARRIED, rewrite, "restore", ("deleted-copy", "warning")),
@@ -114,7 +114,7 @@ def test_judged(
     known: dict[str, bool],
     change: Callable[[Path], None],
     policy: Policy,
-    told: tuple[str, str],
+    expected: tuple[str, str],
     file: Path,
 ) -> None:
     kept = record(file, kind, role, **known)
@@ -122,7 +122,7 @@ def test_judged(
     change(file)
     judged = judge(kept, policy)
     finding = judged.finding()
-    assert (judged.verdict, finding.level if finding else "") == told
+    assert (judged.verdict, finding.level if finding else "") == expected
     if finding is not None and finding.level != "info":
         assert str(file) in finding.text and (finding.pid, finding.fd) == (7, 3)
         assert finding.hint or finding.level == "warning"

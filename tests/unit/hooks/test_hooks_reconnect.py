@@ -21,19 +21,21 @@ from criuctl.errors import ConfigError
 from criuctl.hooks.reconnect import _secret_pipe, run_reconnect
 
 PREAMBLE = (
-    "import json, os, socket, sys\ntold = json.load(sys.stdin)\nsock = socket.socket(fileno=3)\n"
+    "import json, os, socket, sys\nrequest = json.load(sys.stdin)\nsock = socket.socket(fileno=3)\n"
 )
 CONNECT = (
-    'host, _, port = told["connection"]["peer"].rpartition(":")\nsock.connect((host, int(port)))\n'
+    'host, _, port = request["connection"]["peer"].rpartition(":")\n'
+    "sock.connect((host, int(port)))\n"
 )
 DONE = (
-    'print(json.dumps({"outcome": "reconnected", "data": {"as": told["options"].get("user")}}))\n'
+    'data = {"as": request["options"].get("user")}\n'
+    'print(json.dumps({"outcome": "reconnected", "data": data}))\n'
 )
 
 
 @pytest.fixture
 def server() -> Iterator[socket.socket]:
-    """Somebody who listens."""
+    """A server that listens."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(20)
         yield listening
@@ -93,7 +95,7 @@ def test_the_secret_is_on_descriptor_4_and_nowhere_else(
     secret = 'quite "secret" ü\n'
     look = """
 secret = open(4).read()
-seen = (json.dumps(told, ensure_ascii=False), *sys.argv, *os.environ.values())
+seen = (json.dumps(request, ensure_ascii=False), *sys.argv, *os.environ.values())
 spread = [text for text in seen if "quite" in text]
 parent = open(f"/proc/{os.getppid()}/cmdline").read()
 parent += open(f"/proc/{os.getppid()}/environ", errors="replace").read()
@@ -115,8 +117,8 @@ print(json.dumps({"outcome": "reconnected", "data": data}))
 
 
 def test_a_secret_that_is_larger_than_a_pipe() -> None:
-    """A token out of a command, say: half of one would be refused by the peer, and nobody would
-    know why.
+    """A token from a command, say: the peer would refuse half of one, and the cause would be hard
+    to find.
     """
     secret = "".join(f"{number:08}" for number in range(20_000))
     reading = _secret_pipe(secret)

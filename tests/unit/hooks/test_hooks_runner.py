@@ -46,11 +46,11 @@ def test_a_hook_sees_its_input_and_nothing_of_ours(
     os.set_inheritable(leak, True)
     program = """
 import json, os, signal, sys
-told = json.load(sys.stdin)
+request = json.load(sys.stdin)
 links = {int(n): f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")}
 fds = {n: os.readlink(link) for n, link in links.items() if os.path.exists(link)}
 ignored = [n for n in (1, 2, 13, 15) if signal.getsignal(n) == signal.SIG_IGN and n != 13]
-data = {"told": told, "fds": sorted(fds), "env": dict(os.environ), "cwd": os.getcwd()}
+data = {"request": request, "fds": sorted(fds), "env": dict(os.environ), "cwd": os.getcwd()}
 data["ignored"] = ignored
 data["leader"] = os.getsid(0) == os.getpid() == os.getpgid(0)
 data["blocked"] = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
@@ -61,7 +61,7 @@ print(json.dumps({"data": data}))
         data = run(replace(config, hook_env=("PASSED", "UNSET")), session="web", pid=7).data
     finally:
         os.close(leak)
-    assert data["told"] == {"version": 1, "phase": "post-commit", "session": "web", "pid": 7}
+    assert data["request"] == {"version": 1, "phase": "post-commit", "session": "web", "pid": 7}
     assert data["fds"] == [0, 1, 2]
     assert (data["cwd"], data["leader"], data["ignored"], data["blocked"]) == ("/", True, [], [])
     own = {
@@ -244,7 +244,7 @@ def test_a_veto_stops_the_hooks_after_it(hooks: HookFolder, config: Config) -> N
     hooks.noting("pre-dump", "3")
     with pytest.raises(Vetoed, match="'2' says no"):
         Hooks(config, Reporter()).run("pre-dump")
-    assert hooks.told("pre-dump", "3") == []
+    assert hooks.requests("pre-dump", "3") == []
 
 
 def test_a_refused_hook_is_not_run_and_vetoes(
@@ -262,8 +262,8 @@ def test_hooks_of_a_failure_are_told_it_once(hooks: HookFolder, config: Config) 
     asked = Hooks(config, Reporter())
     with pytest.raises(Vetoed, match="the reason"), asked.on_failure("dump-failed"):
         raise Vetoed("the reason", hint="do this")
-    (told,) = hooks.told("dump-failed")
-    assert told["error"] == {
+    (request,) = hooks.requests("dump-failed")
+    assert request["error"] == {
         "code": "vetoed",
         "exit_code": 10,
         "message": "the reason",
@@ -272,7 +272,7 @@ def test_hooks_of_a_failure_are_told_it_once(hooks: HookFolder, config: Config) 
     asked.done = True
     with pytest.raises(ValueError), asked.on_failure("dump-failed"):
         raise ValueError
-    assert len(hooks.told("dump-failed")) == 1
+    assert len(hooks.requests("dump-failed")) == 1
 
 
 def test_recorded_results_go_to_the_hook_of_the_same_name(
@@ -284,7 +284,7 @@ def test_recorded_results_go_to_the_hook_of_the_same_name(
         {"name": "other", "phase": "frozen", "data": {}},
     ]
     Hooks(config, Reporter(), {"recorded": recorded}).run("post-restore")
-    assert hooks.told("post-restore", "mine")[0]["recorded"] == recorded[:1]
+    assert hooks.requests("post-restore", "mine")[0]["recorded"] == recorded[:1]
 
 
 def test_an_interrupt_ends_the_hook(hooks: HookFolder, config: Config) -> None:

@@ -1,4 +1,6 @@
-"""A hook that is tried by hand is told what the contract says, as far as it can be known."""
+"""A hook that is run by hand gets the request that the contract describes, as far as it can be
+known.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,9 @@ def test_what_a_hook_is_told(hooks: HookFolder, config: Config, tmp_path: Path, 
         finally:
             os.kill(tree.pid, signal.SIGKILL)
             tree.wait()
-    (told,) = hooks.told(phase)
-    assert ALWAYS | MORE.get(phase, set()) | {"trial"} <= set(told)
-    assert told["pid"] == tree.pid
+    (request,) = hooks.requests(phase)
+    assert ALWAYS | MORE.get(phase, set()) | {"trial"} <= set(request)
+    assert request["pid"] == tree.pid
     if phase == "snapshot-failed":
-        assert told["target"] == str(tree.pid)
-    assert set(told) <= set(trial.requests[0])
+        assert request["target"] == str(tree.pid)
+    assert set(request) <= set(trial.requests[0])

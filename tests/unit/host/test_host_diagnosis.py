@@ -415,8 +415,8 @@ def test_what_passes(lines: str, code: str, words: str) -> None:
 
 
 def test_what_stays() -> None:
-    """And what is not known is told as CRIU says it, not as the end of a process that it got
-    over.
+    """An unknown error is reported in CRIU's words, not as the end of a process that CRIU
+    handled.
     """
     ended = "(00.06) Error (criu/util.c:412): Can't open 8129: No such file or directory\n"
     unknown = diagnose(
@@ -558,13 +558,13 @@ def test_kept_log_is_private(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_kept(tmp_path: Path) -> None:
-    """The failure is told as it is, with what became of the tree, though the state folder cannot be
-    written.
+    """The failure is reported as it is, with the fate of the tree, though the state folder cannot
+    be written.
     """
     (tmp_path / "state").write_text("a file")
     config = Config(state_dir=str(tmp_path / "state"))
     failed = CriuFailed("CRIU failed", HEAD + TAIL)
-    for told, code in (
+    for failure, code in (
         (criu_failures.explain(config, failed, "web", os.getpid(), ()), 5),
         (
             outcome.explain(
@@ -573,8 +573,8 @@ def test_a_log_that_cannot_be_kept(tmp_path: Path) -> None:
             6,
         ),
     ):
-        assert (told.exit_code, told.message.startswith("CRIU could not ")) == (code, True)
-        assert told.details["log_lost"]
+        assert (failure.exit_code, failure.message.startswith("CRIU could not ")) == (code, True)
+        assert failure.details["log_lost"]
 
 
 def test_old_logs_go(tmp_path: Path) -> None:

@@ -48,19 +48,21 @@ def _fill(log: EventLog, count: int, **facts: Any) -> None:
 # --------------------------------------------------------------------------------------------
 
 
-def _write_for_ever(folder: Path, name: str, told: int) -> None:
+def _write_for_ever(folder: Path, name: str, acknowledged: int) -> None:
     log = EventLog(folder, limit=20_000)
     for count in range(1 << 30):
         (event,) = log.append([{"operation": name, "count": count, "exit_code": 0}])
         # All lines are as long, and none is in two pages of the file: it is written whole or not at
         # all.
-        os.write(told, json.dumps([event["seq"], name, count]).encode().ljust(63) + b"\n")
+        os.write(acknowledged, json.dumps([event["seq"], name, count]).encode().ljust(63) + b"\n")
 
 
 def test_many_writers_that_are_killed(tmp_path: Path) -> None:
-    """Numbers have no gap and no duplicate, and what a writer was told is in the log."""
-    told = tmp_path / "told"
-    with told.open("ab", buffering=0) as file:
+    """Numbers have no gap and no duplicate, and every event that a writer got a number for is in
+    the log.
+    """
+    acknowledgements = tmp_path / "acknowledgements"
+    with acknowledgements.open("ab", buffering=0) as file:
 
         def start(name: str) -> Any:
             writer = FORK.Process(
@@ -85,7 +87,7 @@ def test_many_writers_that_are_killed(tmp_path: Path) -> None:
     found = {event["seq"]: (event["operation"], event["count"]) for event in log.read()}
     first, last = min(found), max(found)  # the oldest may be gone, in files that were full
     assert list(found) == list(range(first, last + 1)) and last >= 240
-    acknowledged = [json.loads(line) for line in told.read_text().splitlines()]
+    acknowledged = [json.loads(line) for line in acknowledgements.read_text().splitlines()]
     assert len({seq for seq, _name, _count in acknowledged}) == len(acknowledged) >= 200
     kept = [(seq, name, count) for seq, name, count in acknowledged if seq >= first]
     assert [(seq, *found[seq]) for seq, _name, _count in kept] == kept
@@ -132,8 +134,8 @@ def test_a_full_disk_drops_the_event_and_leaves_no_piece_of_it(tmp_path: Path) -
         reporter = Reporter()
         config = Config(state_dir=str(tmp_path))
         assert _operation(config, reporter=reporter) == "done", "the operation is not concerned"
-        told = reporter.warnings[-1]
-        assert "not in the event log" in told and "File too large" in told
+        warning = reporter.warnings[-1]
+        assert "not in the event log" in warning and "File too large" in warning
         os._exit(42)
 
     writer = FORK.Process(target=write)
@@ -166,7 +168,7 @@ def test_full_files_go_and_numbers_and_sums_go_on(tmp_path: Path) -> None:
     assert log.tally().operations == {"x": {"0": 61}}
     for path in tmp_path.glob("events-*.jsonl"):
         path.unlink()
-    log.path.unlink()  # by somebody who tidies up: numbers go on from the sums
+    log.path.unlink()  # as a clean-up would: numbers go on from the sums
     assert log.tally().seq == log.newest() > 0
     _fill(log, 1)
     assert _numbers(log) == [log.tally().seq]
@@ -188,7 +190,7 @@ def test_who_follows_misses_nothing_when_files_change(tmp_path: Path) -> None:
     follower.start()
     _until(lambda: seen == [4, 5], "it begins after 3")
     with log.path.open("ab") as file:
-        file.write(b'{"seq":6,"operation":"to')  # somebody is killed here
+        file.write(b'{"seq":6,"operation":"to')  # a writer is killed here
     _fill(log, 95)
     follower.join(PATIENCE)
     assert seen == list(range(4, 101))
@@ -283,15 +285,15 @@ def test_events_go_to_the_journal_and_else_to_syslog(
         server.bind(str(journal))
         server.settimeout(PATIENCE)
         assert events.record(config, "dump", [failed]) == ""
-        told = dict(_fields(server.recv(1 << 16)))
-    assert told["PRIORITY"] == "3" and told["SYSLOG_IDENTIFIER"] == "criuctl"
-    assert told["MESSAGE"] == "dump web: failed with 5 (dump-failed)"
-    assert (told["CRIUCTL_SESSION"], told["CRIUCTL_SEQ"], told["CRIUCTL_ODD"]) == (
+        fields = dict(_fields(server.recv(1 << 16)))
+    assert fields["PRIORITY"] == "3" and fields["SYSLOG_IDENTIFIER"] == "criuctl"
+    assert fields["MESSAGE"] == "dump web: failed with 5 (dump-failed)"
+    assert (fields["CRIUCTL_SESSION"], fields["CRIUCTL_SEQ"], fields["CRIUCTL_ODD"]) == (
         "web",
         "2",
         "two\nlines",
     )
-    assert told["CRIUCTL_BYTES"] == '{"new":7}'
+    assert fields["CRIUCTL_BYTES"] == '{"new":7}'
     journal.unlink()
     for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
         syslog.unlink(missing_ok=True)

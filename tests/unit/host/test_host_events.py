@@ -143,8 +143,13 @@ def test_what_was_killed_is_told_once_by_the_next(config: Config, tmp_path: Path
         "dump",
         *["maintenance-begin"] * 2,
     ]
-    told = {key: found[2][key] for key in ("session", "exit_code", "outcome", "error")}
-    assert told == {"session": "web", "exit_code": 137, "outcome": "interrupted", "error": "killed"}
+    recorded = {key: found[2][key] for key in ("session", "exit_code", "outcome", "error")}
+    assert recorded == {
+        "session": "web",
+        "exit_code": 137,
+        "outcome": "interrupted",
+        "error": "killed",
+    }
     assert found[2]["began"] <= found[1]["time"] and not list(tmp_path.glob("events.begun.*"))
 
 

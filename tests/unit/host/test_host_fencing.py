@@ -86,7 +86,7 @@ def test_passing_on(repo: Repository) -> None:
             repo, SESSION, from_host=giver, to_host=to, to_name=to, incarnation=incarnation
         )
 
-    first = give(B)  # nobody has it
+    first = give(B)  # no host has it
     assert first is not None and (first.host, first.epoch, first.state, first.incarnation) == (
         B,
         1,

@@ -26,7 +26,9 @@ from criuctl.session.client.session import Output, Session
 
 
 class SlowHolder:
-    """Stands in for a holder: it answers at once when it is told to end, and ends a while later."""
+    """Stands in for a holder: it answers at once when it is asked to end, and ends a while
+    later.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(["sleep", "600"])
@@ -84,16 +86,16 @@ def test_a_scrollback_with_a_gap_begins_behind_it(tmp_path: Path) -> None:
     freeze are not neighbours.
     """
     repository = kit.repository(tmp_path)
-    told = dict.fromkeys(("rows", "cols", "events", "audit"), 0) | {
+    answer = dict.fromkeys(("rows", "cols", "events", "audit"), 0) | {
         "offset": 900,
         "modes": {},
         "roles": [],
     }
-    told["input_offset"] = 893
+    answer["input_offset"] = 893
     outputs = [Output(100, b"read ahead"), Output(890, b"at the end")]
     session = SimpleNamespace(
         read=lambda _start, _end: outputs.pop(0),
-        request=lambda _op: told,
+        request=lambda _op: answer,
         status=lambda: {"created": 1.0, "command": ["yes"], "labels": {}},
     )
     holder = DumpedHolder(
@@ -104,7 +106,7 @@ def test_a_scrollback_with_a_gap_begins_behind_it(tmp_path: Path) -> None:
         holder.read_ahead(writer)
         record = holder.begin(writer)
         assert record is not None and record.scrollback is not None
-        # so the next byte is the 900th, as it was told
+        # so the next byte is the 900th, as the status says
         assert (record.base, record.scrollback.size) == (890, 10)
         assert record.input_offset == 893
 

@@ -17,7 +17,7 @@ from criuctl.report import Reporter
 def test_two_restores_make_the_folder_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has not seen it yet, and comes too late to make it, goes on."""
+    """A process that has not seen the folder yet, and comes too late to make it, goes on."""
     monkeypatch.setattr(Path, "exists", lambda _path, **_options: False)
     reporter = Reporter()
     config = Config().with_options(run_dir=str(tmp_path / "run"))

@@ -65,10 +65,10 @@ def test_what_is_noted_is_known_until_it_is_forgotten(tmp_path: Path) -> None:
     )
     (file,) = (tmp_path / "latest").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    told = latest_checkpoints.described(
+    described = latest_checkpoints.described(
         config, "work", ONE.session, None, (latest_checkpoints.moment(ONE.created) or 0) + 60
     )
-    assert told == {"id": ONE.checkpoint, "number": 3, "age_s": 60.0, "store": "/store"}
+    assert described == {"id": ONE.checkpoint, "number": 3, "age_s": 60.0, "store": "/store"}
     assert latest_checkpoints.described(config, "work", "6" * 32, "c", 0) == {
         "id": "c",
         "number": None,

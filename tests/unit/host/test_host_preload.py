@@ -23,7 +23,7 @@ print(schema._module.cache_info().currsize > 0)
 
 @pytest.mark.parametrize("name", ["DUMP", "RESTORE"])
 def test_all_of_it_is_loaded(name: str) -> None:
-    """Nobody hears of what goes wrong there."""
+    """An error there is not visible anywhere else."""
     code = LOADED.format(name=name)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60

@@ -32,16 +32,16 @@ from criuctl.errors import Conflict
 from criuctl.host.registry import exclusive_session
 from criuctl.host import stale_locks
 from criuctl.host.stale_locks import forget_stale_locks
-config, told = Config(state_dir=sys.argv[1]), []
+config, results = Config(state_dir=sys.argv[1]), []
 with exclusive_session(config, "web"):
     forget_stale_locks(config)
     try:
         exclusive_session(config, "web").__enter__()
     except Conflict:
-        told.append("conflict")
+        results.append("conflict")
     for folder in ("/dev/shm/criuctl", "/dev/shm/criuctl/locks"):
-        told.append(f"{os.stat(folder).st_mode & 0o777:o}")
-print(*told, os.listdir("/dev/shm/criuctl/locks"))
+        results.append(f"{os.stat(folder).st_mode & 0o777:o}")
+print(*results, os.listdir("/dev/shm/criuctl/locks"))
 ' "$STATE"
 """
 
@@ -131,22 +131,22 @@ def test_nobody_who_knows_a_name_is_in_the_way(config: Config) -> None:
         taken.bind(f"\0criuctl/session/{config.state_dir}/web"[:107])
         with (
             exclusive_session(config, "web"),
-            pytest.raises(Conflict, match="in use") as told,
+            pytest.raises(Conflict, match="in use") as raised,
             exclusive_session(config, "web"),
         ):
             pass
-    assert f"PID {os.getpid()}" in told.value.hint
+    assert f"PID {os.getpid()}" in raised.value.hint
     assert stat.S_IMODE((Path(config.run_dir) / "locks").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("run_dir", ["/proc/self", "/proc/self/comm", "/proc/version/x"])
 def test_where_there_can_be_no_locks_is_told(config: Config, run_dir: str) -> None:
     with (
-        pytest.raises(PlatformError, match=run_dir) as told,
+        pytest.raises(PlatformError, match=run_dir) as raised,
         exclusive_session(replace(config, run_dir=run_dir), "web"),
     ):
         pass
-    assert "run_dir" in told.value.hint
+    assert "run_dir" in raised.value.hint
 
 
 @pytest.mark.parametrize("before", ["true", "mkdir /run/criuctl"])

@@ -98,9 +98,9 @@ def test_criuctl_and_its_ancestors_are_refused() -> None:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as said:
-        told = said.read()
+        message = said.read()
     os.waitpid(child, 0)
-    assert "inside the tree" in told and "setsid" in told, told
+    assert "inside the tree" in message and "setsid" in message, message
 
 
 def test_thread_is_told_from_process() -> None:

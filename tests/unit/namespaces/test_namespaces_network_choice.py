@@ -121,7 +121,7 @@ def test_a_name_means_what_it_means_now(name: str, known: dict[str, object]) -> 
 
 
 def test_it_is_entered_as_what_it_was_found_as(pid: int, known: dict[str, object]) -> None:
-    """Its process may have ended since, and both its numbers be somebody else's."""
+    """Its process may have ended since, and another process may have both its numbers."""
     path = f"/proc/{pid}/ns/net"
     namespace, place = network_choice.enter(_manifest(known), "existing", path)
     try:

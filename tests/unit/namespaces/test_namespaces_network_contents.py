@@ -34,40 +34,40 @@ def test_what_it_has_survives_a_manifest(namespace: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "recorded",
     [
         {"networks": 7},
         {"networks": [7, {}, {"pid": []}, {"pid": 2}]},
     ],
 )
-def test_what_is_not_of_its_form_is_left_out(told: dict[str, object]) -> None:
-    assert _warned(told) == []
+def test_what_is_not_of_its_form_is_left_out(recorded: dict[str, object]) -> None:
+    assert _warned(recorded) == []
 
 
 def test_parts_that_are_not_of_their_form_are_left_out() -> None:
-    told = {"routes": ["x"], "rules": 7, "links": [[]], "settings": [1]}
-    assert network_contents.Network.from_dict(told).words() == []
+    recorded = {"routes": ["x"], "rules": 7, "links": [[]], "settings": [1]}
+    assert network_contents.Network.from_dict(recorded).words() == []
 
 
 def test_the_network_of_the_host_is_not_changed() -> None:
     """By a manifest that calls the tree's own what is the host's, in its images."""
     setting = Path("/proc/sys/net/core/somaxconn")
     before = setting.read_text()
-    told = {"networks": [{"pid": 1, "settings": {"core/somaxconn": str(int(before) + 1)}}]}
+    recorded = {"networks": [{"pid": 1, "settings": {"core/somaxconn": str(int(before) + 1)}}]}
     try:
-        (warning,) = _warned(told)
+        (warning,) = _warned(recorded)
         assert "no net namespace of its own" in warning
         assert setting.read_text() == before
     finally:
         setting.write_text(before)
 
 
-def _warned(told: Mapping[str, object]) -> list[str]:
+def _warned(recorded: Mapping[str, object]) -> list[str]:
     """What is said where PID 1 of the checkpoint is in our own net namespace."""
     warnings: list[str] = []
     reporter = Reporter()
     reporter.warning = lambda text, hint="": warnings.append(text)  # type: ignore[method-assign]
-    network_contents.complete(told, {1: os.getpid()}, reporter)
+    network_contents.complete(recorded, {1: os.getpid()}, reporter)
     return warnings
 
 

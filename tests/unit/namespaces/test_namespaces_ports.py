@@ -23,7 +23,9 @@ _FIN_WAIT1, _FIN_WAIT2 = "04", "05"
 
 
 def _states(port: int) -> list[str]:
-    """Of the connections, over IPv4 and then IPv6, whose end with this port nobody has open."""
+    """The states of the connections, over IPv4 and then IPv6, whose end with this port no process
+    has open.
+    """
     tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     words = [line.split() for table in tables for line in table]
     return [w[3] for w in words if w[1].endswith(f":{port:04X}") and w[9] == "0"]

@@ -89,12 +89,12 @@ def test_an_address_that_is_named_twice_is_taken_once(
     delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma"))
     delivery.hand_over(cast("Manifest", SimpleNamespace(id=new_id())), [])
     assert taken == ["192.0.2.1", "2001:db8::1"]
-    told = [(one["ip"], one["wanted_device"]) for one in asked[0]["addresses"]]
-    assert told == [("192.0.2.1", "eth1"), ("2001:db8::1", None)]
+    asked_for = [(one["ip"], one["wanted_device"]) for one in asked[0]["addresses"]]
+    assert asked_for == [("192.0.2.1", "eth1"), ("2001:db8::1", None)]
 
 
 def test_an_address_comes_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other host could not be told; when it is, the address may have been given to another host
+    """The other host could not be reached; when it is, the address may belong to another host since
     long ago.
     """
     came_back: list[str] = []

@@ -75,7 +75,7 @@ def pages(start: int, *contents: bytes) -> dict[int, bytes]:
     return {start + n * PAGE: content for n, content in enumerate(contents)}
 
 
-def told(
+def regions(
     before: Memory,
     after: Memory,
     areas: tuple[Sequence[Area], Sequence[Area]] = ((), ()),
@@ -101,10 +101,10 @@ def test_a_page_that_differs_is_told_by_window_or_exactly() -> None:
     before = Memory(pages(HEAP, b"a", b"b", b"c") | pages(HEAP + WINDOW, b"d", b"e"))
     after = Memory(pages(HEAP, b"a", b"x", b"c") | pages(HEAP + WINDOW, b"d", b"e"))
     reader = Chunks(before, after)
-    assert told(before, after) == [("", 5, 5, 3, 0, 0)]
-    assert told(before, after, exact=reader) == [("", 5, 5, 1, 0, 0)]
+    assert regions(before, after) == [("", 5, 5, 3, 0, 0)]
+    assert regions(before, after, exact=reader) == [("", 5, 5, 1, 0, 0)]
     assert len(reader.read) == 2  # the two of the window that differs
-    assert told(before, before) == [("", 5, 5, 0, 0, 0)]
+    assert regions(before, before) == [("", 5, 5, 0, 0, 0)]
 
 
 def test_pages_that_only_one_has_are_new_or_gone() -> None:
@@ -113,8 +113,8 @@ def test_pages_that_only_one_has_are_new_or_gone() -> None:
         pages(HEAP, b"a") | pages(HEAP + 4 * PAGE, b"n") | pages(HEAP + WINDOW, b"m", b"o")
     )
     exact = Chunks(before, after)
-    assert told(before, after, exact=exact) == [("", 2, 4, 0, 3, 1), ("", 1, 0, 0, 0, 1)]
-    assert told(before, after) == [("", 2, 4, 1, 3, 1), ("", 1, 0, 0, 0, 1)]
+    assert regions(before, after, exact=exact) == [("", 2, 4, 0, 3, 1), ("", 1, 0, 0, 0, 1)]
+    assert regions(before, after) == [("", 2, 4, 1, 3, 1), ("", 1, 0, 0, 0, 1)]
 
 
 def test_regions_are_mappings_and_a_mapping_that_grew_is_one() -> None:
@@ -132,7 +132,7 @@ def test_regions_are_mappings_and_a_mapping_that_grew_is_one() -> None:
         Area(top, top + PAGE, "/lib"),
     ]
     exact = Chunks(before, after)
-    assert told(before, after, (old, new), exact) == [
+    assert regions(before, after, (old, new), exact) == [
         ("[heap]", 2, 3, 1, 1, 0),
         ("[stack]", 1, 2, 0, 1, 0),
     ]
@@ -142,7 +142,7 @@ def test_one_window_may_hold_two_mappings_and_a_hole() -> None:
     before = Memory(pages(HEAP, b"a", b"b", b"c"))
     after = Memory(pages(HEAP, b"A", b"B", b"C"))
     areas = [Area(HEAP, HEAP + PAGE, "one"), Area(HEAP + 2 * PAGE, HEAP + 3 * PAGE, "two")]
-    assert told(before, after, (areas, areas)) == [
+    assert regions(before, after, (areas, areas)) == [
         ("one", 1, 1, 1, 0, 0),
         ("", 1, 1, 1, 0, 0),
         ("two", 1, 1, 1, 0, 0),
@@ -154,11 +154,13 @@ def test_windows_may_be_cut_by_another_rule_in_each() -> None:
         pages(HEAP, b"a", b"b") | pages(HEAP + 30 * PAGE, b"c") | pages(HEAP + 50 * PAGE, b"d")
     )
     whole, cut = Memory(content, [4 * PAGE]), Memory(content, [2 * PAGE, PAGE, PAGE])
-    assert told(whole, cut) == [("", 4, 4, 4, 0, 0)]
-    assert told(whole, cut, exact=Chunks(whole, cut)) == told(cut, cut) == [("", 4, 4, 0, 0, 0)]
+    assert regions(whole, cut) == [("", 4, 4, 4, 0, 0)]
+    assert (
+        regions(whole, cut, exact=Chunks(whole, cut)) == regions(cut, cut) == [("", 4, 4, 0, 0, 0)]
+    )
     other = Memory(content | pages(HEAP + 30 * PAGE, b"x"), [2 * PAGE, 2 * PAGE])
     reader = Chunks(cut, other)
-    assert told(cut, other, exact=reader) == [("", 4, 4, 1, 0, 0)]
+    assert regions(cut, other, exact=reader) == [("", 4, 4, 1, 0, 0)]
     assert len(reader.read) == 3  # what both have in the same way is not read
 
 
@@ -435,7 +437,7 @@ def test_two_checkpoints_of_a_store(tmp_path: Path) -> None:
     memory = body["memory"]
     assert (memory["before"], memory["after"]) == (89 * PAGE, 90 * PAGE)
     assert (memory["changed"], memory["added"], memory["removed"]) == (WINDOW, PAGE, 0)
-    assert len(body["warnings"]) == 4  # neither descriptors nor mappings can be told of such images
+    assert len(body["warnings"]) == 4  # such images show neither descriptors nor mappings
     exact = diff(config, "web@1", "web@2", exact=True, reporter=Reporter()).to_dict()["memory"]
     assert (exact["changed"], exact["added"], exact["exact"]) == (PAGE, PAGE, True)
     same = diff(config, "web@2", "web@3", reporter=Reporter()).to_dict()

@@ -41,9 +41,9 @@ def test_a_plain_setting_with_a_login_in_it_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("store", "told"), [("s3://bucket/x", True), ("S3://bucket", True), ("/srv/store", False)]
+    ("store", "reported"), [("s3://bucket/x", True), ("S3://bucket", True), ("/srv/store", False)]
 )
-def test_the_store_s_credentials_are_named_where_it_is_on_s3(store: str, told: bool) -> None:
+def test_the_store_s_credentials_are_named_where_it_is_on_s3(store: str, reported: bool) -> None:
     environ = {
         "AWS_ACCESS_KEY_ID": "x",
         "AWS_SECRET_ACCESS_KEY": "x",
@@ -54,5 +54,5 @@ def test_the_store_s_credentials_are_named_where_it_is_on_s3(store: str, told: b
         "MY_SECRET": "x",
     }
     wanted = ["AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
-    assert credentials(environ, Config(store=store)) == (wanted if told else [])
+    assert credentials(environ, Config(store=store)) == (wanted if reported else [])
     assert credentials({"AWS_SECRET_ACCESS_KEY": ""}, Config(store=store)) == []

@@ -1,4 +1,6 @@
-"""Images that somebody else has made: folders of CRIU's, podman's archives, and what is neither."""
+"""Images that another program has made: folders of CRIU's, podman's archives, and folders that are
+neither.
+"""
 
 from __future__ import annotations
 

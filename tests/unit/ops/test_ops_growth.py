@@ -1,4 +1,4 @@
-"""How a store grows, told from the summaries of its checkpoints."""
+"""How a store grows, computed from the summaries of its checkpoints."""
 
 from __future__ import annotations
 

@@ -66,9 +66,9 @@ def test_a_lease_that_runs_out_after_the_end_is_told(
     config = Config().with_options(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"))
     wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     absent, heart = Heartbeat(config, 30.0, wake), Heartbeat(config, 30.0, wake)
-    told: list[Heartbeat] = []
+    lost: list[Heartbeat] = []
     absent.start(SESSION)  # there is no store yet, and so no lease
-    absent.stop(lambda: told.append(absent))
+    absent.stop(lambda: lost.append(absent))
     with (
         open_store(config.store, config) as store,
         Repository.open(store, config, create_local=True) as repository,
@@ -76,6 +76,6 @@ def test_a_lease_that_runs_out_after_the_end_is_told(
         leases.claim(repository, SESSION.name, SESSION.id, 1, host=host_id(config)).keep()
     heart.start(SESSION)
     (tmp_path / "store").rename(tmp_path / "away")
-    heart.stop(lambda: told.append(heart))
-    assert told == [heart]
+    heart.stop(lambda: lost.append(heart))
+    assert lost == [heart]
     os.close(wake)

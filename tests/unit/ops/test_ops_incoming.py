@@ -169,7 +169,9 @@ def test_a_signal_when_it_was_let_run_waits_until_that_is_told(
 def test_what_fails_when_it_runs_is_no_failure_of_its_restore(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its home must not be told that it does not run, nor lose an address that came along."""
+    """Its home must not get the answer that it does not run, nor lose an address that came
+    along.
+    """
     move = site.move("work", "c" * 32)
     arrival = site.arrival(move)
     arrival.word = "go"
@@ -195,12 +197,14 @@ def test_a_session_that_was_dumped_since_it_came_is_told_to_run(site: Site) -> N
     """
     move = site.move("work", "c" * 32, "held")
     site.runs(move, "d" * 32)
-    told: list[Any] = []
+    replies: list[Any] = []
     with ExitStack() as stack:
         visit = receive._Visit(site.config, Reporter(), 1.0, stack)
         asked = {"id": move.id, "word": "go"}
-        settling = threading.Thread(target=lambda: told.append(visit._settle(asked)), daemon=True)
+        settling = threading.Thread(
+            target=lambda: replies.append(visit._settle(asked)), daemon=True
+        )
         settling.start()
         settling.join(60)
-    assert told == [{"result": {"pid": os.getpid(), "incarnation": 3}}]
+    assert replies == [{"result": {"pid": os.getpid(), "incarnation": 3}}]
     assert [one.state for one in site.moves.all()] == ["running"]

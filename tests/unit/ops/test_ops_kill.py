@@ -38,7 +38,7 @@ def test_nobody_waits_any_more_for_what_lies_checkpointed(
         with pytest.raises(Conflict, match="in use"), exclusive_session(config, "web"):
             """Nobody brings it back while it is forgotten."""
         gone.append(table)
-        # a criuctl that is killed here leaves somebody who knows
+        # a criuctl that is killed here leaves a host that knows the session
         assert registry.get("web") is not None
         if len(gone) == 1:
             raise PlatformError("the firewall is in the way")
@@ -83,7 +83,7 @@ def test_who_outlives_holder_and_root_is_ended(tmp_path: Path) -> None:
             path.mkdir(parents=True)
         (group / "cgroup.freeze").write_text("0")
         (group / "cgroup.procs").write_text(f"{stray.pid}\n")
-        gone = {"pid": 1, "start_time": 0}  # nobody: PID 1 has another start time
+        gone = {"pid": 1, "start_time": 0}  # no process: PID 1 has another start time
         body = {
             "session": "web",
             "id": "0" * 32,

@@ -1,4 +1,4 @@
-"""What is told of a session's past does not depend on what clocks say."""
+"""What the log says of a session's past does not depend on clocks."""
 
 from __future__ import annotations
 

@@ -136,9 +136,9 @@ def test_who_lets_go_of_it_leaves_nothing_running(tmp_path: Path) -> None:
 def test_locks_of_long_names_are_told_apart(config: Config) -> None:
     one, two = (f"schedule/{'deep/' * 40}{name}" for name in ("one", "two"))
     both = exclusive(config, one, "busy"), exclusive(config, two, "busy")
-    with both[0], both[1], pytest.raises(Conflict) as told, exclusive(config, one, "busy"):
+    with both[0], both[1], pytest.raises(Conflict) as raised, exclusive(config, one, "busy"):
         pass
-    assert f"PID {os.getpid()}" in told.value.hint
+    assert f"PID {os.getpid()}" in raised.value.hint
 
 
 def test_a_lock_is_waited_for(config: Config) -> None:
@@ -188,8 +188,8 @@ def test_the_same_snapshots_do_not_overlap(
         )
         == 3
     )
-    told = capsys.readouterr().out.partition("\n]\n")[2]  # of the other one
-    assert sorted(outcome["target"] for outcome in json.loads(told)) == ["one", "two"]
+    output = capsys.readouterr().out.partition("\n]\n")[2]  # of the other one
+    assert sorted(outcome["target"] for outcome in json.loads(output)) == ["one", "two"]
 
 
 # -- what it is about
@@ -280,8 +280,8 @@ def test_a_tree_by_its_pid_file(tmp_path: Path, config: Config) -> None:
 
 
 def test_a_tree_has_one_name(tmp_path: Path, config: Config) -> None:
-    """Neither another tree of the configuration nor a session with a holder is told as something
-    else, and none is dumped so.
+    """Neither another tree of the configuration nor a session with a holder is reported under
+    another name, and none is dumped under one.
     """
     process = subprocess.Popen(["sleep", "1000"])
     try:
@@ -390,7 +390,7 @@ def test_the_door(config: Config) -> None:
         ({"state": "checkpointed", "checkpoint": "new"}, "", False, "stored"),
         # the host went down before its turn
         ({"state": "running", "checkpoint": "old"}, "another", False, "failed"),
-        # after its snapshot; that PID is somebody else's
+        # after its snapshot; that PID belongs to another process
         ({"state": "running", "checkpoint": "new"}, "another", True, "stored"),
         # before its second snapshot
         ({"state": "running", "checkpoint": "old", "reason": "kept"}, "another", False, "stored"),
@@ -421,7 +421,7 @@ def test_what_has_become_of_it(
     [
         (None, "gone"),  # it was killed
         ({}, "back"),  # by its newest checkpoint
-        ({"state": "checkpointed"}, "gone"),  # somebody has dumped it, and it stays so
+        ({"state": "checkpointed"}, "gone"),  # an operator has dumped it, and it stays so
         ({"boot_id": "", "pid": 1 << 30}, "gone"),  # it ended of itself, the host was not rebooted
         ({"incarnation": 3}, "gone"),  # the same, before the reboot
     ],
@@ -456,8 +456,8 @@ def test_what_lived_on_is_brought_back_as_it_was_last(
         return lambda _reporter: {"pid": 7, "degraded": False}
 
     monkeypatch.setattr(recovery, "_restore", restore)
-    (told,) = recovery.recover(config, every=False, jobs=1, reporter=Reporter())
-    assert (told.state, told.pid) == (state, 7 if state == "back" else None)
+    (outcome,) = recovery.recover(config, every=False, jobs=1, reporter=Reporter())
+    assert (outcome.state, outcome.pid) == (state, 7 if state == "back" else None)
     assert restored == ([("/t", "newest")] if state == "back" else [])
     assert record_file.read(config) is None
 
@@ -487,9 +487,9 @@ def test_three_tries_over_all_calls(config: Config, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Reporter, "step", noted)
     for tries in ([2, 3], []):
         seen.clear()
-        (told,) = recovery.end(config, jobs=2, pause=0, reporter=Reporter())
-        assert (told.state, told.tries, seen) == ("given-up", 3, tries)
-        assert told.to_dict()["findings"][0]["text"] == "no 3"
+        (outcome,) = recovery.end(config, jobs=2, pause=0, reporter=Reporter())
+        assert (outcome.state, outcome.tries, seen) == ("given-up", 3, tries)
+        assert outcome.to_dict()["findings"][0]["text"] == "no 3"
         record_file.check_open(config)
     assert [i.state for i in recovery.end(config, jobs=1, abandon=True, reporter=Reporter())] == [
         "given-up"
@@ -531,10 +531,10 @@ def test_what_was_cut_off_each_time_is_given_up(config: Config) -> None:
         [Item("web", 50, state="stored", checkpoint="c" * 32, store="/s", tries=3, ended=True)],
         phase="returning",
     )
-    (told,) = recovery.recover(config, every=False, jobs=1, reporter=Reporter())
-    error = maintenance.failure(told)
+    (outcome,) = recovery.recover(config, every=False, jobs=1, reporter=Reporter())
+    error = maintenance.failure(outcome)
     assert error is not None
-    assert (told.state, error.exit_code, "cut off" in error.message) == ("given-up", 6, True)
+    assert (outcome.state, error.exit_code, "cut off" in error.message) == ("given-up", 6, True)
 
 
 def test_what_this_host_has_lost(config: Config) -> None:

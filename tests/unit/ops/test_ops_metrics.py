@@ -23,12 +23,12 @@ from criuctl.ops.metrics import Figures, Looker, Server, families, look, text, w
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def _parsed(told: str) -> Samples:
+def _parsed(exposition: str) -> Samples:
     """Sample name and labels -> value; every family has help and a type, and no sample comes
     twice.
     """
     found: Samples = {}
-    for family in text_string_to_metric_families(told):
+    for family in text_string_to_metric_families(exposition):
         assert family.documentation and family.type in ("gauge", "counter"), family.name
         assert family.name.startswith("criuctl_")
         for sample in family.samples:
@@ -188,9 +188,7 @@ def test_metrics_are_served_and_written(tmp_path: Path) -> None:
 def test_a_folder_of_somebody_else_s_leads_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever owns it can put a link in the place of the file, at the very moment when it is
-    there.
-    """
+    """The owner of the folder can replace the file by a link at any moment."""
     secret, file = tmp_path / "secret", tmp_path / "their.prom"
     secret.touch(0o600)
     for name, real in (("rename", os.rename), ("replace", os.replace)):

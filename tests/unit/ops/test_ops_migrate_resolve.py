@@ -1,4 +1,4 @@
-"""What is told of interrupted moves that nobody could look at."""
+"""What is reported about interrupted moves whose other host cannot be reached."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_one_that_another_criuctl_works_on_is_not_told_as_ended(tmp_path: Path) 
 def test_a_tree_that_is_just_ending_does_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was killed, and much memory takes its time: the other host must not be told to undo what
-    it has.
+    """It was killed, and freeing much memory takes time: the other host must not be asked to undo
+    its restore.
     """
     me = ProcessIdentity.of(os.getpid())
     config = Config(state_dir=str(tmp_path))

@@ -48,14 +48,14 @@ def test_what_was_removed_before_the_store_failed_is_told(
 
     monkeypatch.setattr(inspecting, "open_store", opened)
     monkeypatch.setattr(pruning, "open_store", opened)
-    with pytest.raises(StoreUnreachable) as told:
+    with pytest.raises(StoreUnreachable) as raised:
         work(config)
-    assert "removed" not in told.value.message and "removed" not in told.value.to_dict()
+    assert "removed" not in raised.value.message and "removed" not in raised.value.to_dict()
     failing[0] = "..E*"
-    with pytest.raises(StoreUnreachable) as told:
+    with pytest.raises(StoreUnreachable) as raised:
         work(config)
-    assert told.value.message.endswith(f"; removed before that: web@{order[0]}, web@{order[1]}")
-    assert told.value.to_dict()["removed"] == [made[number] for number in order]
+    assert raised.value.message.endswith(f"; removed before that: web@{order[0]}, web@{order[1]}")
+    assert raised.value.to_dict()["removed"] == [made[number] for number in order]
     with Repository.open(store, config) as repository:
         assert {summary.id for summary in repository.list()} == set(made.values()) - {
             made[number] for number in order

@@ -55,7 +55,7 @@ def sample(config: Config, percent: float, seed: int | None = None) -> Sample:
 
 
 def packs(config: Config) -> list[Path]:
-    """Largest first: those of the contents, then small ones with what a checkpoint has beside."""
+    """Largest first: those of the contents, then small ones with the other data of a checkpoint."""
     return sorted(Path(config.store).glob("packs/*/*"), key=lambda path: -path.stat().st_size)
 
 
@@ -148,7 +148,7 @@ def test_damage_is_told_with_those_who_need_it(config: Config) -> None:
     assert body["ok"] is False
     assert body["damaged"][0]["error"]["exit_code"] == 8
     missing = packs(config)[1]
-    missing.unlink()  # is told by every sample, however small
+    missing.unlink()  # every sample reports it, however small
     found = sample(config, 0.001)
     assert [str(missing.relative_to(config.store))] == [
         b.object for b in found.damaged if b.error.code == "object-missing"

@@ -1,4 +1,4 @@
-"""Schedules: what is written for systemd and for cron, what cron can be told, and the commands, in
+"""Schedules: what is written for systemd and for cron, what cron can express, and the commands, in
 folders of the test.
 """
 
@@ -397,12 +397,12 @@ def test_a_run_tells_each_session_and_is_remembered(site: Site) -> None:
     site("run", "nosuch", code=3)
     site("remove", "all")
     site("remove", "all", code=3)
-    told = [
+    events = [
         event
         for event in EventLog(site.path / "state_dir").read()
         if event["operation"].startswith("schedule-")
     ]
-    assert [(e["operation"], e["schedule"], e["exit_code"], e.get("states")) for e in told] == [
+    assert [(e["operation"], e["schedule"], e["exit_code"], e.get("states")) for e in events] == [
         ("schedule-add", "web", 0, None),
         ("schedule-run", "web", 3, {"failed": 2}),
         ("schedule-add", "all", 0, None),
@@ -480,8 +480,8 @@ def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:
 
 
 def test_a_run_that_was_killed_is_told(site: Site) -> None:
-    """Nobody is left to write down how it ended: the list says so, not what became of the run
-    before.
+    """A killed run cannot record how it ended: the list says so, and does not show the result of
+    the run before.
     """
     site("add", "web", "--all", "--every", "1h")
     site("run", "web")

@@ -86,7 +86,7 @@ def test_a_holder_that_cannot_be_told_is_no_reason_to_fail_but_at_the_beginning(
     assert holder.until == [clock[0] + 6] * 3 and len(made) == 3
     other = SelfFence(Config(), "web", 8)
     other.unknown()
-    # an earlier supervisor has told how long it may run
+    # an earlier supervisor has set how long it may run
     assert len(holder.until) == 3 and other.holds
     other.lifted()
     other.unknown()

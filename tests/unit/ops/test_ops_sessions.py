@@ -18,7 +18,7 @@ from criuctl.session.launch.daemon import Started
 def test_a_session_that_has_started_is_no_failure_of_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would run on, and nobody had been told its name."""
+    """It would run on, and its name would not have been reported."""
 
     def full(_registry: Registry, _record: SessionRecord) -> SessionRecord:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -33,24 +33,24 @@ def full(*_args: object, **_more: object) -> None:
 
 
 @pytest.fixture
-def told() -> list[dict[str, Any]]:
+def events() -> list[dict[str, Any]]:
     return []
 
 
 @pytest.fixture
-def post(tmp_path: Path, told: list[dict[str, Any]]) -> Post:
+def post(tmp_path: Path, events: list[dict[str, Any]]) -> Post:
     config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), hook_dirs=())
     with (
         open_store(config.store, config) as store,
         Repository.open(store, config, create_local=True),
     ):
         return Post(
-            config, "web", SupervisorSettings(keep_last=1), reporter=Reporter(), tell=told.append
+            config, "web", SupervisorSettings(keep_last=1), reporter=Reporter(), tell=events.append
         )
 
 
 def test_a_snapshot_that_finds_no_room_here_is_taken_again_later(
-    post: Post, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    post: Post, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me = ProcessIdentity.of(os.getpid())
     record = SessionRecord("web", pid=me.pid, start_time=me.start_time, boot_id=boot_id())
@@ -59,12 +59,12 @@ def test_a_snapshot_that_finds_no_room_here_is_taken_again_later(
     supervisor = Supervisor(post)
     assert supervisor._snapshot(record, "time")
     supervisor._prune()
-    assert [one["event"] for one in told] == ["snapshot-failed", "prune-failed"]
-    assert {one["error"]["code"] for one in told} == {"platform"}
+    assert [one["event"] for one in events] == ["snapshot-failed", "prune-failed"]
+    assert {one["error"]["code"] for one in events} == {"platform"}
 
 
 def test_a_restore_that_finds_no_room_here_counts_as_one_that_failed(
-    post: Post, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    post: Post, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = SimpleNamespace(id="ab" * 16, session_id="cd" * 16, number=1)
     monkeypatch.setattr(recoverer, "candidates", lambda *_args: [summary])
@@ -73,7 +73,7 @@ def test_a_restore_that_finds_no_room_here_counts_as_one_that_failed(
     one = Recoverer(post, heart)
     assert isinstance(one._try(Loss(None, 0.0), []), PlatformError)
     assert one.guard.failures == 1
-    assert [one["event"] for one in told] == ["restore-failed"]
+    assert [one["event"] for one in events] == ["restore-failed"]
 
 
 @pytest.fixture
@@ -88,9 +88,9 @@ def lease(post: Post) -> Path:
 
 
 def test_a_lease_that_cannot_be_read_is_waited_for(
-    post: Post, told: list[dict[str, Any]], lease: Path, monkeypatch: pytest.MonkeyPatch
+    post: Post, events: list[dict[str, Any]], lease: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session may be brought back later, by nobody else."""
+    """The session may be brought back later, and only by this supervisor."""
     good, looks = lease.read_bytes(), list[float]()
 
     def mended(seconds: float) -> None:
@@ -103,11 +103,11 @@ def test_a_lease_that_cannot_be_read_is_waited_for(
     lease.write_bytes(good[:-1])
     assert Supervisor(post)._role_again() == "standby"
     assert len(looks) == 2
-    assert [(one["event"], one["error"]["exit_code"]) for one in told] == [("store-failed", 8)]
+    assert [(one["event"], one["error"]["exit_code"]) for one in events] == [("store-failed", 8)]
 
 
 def test_a_session_that_runs_here_is_looked_after_whatever_becomes_of_its_lease(
-    post: Post, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    post: Post, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others may write it faster than it can be read."""
     me = ProcessIdentity.of(os.getpid())
@@ -120,11 +120,11 @@ def test_a_session_that_runs_here_is_looked_after_whatever_becomes_of_its_lease(
 
     monkeypatch.setattr(fencing, "check", restless)
     assert Supervisor(post)._role(first=True) == "home"
-    assert [one["event"] for one in told] == ["store-failed"]
+    assert [one["event"] for one in events] == ["store-failed"]
 
 
 def test_a_damaged_lease_is_no_damaged_checkpoint(
-    post: Post, told: list[dict[str, Any]], lease: Path, monkeypatch: pytest.MonkeyPatch
+    post: Post, events: list[dict[str, Any]], lease: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every one was passed over for it, and the session given up."""
     summary = SimpleNamespace(id="ab" * 16, session_id="cd" * 16, number=1)
@@ -143,13 +143,13 @@ def test_a_damaged_lease_is_no_damaged_checkpoint(
     heart: Any = SimpleNamespace(start=lambda _session: None)
     one = Recoverer(post, heart)
     assert one.recover(Loss(None, 0.0), []) == "back"
-    assert [one["event"] for one in told] == ["store-failed", "waiting"]
+    assert [one["event"] for one in events] == ["store-failed", "waiting"]
     assert one.guard.failures == 0
 
 
 @pytest.mark.parametrize("what", ["role", "recover"])
 def test_a_wrong_key_is_not_waited_for(
-    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """It does not become another one; what is damaged may be mended."""
     phrase = tmp_path / "phrase"
@@ -163,7 +163,7 @@ def test_a_wrong_key_is_not_waited_for(
     Repository.init(
         open_store(config.store, config), encryption=True, passphrase=b"another one", config=config
     ).close()
-    post = Post(config, "web", SupervisorSettings(), reporter=Reporter(), tell=told.append)
+    post = Post(config, "web", SupervisorSettings(), reporter=Reporter(), tell=events.append)
     monkeypatch.setattr(post, "sleep", lambda _seconds: pytest.fail("it is waited for"))
     heart: Any = SimpleNamespace(start=lambda _session: None)
     look = (
@@ -173,4 +173,4 @@ def test_a_wrong_key_is_not_waited_for(
     )
     with pytest.raises(WrongKey):
         look()
-    assert told == []
+    assert events == []

@@ -1,6 +1,4 @@
-"""What a target says of a tree that wants to come: from needs that are made up, some of them by
-somebody hostile.
-"""
+"""What a target says of a tree that wants to come: from made-up needs, some of them hostile."""
 
 from __future__ import annotations
 
@@ -68,12 +66,12 @@ def needs(**changes: Any) -> Needs:
 def ask(
     wanted: Needs, config: Config, clock: float | None = None, *, host: bool = False
 ) -> list[Finding]:
-    told = json.loads(json.dumps(wanted.to_dict()))
+    sent = json.loads(json.dumps(wanted.to_dict()))
     clock = wanted.time if clock is None else clock
     found = (
-        examine(told, config, clock)
+        examine(sent, config, clock)
         if host
-        else findings(Arrival(read(told), config, clock), TREE_CHECKS)
+        else findings(Arrival(read(sent), config, clock), TREE_CHECKS)
     )
     assert [f.level for f in found] == sorted(
         (f.level for f in found), key=["error", "warning", "info"].index
@@ -165,10 +163,10 @@ def test_users_and_groups(config: Config) -> None:
         config,
     )
     assert codes(found, "warning") == ["user", "user", "group"]
-    told = [f.text for f in found]
-    assert "user id 0 is toor on the source and root here" in told[0]
-    assert "someone-else" in told[1]
-    assert "54321 on the source and 0 here" in told[2]
+    texts = [f.text for f in found]
+    assert "user id 0 is toor on the source and root here" in texts[0]
+    assert "someone-else" in texts[1]
+    assert "54321 on the source and 0 here" in texts[2]
 
 
 def test_room(config: Config, tmp_path: Path) -> None:
@@ -283,9 +281,9 @@ def test_files_that_stay_at_home(config: Config, tmp_path: Path) -> None:
     assert level("written", size=5) == [("error", "file-refuse")]
     assert level("written", size=2, append=True) == [("warning", "file-refuse")]
     for use in ("mapped", "read", "written"):
-        # other rights stop nobody who has it open
-        told = [] if use == "written" else [("info", "file-moved-on")]
-        assert level(use, mode=0o100600) == told
+        # other permissions do not matter to a process that has it open
+        expected = [] if use == "written" else [("info", "file-moved-on")]
+        assert level(use, mode=0o100600) == expected
         assert level(use, mode=0o020640)[0][0] == "error"
     wanted = needed(file, "read", holders=((7, 3),))
     file.unlink()
@@ -353,8 +351,8 @@ def test_carried_programs_may_be_missing(config: Config, tmp_path: Path) -> None
 
 
 def test_carried_programs_of_a_user_in_a_folder_of_root_s(config: Config, tmp_path: Path) -> None:
-    """Told before anything is frozen, as the restore would: not for root's own program, nor for a
-    tree of root's.
+    """Refused before anything is frozen, as the restore would: not for root's own program, nor for
+    a tree of root's.
     """
     here = tmp_path / "here"
     here.write_text("another one")
@@ -365,10 +363,10 @@ def test_carried_programs_of_a_user_in_a_folder_of_root_s(config: Config, tmp_pa
         )
         wanted = needs(files=(file,), carry_binaries=True)
         assert [found.code for found in judge_files(wanted.files, "restore", {0})] == []
-        told = [
+        refused = [
             f for f in ask(replace(wanted, processes=(theirs,)), config) if f.code == "file-refuse"
         ]
-        assert [f.level for f in told] == ["error"] and "belongs to user 1001" in told[0].text
+        assert [f.level for f in refused] == ["error"] and "belongs to user 1001" in refused[0].text
         roots = replace(wanted, files=(replace(file, uid=0),), processes=(theirs,))
         assert not [f for f in ask(roots, config) if f.code == "file-refuse"]
 
@@ -458,9 +456,9 @@ def test_the_needs_of_a_large_tree_can_be_told() -> None:
         for n in range(50_000)
     )
     connections = tuple(KEPT.with_use(fd=n, peer=f"192.0.2.9:{n}", inode=n) for n in range(50_000))
-    told = needs(files=files, connections=connections).to_dict()
+    record = needs(files=files, connections=connections).to_dict()
     head, *_ = frames.encode(
-        frames.ASK, 1, {"verb": "examine", "arguments": {"needs": told, "clock": time.time()}}
+        frames.ASK, 1, {"verb": "examine", "arguments": {"needs": record, "clock": time.time()}}
     )
     assert frames.decode_header(head[: frames.HEADER.size])[2] < frames.MAX_JSON
 

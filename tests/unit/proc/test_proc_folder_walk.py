@@ -50,10 +50,10 @@ def test_nobody_is_led_elsewhere(tmp_path: Path, uid: int) -> None:
     home, etc = folder(tmp_path / "home", BOB), folder(tmp_path / "etc")
     folder(etc / "work", BOB)
     link(home / "work", etc, uid)
-    with pytest.raises(folder_walk.ForeignLink) as told:
+    with pytest.raises(folder_walk.ForeignLink) as raised:
         reached(home / "work" / "work")
-    assert told.value.filename == str(home / "work")
-    assert str(BOB) in str(told.value)
+    assert raised.value.filename == str(home / "work")
+    assert str(BOB) in str(raised.value)
     link(tmp_path / "of-alice", home, ALICE)
     with pytest.raises(folder_walk.ForeignLink, match=str(ALICE)):
         reached(tmp_path / "of-alice")

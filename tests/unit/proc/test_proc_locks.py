@@ -77,7 +77,7 @@ def other(script: str, path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def told_by(script: str, path: Path) -> str:
+def output_of(script: str, path: Path) -> str:
     """What another process says."""
     argv = [sys.executable, "-c", HEAD + script, str(path)]
     return subprocess.run(
@@ -98,7 +98,7 @@ def test_one_holds_it_and_nothing_is_left(path: Path) -> None:
     try:
         with locks.held(path):
             assert not is_free(path)
-            assert told_by(TRY, path) == "BlockingIOError"
+            assert output_of(TRY, path) == "BlockingIOError"
             assert locks.holder(path) == os.getpid()
             assert is_free(path.with_name("two"))
             locks.sweep(path.parent)
@@ -177,7 +177,9 @@ def test_a_program_that_was_started_does_not_hold_it(path: Path) -> None:
 
 def test_another_net_namespace_sees_the_same(path: Path) -> None:
     with locks.held(path):
-        assert told_by("syscalls.unshare(syscalls.CLONE_NEWNET)\n" + TRY, path) == "BlockingIOError"
+        assert (
+            output_of("syscalls.unshare(syscalls.CLONE_NEWNET)\n" + TRY, path) == "BlockingIOError"
+        )
     with other("syscalls.unshare(syscalls.CLONE_NEWNET)\n" + HOLD, path):
         assert not is_free(path)
 
@@ -188,7 +190,7 @@ def test_another_user_cannot_come_near_it() -> None:
         path = Path(folder) / "locks" / "one"
         assert is_free(path)  # the folder is there
         path.touch(0o666)
-        assert told_by("os.setresuid(65534, 65534, 65534)\n" + TRY, path) == "PermissionError"
+        assert output_of("os.setresuid(65534, 65534, 65534)\n" + TRY, path) == "PermissionError"
         assert is_free(path)
 
 

@@ -43,19 +43,19 @@ def test_what_is_done_in_there_is_done_in_there_alone(tmp_path: Path) -> None:
         names = sorted(os.listdir(tmp_path / "full"))
         socket.sethostname("another")
         os.kill(1, signal.SIGTERM)  # which is not this host's
-        told = {
+        facts = {
             "one": one,
             "refused": bool(refused),
             "heard": heard,
             "names": names,
             "pids": os.listdir("/proc"),
         }
-        return {**told, "before": before, "read_only": str(tmp_path) in read_only}
+        return {**facts, "before": before, "read_only": str(tmp_path) in read_only}
 
     host = socket.gethostname()
-    told = shadow.run(work, timeout=60)
-    assert {name for name in told.pop("pids") if name.isdigit()} == {"1", "2"}
-    assert told == {
+    facts = shadow.run(work, timeout=60)
+    assert {name for name in facts.pop("pids") if name.isdigit()} == {"1", "2"}
+    assert facts == {
         "one": True,
         "refused": True,
         "heard": False,

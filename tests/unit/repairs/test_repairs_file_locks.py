@@ -34,16 +34,16 @@ TAKEN: dict[str, Callable[[int], None]] = {
 @contextmanager
 def held(path: Path, take: Callable[[int], None]) -> Iterator[int]:
     """Another process that has the file locked; its PID."""
-    done, told = os.pipe()
+    done, done_write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             take(os.open(path, os.O_RDWR))
-            os.write(told, b"x")
+            os.write(done_write, b"x")
             signal.pause()
         finally:
             os._exit(1)
-    os.close(told)
+    os.close(done_write)
     try:
         assert os.read(done, 1) == b"x"
         yield pid
@@ -99,7 +99,9 @@ def test_what_another_process_holds(
 
 
 def test_what_has_the_name_now_is_no_file(tmp_path: Path) -> None:
-    """Missing, a FIFO without a writer, a link: no lock is in the way, and nobody is waited for."""
+    """Missing, a FIFO without a writer, a link: no lock is in the way, and the repair does not
+    wait.
+    """
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to(tmp_path / "fifo")
     for name in ("missing", "fifo", "link"):

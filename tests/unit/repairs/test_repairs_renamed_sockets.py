@@ -20,7 +20,7 @@ from criuctl.proc.tree import read_tree
 from criuctl.repairs.renamed_sockets import follow_renamed
 from criuctl.report import Reporter
 
-# nobody looks for it there
+# the repair does not look there
 ELSEWHERE = "os.mkdir(TMP + '/d'); os.link(TMP + '/a', TMP + '/d/a'); os.unlink(TMP + '/a')"
 
 

@@ -164,7 +164,7 @@ def test_a_process_that_ends_meanwhile() -> None:
 
 
 def test_memory_that_is_not_there(stored: Stored) -> None:
-    """Told with the process and the address."""
+    """The error names the process and the address."""
     with Process() as process:
         filling = Filling(stored.reader)
         for run in stored.runs(4 * WINDOW):

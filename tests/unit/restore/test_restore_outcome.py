@@ -65,7 +65,7 @@ def test_what_has_left_is_not_brought_back_from_before_where_no_lease_tells(
         return
     with pytest.raises(Conflict, match="has left for there") as refused:
         check_not_moved(registry, repository, manifest, take_over=False)
-    # of which nothing is known here
+    # unknown on this host
     assert "--take-over once it has ended there" in refused.value.hint
     check_not_moved(registry, repository, manifest, take_over=True)
     # dumped there since

@@ -1,4 +1,6 @@
-"""The process that brings a session's memory: whoever tells it what has come never waits for it."""
+"""The process that brings a session's memory: the process that reports arrived pages never waits
+for it.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_taken_pids(wish: str, pids: str, error: list[str]) -> None:
     ("wish", "pids"), [("auto", "private"), ("private", "private"), ("same", "same")]
 )
 def test_a_tree_with_pids_of_its_own(wish: str, pids: str) -> None:
-    """Its numbers are free here, and nobody's business."""
+    """Its PIDs are free here, and do not matter on this host."""
     plan = make_plan(
         manifest(namespaces={"pid": {"mode": "entered", "init": False}}),
         facts(),
@@ -476,33 +476,36 @@ def test_an_interface_that_is_not_here_is_told_unless_the_connection_is_given_up
     )
     bound = (*sockets, BoundSocket("eth7", given_up.holders, here=False))
     made = manifest(connections=(given_up,))
-    for net, prepared, level, told in (
+    for net, prepared, level, descriptors in (
         (Place("host"), False, "error", [3]),
         (Place("host"), True, "info", [3]),
         (Place("private"), True, "error", [3, 4]),
     ):
         plan = make_plan(made, facts(bound=bound, netns=net), PlanOptions(prepared=prepared))
         assert [(f.level, f.fd) for f in plan.findings if f.code == "interface-missing"] == [
-            (level, fd) for fd in told
+            (level, fd) for fd in descriptors
         ]
         assert plan.no_interfaces == ({"eth7"} if net.mode == "host" else {"eth7", "eth0"})
 
 
 def test_a_name_that_is_shown_takes_namespaces_of_its_own() -> None:
-    """Where it cannot be, only its own name is told."""
+    """Where it cannot be, only its own name is printed."""
     shown = replace(TAKEN, what="copys")
-    for pids, told in (("auto", True), ("same", False)):
+    for pids, expected in (("auto", True), ("same", False)):
         (finding,) = make_plan(manifest(), facts(names=(shown,)), PlanOptions(pids=pids)).findings
-        assert TAKEN.own in finding.text and ("only its own processes find" in finding.text) is told
+        assert (
+            TAKEN.own in finding.text
+            and ("only its own processes find" in finding.text) is expected
+        )
 
 
 def test_the_dry_run_tells_all() -> None:
     plan = make_plan(
         manifest(connections=(LISTENER,)), facts(listening={"tcp 0.0.0.0:80": 1}), PlanOptions()
     )
-    told = plan.to_dict()
-    assert told["ok"] is False
-    assert [f["code"] for f in told["findings"]] == ["port-taken"]
+    answer = plan.to_dict()
+    assert answer["ok"] is False
+    assert [f["code"] for f in answer["findings"]] == ["port-taken"]
 
 
 def test_a_missing_working_folder(tmp_path: Path) -> None:

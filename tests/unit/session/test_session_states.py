@@ -1,4 +1,4 @@
-"""What a holder has left in the run folder is told, whoever has written it."""
+"""What a holder left in the run folder is reported, whichever process wrote it."""
 
 from __future__ import annotations
 

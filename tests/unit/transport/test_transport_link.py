@@ -312,11 +312,11 @@ def test_silence_is_filled(ends: Ends) -> None:
 
 def test_asks_under_way_end_when_the_link_is_closed(ends: Ends) -> None:
     entered, go = threading.Semaphore(0), threading.Event()
-    told: list[CriuctlError] = []
+    errors: list[CriuctlError] = []
     heard = threading.Event()
 
     def lost(error: CriuctlError) -> None:
-        told.append(error)
+        errors.append(error)
         heard.set()
 
     def hang(request: Request) -> None:
@@ -325,7 +325,7 @@ def test_asks_under_way_end_when_the_link_is_closed(ends: Ends) -> None:
 
     left, right = ends(None, hang)
     right.on_lost(lost)
-    left.on_lost(told.append)
+    left.on_lost(errors.append)
     with ThreadPoolExecutor(3) as pool:
         asked = [pool.submit(left.ask, "hang") for _ in range(3)]
         for _ in range(3):
@@ -335,7 +335,7 @@ def test_asks_under_way_end_when_the_link_is_closed(ends: Ends) -> None:
             with pytest.raises(LinkLost, match="closed"):
                 future.result(TIMEOUT)
     assert right.lost.wait(TIMEOUT) and heard.wait(TIMEOUT)
-    assert [error.message for error in told] == [
+    assert [error.message for error in errors] == [
         "left ended the link: the operator changed his mind"
     ]
     with pytest.raises(LinkLost, match="closed"):
@@ -383,7 +383,7 @@ def test_an_answer_that_is_about_to_be_sent_is_waited_for() -> None:
 def test_who_wants_to_know_is_told_also_when_no_thread_is_left(
     raw: RawEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, told = threading.Thread.start, threading.Event()
+    start, notified = threading.Thread.start, threading.Event()
 
     def none_left(thread: threading.Thread) -> None:
         if thread.name == "criuctl-link-lost":
@@ -393,10 +393,10 @@ def test_who_wants_to_know_is_told_also_when_no_thread_is_left(
     link, far = raw()
     far.hello()
     assert link.hello
-    link.on_lost(lambda _why: told.set())
+    link.on_lost(lambda _why: notified.set())
     monkeypatch.setattr(threading.Thread, "start", none_left)
     far.sock.close()
-    assert told.wait(TIMEOUT)
+    assert notified.wait(TIMEOUT)
 
 
 def test_a_link_that_was_never_started_is_closed() -> None:

@@ -174,8 +174,8 @@ def test_a_host_that_dies_under_the_link(configured: Callable[..., Config]) -> N
         connection.link.ask("echo")
         os.kill(connection.link.hello["pid"], signal.SIGKILL)
         assert hung.wait(TIMEOUT)
-        told = connection.why(LinkLost("the link with far was cut"))
-        assert isinstance(told, LinkLost) and "far was cut" in told.message
+        error = connection.why(LinkLost("the link with far was cut"))
+        assert isinstance(error, LinkLost) and "far was cut" in error.message
 
 
 def test_why_a_link_was_lost_is_told(

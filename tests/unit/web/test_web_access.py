@@ -226,10 +226,10 @@ def test_a_wish_that_makes_no_sense_starts_nothing(talk: Talk, wish: Any, status
 
 
 def test_what_is_nested_without_end_is_no_bug(talk: Talk) -> None:
-    told: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
 
     async def tell(message: dict[str, Any]) -> None:
-        told.append(message)
+        messages.append(message)
 
     async def visit(page: Page) -> None:
         headers = {"Authorization": f"Bearer {page.token}"}
@@ -240,7 +240,7 @@ def test_what_is_nested_without_end_is_no_bug(talk: Talk) -> None:
         await Bridge._obey(bridge, "[" * 100_000)
 
     talk(visit)
-    assert [message["error"]["code"] for message in told] == ["bad-request"]
+    assert [message["error"]["code"] for message in messages] == ["bad-request"]
 
 
 @pytest.mark.parametrize("talk", [True], indirect=True)
@@ -327,7 +327,7 @@ def test_what_is_done_knows_what_the_server_was_started_with(
     """
     monkeypatch.setenv("PGPASSWORD", "canary")
     monkeypatch.setenv("PATH", "/usr/bin")
-    told = "import json, os; print(json.dumps(dict(os.environ)))"
-    actions = Actions(Desk(Config(state_dir=str(tmp_path))), [sys.executable, "-c", told])
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    actions = Actions(Desk(Config(state_dir=str(tmp_path))), [sys.executable, "-c", program])
     body, code = asyncio.run(actions._run(["restore"]))
     assert (code, body["PGPASSWORD"]) == (0, "canary") and "/usr/sbin" in body["PATH"].split(":")

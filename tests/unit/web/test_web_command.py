@@ -23,8 +23,8 @@ def test_other_machines_are_let_in_on_demand_only(capsys: pytest.CaptureFixture[
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["ui", "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]) == 9
-    told = capsys.readouterr()
-    assert "127.0.0.1:0" in told.err and told.out == ""
+    captured = capsys.readouterr()
+    assert "127.0.0.1:0" in captured.err and captured.out == ""
 
 
 def test_the_token_is_in_no_argument_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ SIDE = 512
 
 
 def main() -> None:
-    """Step until told to stop."""
+    """Step until asked to stop."""
     if len(sys.argv) > 2 and sys.argv[2] == "managed":
         cupy.cuda.set_allocator(cupy.cuda.malloc_managed)
     mix = cupy.RawKernel(KERNEL, "mix")

@@ -34,7 +34,7 @@ def step(parameters: Any, moments: Any, rows: Any, wanted: Any) -> Any:
 
 
 def main() -> None:
-    """Train until told to stop."""
+    """Train until asked to stop."""
     compiled = jax.jit(step)
     first, second = jax.random.split(jax.random.key(7))
     parameters = {

@@ -85,7 +85,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until asked to stop."""
     Handler.model = Model()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

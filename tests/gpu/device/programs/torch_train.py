@@ -109,7 +109,7 @@ WAYS: dict[str, Callable[[Any, Any], Step]] = {
 
 
 def train(way: str, seed: int, folder: Path = FOLDER) -> None:
-    """Train until told to stop; each step's loss and the hash of all parameters are logged."""
+    """Train until asked to stop; each step's loss and the hash of all parameters are logged."""
     common.deterministic(seed)
     net = common.network(DEVICE)
     graph = way == "graph" and DEVICE == "cuda"

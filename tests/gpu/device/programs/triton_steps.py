@@ -23,7 +23,7 @@ mix = triton.jit(_mix)
 
 
 def main() -> None:
-    """Step until told to stop."""
+    """Step until asked to stop."""
     common.deterministic()
     x = torch.linspace(0, 1, COUNT, device="cuda")
     y = torch.randn(COUNT, device="cuda")

@@ -112,8 +112,8 @@ def sealed(place: Place) -> Step:
 
 @kind
 def of_proc(place: Place) -> Step:
-    """Files about a thread of ours, ourselves, our parent, a child; where each stands, and whom it
-    is about.
+    """Files about a thread of ours, ourselves, our parent, a child: the offset of each, and the
+    process that it is about.
     """
     thread = threading.Thread(target=threading.Event().wait, daemon=True)
     thread.start()

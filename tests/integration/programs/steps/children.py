@@ -48,7 +48,7 @@ def ended(place: Place) -> Step:
 
 @kind
 def stopped(place: Place) -> Step:
-    """A child that is stopped, told of or not yet, and goes on later."""
+    """A child that is stopped, reported to its parent or not yet, and goes on later."""
     child = os.fork()
     if not child:
         while True:

@@ -89,7 +89,7 @@ def event_poll(place: Place) -> Step:
     outer, inner = select.epoll(), select.epoll()
     full, empty = os.eventfd(1), os.eventfd(0)
     a, b = socket.socketpair()
-    # and EPOLLWAKEUP; an edge (EPOLLET) is told once more after a restore
+    # and EPOLLWAKEUP; an edge (EPOLLET) is reported once more after a restore
     modes = [select.EPOLLONESHOT, 1 << 29]
     watched = {full: "full", empty: "empty", a.fileno(): "a", b.fileno(): "b"}
     for fd in watched:
@@ -128,7 +128,7 @@ def watcher(place: Place) -> Step:
     second = libc.inotify_add_watch(fd, name.encode(), place.some(masks) | 0x2)
     if place.random.random() < 0.3:
         libc.inotify_rm_watch(fd, first)
-        os.read(fd, 4096)  # it is told; what is not read yet does not come back
+        os.read(fd, 4096)  # it is reported; what is not read yet does not come back
     yield
     while True:
         with open(name, "a") as file:

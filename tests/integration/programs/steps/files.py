@@ -235,7 +235,7 @@ def locks(place: Place) -> Step:
                 found.append("had")
             except BlockingIOError:
                 found.append("held")
-        for start in range(0, 400, 5):  # which of several is told is the kernel's choice
+        for start in range(0, 400, 5):  # the kernel chooses which of several it reports
             asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, start, 5, 0)
             found.append(struct.unpack("hhqqi4x", fcntl.fcntl(fresh, F_OFD_GETLK, asked))[0])
         asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 900, 0, 0)

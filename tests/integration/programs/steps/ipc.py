@@ -31,17 +31,17 @@ def segments(place: Place) -> Step:
     again = libc.shmat(ident, None, 0) if place.random.random() < 0.5 else None
     yield
     while True:
-        told = ctypes.create_string_buffer(112)
-        result = libc.shmctl(ident, IPC_STAT, told)
-        key, uid, gid, _, _, mode = struct.unpack_from("iIIIII", told)
+        buffer = ctypes.create_string_buffer(112)
+        result = libc.shmctl(ident, IPC_STAT, buffer)
+        key, uid, gid, _, _, mode = struct.unpack_from("iIIIII", buffer)
         found = [
             result,
             key,
             uid,
             gid,
             oct(mode),
-            *struct.unpack_from("Q", told, 48),
-            *struct.unpack_from("Q", told, 88),
+            *struct.unpack_from("Q", buffer, 48),
+            *struct.unpack_from("Q", buffer, 88),
         ]
         ctypes.memmove(address + 300, place.random.randbytes(5), 5)
         yield [
@@ -64,8 +64,8 @@ def semaphores(place: Place) -> Step:
         libc.semop(ident, struct.pack("HhH", 0, 2, 0), 1)
     yield
     while True:
-        told = (ctypes.c_ushort * count)()
-        found = [libc.semctl(ident, 0, GETALL, told), list(told)]
+        array = (ctypes.c_ushort * count)()
+        found = [libc.semctl(ident, 0, GETALL, array), list(array)]
         libc.semop(ident, struct.pack("HhH", 0, 1, 0), 1)
         status = ctypes.create_string_buffer(104)
         libc.semctl(ident, 0, IPC_STAT, status)
@@ -84,15 +84,15 @@ def messages(place: Place) -> Step:
         found, buffer = [], ctypes.create_string_buffer(400)
         status = ctypes.create_string_buffer(120)
         libc.msgctl(ident, IPC_STAT, status)
-        told = [struct.unpack_from("iIIIII", status), *struct.unpack_from("QQQ", status, 72)]
+        numbers = [struct.unpack_from("iIIIII", status), *struct.unpack_from("QQQ", status, 72)]
         while (length := libc.msgrcv(ident, buffer, 390, 0, 0o4000)) >= 0:
             found.append(buffer.raw[: length + 8].hex())
-        yield [told, found]
+        yield [numbers, found]
 
 
 @kind
 def robust_locks(place: Place) -> Step:
-    """A mutex in shared memory whose owner has ended holding it: who comes next is told so."""
+    """A mutex in shared memory whose owner has ended holding it: the next owner gets EOWNERDEAD."""
     area = mmap.mmap(-1, mmap.PAGESIZE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(area))
     pthread = ctypes.CDLL("libc.so.6")
@@ -102,15 +102,15 @@ def robust_locks(place: Place) -> Step:
     pthread.pthread_mutexattr_setrobust(attributes, 1)
     pthread.pthread_mutexattr_setprotocol(attributes, place.one([0, 1]))
     pthread.pthread_mutex_init(ctypes.c_void_p(address), attributes)
-    told, tell = os.pipe()
+    answered, answer = os.pipe()
     asked, ask = os.pipe()
     child = os.fork()
     if not child:
         pthread.pthread_mutex_lock(ctypes.c_void_p(address))
-        os.write(tell, b".")
+        os.write(answer, b".")
         os.read(asked, 1)  # after the restore
         os._exit(0)
-    os.read(told, 1)
+    os.read(answered, 1)
     made = os.getpid()
     yield
     if os.getpid() != made:

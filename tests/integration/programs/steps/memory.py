@@ -1,4 +1,4 @@
-"""Mappings of all kinds, and what the kernel was told about them."""
+"""Mappings of all kinds, and the advice that the kernel got about them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _see(address: int, length: int = 16) -> str:
     return ctypes.string_at(ctypes.c_void_p(address), length).hex()
 
 
-def _told(address: int) -> list[str]:
+def _mapping(address: int) -> list[str]:
     """Protection, name and flags of the mapping at that address."""
     with open("/proc/self/smaps") as file:
         lines = iter(file)
@@ -104,9 +104,7 @@ def _told(address: int) -> list[str]:
 
 @kind
 def anonymous(place: Place) -> Step:
-    """Private or shared, advised, locked, with pages of which some were never touched, some
-    protected.
-    """
+    """Private or shared, advised, locked, with some pages never touched and some protected."""
     pages = place.random.randint(2, 40)
     shared = place.random.random() < 0.3
     flags = (
@@ -132,14 +130,14 @@ def anonymous(place: Place) -> Step:
     )
     yield
     while True:
-        told = _told(address)
-        if told == ["not mapped"]:  # MADV_DONTFORK
-            yield told
+        mapping = _mapping(address)
+        if mapping == ["not mapped"]:  # MADV_DONTFORK
+            yield mapping
             continue
         yield [
             [_see(address + number * PAGE + 100) for number in written],
-            told,
-            _told(address + protected * PAGE),
+            mapping,
+            _mapping(address + protected * PAGE),
         ]
 
 
@@ -172,7 +170,7 @@ def of_a_file(place: Place) -> Step:
             _see(address + PAGE, 30),
             _see(address + 2 * PAGE),
             _see(address + 3 * PAGE),
-            _told(address),
+            _mapping(address),
         ]
         if fd >= 0:
             found.append(os.pread(fd, 20, 2 * PAGE + offset).hex())
@@ -197,8 +195,8 @@ def of_a_memory_file(place: Place) -> Step:
             _see(private),
             _see(private + PAGE),
             _see(private + 2 * PAGE),
-            _told(shared),
-            _told(private),
+            _mapping(shared),
+            _mapping(private),
         ]
 
 
@@ -219,7 +217,7 @@ def guarded(place: Place) -> Step:
                     found.append(file.read(6).hex())
                 except OSError as error:
                     found.append(error.errno)
-            yield [found, _told(address)]
+            yield [found, _mapping(address)]
 
 
 @kind
@@ -230,7 +228,7 @@ def protection_key(place: Place) -> Step:
     call(SYS_PKEY_MPROTECT, ctypes.c_void_p(address), ctypes.c_size_t(PAGE), READ | WRITE, key)
     yield
     while True:
-        yield [key, _see(address), _told(address)]
+        yield [key, _see(address), _mapping(address)]
 
 
 @kind
@@ -243,7 +241,7 @@ def named(place: Place) -> Step:
     _put(address, b"named")
     yield
     while True:
-        yield [_see(address), _told(address)]
+        yield [_see(address), _mapping(address)]
 
 
 @kind
@@ -281,7 +279,7 @@ def remapped(place: Place) -> Step:
             _see(address + 7 * PAGE),
             _see(moved),
             _see(moved + 3 * PAGE),
-            _told(address + 5 * PAGE) == ["not mapped"],
+            _mapping(address + 5 * PAGE) == ["not mapped"],
         ]
 
 
@@ -306,4 +304,4 @@ def huge(place: Place) -> Step:
     _put(start, place.random.randbytes(2 << 20) if place.random.random() < 0.3 else b"only here")
     yield
     while True:
-        yield [_see(start), _see(start + (1 << 20)), _told(start)]
+        yield [_see(start), _see(start + (1 << 20)), _mapping(start)]

@@ -6,7 +6,7 @@ import contextlib
 import socket
 
 from . import Place, Step, kind, readable
-from .pipes import options, told
+from .pipes import option_values, options
 
 TCP = {
     "nodelay": (socket.TCP_NODELAY, [1]),
@@ -58,7 +58,7 @@ def _ip_options(place: Place, one: socket.socket) -> None:
                 one.setsockopt(level, number, place.one(values))
 
 
-def _ip_told(one: socket.socket, *, stream: bool = False) -> dict[str, object]:
+def _ip_values(one: socket.socket, *, stream: bool = False) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, (level, number, _) in INTERNET.items():
         # no option of a stream: the TTL of the first packet that came
@@ -81,7 +81,7 @@ def _tcp_options(place: Place, one: socket.socket) -> None:
             one.setsockopt(socket.IPPROTO_TCP, number, place.one(values))
 
 
-def _tcp_told(one: socket.socket) -> dict[str, object]:
+def _tcp_values(one: socket.socket) -> dict[str, object]:
     left = ("maxseg", "quickack", "window_clamp")  # they go with the connection's life
     found: dict[str, object] = {
         name: one.getsockopt(socket.IPPROTO_TCP, number)
@@ -110,7 +110,7 @@ def listener(place: Place) -> Step:
         with socket.create_connection(one.getsockname()[:2], 20) as client:
             server, _ = one.accept()
             client.sendall(b"hello there")
-            found = [server.recv(99).hex(), told(one), _tcp_told(one), _ip_told(one)]
+            found = [server.recv(99).hex(), option_values(one), _tcp_values(one), _ip_values(one)]
             server.close()
             client.recv(1)
         yield found
@@ -146,9 +146,9 @@ def connection(place: Place) -> Step:
                 data += part
             found += [
                 data.hex(),
-                _tcp_told(one),
-                _ip_told(one, stream=True),
-                told(one).get("keepalive"),
+                _tcp_values(one),
+                _ip_values(one, stream=True),
+                option_values(one).get("keepalive"),
             ]
         yield found
 
@@ -166,7 +166,7 @@ def datagram(place: Place) -> Step:
     yield
     while True:
         other.sendto(b"x", one.getsockname()[:2])
-        yield [readable(one.fileno()) and one.recv(9).hex(), told(one), _ip_told(one)]
+        yield [readable(one.fileno()) and one.recv(9).hex(), option_values(one), _ip_values(one)]
 
 
 @kind
@@ -185,7 +185,11 @@ def of_no_address(place: Place) -> Step:
             one.bind((home, 0))
     yield
     while True:
-        yield [told(one), _ip_told(one), _tcp_told(one) if one.type == socket.SOCK_STREAM else ""]
+        yield [
+            option_values(one),
+            _ip_values(one),
+            _tcp_values(one) if one.type == socket.SOCK_STREAM else "",
+        ]
 
 
 @kind

@@ -41,8 +41,8 @@ def options(place: Place, one: socket.socket) -> list[str]:
     return chosen
 
 
-def told(one: socket.socket) -> dict[str, object]:
-    """The options as the kernel tells them."""
+def option_values(one: socket.socket) -> dict[str, object]:
+    """The options and their values as the kernel reports them."""
     found: dict[str, object] = {}
     for name, (number, _) in OPTIONS.items():
         with contextlib.suppress(OSError):
@@ -100,7 +100,7 @@ def pair(place: Place) -> Step:
             with contextlib.suppress(BlockingIOError):
                 while data := other.recv(1 << 16):
                     found += [data.hex()]
-            found.append(told(one))
+            found.append(option_values(one))
         yield found
 
 
@@ -187,7 +187,7 @@ def named_stream(place: Place) -> Step:
 
 @kind
 def waiting_stream(place: Place) -> Step:
-    """Connections that nobody has accepted yet, nothing sent on them."""
+    """Connections that were not accepted yet, nothing sent on them."""
     name = "\0waiting" + place.label + place.folder
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(name)
@@ -236,13 +236,13 @@ def unbound(place: Place) -> Step:
     one.setblocking(place.random.random() < 0.5)
     yield
     while True:
-        yield [told(one), fcntl.fcntl(one, fcntl.F_GETFL)]
+        yield [option_values(one), fcntl.fcntl(one, fcntl.F_GETFL)]
 
 
 @kind
 def socket_in_itself(place: Place) -> Step:
-    """A socket of which one end lies in its own peer's queue: a file server's descriptor passed on
-    and not taken yet.
+    """A socket with one end in its own peer's queue: a file server's descriptor passed on and not
+    taken yet.
     """
     a, b = socket.socketpair()
     c, d = socket.socketpair()

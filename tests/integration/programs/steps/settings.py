@@ -1,4 +1,4 @@
-"""What a process or one of its threads may be told about itself."""
+"""What a process or one of its threads can ask about itself."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def stack_of_signals(place: Place) -> Step:
     )
     yield
     while True:
-        told = ctypes.create_string_buffer(24)
-        call(SYS_SIGALTSTACK, None, told)
-        pointer, flags, _, size = struct.unpack("QiiQ", told.raw)
+        buffer = ctypes.create_string_buffer(24)
+        call(SYS_SIGALTSTACK, None, buffer)
+        pointer, flags, _, size = struct.unpack("QiiQ", buffer.raw)
         yield [pointer == ctypes.addressof(area), flags, size]

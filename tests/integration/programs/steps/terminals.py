@@ -22,7 +22,7 @@ def _modes(place: Place, fd: int) -> None:
     termios.tcsetattr(fd, termios.TCSANOW, modes)
 
 
-def _told(fd: int) -> list[object]:
+def _settings(fd: int) -> list[object]:
     size = struct.unpack("HHHH", fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8)))
     return [str(termios.tcgetattr(fd)), size, os.ttyname(fd)[:9]]
 
@@ -61,7 +61,7 @@ def terminal(place: Place) -> Step:
     while True:
         found: list[object] = []
         if not closed:
-            found += _told(slave)
+            found += _settings(slave)
             os.write(slave, b"mark")
             os.write(master, b"line\n")
             found.append(_read(slave))

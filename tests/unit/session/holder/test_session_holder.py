@@ -123,7 +123,7 @@ def test_what_is_told_of_a_command_is_bounded_however_its_words_fall(
     holder: Holder, size: int
 ) -> None:
     holder.session.identity.command = ["x" * size] * (200_000 // size)
-    told = holder.report.status()["command"]
-    assert sum(map(len, told)) <= (32 << 10) + 3 and told[-1].endswith("...")
+    command = holder.report.status()["command"]
+    assert sum(map(len, command)) <= (32 << 10) + 3 and command[-1].endswith("...")
     holder.session.identity.command = ["sh", "-c", "exit"]
     assert holder.report.status()["command"] == ["sh", "-c", "exit"]

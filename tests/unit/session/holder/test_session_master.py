@@ -26,7 +26,7 @@ PROJECT = Path(__file__).parents[4]
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[tuple[Master, int]]:
-    """A master that is read by nobody yet, with a small log, and its slave side, raw."""
+    """A master without a reader yet and with a small log, and its slave side, raw."""
     loop = Loop()
     master = Master(
         loop, OutputLog(tmp_path / "output", 64 * PAGE, ring=8 * PAGE, base=1001), Modes()
@@ -93,14 +93,14 @@ def test_what_a_holder_imports_stays_small() -> None:
     program += (
         "".join(f"import criuctl.session.{module}\n" for module in modules) + "print(*sys.modules)"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    loaded = {name.split(".")[0] for name in told.stdout.split()}
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert "criuctl" in loaded
     assert not loaded & {
         "hashlib",

@@ -1,5 +1,5 @@
-"""A session that stands still when nobody says any more that this is its home: by a clock and a
-timer of the test's.
+"""A session that stands still when this host is no longer confirmed as its home: with a clock and a
+timer of the test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Site:
     """A holder as its `SelfFence` sees it."""
 
     def __init__(self) -> None:
-        self.now, self.done, self.told = 100.0, list[str](), list[str]()
+        self.now, self.done, self.events = 100.0, list[str](), list[str]()
         self.state, self.halted = "running", False
         self.paused_by: dict[str, Any] | None = None
         self.made: list[Timer] = []
@@ -56,7 +56,7 @@ class Site:
     def write(self, *_args: Any, **_facts: Any) -> None: ...
 
     def emit(self, event: str, **_facts: Any) -> None:
-        self.told.append(event)
+        self.events.append(event)
 
     def set_state(self, state: str) -> None:
         self.state = state
@@ -90,10 +90,10 @@ def test_it_stands_still_when_the_time_is_over_and_goes_on_when_there_is_more(si
     site.pass_time(120)
     assert (site.done, site.state, site.paused_by) == (["freeze 105.00"], "paused", BY)
     site.fence.extend(3)
-    told: tuple[object, ...] = (site.done[1:], site.state, site.paused_by)
-    assert told == (["thaw 120.00"], "running", None)
+    now: tuple[object, ...] = (site.done[1:], site.state, site.paused_by)
+    assert now == (["thaw 120.00"], "running", None)
     site.pass_time(200)
-    assert site.done[2:] == ["freeze 123.00"] and site.told == ["paused", "resumed", "paused"]
+    assert site.done[2:] == ["freeze 123.00"] and site.events == ["paused", "resumed", "paused"]
     site.fence.extend(0)
     site.pass_time(300)
     assert (site.done[3:], site.timers) == (["thaw 200.00"], [])

@@ -1,4 +1,4 @@
-"""A session's command reports that it may begin, and nobody in its place."""
+"""A session's command itself reports that it may begin, and no other process can."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_what_is_no_query() -> None:
 
 @given(st.integers(0, 40), st.lists(st.integers(0, 40)))
 def test_old_queries_are_not_shown_and_new_ones_are(old: int, cuts: list[int]) -> None:
-    """What is old ends where somebody attached: a query that was not complete then is new."""
+    """Old output ends where a client attached: a query that was not complete then is new."""
     data = b"ab\x1b[6ncd\x1b[1m\x1b[?6n\x1b[c\x1b[>cef\x1b[5n\x1b[31"
     ends = {
         data.index(query) + len(query): query
