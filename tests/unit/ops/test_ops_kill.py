@@ -26,7 +26,7 @@ print(json.dumps(kill(Config(run_dir=sys.argv[1], state_dir=sys.argv[2]), "web",
 """
 
 
-def test_nobody_waits_any_more_for_what_lies_checkpointed(
+def test_kill_releases_a_checkpointed_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`forget` says that kill does it, also of a tree that never had a terminal; nothing stays

@@ -132,7 +132,7 @@ def test_what_is_chosen(config: Config, monkeypatch: pytest.MonkeyPatch) -> None
     assert sample(config, 0.001).packs == 1
 
 
-def test_damage_is_told_with_those_who_need_it(config: Config) -> None:
+def test_damage_is_reported_with_the_checkpoints_that_need_it(config: Config) -> None:
     victim = packs(config)[0]
     data = bytearray(victim.read_bytes())
     data[len(data) // 3] ^= 1

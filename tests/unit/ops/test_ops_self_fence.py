@@ -64,7 +64,7 @@ def test_the_tree_stops_before_anybody_may_take_over(
     assert holder.until[-1] is None and not fence.holds
 
 
-def test_a_holder_that_cannot_be_told_is_no_reason_to_fail_but_at_the_beginning(
+def test_an_unreachable_holder_is_an_error_only_at_the_beginning(
     monkeypatch: pytest.MonkeyPatch, clock: list[float], tmp_path: Path
 ) -> None:
     holder, made = Holder(), list[str]()

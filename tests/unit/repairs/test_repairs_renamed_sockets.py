@@ -107,7 +107,7 @@ def test_the_longest_name_that_can_be_bound(tmp_path: Path) -> None:
     assert _followed(f"os.rename({name!r}, {long!r})", name, tmp_path) == ([long + "\0"], [])
 
 
-def test_a_name_that_is_too_long_is_told(tmp_path: Path) -> None:
+def test_a_name_that_is_too_long_is_reported(tmp_path: Path) -> None:
     name = f"{tmp_path}/a"
     long = f"{tmp_path}/".ljust(108, "n")
     names, (warning,) = _followed(f"os.rename({name!r}, {long!r})", name, tmp_path)
