@@ -271,7 +271,7 @@ def test_a_build_in_progress_ends_with_the_right_result(hosts: Hosts) -> None:
     assert not (folder / "sum").exists()
 
 
-def test_what_stands_in_the_way_is_told_at_once(hosts: Hosts) -> None:
+def test_all_obstacles_are_reported_at_once(hosts: Hosts) -> None:
     """Before the freeze, all of it, each with a remedy; nothing is touched on either host."""
     a, b = hosts.a, hosts.b
     a.path("/srv/only-here").mkdir(parents=True)

@@ -238,7 +238,7 @@ def test_a_copy_of_a_datagram_socket(server: Server, zoo: Zoo, trip: Trip) -> No
     assert [copy.ask()["answered"], animal.ask()["answered"], copy.ask()["answered"]] == [1, 1, 1]
 
 
-def test_a_copy_beside_the_original(server: Server, zoo: Zoo, trip: Trip) -> None:
+def test_a_copy_next_to_the_original(server: Server, zoo: Zoo, trip: Trip) -> None:
     """The original keeps its connection, the copy gets one of its own; with ``keep`` it would be
     the same: refused.
     """
@@ -388,7 +388,7 @@ def test_kept_and_connected_again_together(
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])
-def test_the_tree_can_read_what_became_of_it(
+def test_the_tree_can_read_its_own_history(
     pids: str, server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     """From inside, also in a PID namespace of its own and in a child; never of an earlier life, and
@@ -433,7 +433,7 @@ def test_what_had_come_is_read_before_the_end(
     assert trip.restore(report, animal, equal=False).ask()["read"] == "last words"
 
 
-def test_a_descriptor_that_nobody_took(server: Server, zoo: Zoo, trip: Trip) -> None:
+def test_a_descriptor_that_was_not_taken(server: Server, zoo: Zoo, trip: Trip) -> None:
     """In the queue of a connection that is connected again: it belongs to the old session, and goes
     with it.
     """

@@ -144,7 +144,7 @@ def test_where_there_is_no_room_for_a_process_that_speaks_to_the_store(
     )
 
 
-def test_what_led_to_an_error_is_told(criuctl: Criuctl) -> None:
+def test_the_cause_of_an_error_is_reported(criuctl: Criuctl) -> None:
     criuctl.extra |= {**NOBODY, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     command = criuctl.start("restore", "web", "-v", json_output=False)
     assert command.process.wait(60) == 7

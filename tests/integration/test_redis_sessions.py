@@ -389,7 +389,7 @@ def test_a_command_that_is_half_sent(family: str, program: Make) -> None:
     assert client("GET", "k") == "abcde"
 
 
-def test_an_answer_that_nobody_has_read(program: Make) -> None:
+def test_an_unread_answer(program: Make) -> None:
     client = program()
     client.resp.wire.send(_command("PING"))
     assert client.resp.wire.arrives(SECONDS)

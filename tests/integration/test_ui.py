@@ -453,7 +453,7 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             expect(page.get_by_label("token")).to_be_visible(timeout=PATIENCE)
 
 
-def test_what_is_too_much_to_be_pasted_is_told(
+def test_a_paste_that_is_too_large_is_refused_with_a_message(
     operators: Operators, browser: Browser, tmp_path: Path
 ) -> None:
     """It ended the connection, and was lost without a word."""

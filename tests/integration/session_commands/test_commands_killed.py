@@ -203,7 +203,7 @@ def test_asked_to_end_when_there_is_no_way_back(
     _goes_on(operators)
 
 
-def test_killed_before_the_holder_is_told_that_there_is_no_way_back(operators: Operators) -> None:
+def test_killed_before_the_holder_hears_of_the_point_of_no_return(operators: Operators) -> None:
     """CRIU lets go of the tree, which is the session then: it can be paused at once, and ended."""
     _dumped(operators, "--host-pids")
     assert _harmed(operators, "before", "criuctl", signal.SIGKILL) == -signal.SIGKILL
