@@ -221,19 +221,19 @@ def test_processes_that_are_gone_have_no_terminal_open() -> None:
     assert list(terminals._many_outside(holders)) == []
 
 
-ANEW = """
+REWRITES = """
 kept, closed = open(TMP + '/kept', 'w'), open(TMP + '/closed', 'w')
-def anew(*_):
+def rewrite(*_):
     for file in kept, closed:
         os.unlink(file.name); open(file.name, 'w').close()
     closed.close(); open(TMP + '/done', 'w').close()
-signal.signal(signal.SIGUSR1, anew)
+signal.signal(signal.SIGUSR1, rewrite)
 """
 
 
 def test_a_tree_that_rewrites_a_file_meanwhile_is_not_refused(tmp_path: Path) -> None:
     """The one that it has still is a deleted file by then, not one that something hides."""
-    with running(ANEW, tmp_path) as program:
+    with running(REWRITES, tmp_path) as program:
         seen = scene.collect(program.pid, Config())
         os.kill(program.pid, signal.SIGUSR1)
         wait_until((tmp_path / "done").exists, 60, "the files are others")
@@ -243,10 +243,10 @@ def test_a_tree_that_rewrites_a_file_meanwhile_is_not_refused(tmp_path: Path) ->
 WATCHES = """
 i = libc.inotify_init(); path = TMP + '/watched'
 open(path, 'w').close(); assert libc.inotify_add_watch(i, path.encode(), 2) > 0
-def anew(*_):
+def rewrite(*_):
     os.unlink(path); open(path, 'w').close(); assert libc.inotify_add_watch(i, path.encode(), 2) > 0
     os.read(i, 4096); open(TMP + '/done', 'w').close()
-signal.signal(signal.SIGUSR1, anew)
+signal.signal(signal.SIGUSR1, rewrite)
 """
 
 

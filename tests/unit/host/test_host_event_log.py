@@ -280,7 +280,9 @@ def test_events_go_to_the_journal_and_else_to_syslog(
         "odd": "two\nlines",
         "bytes": {"new": 7},
     }
-    assert str(syslog) in events.record(config, "dump", [failed]), "nobody listens, which is told"
+    assert str(syslog) in events.record(config, "dump", [failed]), (
+        "no server listens, which is reported"
+    )
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(str(journal))
         server.settimeout(PATIENCE)

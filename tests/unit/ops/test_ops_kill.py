@@ -36,7 +36,7 @@ def test_kill_releases_a_checkpointed_session(
 
     def delete(table: str) -> None:
         with pytest.raises(Conflict, match="in use"), exclusive_session(config, "web"):
-            """Nobody brings it back while it is forgotten."""
+            """It cannot be brought back while it is forgotten."""
         gone.append(table)
         # a criuctl that is killed here leaves a host that knows the session
         assert registry.get("web") is not None

@@ -63,7 +63,7 @@ def needed_by(found: Sample) -> list[set[str]]:
     return [{s.session for s in pack.needed_by} for pack in found.damaged]
 
 
-class Beside(Reporter):
+class Interference(Reporter):
     """Something else happens to the store at the first event of one kind."""
 
     def __init__(self, kind: str, what: Callable[[], object]) -> None:
@@ -92,7 +92,7 @@ def test_what_is_removed_while_all_is_verified_is_not_damaged(moment: str, confi
         for path in (*manifests[: len(manifests) // 2], *packs(config)):
             path.unlink()
 
-    verdicts = verify(config, None, reporter=Beside(moment, prune))
+    verdicts = verify(config, None, reporter=Interference(moment, prune))
     bad = {
         str(Path(config.store) / v.summary.object)
         for v in verdicts

@@ -533,7 +533,7 @@ def test_at_the_deadline_what_is_under_way_is_interrupted(
         try:
             begun.touch()
             select.select([], [], [], 120)
-            raise AssertionError("nobody interrupted it")
+            raise AssertionError("it was not interrupted")
         finally:
             cleaned.write_text(target)  # in a process of its own
 

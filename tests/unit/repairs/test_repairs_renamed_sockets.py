@@ -75,8 +75,8 @@ def test_the_new_name_is_followed(new: str, tmp_path: Path) -> None:
 
 def test_another_name_of_a_file_that_has_lost_the_first_one_is_followed(tmp_path: Path) -> None:
     name = f"{tmp_path}/a"
-    beside = "other = socket.socket(socket.AF_UNIX); other.bind(TMP + '/b')"
-    text = f"{beside}; os.close(other.detach()); os.link({name!r}, TMP + '/c'); os.unlink({name!r})"
+    second = "other = socket.socket(socket.AF_UNIX); other.bind(TMP + '/b')"
+    text = f"{second}; os.close(other.detach()); os.link({name!r}, TMP + '/c'); os.unlink({name!r})"
     assert _followed(text, name, tmp_path) == ([f"{tmp_path}/c\0"], [])
 
 
