@@ -672,7 +672,7 @@ def test_clients_of_a_unix_server_in_the_tree(zoo: Zoo, trip: Trip, home: Home) 
 def _client(place: Path) -> socket.socket:
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(60)
-    wait_until(lambda: client.connect_ex(str(place)) == 0, 60, "somebody who listens")
+    wait_until(lambda: client.connect_ex(str(place)) == 0, 60, "a server listens")
     return client
 
 

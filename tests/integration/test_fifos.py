@@ -179,8 +179,8 @@ def test_another_process_opens_it_before_the_tree_has_ended(
     assert restored.ask()["read"] == "BBBB"
 
 
-@pytest.mark.parametrize("anew", ["made", "renamed"])
-def test_another_one_is_there(anew: str, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+@pytest.mark.parametrize("other", ["made", "renamed"])
+def test_another_one_is_there(other: str, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
     """The pipe that lived on is elsewhere, and another one, which a process has open, in its
     place.
     """
@@ -190,7 +190,7 @@ def test_another_one_is_there(anew: str, zoo: Zoo, trip: Trip, pipe: Outside) ->
     report = trip.dump(animal)
     pipe.path.rename(pipe.path.with_name("elsewhere"))
     os.mkfifo(pipe.path)
-    if anew == "made":
+    if other == "made":
         pipe.open(os.O_RDWR)
     restored = trip.restore(report, animal)
     assert restored.ask()["read"] == "BBBB"

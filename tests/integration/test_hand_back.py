@@ -364,10 +364,10 @@ def test_kept_and_connected_again_together(
     """Rules decide connection by connection; the lock on the kept one does not stand in the way of
     the other.
     """
-    kept, anew = server("tcp"), server("tcp")
-    animal = zoo.launch("caller.py", "epoll", "tcp", f"{kept.address},{anew.address}", "2")
+    kept, renewed = server("tcp"), server("tcp")
+    animal = zoo.launch("caller.py", "epoll", "tcp", f"{kept.address},{renewed.address}", "2")
     assert animal.ask()["answered"] == 2
-    port = int(anew.address.rpartition(":")[2])
+    port = int(renewed.address.rpartition(":")[2])
     config = criuctl.home.path / "rules.yaml"
     config.write_text(
         json.dumps({"connection_rules": [{"match": {"port": port}, "policy": "reconnect"}]})
@@ -376,15 +376,15 @@ def test_kept_and_connected_again_together(
     plan = criuctl("--config", config, "restore", report["checkpoint"], "--dry-run")
     assert {c["peer"]: c["policy"] for c in plan["connections"]} == {
         kept.address: "keep",
-        anew.address: "reconnect",
+        renewed.address: "reconnect",
     }
     answer = criuctl("--config", config, "restore", report["checkpoint"])
     assert {c["peer"]: c["outcome"] for c in answer["connections"]} == {
         kept.address: "kept",
-        anew.address: "reconnected",
+        renewed.address: "reconnected",
     }
     assert zoo.adopt(answer["pid"], animal).ask()["answered"] == 2
-    assert (kept.accepted, anew.accepted) == (1, 2)
+    assert (kept.accepted, renewed.accepted) == (1, 2)
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])

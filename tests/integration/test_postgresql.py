@@ -281,7 +281,7 @@ def test_every_acknowledged_write_is_there_once(
     wait_until(
         lambda: server.execute(sessions)[0][0] <= 8,
         60,
-        "sessions that were given up are told to end",
+        "sessions that were given up are ended",
     )
     animal.end()
     lines = log.read_text().splitlines()

@@ -217,8 +217,8 @@ def test_a_signal_for_a_process_outside(zoo: Zoo, trip: Trip) -> None:
         "fcntl.F_SETOWN, int(who))\n"
     )
     code += "os.mkdir('up')\nsignal.pause()"
-    whom = [str(lives.pid), str(ends.pid), str(-ends.pid), str(ends.pid)]
-    original = zoo.launch([sys.executable, "-S", "-c", code, *whom], name="owners")
+    owners = [str(lives.pid), str(ends.pid), str(-ends.pid), str(ends.pid)]
+    original = zoo.launch([sys.executable, "-S", "-c", code, *owners], name="owners")
     wait_until((original.folder / "up").exists, 60, "it is up")
     report = trip.dump(original)
     ends.end()

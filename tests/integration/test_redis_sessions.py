@@ -534,10 +534,10 @@ def test_a_user_who_may_not_look(
     with pytest.raises(CannotRebuild, match="does not let us look") as refused:
         client.inspect()
     assert "ask_user" in refused.value.hint
-    beside = Settings(
+    watched = Settings(
         secret, {"user": "small", "ask_user": "watchman", "ask_secret": {"env": "REDIS_ADMIN"}}
     )
-    session = client.inspect(beside)
+    session = client.inspect(watched)
     assert (session["user"], session["db"]) == ("small", 2)
     own = Settings(secret, {"user": "small", "ask": "own", "watch": "never"})
     assert client.inspect(own)["db"] == 2

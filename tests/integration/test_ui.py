@@ -265,7 +265,7 @@ def test_what_the_page_has_done_is_seen_in_its_terminal(operators: Operators) ->
     wait_until(
         lambda: operators("status", "over")["state"] == "exited",
         TIMEOUT,
-        "it has ended, and nobody was told how",
+        "it has ended, and its exit status was not sent",
     )
 
     async def talk(served: Served) -> None:
