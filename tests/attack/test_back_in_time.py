@@ -221,7 +221,7 @@ def test_a_forged_checkpoint_under_the_same_name(criuctl: Criuctl, zoo: Zoo, hom
     assert (back["number"], back["newer"]["id"]) == (2, forged.id)
 
 
-def test_people_are_told_which_one_it_was(criuctl: Criuctl, zoo: Zoo) -> None:
+def test_restore_and_status_name_the_checkpoint(criuctl: Criuctl, zoo: Zoo) -> None:
     """In the words of `restore` and `status`."""
     animal, reports = stored(criuctl, zoo)
     command = criuctl.start("restore", "work", json_output=False)

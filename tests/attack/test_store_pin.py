@@ -335,7 +335,7 @@ def test_changing_the_keys_is_no_change_of_the_store(place: Place, criuctl: Criu
     )
 
 
-def test_a_store_that_was_made_anew_is_trusted_when_the_operator_says_so(
+def test_store_trust_accepts_a_recreated_store(
     place: Place, criuctl: Criuctl, attacker: Criuctl, zoo: Zoo
 ) -> None:
     """`store trust` says which it was and which it is; a plain one needs one word more; an id can

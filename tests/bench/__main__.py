@@ -87,12 +87,10 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, parsed."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="Measure criuctl beside plain criu and beside criu, tar, zstd and a copy: in "
-        "the same run, in turn, on "
-        "the same tree; its sessions beside tmux, dtach and a bare PTY; its migration beside "
-        "criu, rsync and criu."
-        " Prints medians, ratios, and whether the bounds "
-        "are met. Needs root.",
+        description="Compare criuctl with plain criu and with criu, tar, zstd and a copy: in the "
+        "same run, in turn, on the same tree; its sessions with tmux, dtach and a bare PTY; its "
+        "migration with criu, rsync and criu. Prints medians, ratios, and whether the bounds are "
+        "met. Needs root.",
         epilog=(
             "With no option it takes about fourteen minutes. Results go to stdout, progress to "
             "stderr."
@@ -115,7 +113,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="of the trees [1,100]",
     )
     parser.add_argument(
-        "--runs", type=int, metavar="N", default=3, help="rounds, of which medians are taken [3]"
+        "--runs", type=int, metavar="N", default=3, help="rounds; medians of them are taken [3]"
     )
     parser.add_argument(
         "--store", choices=("local", "s3", "both"), default="both", help="where to store to [both]"

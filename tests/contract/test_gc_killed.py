@@ -41,7 +41,7 @@ def config(place: Place, path: Path, host: str) -> Config:
 
 
 @pytest.mark.parametrize("place", ["radosgw"], indirect=True)
-def test_killed_at_every_change_beside_dumps_and_others(
+def test_killed_at_every_change_during_dumps_and_other_collections(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint whose dump has returned is there and whole, whichever process was killed when;
@@ -85,7 +85,7 @@ def bucket_with(server: RadosGateway, name: str, **options: Any) -> str:
     return f"s3://{name}/trees"
 
 
-def test_what_a_bucket_keeps_of_what_was_deleted_is_told(
+def test_versions_and_locks_that_a_bucket_keeps_are_reported(
     gateway: Place, radosgw_server: RadosGateway, tmp_path: Path, criuctl: Criuctl
 ) -> None:
     """Versions and locks: deletes hide objects, which is reported; no version is touched."""
@@ -123,7 +123,7 @@ def test_what_a_bucket_keeps_of_what_was_deleted_is_told(
     assert command.process.wait(120) == 0 and "locked (governance 1 days)" in command.output()
 
 
-def test_deletes_that_a_policy_refuses_are_told_and_tried_again(
+def test_deletes_that_a_policy_refuses_are_reported_and_tried_again(
     gateway: Place, radosgw_server: RadosGateway, tmp_path: Path, criuctl: Criuctl
 ) -> None:
     server = radosgw_server

@@ -61,7 +61,7 @@ def test_what_is_removed_is_freed(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["local", "radosgw"], indirect=True)
-def test_dumps_beside_two_collections(place: Place, tmp_path: Path) -> None:
+def test_dumps_during_two_collections(place: Place, tmp_path: Path) -> None:
     """Without any grace time a dump may be refused, but what was committed is complete."""
     base = replace(place.config, key_dir=str(tmp_path / "keys"), workers=1, buffers_mib=8)
     Repository.init(place.open(), encryption=False, config=base).close()

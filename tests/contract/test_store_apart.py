@@ -68,7 +68,7 @@ def test_more_memory_than_both_have_is_ordinary(given: ApartStore) -> None:
     assert given.get("o") == large[:4096]
 
 
-def test_a_listing_that_nobody_reads_to_its_end_gives_its_connection_back(
+def test_an_unfinished_listing_gives_its_connection_back(
     given: ApartStore,
 ) -> None:
     for number in range(3):
@@ -121,7 +121,7 @@ def asked(store: Store, times: int) -> tuple[list[threading.Thread], list[BaseEx
     return threads, caught
 
 
-def test_killed_it_lets_nobody_wait(given: ApartStore) -> None:
+def test_calls_fail_at_once_when_it_is_killed(given: ApartStore) -> None:
     stop(given)
     threads, caught = asked(given, 40)  # some of them wait for a connection
     time.sleep(0.2)
@@ -212,7 +212,7 @@ def test_it_holds_nothing_of_what_the_caller_prints_to(tmp_path: Path) -> None:
         child.wait()
 
 
-def test_what_cannot_be_opened_is_told_to_who_asks(tmp_path: Path) -> None:
+def test_an_error_at_opening_is_raised_in_the_caller(tmp_path: Path) -> None:
     store = ApartStore("ftp://host/store", Config())
     try:
         for _ in range(2):
@@ -245,7 +245,7 @@ class Odd(Exception):
         self.other = other, threading.Lock()
 
 
-def test_errors_that_cannot_be_sent_are_told_all_the_same() -> None:
+def test_errors_that_cannot_be_rebuilt_are_sent_as_text() -> None:
     try:
         try:
             raise ValueError("cause")
@@ -305,7 +305,7 @@ def test_where_there_is_no_room_for_another_process(monkeypatch: pytest.MonkeyPa
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_one_that_nobody_asked_for_is_not_waited_for() -> None:
+def test_an_early_process_that_was_not_used_is_not_waited_for() -> None:
     early_process.begin("criuctl.store.boto3_process")
     (waiting,) = early_process._waiting.values()
     os.kill(waiting.pid, signal.SIGSTOP)

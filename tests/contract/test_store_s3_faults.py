@@ -120,7 +120,7 @@ def test_an_answer_that_never_comes_is_asked_for_again(through: Through, gateway
 @pytest.mark.parametrize(
     ("fault", "patient"), [("5", True), ("r", False), ("c", False)], ids=list("5rc")
 )
-def test_a_lasting_fault_is_told_in_time(
+def test_a_lasting_fault_is_reported_in_time(
     through: Through, gateway: Place, fault: str, patient: bool
 ) -> None:
     proxy, store = through(PUT=fault * 50)

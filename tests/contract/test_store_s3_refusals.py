@@ -120,7 +120,7 @@ def test_another_users_bucket(
     assert "policy" in _refused(verb, gateway.open(), StoreDenied).hint
 
 
-def test_a_reader_may_read_and_is_told_that_it_may_not_write(
+def test_a_reader_can_read_and_its_writes_are_denied(
     gateway: Place, radosgw_server: RadosGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     access, secret = _stranger(radosgw_server)
@@ -326,7 +326,7 @@ def test_a_web_server_takes_no_parts(gateway: Place) -> None:
     assert "UploadId" in error.message
 
 
-def test_a_certificate_that_nobody_vouches_for(
+def test_an_untrusted_certificate_is_refused_until_it_is_configured(
     gateway: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reported at once, with the remedy; with that applied, it is trusted."""

@@ -85,9 +85,7 @@ def test_what_may_be_ignored_does_not_end_a_criu_that_dumps(
 
 
 @pytest.mark.parametrize("who", ["criu", "criuctl"])
-def test_a_session_of_which_somebody_is_killed_when_it_is_to_end(
-    who: str, criuctl: Criuctl
-) -> None:
+def test_a_session_whose_dump_is_killed_at_its_end_runs_on(who: str, criuctl: Criuctl) -> None:
     """Its checkpoint exists, and it runs on: its holder serves it at once, as ever."""
     run = criuctl.start("run", "-d", "--name", "web", "--", "sleep", "1000", json_output=False)
     assert run.process.wait(120) == 0, run.output()
@@ -218,7 +216,7 @@ def test_a_criu_that_ends_at_once(
     assert aftermath.of_dump(animal) == "alive"
 
 
-def test_its_first_error_is_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_its_first_error_is_reported(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """What CRIU would stumble over is named, before it does; the log of one that did is kept, see
     `test_needs`.
     """

@@ -112,7 +112,7 @@ def test_in_a_pid_namespace(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -
     assert {pid for _, pid in board.calls()} == {1}
 
 
-def test_private_pids_beside_the_original(
+def test_private_pids_next_to_the_original(
     gpu: Programs, gpu_criuctl: Criuctl, board: Board
 ) -> None:
     program = gpu.start("threads", name="one")

@@ -73,9 +73,7 @@ def test_on_another_device_of_the_kind(
     assert (board.used(new), list((board.folder / old.uuid).iterdir())) == (8 * MIB, [])
 
 
-def test_two_devices_of_which_one_is_replaced(
-    gpu: Programs, gpu_criuctl: Criuctl, board: Board
-) -> None:
+def test_one_of_two_devices_is_replaced(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
     kept, gone = board.devices[0], board.add(Device())
     program = gpu.start("threads", 8, name="run")
     gpu_criuctl("dump", program.pid, "--name", "run")
@@ -152,9 +150,7 @@ def test_an_unlock_that_the_driver_fails_leaves_nothing(
     comes_back(gpu_criuctl, gpu, dumped)
 
 
-def test_two_processes_of_which_one_fails(
-    gpu: Programs, gpu_criuctl: Criuctl, board: Board
-) -> None:
+def test_one_of_two_processes_fails(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
     program = gpu.start("two", 4, name="run")
     child = int(Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()[1])
     gpu_criuctl("dump", program.pid, "--name", "run")

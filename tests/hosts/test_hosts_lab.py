@@ -206,7 +206,7 @@ def test_a_lost_host(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("victim", ["tests", "supervisor"])
-def test_nothing_stays_when_somebody_is_killed(victim: str) -> None:
+def test_nothing_stays_when_tests_or_supervisor_are_killed(victim: str) -> None:
     """kill -9 of the tests, or of the hosts' supervisor: no process, no control group, no file of a
     host is left.
     """

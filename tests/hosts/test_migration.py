@@ -251,7 +251,7 @@ def test_a_build_in_progress_ends_with_the_right_result(hosts: Hosts) -> None:
     )
     (folder / "build").write_text("""
         set -e
-        export TMPDIR=$PWD  # a compiler's files between two of its programs are nobody's open files
+        export TMPDIR=$PWD  # a compiler's files between two of its programs are open in no process
         for file in f*.c; do
             cc -c -o "${file%.c}.o" "$file"
             # in progress until it has moved
@@ -271,7 +271,7 @@ def test_a_build_in_progress_ends_with_the_right_result(hosts: Hosts) -> None:
     assert not (folder / "sum").exists()
 
 
-def test_what_stands_in_the_way_is_told_at_once(hosts: Hosts) -> None:
+def test_all_obstacles_are_reported_at_once(hosts: Hosts) -> None:
     """Before the freeze, all of it, each with a remedy; nothing is touched on either host."""
     a, b = hosts.a, hosts.b
     a.path("/srv/only-here").mkdir(parents=True)
@@ -301,7 +301,7 @@ time.sleep(1000)
             assert "/srv/only-here/data" in text and "8001" in text, findings
             assert all(f["hint"] for f in findings)
     assert a.criuctl("status", "stays")["state"] == "running"
-    wait_until(lambda: not b.processes("receive"), 60, "whom it asked there has ended, too")
+    wait_until(lambda: not b.processes("receive"), 60, "the receiver there has ended, too")
     missing = a.criuctl("migrate", "stays", "nowhere", check=False)
     assert (missing["exit_code"], missing["error"]["code"]) == (2, "usage")
     refused = a.criuctl("migrate", "stays", f"{b.ssh_url}:23", check=False)

@@ -315,7 +315,7 @@ def test_the_disk_there_is_full(moving: Moving, hosts: Hosts) -> None:
     wait_until(
         lambda: not hosts.b.processes("criuctl", "receive"),
         SECONDS,
-        "nobody uses the disk any more",
+        "the disk is not used any more",
     )
     hosts.b.sh("umount /var/lib/criuctl")
     hosts.a.criuctl(*moving.words(teller))

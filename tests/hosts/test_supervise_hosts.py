@@ -63,7 +63,7 @@ def test_a_host_is_lost_and_one_standby_takes_over(
             return [other for other in others.values() if other.events("recovered")]
 
         try:
-            wait_until(winners, PATIENCE, "somebody has taken over")
+            wait_until(winners, PATIENCE, "another host has taken over")
         except TimeoutError as error:
             raise AssertionError(
                 "\n".join(other.command.output() for other in others.values())

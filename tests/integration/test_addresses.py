@@ -136,7 +136,7 @@ def test_it_moves_and_the_third_host_learns_it(net: Net, ip: str) -> None:
     record = json.loads(json.dumps(held.to_dict()))
     brought = addresses.bring(ip, record, namespace=net.fd(2))
     assert net.addresses(2) == before[2] | {f"{ip}/{prefix}"}
-    assert net.known(3, ip) == net.mac(1), "nobody has told it yet"
+    assert net.known(3, ip) == net.mac(1), "no host has announced it yet"
     brought.announce()
     wait_until(lambda: net.known(3, ip) == net.mac(2), 60, "the third host knows the new place")
     net.ask(3, 2, ip)

@@ -95,7 +95,7 @@ def test_dump_restore_and_increment(tmp_path: Path) -> None:
     assert all(felt > stated - 0.02 for stated, felt in zip(own, seen, strict=True)), (own, seen)
 
 
-def test_a_way_that_fails_is_told(tmp_path: Path) -> None:
+def test_a_way_that_fails_is_reported(tmp_path: Path) -> None:
     """A criuctl that does not work makes the bench end with 1, names it, and does not stop the
     others.
     """

@@ -113,7 +113,7 @@ def test_without_contents_it_is_refused_precisely(
     trip.restore(report, animal, equal=False).ask()
 
 
-def test_other_modes_stop_nobody(zoo: Zoo, trip: Trip) -> None:
+def test_changed_modes_prevent_no_restore(zoo: Zoo, trip: Trip) -> None:
     """CRIU compares the modes of all that is open; a program that has it open never notices a
     chmod.
     """
@@ -126,7 +126,7 @@ def test_other_modes_stop_nobody(zoo: Zoo, trip: Trip) -> None:
     assert (animal.folder / "log").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_working_folder_that_is_gone_is_told_before(
+def test_a_missing_working_folder_is_reported_before(
     zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     animal = zoo.launch("counter.py")
@@ -139,7 +139,7 @@ def test_a_working_folder_that_is_gone_is_told_before(
     trip.restore(report, animal).ask()
 
 
-def test_a_fifo_that_is_gone_is_told_before(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_missing_fifo_is_reported_before(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """Also one that is an ordinary file by now; what was queued in it is in the checkpoint, and
     comes when it is there again.
     """

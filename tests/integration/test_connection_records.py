@@ -345,9 +345,7 @@ def test_they_are_listed_with_what_would_become_of_them(
     assert animal.ask()["answered"] == 1
 
 
-def test_a_rule_that_makes_no_sense_is_told_before_anything(
-    echo: Echo, zoo: Zoo, criuctl: Criuctl
-) -> None:
+def test_an_invalid_rule_is_refused_before_anything(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
     animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
     _rules(criuctl, {"match": {"prot": 1}})
     for words in (("connections", animal.pid), ("dump", animal.pid)):
@@ -424,7 +422,7 @@ def test_a_busy_connection_is_waited_for(by: str, zoo: Zoo, criuctl: Criuctl) ->
             assert report["warnings"] == []
 
 
-def test_who_does_not_become_idle_is_told(zoo: Zoo, criuctl: Criuctl) -> None:
+def test_a_connection_that_does_not_become_idle_is_reported(zoo: Zoo, criuctl: Criuctl) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         animal = _program(
@@ -472,9 +470,7 @@ def test_who_is_busy_when_frozen_is_met_later(zoo: Zoo, criuctl: Criuctl) -> Non
             assert (record["policy"], record["reason"]) == ("reconnect", "")
 
 
-def test_what_a_server_has_not_taken_is_told_of_the_moment_of_the_freeze(
-    zoo: Zoo, criuctl: Criuctl
-) -> None:
+def test_unread_bytes_of_a_server_are_reported_as_at_the_freeze(zoo: Zoo, criuctl: Criuctl) -> None:
     """Not of the look before it, from which a server that works differs all the time."""
     criuctl("store", "init")
     text = (
@@ -676,7 +672,7 @@ def test_clients_of_a_unix_server_in_the_tree(zoo: Zoo, trip: Trip, home: Home) 
 def _client(place: Path) -> socket.socket:
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(60)
-    wait_until(lambda: client.connect_ex(str(place)) == 0, 60, "somebody who listens")
+    wait_until(lambda: client.connect_ex(str(place)) == 0, 60, "a server listens")
     return client
 
 

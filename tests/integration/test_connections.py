@@ -209,7 +209,7 @@ def test_half_of_a_unix_stream(when: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
             accepted.close()
 
 
-def test_data_on_a_unix_stream_that_nobody_accepted_is_refused(zoo: Zoo, criuctl: Criuctl) -> None:
+def test_data_on_an_unaccepted_unix_stream_is_refused(zoo: Zoo, criuctl: Criuctl) -> None:
     """CRIU cannot get it out of the queue: said by the preflight, with descriptor and remedy, and
     the tree runs on.
     """

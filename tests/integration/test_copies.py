@@ -109,7 +109,7 @@ def _occupy(keeper: Keeper, zoo: Zoo, pid: int) -> int:
 
 
 @pytest.mark.parametrize("pids", ["auto", "same"])
-def test_somebody_gets_a_pid_of_the_tree_at_the_last_moment(
+def test_a_pid_of_the_tree_is_taken_at_the_last_moment(
     pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, keeper: Keeper
 ) -> None:
     """Without --pids same it is tried again, in a PID namespace; with it, the restore fails and
@@ -176,7 +176,7 @@ def test_a_zombie_of_its_own_is_waited_for(zoo: Zoo, trip: Trip, criuctl: Criuct
     restored.ask()
 
 
-def test_a_copy_beside_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_copy_next_to_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """``--as`` restores a copy under a new name while the original lives: two counters that go
     their own ways.
     """
@@ -370,7 +370,7 @@ def test_a_copy_leaves_the_files_that_the_original_writes_to(zoo: Zoo, trip: Tri
     assert (again.ask()["inode"], again.answer["files"]) == (answer["inode"], [])
 
 
-def test_a_copy_is_refused_files_that_somebody_writes_to_and_it_has_not_open(
+def test_a_copy_is_refused_files_that_another_writes_to_and_it_has_not_open(
     zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     """It would open them by their paths, some day, and take them for its own."""

@@ -45,7 +45,7 @@ def test_there_and_back(which: str, zoo: Zoo, trip: Trip) -> None:
 
 
 @pytest.mark.parametrize("which", ["nested", "gap", "again"])
-def test_copies_beside_the_original(which: str, zoo: Zoo, trip: Trip) -> None:
+def test_copies_next_to_the_original(which: str, zoo: Zoo, trip: Trip) -> None:
     original = zoo.launch("deleted_folders.py", which)
     report = trip.snapshot(original, "--name", "first")
     for name in ("second", "third"):

@@ -152,7 +152,7 @@ def test_others_may_not_write(config: Config, tmp_path: Path) -> None:
     assert str(tmp_path / "state") in _finding(found, "folder-mode").text
 
 
-def test_criu_configuration_of_the_host_is_told(
+def test_criu_configuration_of_the_host_is_reported(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".criu").mkdir()

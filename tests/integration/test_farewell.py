@@ -40,7 +40,7 @@ def test_the_peer_sees_an_orderly_end(
         assert ours.recv(10) == b""
 
 
-def test_a_kept_connection_ends_for_nobody(listener: socket.socket, zoo: Zoo, trip: Trip) -> None:
+def test_a_kept_connection_ends_for_no_peer(listener: socket.socket, zoo: Zoo, trip: Trip) -> None:
     animal, ours = called(zoo, listener)
     with ours:
         report = trip.dump(animal, "--connections", "keep")

@@ -74,7 +74,7 @@ def warned(animal: Animal, text: str) -> bool:
 
 @pytest.mark.parametrize("outside", [os.O_WRONLY, os.O_RDWR], ids=["writer", "both-ways"])
 @pytest.mark.parametrize("pids", ["same", "private"])
-def test_somebody_keeps_it_open(
+def test_another_process_keeps_it_open(
     outside: int, pids: str, zoo: Zoo, trip: Trip, pipe: Outside
 ) -> None:
     """The pipe has lived on with its bytes: the tree finds them, and what came behind them,
@@ -119,7 +119,7 @@ def test_it_was_read_from_meanwhile(zoo: Zoo, trip: Trip, pipe: Outside) -> None
     assert restored.ask()["read"] == "B"
 
 
-def test_nobody_keeps_it_open(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+def test_no_process_keeps_it_open(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
     """It was gone with the tree: all that was unread comes from the checkpoint, each time."""
     animal = reader(zoo, pipe)
     pipe.write("BBBB")
@@ -131,7 +131,9 @@ def test_nobody_keeps_it_open(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
 
 
 @pytest.mark.parametrize("there", [b"", b"B", b"BBBB"])
-def test_somebody_has_opened_it_since(there: bytes, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+def test_another_process_has_opened_it_since(
+    there: bytes, zoo: Zoo, trip: Trip, pipe: Outside
+) -> None:
     """That is another pipe under the same name, whatever is in it: what the tree had not read is
     not lost.
     """
@@ -146,7 +148,7 @@ def test_somebody_has_opened_it_since(there: bytes, zoo: Zoo, trip: Trip, pipe: 
 
 
 @pytest.mark.parametrize(("unread", "there"), [(4, 20), (4, 200_000), (60_000, 20_000)])
-def test_the_one_that_somebody_has_opened_since_has_room_for_both(
+def test_the_one_that_was_opened_since_has_room_for_both(
     unread: int, there: int, zoo: Zoo, trip: Trip, pipe: Outside
 ) -> None:
     """And is not made smaller than its owner has made it."""
@@ -163,7 +165,7 @@ def test_the_one_that_somebody_has_opened_since_has_room_for_both(
     assert restored.ask()["read"] == "C" * there + "B" * unread
 
 
-def test_somebody_opens_it_before_the_tree_has_ended(
+def test_another_process_opens_it_before_the_tree_has_ended(
     zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside
 ) -> None:
     """The pipe lives on with its bytes."""
@@ -177,8 +179,8 @@ def test_somebody_opens_it_before_the_tree_has_ended(
     assert restored.ask()["read"] == "BBBB"
 
 
-@pytest.mark.parametrize("anew", ["made", "renamed"])
-def test_another_one_is_there(anew: str, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+@pytest.mark.parametrize("other", ["made", "renamed"])
+def test_another_one_is_there(other: str, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
     """The pipe that lived on is elsewhere, and another one, which a process has open, in its
     place.
     """
@@ -188,14 +190,14 @@ def test_another_one_is_there(anew: str, zoo: Zoo, trip: Trip, pipe: Outside) ->
     report = trip.dump(animal)
     pipe.path.rename(pipe.path.with_name("elsewhere"))
     os.mkfifo(pipe.path)
-    if anew == "made":
+    if other == "made":
         pipe.open(os.O_RDWR)
     restored = trip.restore(report, animal)
     assert restored.ask()["read"] == "BBBB"
     assert os.read(end, 100) == b"BBBB"
 
 
-def test_a_deleted_one_is_made_anew(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+def test_a_deleted_one_is_made_again(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
     """One without a name comes back as the tree's own, with what was unread, whichever process has
     the old one, or its name.
     """
@@ -235,7 +237,7 @@ def test_a_checkpoint_from_before_its_original_went_on(zoo: Zoo, trip: Trip, pip
 
 
 @pytest.mark.parametrize("outside", [False, True], ids=["its own", "written to from outside"])
-def test_a_copy_beside_its_original(
+def test_a_copy_next_to_its_original(
     outside: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside
 ) -> None:
     """Each reads what was unread, once, and the original goes on to be the one who reads from the
@@ -315,7 +317,7 @@ def test_a_session(operators: Operators, zoo: Zoo, pipe: Outside) -> None:
     assert restored.ask()["read"] == "BBBBCC"
 
 
-def test_a_trial_beside_the_living_one(
+def test_a_trial_next_to_the_living_one(
     zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside
 ) -> None:
     animal = reader(zoo, pipe)

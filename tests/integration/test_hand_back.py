@@ -238,7 +238,7 @@ def test_a_copy_of_a_datagram_socket(server: Server, zoo: Zoo, trip: Trip) -> No
     assert [copy.ask()["answered"], animal.ask()["answered"], copy.ask()["answered"]] == [1, 1, 1]
 
 
-def test_a_copy_beside_the_original(server: Server, zoo: Zoo, trip: Trip) -> None:
+def test_a_copy_next_to_the_original(server: Server, zoo: Zoo, trip: Trip) -> None:
     """The original keeps its connection, the copy gets one of its own; with ``keep`` it would be
     the same: refused.
     """
@@ -364,10 +364,10 @@ def test_kept_and_connected_again_together(
     """Rules decide connection by connection; the lock on the kept one does not stand in the way of
     the other.
     """
-    kept, anew = server("tcp"), server("tcp")
-    animal = zoo.launch("caller.py", "epoll", "tcp", f"{kept.address},{anew.address}", "2")
+    kept, renewed = server("tcp"), server("tcp")
+    animal = zoo.launch("caller.py", "epoll", "tcp", f"{kept.address},{renewed.address}", "2")
     assert animal.ask()["answered"] == 2
-    port = int(anew.address.rpartition(":")[2])
+    port = int(renewed.address.rpartition(":")[2])
     config = criuctl.home.path / "rules.yaml"
     config.write_text(
         json.dumps({"connection_rules": [{"match": {"port": port}, "policy": "reconnect"}]})
@@ -376,19 +376,19 @@ def test_kept_and_connected_again_together(
     plan = criuctl("--config", config, "restore", report["checkpoint"], "--dry-run")
     assert {c["peer"]: c["policy"] for c in plan["connections"]} == {
         kept.address: "keep",
-        anew.address: "reconnect",
+        renewed.address: "reconnect",
     }
     answer = criuctl("--config", config, "restore", report["checkpoint"])
     assert {c["peer"]: c["outcome"] for c in answer["connections"]} == {
         kept.address: "kept",
-        anew.address: "reconnected",
+        renewed.address: "reconnected",
     }
     assert zoo.adopt(answer["pid"], animal).ask()["answered"] == 2
-    assert (kept.accepted, anew.accepted) == (1, 2)
+    assert (kept.accepted, renewed.accepted) == (1, 2)
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])
-def test_the_tree_can_read_what_became_of_it(
+def test_the_tree_can_read_its_own_history(
     pids: str, server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     """From inside, also in a PID namespace of its own and in a child; never of an earlier life, and
@@ -433,7 +433,7 @@ def test_what_had_come_is_read_before_the_end(
     assert trip.restore(report, animal, equal=False).ask()["read"] == "last words"
 
 
-def test_a_descriptor_that_nobody_took(server: Server, zoo: Zoo, trip: Trip) -> None:
+def test_a_descriptor_that_was_not_taken(server: Server, zoo: Zoo, trip: Trip) -> None:
     """In the queue of a connection that is connected again: it belongs to the old session, and goes
     with it.
     """

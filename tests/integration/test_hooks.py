@@ -109,7 +109,7 @@ def test_an_address_that_a_hook_is_to_add(
         run(["ip", "address", "del", *address])
 
 
-def test_what_hooks_are_told(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_requests_of_hooks(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     dump_phases = ("pre-dump", "frozen", "post-dump", "post-commit")
     restore_phases = ("pre-restore", "post-restore", "post-resume")
     for phase in (*dump_phases, *restore_phases, "dump-failed", "restore-failed"):
@@ -228,7 +228,7 @@ def test_a_veto_of_a_restore(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: C
     trip.restore(report, animal).ask()
 
 
-def test_optional_failures_are_told_with_exit_11(
+def test_optional_failures_are_reported_with_exit_11(
     hooks: HookFolder, zoo: Zoo, criuctl: Criuctl
 ) -> None:
     """A hook that crashes, one that prints garbage, one that hangs while the tree is frozen: the

@@ -36,7 +36,7 @@ def pool() -> Iterator[int]:
     POOL.write_text(str(before))
 
 
-def test_missing_huge_pages_are_told_before_anything(
+def test_missing_huge_pages_are_reported_before_anything(
     pool: int, criuctl: Criuctl, tmp_path: Path
 ) -> None:
     POOL.write_text(str(pool + NEEDED + 1))  # CRIU takes one to look at a memfd

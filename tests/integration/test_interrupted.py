@@ -145,9 +145,7 @@ def test_a_signal_that_comes_meanwhile_interrupts_as_ever(
     _all_returned(animal)
 
 
-def test_a_signal_that_nobody_handles_interrupts_nothing(
-    zoo: Zoo, trip: Trip, criuctl: Criuctl
-) -> None:
+def test_an_unhandled_signal_interrupts_nothing(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """It waits all the same while the process is traced: the window has another size, say."""
     HookFolder(criuctl.home.path / "hooks").python("frozen", "resize", ARM.replace("12", "28"))
     log = zoo.home / "followed"

@@ -55,7 +55,7 @@ def test_some_are_killed_before_criu_has_let_go_of_them(
     wait_until(
         lambda: ended.exists() and len(ended.read_text().splitlines()) == killed,
         60,
-        "the parent has been told",
+        "the parent has got its SIGCHLD",
     )
     assert {line.split()[1] for line in ended.read_text().splitlines()} == {
         str(int(signal.SIGKILL))

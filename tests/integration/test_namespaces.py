@@ -349,7 +349,7 @@ def _taken_by_a_stranger(number: int, zoo: Zoo, round_: int) -> bool:
 
 
 @pytest.mark.parametrize("left_running", [False, True])
-def test_a_net_namespace_in_which_somebody_else_still_lives(
+def test_a_net_namespace_with_other_living_processes(
     left_running: bool, zoo: Zoo, trip: Trip
 ) -> None:
     """As the other programs of a container: the tree comes back to them."""
@@ -369,7 +369,7 @@ def test_a_net_namespace_in_which_somebody_else_still_lives(
     restored.ask()
 
 
-def test_an_ipc_namespace_in_which_somebody_else_lives(zoo: Zoo, criuctl: Criuctl) -> None:
+def test_an_ipc_namespace_with_other_living_processes(zoo: Zoo, criuctl: Criuctl) -> None:
     """As the other programs of a pod; not one who has only made it and waits."""
 
     def warned() -> list[str]:

@@ -186,7 +186,9 @@ def test_what_is_missed_is_what_a_restore_would_miss(
                 assert "lib.so" in answer["error"]["message"]
                 assert Path(answer["error"]["log"]).stat().st_mode & 0o777 == 0o600
     with mode(folder / "book", 0o600), mode(folder / "place", 0o700):
-        assert errors(needs, config) == [], "other rights stop nobody who has it open"
+        assert errors(needs, config) == [], (
+            "other permissions do not matter to a process that has it open"
+        )
         zoo.adopt(criuctl("restore", report["checkpoint"])["pid"], user)
 
 

@@ -107,7 +107,7 @@ def test_five_different_refusals(
     animal.ask()
 
 
-NOBODY = {
+NO_SERVER = {
     "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
     "CRIUCTL_STORE": "s3://bucket/prefix/",
     "CRIUCTL_S3_RETRIES": "1",
@@ -130,7 +130,7 @@ def test_where_there_is_no_room_for_a_process_that_speaks_to_the_store(
     surroundings: str, criuctl: Criuctl
 ) -> None:
     """criuctl does without it, or with less of it: errors are reported as ever."""
-    criuctl.extra |= {**NOBODY, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    criuctl.extra |= {**NO_SERVER, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     criuctl.prefix = ["sh", "-c", f'{surroundings}; exec "$@"', "sh"]
     answer = criuctl("restore", "web", check=False)
     assert (answer["exit_code"], answer["error"]["code"], answer["stderr"]) == (
@@ -144,8 +144,8 @@ def test_where_there_is_no_room_for_a_process_that_speaks_to_the_store(
     )
 
 
-def test_what_led_to_an_error_is_told(criuctl: Criuctl) -> None:
-    criuctl.extra |= {**NOBODY, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+def test_the_cause_of_an_error_is_reported(criuctl: Criuctl) -> None:
+    criuctl.extra |= {**NO_SERVER, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     command = criuctl.start("restore", "web", "-v", json_output=False)
     assert command.process.wait(60) == 7
     assert "caused by: EndpointConnectionError: Could not connect" in command.err.read_text()

@@ -70,7 +70,7 @@ def test_a_root_that_wants_to_end_with_its_parent(pids: str, zoo: Zoo, trip: Tri
     animal.ask()
 
 
-def test_limits_that_cannot_be_raised_are_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_limits_that_cannot_be_raised_are_reported(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """A process without CAP_SYS_RESOURCE, as in many a container, cannot give a tree more than it
     has itself.
     """
@@ -143,7 +143,7 @@ def test_more_shared_memory_than_a_restore_has_descriptors_that_came_after_the_l
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
-def test_a_store_that_is_not_mounted_is_not_made_anew(
+def test_a_store_that_is_not_mounted_is_not_made_again(
     encrypted: bool, zoo: Zoo, criuctl: Criuctl
 ) -> None:
     """Files below a mount point are hidden once it is mounted; and the new store would not be

@@ -133,7 +133,7 @@ def test_the_look_at_the_tree_does_not_wait_for_ever(
     assert aftermath.of_dump(animal, again=False) == "alive"
 
 
-def test_what_does_not_pass_is_told_in_the_end(
+def test_an_obstacle_that_does_not_pass_is_reported_in_the_end(
     animal: Animal, hooks: HookFolder, criuctl: Criuctl, aftermath: Aftermath
 ) -> None:
     answer = criuctl("dump", animal.pid, "--name", animal.folder.name, check=False)

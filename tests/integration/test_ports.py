@@ -51,7 +51,7 @@ def test_what_a_stranger_has_of_the_same_port_over_ipv4_stays(zoo: Zoo, trip: Tr
         ("::", "::1"),
     ],
 )
-def test_a_port_that_a_stranger_has_at_more_or_fewer_addresses_is_told_before(
+def test_a_port_taken_at_more_or_fewer_addresses_is_reported_before(
     own: str, other: str, zoo: Zoo, trip: Trip, criuctl: Runs
 ) -> None:
     animal = zoo.launch("port.py", own)

@@ -154,7 +154,7 @@ OBSTACLES = {
 
 
 @pytest.mark.parametrize("statement", OBSTACLES)
-def test_what_cannot_be_rebuilt_is_hung_up_and_told(
+def test_what_cannot_be_rebuilt_is_hung_up_and_reported(
     server: PostgresServer, zoo: Zoo, trip: Trip, statement: str
 ) -> None:
     """The client sees the end with its next statement and the report says why; the child's
@@ -281,7 +281,7 @@ def test_every_acknowledged_write_is_there_once(
     wait_until(
         lambda: server.execute(sessions)[0][0] <= 8,
         60,
-        "sessions that were given up are told to end",
+        "sessions that were given up are ended",
     )
     animal.end()
     lines = log.read_text().splitlines()

@@ -270,7 +270,7 @@ def test_a_query_in_flight(server: PostgresServer, client: Any, local: bool) -> 
     assert value(client, "SELECT 42") == 42
 
 
-def test_an_answer_that_nobody_has_read(client: Any) -> None:
+def test_an_unread_answer(client: Any) -> None:
     raw = client.pgconn
     raw.send_query(b"SELECT 'done'")
     raw.flush()
@@ -578,7 +578,7 @@ def test_a_server_that_lies_at_the_dump(answers: tuple[bytes, ...]) -> None:
         assert time.monotonic() - began < 11
 
 
-def test_a_notification_that_comes_between_is_told() -> None:
+def test_a_notification_that_comes_between_is_reported() -> None:
     """It cannot be put back into the queue, so a warning says so."""
     session = {
         "pid": 7, "database": "d", "authorization": "u", "role": "none", "version": "150000",

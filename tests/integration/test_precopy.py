@@ -115,7 +115,7 @@ def test_given_up_between_rounds_nothing_has_happened(zoo: Zoo, criuctl: Criuctl
     assert criuctl("list") == []
 
 
-def test_a_tree_that_ends_during_pre_copy_is_told(zoo: Zoo, criuctl: Criuctl) -> None:
+def test_a_tree_that_ends_during_pre_copy_is_reported(zoo: Zoo, criuctl: Criuctl) -> None:
     animal = zoo.launch("memory.py", "4")
     with paused(criuctl, "precopy", "dump", animal.pid, "--leave-running", "--pre-copy") as held:
         animal.end()

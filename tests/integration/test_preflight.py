@@ -198,7 +198,7 @@ def test_more_shared_memory_than_a_restore_has_descriptors(tmp_path: Path) -> No
         )
 
 
-def test_shared_descriptor_is_told_once(tmp_path: Path) -> None:
+def test_shared_descriptor_is_reported_once(tmp_path: Path) -> None:
     with running(
         "f = os.open('/dev/fuse', os.O_RDWR); [child(lambda: None) for _ in range(3)]", tmp_path
     ) as program:
@@ -209,7 +209,7 @@ def _obstacles(pid: int) -> list[Finding]:
     return [f for f in _findings(pid) if f.level == "error"]
 
 
-def test_tree_inside_is_told_once_by_its_first_process(tmp_path: Path) -> None:
+def test_tree_inside_is_reported_once_by_its_first_process(tmp_path: Path) -> None:
     text = (
         "def inner():\n libc.unshare(0x0C000000); [child(lambda: child(lambda: None)) for _ in "
         "range(2)]\n"

@@ -114,7 +114,7 @@ def test_of_a_process_outside_that_is_gone(
         another = subprocess.Popen(["sleep", "1000"], env=zoo.environment())
         request.addfinalizer(another.wait)
         request.addfinalizer(another.kill)
-        assert another.pid == outside.pid, "somebody else was faster"
+        assert another.pid == outside.pid, "another process was faster"
     options = ("--as", "second") if how == "copy" else ()
     restored = trip.restore(report, animal, *options, ignore=ENDED)
     assert [w for w in restored.answer["warnings"] if f"/proc/{outside.pid}/stat" in w]

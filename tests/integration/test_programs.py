@@ -153,7 +153,7 @@ def test_terminals_inside_take_no_numbers_from_each_other(zoo: Zoo, trip: Trip) 
         ] == []
 
 
-def test_a_terminal_whose_number_somebody_else_has_keeps_its_mode(zoo: Zoo, trip: Trip) -> None:
+def test_a_terminal_whose_number_another_tree_has_keeps_its_mode(zoo: Zoo, trip: Trip) -> None:
     code = (
         "import os, signal\nm, s = os.openpty()\nos.fchmod(s, "
         "0o622)\nos.mkdir('up')\nsignal.pause()"
@@ -205,7 +205,7 @@ def test_system_v_ipc_in_a_namespace_of_its_own(zoo: Zoo, trip: Trip) -> None:
     )
 
 
-def test_a_signal_for_somebody_outside(zoo: Zoo, trip: Trip) -> None:
+def test_a_signal_for_a_process_outside(zoo: Zoo, trip: Trip) -> None:
     """A process that gets signals about input gets them after the restore, too, while it lives;
     criuctl reports one that has ended.
     """
@@ -217,8 +217,8 @@ def test_a_signal_for_somebody_outside(zoo: Zoo, trip: Trip) -> None:
         "fcntl.F_SETOWN, int(who))\n"
     )
     code += "os.mkdir('up')\nsignal.pause()"
-    whom = [str(lives.pid), str(ends.pid), str(-ends.pid), str(ends.pid)]
-    original = zoo.launch([sys.executable, "-S", "-c", code, *whom], name="owners")
+    owners = [str(lives.pid), str(ends.pid), str(-ends.pid), str(ends.pid)]
+    original = zoo.launch([sys.executable, "-S", "-c", code, *owners], name="owners")
     wait_until((original.folder / "up").exists, 60, "it is up")
     report = trip.dump(original)
     ends.end()

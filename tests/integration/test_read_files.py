@@ -120,7 +120,7 @@ def test_a_script_goes_on_as_it_was(
 
 
 @pytest.mark.parametrize("interpreter", ["dash", "bash", "python"])
-def test_a_copy_beside_its_original(
+def test_a_copy_next_to_its_original(
     interpreter: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     reader = Reader(zoo, interpreter)
@@ -229,7 +229,7 @@ def test_mapped_data_that_does_not_travel(
     wait_until(lambda: restored.output().endswith("new new\n"), 60, "what is there now")
 
 
-def test_a_touched_table_is_not_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_touched_table_is_not_reported(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     animal, table = mapper(zoo, "MAP_PRIVATE", 300_000)
     report = dump(criuctl, animal)
     other = table.with_name("same")

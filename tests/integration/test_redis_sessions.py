@@ -389,7 +389,7 @@ def test_a_command_that_is_half_sent(family: str, program: Make) -> None:
     assert client("GET", "k") == "abcde"
 
 
-def test_an_answer_that_nobody_has_read(program: Make) -> None:
+def test_an_unread_answer(program: Make) -> None:
     client = program()
     client.resp.wire.send(_command("PING"))
     assert client.resp.wire.arrives(SECONDS)
@@ -534,10 +534,10 @@ def test_a_user_who_may_not_look(
     with pytest.raises(CannotRebuild, match="refuses CLIENT LIST") as refused:
         client.inspect()
     assert "ask_user" in refused.value.hint
-    beside = Settings(
+    watched = Settings(
         secret, {"user": "small", "ask_user": "watchman", "ask_secret": {"env": "REDIS_ADMIN"}}
     )
-    session = client.inspect(beside)
+    session = client.inspect(watched)
     assert (session["user"], session["db"]) == ("small", 2)
     own = Settings(secret, {"user": "small", "ask": "own", "watch": "never"})
     assert client.inspect(own)["db"] == 2

@@ -94,7 +94,7 @@ def test_a_session_s_life_in_events_and_metrics(host: Operators) -> None:
     )
     assert _lines(follower.out) == found
     wait_until(
-        lambda: server.err.read_text().endswith("/metrics\n"), PATIENCE, "the address is told"
+        lambda: server.err.read_text().endswith("/metrics\n"), PATIENCE, "the address is printed"
     )
     url = re.findall(r"http://127\.0\.0\.1:\d+/metrics", server.err.read_text())
     with urllib.request.urlopen(url[0], timeout=PATIENCE) as response:

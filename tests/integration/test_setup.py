@@ -77,7 +77,7 @@ def test_the_recorded_criu_works_and_the_probe_leaves_nothing() -> None:
         ),
     ],
 )
-def test_a_criu_that_does_not_work_is_told_from_one_that_does(
+def test_a_criu_that_does_not_work_is_distinguished_from_one_that_does(
     tmp_path: Path, script: str | None, reason: str
 ) -> None:
     criu = tmp_path / "criu"

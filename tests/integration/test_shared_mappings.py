@@ -250,7 +250,7 @@ def test_who_else_writes_to_it_is_named(
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_what_is_too_large_is_told_before(
+def test_what_is_too_large_is_reported_before(
     changed: bool, name: str, zoo: Zoo, trip: Trip, compiled: Path, criuctl: Criuctl
 ) -> None:
     """Nothing of it is taken along then, but with --with-files."""
@@ -362,7 +362,7 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("what", ["queue", "semaphores"])
-def test_system_v_objects_of_the_host_are_told(what: str, zoo: Zoo, criuctl: Criuctl) -> None:
+def test_system_v_objects_of_the_host_are_reported(what: str, zoo: Zoo, criuctl: Criuctl) -> None:
     """They are in no checkpoint; in a namespace of the tree's own they are."""
     code = SYSTEM_V.format(what=what)
     animal = zoo.launch([sys.executable, "-c", code], quiet=False)

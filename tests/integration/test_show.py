@@ -10,7 +10,7 @@ from support.zoo import Zoo
 pytestmark = pytest.mark.integration
 
 
-def test_environments_are_read_out_of_memory_and_their_values_only_told_when_asked_for(
+def test_environments_are_read_from_memory_and_values_are_masked_by_default(
     zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     animal = zoo.launch("counter.py", env={"API_KEY": "s3cret=\x1b[2J", "LONG": "x" * 70_000})

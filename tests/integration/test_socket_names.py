@@ -54,7 +54,7 @@ def errors(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return [f for f in answer["error"]["findings"] if f["level"] == "error"]
 
 
-def test_a_copy_has_names_of_its_own_beside_the_original(
+def test_a_copy_has_names_of_its_own_next_to_the_original(
     zoo: Zoo, trip: Trip, tmp_path: Path
 ) -> None:
     """Outside, the paths lead to the original; inside the copy to its own, and it cannot remove
@@ -169,7 +169,7 @@ def test_a_relative_name(zoo: Zoo, trip: Trip) -> None:
     trip.restore(trip.dump(copy, "--name", "second"), copy, equal=False).ask()
 
 
-def test_a_trial_beside_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+def test_a_trial_next_to_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """It has all names to itself, in a shadow of the files."""
     name, abstract = str(zoo.home / "stream.sock"), f"{zoo.token}-name"
     original = zoo.launch("listening.py", f"stream:{name}", f"abstract:{abstract}")
@@ -404,7 +404,7 @@ def test_an_accepted_connection_whose_listener_is_outside(gone: bool, zoo: Zoo, 
         os.kill(listener, signal.SIGKILL)
 
 
-def test_a_deleted_name_that_somebody_has(zoo: Zoo, trip: Trip) -> None:
+def test_a_deleted_name_that_another_process_has(zoo: Zoo, trip: Trip) -> None:
     """Such a socket cannot be found by its name, so it comes with another one."""
     name = str(zoo.home / "a.sock")
     animal = zoo.launch("listening.py", f"deleted:{name}")

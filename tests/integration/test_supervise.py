@@ -155,7 +155,7 @@ def test_of_two_standbys_one_takes_over_and_the_old_home_is_fenced(homes: Homes)
     def winners() -> list[str]:
         return [name for name, other in others.items() if other.events("recovered")]
 
-    wait_until(winners, PATIENCE, "somebody has taken over")
+    wait_until(winners, PATIENCE, "another host has taken over")
     (winner,) = winners()
     loser = "c" if winner == "b" else "b"
     back = others[winner].wait("recovered")
@@ -206,7 +206,7 @@ def test_a_home_that_is_cut_off_stands_still(homes: Homes) -> None:
     watch.wait("goes-on")
     wait_until(lambda: out.stat().st_size > size, PATIENCE, "it counts on")
     watch.stop(signal.SIGKILL)
-    wait_until(is_in("paused"), PATIENCE, "its holder knows that nobody renews the lease any more")
+    wait_until(is_in("paused"), PATIENCE, "its holder knows that the lease is not renewed any more")
     # The next supervisor has the lease, and does not want that.
     again = supervise(a, "--every", "1h")
     assert again.wait("home")["pid"] == pid and a("status", "web")["self_fence"] is False

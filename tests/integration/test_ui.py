@@ -265,7 +265,7 @@ def test_what_the_page_has_done_is_seen_in_its_terminal(operators: Operators) ->
     wait_until(
         lambda: operators("status", "over")["state"] == "exited",
         TIMEOUT,
-        "it has ended, and nobody was told how",
+        "it has ended, and its exit status was not sent",
     )
 
     async def talk(served: Served) -> None:
@@ -453,7 +453,7 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             expect(page.get_by_label("token")).to_be_visible(timeout=PATIENCE)
 
 
-def test_what_is_too_much_to_be_pasted_is_told(
+def test_a_paste_that_is_too_large_is_refused_with_a_message(
     operators: Operators, browser: Browser, tmp_path: Path
 ) -> None:
     """It ended the connection, and was lost without a word."""

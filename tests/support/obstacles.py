@@ -65,7 +65,7 @@ def outside(prepare):
     return kept
 
 def again(flags):
-    "Start the program anew in namespaces of its own, so that its program file is of them too."
+    "Start the program again in namespaces of its own, so that its program file is of them too."
     if os.environ.get("AGAIN"):
         return
     if libc.unshare(flags):

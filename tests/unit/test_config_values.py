@@ -55,9 +55,7 @@ def test_all_defaults_and_the_ends_of_ranges_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["host_id: 2026-02-30\n", "retention: {web: {keep_within: 2026-13-01}}\n"]
 )
-def test_a_day_that_there_is_not_is_told_as_what_is_wrong_with_the_file(
-    tmp_path: Path, text: str
-) -> None:
+def test_an_invalid_date_is_reported_as_an_error_of_the_file(tmp_path: Path, text: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=f"{file} is not valid YAML: "):
@@ -77,7 +75,7 @@ def test_a_number_beyond_all_ranges_is_refused(tmp_path: Path) -> None:
     "variable",
     [{"HOME": ""}, {"HOME": "home"}, {"HOME": "/nonexistent", "XDG_CONFIG_HOME": ".config"}],
 )
-def test_whoever_made_the_folder_that_we_are_in_configures_nothing(
+def test_the_current_folder_configures_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: dict[str, str]
 ) -> None:
     for folder in (".config", "home/.config"):

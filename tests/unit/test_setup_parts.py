@@ -38,7 +38,7 @@ def made_by(python: str, folder: Path) -> str:
     return shell('python=$2; quietly() { "$@"; }; say() { :; }; fresh_venv "$1"', folder, fake)
 
 
-def test_an_environment_that_was_half_made_is_made_anew(tmp_path: Path) -> None:
+def test_a_half_made_environment_is_made_again(tmp_path: Path) -> None:
     """pip comes last: a set-up that was killed before has left an interpreter that works."""
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)

@@ -124,7 +124,7 @@ class Machine:
         while not self._path("ssh").exists():
             if self._master.poll() is not None or time.monotonic() - began > BOOT:
                 raise VmError(
-                    f"{self.name} lets nobody in: "
+                    f"{self.name} does not accept ssh: "
                     f"{self._path('log').read_text(errors='replace')[-2000:]}"
                 )
             time.sleep(_PAUSE)

@@ -319,7 +319,7 @@ class SystemdChecks:
             wait_for(
                 lambda: self._show(unit, "NRestarts", "ActiveState") == ["1", "active"],
                 PATIENCE,
-                "systemd has started it anew",
+                "systemd has started it again",
             )
             self.sigma.sh(f"systemctl restart {unit} && systemctl stop {unit}")
             if self._went_back(name) != again:
@@ -330,7 +330,7 @@ class SystemdChecks:
                 .splitlines()
             )
         return (
-            f"{log[0].split('recovered: ')[-1]}: {again} numbers told again; supervisor killed, "
+            f"{log[0].split('recovered: ')[-1]}: {again} numbers sent again; supervisor killed, "
             "restarted, stopped: it goes on"
         )
 
@@ -397,7 +397,7 @@ class SystemdChecks:
             f"{code}"
         )
 
-    def a_reboot_that_nobody_has_prepared(self) -> str:
+    def a_reboot_without_preparation(self) -> str:
         """No maintenance: `recover --all`, and a supervisor that is started at the boot, from the
         newest checkpoints.
         """

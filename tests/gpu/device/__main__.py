@@ -33,7 +33,9 @@ def _arguments() -> argparse.ArgumentParser:
     cases.add_argument("--limit", type=float, default=480, help="seconds for all  [480]")
     cases.add_argument("--no-gpu", action="store_true", help="try the test itself, on the CPU")
     cases.add_argument("--list", action="store_true", help="name the cases")
-    measuring = commands.add_parser("bench", parents=[common], help="beside plain CRIU, by hand")
+    measuring = commands.add_parser(
+        "bench", parents=[common], help="compare with plain CRIU, by hand"
+    )
     measuring.add_argument("--gib", type=float, default=16)
     measuring.add_argument("--rounds", type=int, default=3)
     measuring.add_argument("--limit", type=float, default=540, help="begin no round later")

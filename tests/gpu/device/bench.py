@@ -263,7 +263,7 @@ def table(hand: list[Times], ours: list[Times], asked: argparse.Namespace) -> st
     snapshots = (median(ours, "second snapshot") or 0) / (median(ours, "first snapshot") or 1)
     out += [
         "",
-        f"- Dump and restore beside by hand: {target(totals, TARGET_BY_HAND)}.",
-        f"- Second snapshot beside the first: {target(snapshots, TARGET_SECOND)}.",
+        f"- Dump and restore compared with by hand: {target(totals, TARGET_BY_HAND)}.",
+        f"- Second snapshot compared with the first: {target(snapshots, TARGET_SECOND)}.",
     ]
     return "\n".join(out)

@@ -111,7 +111,7 @@ def check(found: Check) -> None:
             f"{slave} controls", [controlling(pid) for pid in pids], [os.fstat(slave).st_rdev] * 2
         )
     found.true("it reads packets", struct.unpack("i", fcntl.ioctl(packets, TIOCGPKT, bytes(4)))[0])
-    found.equal("packets of nobody", select.select([packets], [], [], 0.1)[0], [])
+    found.equal("no packet without output", select.select([packets], [], [], 0.1)[0], [])
     os.write(packets_slave, b"x")
     found.equal("a packet", os.read(packets, 100), b"\0x")
     status = os.fstat(granted_slave)
@@ -134,7 +134,7 @@ def check(found: Check) -> None:
         while signal.sigtimedwait([number], 0) is not None:
             pass
         os.write(other, b"x")
-        found.equal(f"{name}: of which descriptor a signal tells", signalled_fd(number), fd)
+        found.equal(f"{name}: descriptor of the signal", signalled_fd(number), fd)
         found.equal(f"{name}: data", os.read(fd, 100), b"x")
     if not asked:
         for pid in leaving:

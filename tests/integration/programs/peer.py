@@ -1,5 +1,6 @@
 """A client of a server outside the tree: ``peer.py FOLDER tcp|unix-dgram|unix-stream ADDRESS``;
-reports the fate of its connection."""
+reports the fate of its connection.
+"""
 
 from __future__ import annotations
 

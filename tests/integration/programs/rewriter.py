@@ -45,7 +45,7 @@ def rewrite() -> None:
 
 
 def check(found: Check) -> None:
-    found.equal("what nobody writes to", still(), wanted)
+    found.equal("what is not written to", still(), wanted)
     for place in places:
         before = turns
         page = memory[place : place + PAGE]

@@ -112,7 +112,7 @@ def check(found: Check) -> None:
         while signal.sigtimedwait([number], 0) is not None:
             pass
         trigger[name]()
-        found.equal(f"{name}: of which descriptor a signal tells", signalled_fd(number), fd)
+        found.equal(f"{name}: descriptor of the signal", signalled_fd(number), fd)
         if name == "listener":
             listener.accept()[0].close()
             clients.pop().close()

@@ -129,7 +129,7 @@ def test_the_lease_goes_round(holders: Holders) -> None:
     ]  # fmt: skip
 
 
-def test_who_is_only_attached_stands_in_nobodys_way(holders: Holders) -> None:
+def test_a_merely_attached_operator_blocks_no_other(holders: Holders) -> None:
     """The lease of an attached operator is anybody's once he pauses; who types next has it, and a
     second attaching has not.
     """

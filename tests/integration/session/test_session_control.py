@@ -615,7 +615,7 @@ def test_a_host_that_goes_down_does_not_wait_for_holders(holders: Holders) -> No
     holders.gone(waiting)
 
 
-def test_a_holder_that_is_killed_leaves_a_lost_session_that_is_told(holders: Holders) -> None:
+def test_a_session_whose_holder_is_killed_is_reported_as_lost(holders: Holders) -> None:
     """The terminal hangs up; who ignores that is found, and the name can be used again."""
     started = holders.start("sh", "-c", "trap '' HUP; echo ready; while :; do sleep 0.1; done")
     holders.connect().wait_match("ready", since="start", timeout=TIMEOUT)

@@ -36,7 +36,7 @@ def test_every_reader_sees_the_same_bytes_at_the_same_offsets(holders: Holders) 
     assert capturing.read(10**12) == Output(160_000, b"")
 
 
-def test_a_stopped_client_holds_up_nobody_and_finds_a_gap(holders: Holders) -> None:
+def test_a_stopped_client_blocks_no_other_and_finds_a_gap(holders: Holders) -> None:
     count = 1_200_000  # 9.6 MB: far more than the scrollback and what the sockets hold
     holders.start(*numbers(count), scrollback=2 << 20)
     slow, quick = holders.connect(), holders.connect()

@@ -129,7 +129,7 @@ def test_every_operation_is_documented_and_every_documented_one_exists() -> None
         protocol.preface("raw/1") + protocol.json_frame({"id": True, "op": "hello"}),
     ],
 )
-def test_who_speaks_something_else_is_told_and_cut_off(
+def test_a_client_of_another_protocol_gets_an_error_and_is_cut_off(
     holders: Holders, socket_path: Path, stream: bytes
 ) -> None:
     with names.connect(socket_path) as sock:
@@ -158,7 +158,7 @@ def test_nothing_is_done_for_who_did_not_say_hello(holders: Holders, socket_path
     ]
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(holders: Holders, socket_path: Path) -> None:
+def test_unexpected_descriptors_are_closed(holders: Holders, socket_path: Path) -> None:
     client = holders.connect()
     pid = client.status()["holder_pid"]
     before = len(os.listdir(f"/proc/{pid}/fd"))
@@ -363,7 +363,7 @@ def test_no_answer_is_longer_than_a_frame_may_be(holders: Holders) -> None:
     assert forget(holders.config, "s")
 
 
-def test_an_audit_log_in_any_script_is_told_in_parts(holders: Holders) -> None:
+def test_an_audit_log_in_any_script_is_sent_in_parts(holders: Holders) -> None:
     holders.start("sh", "-c", "stty raw; echo ready; exec cat >/dev/null")
     client = holders.connect()
     client.wait_match("ready", since="start", timeout=TIMEOUT)
@@ -382,7 +382,7 @@ def test_input_that_is_no_text_is_the_clients_fault(holders: Holders, what: dict
         holders.connect().request("input", **what)
 
 
-def test_somebody_waits_for_a_year(holders: Holders) -> None:
+def test_a_wait_of_a_year_is_accepted(holders: Holders) -> None:
     started = holders.start("sh", "-c", "read line")
     waiting, typing = holders.connect(), holders.connect()
     threading.Timer(0.2, lambda: typing.send("\n")).start()

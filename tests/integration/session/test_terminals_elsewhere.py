@@ -137,9 +137,7 @@ def _children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_snapshot_disturbs_nobody_who_types(
-    window: Callable[..., Window], travel: Travel
-) -> None:
+def test_a_snapshot_loses_no_typed_input(window: Callable[..., Window], travel: Travel) -> None:
     there = window("python3", "-I", "-S", "-c", READER)
     there.expect("ready")
     there.type("go\rwhole line\r\x16\x03h")
@@ -226,7 +224,7 @@ os.write(master, b"half")
 """
 
 
-def test_what_was_typed_on_a_terminal_inside_that_nobody_has_open(
+def test_input_of_a_terminal_inside_that_no_process_has_open(
     criuctl: Criuctl, tmp_path: Path
 ) -> None:
     """It controls a session and no more: no process could read that, and the tree comes back
@@ -251,7 +249,7 @@ os.symlink(os.ttyname(slave), sys.argv[1])
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_terminal_inside_whose_number_is_taken_is_told_of(
+def test_a_terminal_inside_whose_number_is_taken_is_reported(
     taken: bool, criuctl: Criuctl, tmp_path: Path
 ) -> None:
     """What the program has noted of its name, a link to it, is another's then: socat writes such

@@ -24,7 +24,7 @@ while True:
 """
 
 
-def test_each_query_is_answered_once_by_whoever_is_there(operators: Operators) -> None:
+def test_each_query_is_answered_once_by_the_holder_or_the_terminal(operators: Operators) -> None:
     """Before anybody came by the holder, whatever is drawn then; by the terminal afterwards; by the
     holder again.
     """

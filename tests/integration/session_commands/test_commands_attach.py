@@ -182,7 +182,7 @@ def test_a_full_screen_program_is_drawn_again_and_left_behind_clean(
     assert ended(window) == 0
 
 
-def test_a_client_that_stands_still_holds_up_nobody(operators: Operators) -> None:
+def test_a_stopped_client_blocks_no_other(operators: Operators) -> None:
     operators.shell("work")
     window = operators.window("attach", "work")
     window.expect(literally("$"))

@@ -249,7 +249,9 @@ def test_a_listener_that_takes_mptcp_where_it_can_takes_tcp(
 @pytest.mark.parametrize(
     ("closing", "said"), [(">&-", "standard output is closed"), (">/dev/full", "No space left")]
 )
-def test_output_that_goes_nowhere_is_told(operators: Operators, closing: str, said: str) -> None:
+def test_output_that_goes_nowhere_is_reported(
+    operators: Operators, closing: str, said: str
+) -> None:
     operators.shell("work")
     operators.prefix = ["sh", "-c", f'exec "$@" {closing}', "sh"]
     for words in (
@@ -460,7 +462,7 @@ def test_commands_in_a_live_shell(
     assert operators("status", "work")["exit_code"] == 4
 
 
-def test_an_agent_types_beside_a_person_who_only_looks(operators: Operators) -> None:
+def test_an_agent_types_while_a_person_only_looks(operators: Operators) -> None:
     operators.shell("work")
     window = operators.window("attach", "work")
     window.expect(rb"\$")

@@ -149,7 +149,7 @@ def test_where_there_is_no_journal(service: Service) -> None:
 
 
 @pytest.mark.parametrize("service", ["on-failure"], indirect=True)
-def test_a_service_that_is_started_anew(service: Service) -> None:
+def test_a_service_that_systemd_starts_again(service: Service) -> None:
     """Two of it would run after the restore; a snapshot ends nothing."""
     checked = service.operators("check", str(service.pid))
     (finding,) = [f for f in checked["findings"] if f["code"] == "started-again"]

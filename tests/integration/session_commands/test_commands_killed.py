@@ -24,12 +24,12 @@ HARM = """
 import os, signal, sys, time
 from criuctl.cli.main import program
 from criuctl.restore.restoring import Restoring
-last, (when, whom, number) = Restoring._release, sys.argv[1:4]
+last, (when, victim, number) = Restoring._release, sys.argv[1:4]
 
 def harm(self):
-    pid = os.getpid() if whom == "criuctl" else self.placed.root.pid
+    pid = os.getpid() if victim == "criuctl" else self.placed.root.pid
     os.kill(pid, int(number))
-    while whom == "root" and self.placed.root.alive():
+    while victim == "root" and self.placed.root.alive():
         time.sleep(0.01)
 
 def about_to_run(self):
@@ -137,7 +137,7 @@ def test_a_restore_that_is_broken_off_when_the_holder_has_the_tree(
     checkpoint = operators("dump", "work")["checkpoint"]
     if holder == "is new":
         os.kill(waiting.pid, signal.SIGTERM)
-        wait_until(lambda: not waiting.exists(), TIMEOUT, "nobody waits for it")
+        wait_until(lambda: not waiting.exists(), TIMEOUT, "it is not waited for")
 
     with paused(operators, "resume", "restore", "work") as held:
         adopted = operators("status", "work")
@@ -184,9 +184,9 @@ def _dumped(operators: Operators, *where: str, program: str = TICKS) -> None:
     operators("dump", "work")
 
 
-def _harmed(operators: Operators, when: str, whom: str, number: signal.Signals) -> int:
+def _harmed(operators: Operators, when: str, victim: str, number: signal.Signals) -> int:
     """A restore to which this is done; its exit code."""
-    operators.prefix = [sys.executable, "-c", HARM, when, whom, str(int(number))]
+    operators.prefix = [sys.executable, "-c", HARM, when, victim, str(int(number))]
     code = operators.start("restore", "work").process.wait(TIMEOUT)
     operators.prefix = []
     return code
@@ -203,7 +203,7 @@ def test_asked_to_end_when_there_is_no_way_back(
     _goes_on(operators)
 
 
-def test_killed_before_the_holder_is_told_that_there_is_no_way_back(operators: Operators) -> None:
+def test_killed_before_the_holder_hears_of_the_point_of_no_return(operators: Operators) -> None:
     """CRIU lets go of the tree, which is the session then: it can be paused at once, and ended."""
     _dumped(operators, "--host-pids")
     assert _harmed(operators, "before", "criuctl", signal.SIGKILL) == -signal.SIGKILL

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.parametrize("step", ["preflight", "freeze"])
 @pytest.mark.parametrize("where", [(), ("--host-pids",)], ids=["private", "host"])
-def test_it_is_told_as_ended(step: str, where: tuple[str, ...], operators: Operators) -> None:
+def test_it_is_reported_as_ended(step: str, where: tuple[str, ...], operators: Operators) -> None:
     """It may take CRIU along, which is a guest in its PID namespace."""
     operators("run", "-d", "--name", "work", *where, "--", "sleep", "1000")
     root = ProcessIdentity.of(operators("status", "work")["pid"])

@@ -14,7 +14,7 @@ from support.operating import TIMEOUT, Operators, ended
 pytestmark = pytest.mark.integration
 
 
-def test_who_is_attached_is_told_and_follows(operators: Operators) -> None:
+def test_an_attached_client_is_informed_and_follows(operators: Operators) -> None:
     operators.shell("work")
     operators("exec", "work", "--", "kept=yes")
     window = operators.window("attach", "work")

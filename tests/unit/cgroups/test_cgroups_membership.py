@@ -28,7 +28,7 @@ def test_services(groups: dict[str, str], service: str) -> None:
     assert service_of(groups) == service
 
 
-def test_nothing_is_written_beside_the_groups(tmp_path: Path) -> None:
+def test_nothing_is_written_outside_the_groups(tmp_path: Path) -> None:
     """Whatever a manifest says."""
     hierarchy, point = next(iter(mount_points().items()))
     path = f"/{os.path.relpath(tmp_path, point)}"

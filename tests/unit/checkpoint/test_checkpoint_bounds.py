@@ -91,7 +91,7 @@ def test_a_million_equal_chunks_are_a_stream_like_any_other(repository: Reposito
         reading.read(large)
 
 
-def test_a_heap_of_which_every_other_page_is_there_is_shown(repository: Repository) -> None:
+def test_a_heap_with_every_other_page_is_shown(repository: Repository) -> None:
     """A million runs of one page: 8 GiB."""
     with repository.writer(Reporter()) as writer:
         runs = b"".join(RUN.pack(0x7000_0000_0000 + n * 8192, 1, 4) for n in range(1 << 20))

@@ -49,7 +49,7 @@ def harms() -> dict[str, bytes]:
     "harm",
     ["empty", "noise", "text", "middle", "cut", "gone", "other-store", "no-table", "version"],
 )
-def test_a_damaged_cache_is_made_anew(tmp_path: Path, harm: str) -> None:
+def test_a_damaged_cache_is_made_again(tmp_path: Path, harm: str) -> None:
     repo, path = local(tmp_path)
     whole = path.read_bytes()
     for suffix in ("-wal", "-shm"):
@@ -271,7 +271,7 @@ def test_two_hundred_checkpoints_are_listed_at_once(tmp_path: Path) -> None:
     assert time.process_time() - began < 0.3
 
 
-def test_another_process_that_begins_anew_keeps_its_own_files(
+def test_another_process_that_starts_again_keeps_its_own_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as the database is gone, files of its names are those of another one."""

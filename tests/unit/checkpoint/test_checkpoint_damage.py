@@ -243,7 +243,7 @@ def test_one_damaged_manifest_hides_no_other(tmp_path: Path, encrypted: bool) ->
                 again.resolve(ref)
 
 
-def test_numbers_that_nobody_counts_up_to_are_in_nobodys_way(tmp_path: Path) -> None:
+def test_names_with_huge_numbers_prevent_no_dump(tmp_path: Path) -> None:
     """An attacker who can put objects can use such names. If one of them counted, a session whose
     record was removed could not be dumped again.
     """

@@ -222,7 +222,7 @@ def test_it_becomes_the_newest_of_its_session_or_of_the_one_named(
     assert again.summary.bytes["stored"] == 0  # its content was there
 
 
-def test_a_session_of_the_same_name_is_told(tmp_path: Path, source: Host, target: Host) -> None:
+def test_a_session_of_the_same_name_is_reported(tmp_path: Path, source: Host, target: Host) -> None:
     file = tmp_path / "file"
     source.export("web@2", file)
     with target.repository.writer(Reporter()) as writer:
@@ -248,7 +248,9 @@ def refused(target: Host, file: Path) -> DataError:
     return caught.value
 
 
-def test_every_cut_is_told_and_leaves_nothing(tmp_path: Path, source: Host, target: Host) -> None:
+def test_every_cut_is_reported_and_leaves_nothing(
+    tmp_path: Path, source: Host, target: Host
+) -> None:
     source.export("web@2", tmp_path / "whole")
     data = (tmp_path / "whole").read_bytes()
     for cut in (*CUTS, *(len(data) * part // 7 for part in range(1, 7))):
@@ -258,7 +260,7 @@ def test_every_cut_is_told_and_leaves_nothing(tmp_path: Path, source: Host, targ
     assert "1 bytes follow its end" in refused(target, tmp_path / "cut").message
 
 
-def test_every_flipped_bit_is_told_and_leaves_nothing(
+def test_every_flipped_bit_is_reported_and_leaves_nothing(
     tmp_path: Path, source: Host, target: Host
 ) -> None:
     source.export("web@2", tmp_path / "whole")
@@ -297,9 +299,7 @@ def forge(path: Path, parts: list[tuple[bytes, bytes]]) -> Path:
     return path
 
 
-def test_what_somebody_has_changed_on_purpose_is_refused_though_the_digest_fits(
-    tmp_path: Path, target: Host
-) -> None:
+def test_a_forged_archive_is_refused_though_the_digest_fits(tmp_path: Path, target: Host) -> None:
     source = Host(tmp_path / "sealed", encrypted=True)
     kit.write(source.repository, CONTENT)
     kit.write(source.repository, OTHER)
@@ -438,7 +438,7 @@ def test_a_store_with_a_passphrase_exports_with_it(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_replaced_only_if_told_and_a_failed_export_leaves_nothing(
+def test_a_file_is_replaced_only_on_request_and_a_failed_export_leaves_nothing(
     tmp_path: Path, source: Host
 ) -> None:
     folder = tmp_path / "out"
@@ -515,7 +515,7 @@ def test_a_pipe_that_is_too_large_for_the_memory_is_refused(
         os.close(reading)
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, source: Host) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, source: Host) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         with pytest.raises(StoreFull):

@@ -110,7 +110,7 @@ def test_a_thread_that_fails_stops_a_producer_that_waits(
         writer.wait_hashed()  # closed: reports the error and does not wait
 
 
-def test_a_thread_that_cannot_begin_is_told_and_ends(tmp_path: Path) -> None:
+def test_a_thread_that_cannot_begin_is_reported_and_ends(tmp_path: Path) -> None:
     """zstd refuses the level, as it does where there is no memory for it: once, not for ever."""
 
     def produce() -> None:
@@ -291,7 +291,7 @@ def test_a_read_that_fails_fails_the_restore(
     assert kit.pipeline_threads() == []
 
 
-def test_writing_to_a_full_file_system_is_told(tmp_path: Path) -> None:
+def test_writing_to_a_full_file_system_is_reported(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path)
     kit.write(repo, BIG)
     with open("/dev/full", "r+b", buffering=0) as full, pytest.raises(OSError, match="No space"):

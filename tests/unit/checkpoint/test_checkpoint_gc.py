@@ -383,7 +383,7 @@ def test_an_unreadable_manifest_ends_it_before_anything_goes(tmp_path: Path) -> 
     kit.check(again(repo), kept, content(2))
 
 
-def test_what_the_store_refuses_to_delete_is_told_and_tried_again(tmp_path: Path) -> None:
+def test_refused_deletes_are_reported_and_tried_again(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path, workers=1)
     repo.remove(kit.write(repo, content(1)))
     before = packs(repo)
@@ -396,7 +396,7 @@ def test_what_the_store_refuses_to_delete_is_told_and_tried_again(tmp_path: Path
     assert done.deleted == len(before) and packs(repo) == set() and left(repo) == []
 
 
-def test_lost_index_segments_are_told_anew(tmp_path: Path) -> None:
+def test_lost_index_segments_are_written_again(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path, workers=1)
     kept = kit.write(repo, content(1))
     for info in list(repo.store.list("index/")):
@@ -452,7 +452,9 @@ def test_a_damaged_index_segment_is_replaced(tmp_path: Path, known: bool) -> Non
     assert there and set(there) <= {info.name for info in host.store.list("index/")}
 
 
-def test_damaged_lists_of_packs_are_marked_anew_or_told_with_what_helps(tmp_path: Path) -> None:
+def test_damaged_marks_are_made_again_and_damaged_lists_are_errors_with_a_hint(
+    tmp_path: Path,
+) -> None:
     """A mark is only advice, so damage to it does not stop a dump or a collection. The lists of
     doomed or written packs are needed, and damage to them is an error.
     """
@@ -577,7 +579,7 @@ def test_many_small_packs_and_segments_become_a_few(
         assert writer.stats.bytes_new == 0  # a writer knows what was put together
 
 
-def test_segments_of_packs_that_went_before_they_were_told_of_go(tmp_path: Path) -> None:
+def test_segments_of_packs_deleted_before_their_publication_go(tmp_path: Path) -> None:
     """A collection puts a pack, another one deletes it because no checkpoint needs it any more, and
     the first one publishes a segment that lists it.
     """
@@ -646,7 +648,7 @@ def test_segments_that_cannot_be_deleted_are_put_together_once(
         kit.check(again(repo), f"s{number}", kit.Content(bytes([number]) * 5000, {"a.img": b"i"}))
 
 
-def test_what_no_room_was_left_to_tell_anew_counts_as_untold(
+def test_a_segment_that_could_not_be_written_counts_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another segment that tells of the same packs stays then."""

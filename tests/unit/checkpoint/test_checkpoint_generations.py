@@ -290,7 +290,7 @@ def test_a_new_key_file_that_was_half_written_is_made_again(site: Setting) -> No
     assert [one.label for one in key_list(here.one)[0] if one.used] == ["fresh"]
 
 
-def test_two_at_once_both_have_their_way_or_one_is_told(site: Setting) -> None:
+def test_two_changes_at_once_both_count_or_one_fails(site: Setting) -> None:
     """At each step of the first, the second makes its whole change: either both are in force, or
     the loser gets an error that says why.
     """
@@ -471,7 +471,7 @@ def test_an_older_criuctl_reads_the_keys_as_they_are(site: Setting) -> None:
         keys.open_by_file(body["slots"], here.id, next(path.parent.glob(f"{here.id}.*.key")))
 
 
-def test_nobody_is_shut_out_by_mistake(site: Setting, tmp_path: Path) -> None:
+def test_the_last_key_is_not_removed_by_mistake(site: Setting, tmp_path: Path) -> None:
     here = site(second=False)
     mine = here.fingerprint(here.one)
     with pytest.raises(Conflict, match="last key"):
@@ -548,7 +548,7 @@ def test_a_file_that_opens_no_more_is_passed_over_for_a_passphrase(
         Repository.open(here.stage, here.one)
 
 
-def test_a_lost_answer_is_resolved_and_a_refused_clean_up_is_told(site: Setting) -> None:
+def test_a_lost_answer_is_resolved_and_a_refused_clean_up_is_reported(site: Setting) -> None:
     here = site()
     written = kit.write(Repository.open(here.stage, here.two))
 

@@ -166,7 +166,7 @@ def test_an_exported_key_opens_the_store_and_no_other(tmp_path: Path) -> None:
         ("criuctl key 2\nxyz\n", UnsupportedFormat),
     ],
 )
-def test_a_key_file_that_does_not_fit_is_told(
+def test_a_key_file_that_does_not_fit_is_reported(
     tmp_path: Path, text: str, error: type[CriuctlError]
 ) -> None:
     repo = kit.repository(tmp_path, encrypted=True)
@@ -261,7 +261,7 @@ def test_a_store_cannot_be_made_plain_behind_our_back(tmp_path: Path) -> None:
         Repository.open(repo.store, repo.config)
 
 
-def test_nobody_changes_what_the_config_says(tmp_path: Path) -> None:
+def test_a_changed_config_is_detected(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path, encrypted=True)
     body = json.loads(repo.store.get("config"))
     body["capabilities"]["conditional_create"] = False
@@ -311,6 +311,6 @@ def test_preflight_reads_and_writes(tmp_path: Path) -> None:
         assert writer.stats.chunks == 0
 
 
-def test_a_secret_that_the_disk_does_not_give_is_told() -> None:
+def test_an_unreadable_secret_is_reported() -> None:
     with pytest.raises(KeyMissing, match="cannot be read: Input/output error"):
         keys.read_secret(Path("/proc/self/mem"))  # whose first page is not mapped

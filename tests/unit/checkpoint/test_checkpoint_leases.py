@@ -233,7 +233,9 @@ def test_a_take_over_does_not_go_over_what_only_cannot_be_opened(tmp_path: Path)
 
 
 @pytest.mark.parametrize("field", ["epoch", "sequence"])
-def test_what_nothing_can_follow_is_told_and_not_followed(tmp_path: Path, field: str) -> None:
+def test_the_highest_possible_number_is_reported_and_not_followed(
+    tmp_path: Path, field: str
+) -> None:
     """A host with write access could put it; a record that follows it would be unreadable."""
     repo = kit.repository(tmp_path)
     most = {"epoch": 1 << 62, "sequence": 10**19}[field]

@@ -42,7 +42,7 @@ def test_what_is_written_down_is_read(secret: bytes, between: str, lower: bool) 
 
 
 @given(secrets, places, st.sampled_from(recovery.LETTERS))
-def test_a_wrong_letter_is_told_with_its_group(secret: bytes, place: int, letter: str) -> None:
+def test_a_wrong_letter_is_reported_with_its_group(secret: bytes, place: int, letter: str) -> None:
     text = recovery.to_text(secret).replace("-", "")
     wrong = text[:place] + letter + text[place + 1 :]
     if wrong != text:
@@ -50,7 +50,7 @@ def test_a_wrong_letter_is_told_with_its_group(secret: bytes, place: int, letter
 
 
 @given(secrets, st.integers(0, 46))
-def test_swapped_neighbours_are_told_with_their_groups(secret: bytes, place: int) -> None:
+def test_swapped_neighbours_are_reported_with_their_groups(secret: bytes, place: int) -> None:
     text = recovery.to_text(secret).replace("-", "")
     if text[place] != text[place + 1]:
         wrong = text[:place] + text[place + 1] + text[place] + text[place + 2 :]
@@ -58,7 +58,7 @@ def test_swapped_neighbours_are_told_with_their_groups(secret: bytes, place: int
 
 
 @given(secrets, st.integers(0, 7), st.integers(0, 7))
-def test_swapped_groups_are_told(secret: bytes, one: int, other: int) -> None:
+def test_swapped_groups_are_reported(secret: bytes, one: int, other: int) -> None:
     groups = recovery.to_text(secret).split("-")
     groups[one], groups[other] = groups[other], groups[one]
     if one != other and groups[one] != groups[other]:
@@ -66,7 +66,7 @@ def test_swapped_groups_are_told(secret: bytes, one: int, other: int) -> None:
 
 
 @given(secrets, st.integers(0, 7), st.sampled_from(["", "A", "AA"]))
-def test_a_group_of_another_length_is_told(secret: bytes, group: int, more: str) -> None:
+def test_a_group_of_another_length_is_reported(secret: bytes, group: int, more: str) -> None:
     groups = recovery.to_text(secret).split("-")
     groups[group] = groups[group][:5] + more if more else groups[group][:5]
     if len(groups[group]) != 6:
@@ -78,7 +78,9 @@ def test_a_group_of_another_length_is_told(secret: bytes, group: int, more: str)
 
 
 @given(secrets, st.integers(0, 7), st.sampled_from("ilO01!é"))
-def test_a_character_that_it_has_not_is_told(secret: bytes, group: int, character: str) -> None:
+def test_a_character_outside_the_alphabet_is_reported(
+    secret: bytes, group: int, character: str
+) -> None:
     groups = recovery.to_text(secret).split("-")
     groups[group] = groups[group][:2] + character + groups[group][3:]
     assert f"character 3 of group {group + 1}" in refused("-".join(groups)).message

@@ -191,7 +191,7 @@ def test_files_are_taken_with_their_holes(tmp_path: Path) -> None:
     assert old.read_bytes()[: path.stat().st_size] == path.read_bytes()
 
 
-def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_reported(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path)
     path = tmp_path / "f"
     path.write_bytes(b"x" * 1000)
@@ -297,7 +297,7 @@ def test_two_writers_at_once_both_commit(tmp_path: Path) -> None:
 
 
 @both
-def test_what_is_sent_ahead_is_used_or_told_as_unused(tmp_path: Path, encrypted: bool) -> None:
+def test_what_is_sent_ahead_is_used_or_reported_as_unused(tmp_path: Path, encrypted: bool) -> None:
     # so that what is flushed at once is one pack
     repo = kit.repository(tmp_path, encrypted=encrypted, workers=1)
     used, unused, more = (

@@ -213,7 +213,7 @@ def test_what_opens_a_domain_is_checked_and_put_again(place: Place) -> None:
     kit.check(place.master, mine)
 
 
-def test_a_domain_that_nobody_enrolled_has_made_is_refused(place: Place) -> None:
+def test_a_domain_of_a_host_that_is_not_enrolled_is_refused(place: Place) -> None:
     """An attacker with the public key and write access to the bucket lacks the writer's secret."""
     key = writers.WriterKey.parse(
         next((place.path / "one" / "keys").glob("*.key")).read_bytes(), "key"
@@ -308,7 +308,7 @@ def test_gc_keeps_what_all_need_and_mixes_no_domains(place: Place, early: bool) 
         place.one.need_key("collect garbage")
 
 
-def test_lists_are_read_by_everybody_and_an_older_doom_by_nobody(place: Place) -> None:
+def test_lists_are_read_by_all_hosts_and_an_older_doom_by_none(place: Place) -> None:
     kit.write(place.one, content(1))
     pack = next(iter(place.packs()))
     name = gclists.put(place.store, place.master.sealer, gclists.DOOMED, [pack])

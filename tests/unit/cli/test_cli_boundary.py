@@ -90,7 +90,7 @@ def test_a_refused_preflight_lists_its_obstacles(provoke: Run) -> None:
     }
 
 
-def test_a_bug_is_told_as_one_with_a_traceback_only_under_v(provoke: Run) -> None:
+def test_a_bug_is_reported_as_one_with_a_traceback_only_under_v(provoke: Run) -> None:
     plain, verbose, machine = (
         provoke("fail", "bug"),
         provoke("fail", "bug", "-v"),
@@ -284,7 +284,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(provoking: Start) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
 @pytest.mark.parametrize(("closed", "code"), [(True, 141), (False, 1)], ids=["closed", "full"])
-def test_what_must_be_done_to_the_end_is_done_though_nobody_listens(
+def test_what_must_be_done_to_the_end_is_done_though_stdout_is_closed(
     provoke: Run, tmp_path: Path, options: tuple[str, ...], closed: bool, code: int
 ) -> None:
     read, write = os.pipe()
@@ -352,7 +352,9 @@ def test_closed_streams_are_not_given_to_files(tmp_path: Path, closing: str, cod
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
-def test_a_result_that_cannot_be_written_is_told(provoke: Run, options: tuple[str, ...]) -> None:
+def test_a_result_that_cannot_be_written_is_reported(
+    provoke: Run, options: tuple[str, ...]
+) -> None:
     with open("/dev/full", "w") as full:
         done = provoke("tell", *options, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
@@ -361,7 +363,7 @@ def test_a_result_that_cannot_be_written_is_told(provoke: Run, options: tuple[st
 
 
 @pytest.mark.parametrize("args", [("--help",), ("list", "--help"), ("--version",)])
-def test_help_that_cannot_be_written_is_told(criuctl: Run, args: tuple[str, ...]) -> None:
+def test_help_that_cannot_be_written_is_reported(criuctl: Run, args: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = criuctl(*args, stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (
@@ -374,7 +376,7 @@ def test_a_key_is_not_written_to_standard_output(criuctl: Run) -> None:
     assert "never printed" in criuctl("store", "key", "--export", "-").stderr
 
 
-def test_nobody_reading_stderr_does_not_fail_an_operation(provoke: Run) -> None:
+def test_a_closed_stderr_does_not_fail_an_operation(provoke: Run) -> None:
     read, write = os.pipe()
     os.close(read)
     try:

@@ -26,7 +26,7 @@ def test_a_script_is_valid_in_its_shell(criuctl: Run, tmp_path: Path, shell: str
         subprocess.run([shell, "-n", str(script)], check=True, timeout=120)
 
 
-def test_fish_is_told_whole_descriptions(criuctl: Run, tmp_path: Path) -> None:
+def test_fish_gets_whole_descriptions(criuctl: Run, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text(criuctl("completion", "fish").stdout)
     program = tmp_path / "criuctl"

@@ -99,7 +99,7 @@ def test_everything_on_a_page_is_explained(words: str) -> None:
         ):
             shown = param.get_help_record(ctx)
             assert shown is not None
-            assert "default:" in shown[1], f"{words}: {param.name} has no default told"
+            assert "default:" in shown[1], f"{words}: {param.name} shows no default"
     assert set(command.exits) <= set(EXIT_CODES)
     for name in command.see_also:
         assert name.removeprefix("criuctl ") in PAGES

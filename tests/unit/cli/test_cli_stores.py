@@ -217,7 +217,7 @@ def test_list_on_a_terminal_is_a_table_too(place: Place) -> None:
     assert "\x1b[2J" not in seen
 
 
-def test_a_manifest_that_cannot_be_read_is_told_and_the_others_are_listed(place: Place) -> None:
+def test_an_unreadable_manifest_is_reported_and_the_others_are_listed(place: Place) -> None:
     place.write("web")
     good = place.write("web")
     data = bytearray(place.objects("checkpoints")[0].read_bytes())
@@ -348,7 +348,7 @@ def test_a_damaged_checkpoint_can_be_removed_and_then_garbage_be_collected(place
     assert place.write("web").number == 5
 
 
-def test_a_session_of_which_nothing_is_left_is_forgotten(place: Place) -> None:
+def test_a_session_without_checkpoints_or_processes_is_forgotten(place: Place) -> None:
     """Else each tree that was ever dumped would be listed as lost for ever; what lives, or can come
     back, is kept.
     """
@@ -460,7 +460,7 @@ def test_a_passphrase_is_asked_for_twice_on_a_terminal_and_not_echoed(place: Pla
     )
 
 
-def test_a_store_whose_config_is_gone_is_not_made_anew(place: Place) -> None:
+def test_a_store_whose_config_is_gone_is_not_made_again(place: Place) -> None:
     """What is left of it would be lost for good among another store's."""
     made = place.write("web")
     config = place.path / "config"

@@ -69,7 +69,7 @@ def test_a_reader_that_has_gone_ends_what_is_under_way() -> None:
     assert closed == [True]
 
 
-def test_whose_copy_was_ended_is_told_also_when_a_signal_comes(
+def test_an_ended_copy_is_reported_also_when_a_signal_comes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def found(*_args: object, **_options: object) -> Iterator[lost_homes.StandDown]:

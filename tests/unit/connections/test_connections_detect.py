@@ -106,7 +106,7 @@ def test_a_peer_is_asked(answer: Callable[[socket.socket, bytes], None], applica
         assert asked == {"it": application, "same": application}
 
 
-def test_nobody_there() -> None:
+def test_no_server_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
     assert probe({"it": (socket.socket, address)}) == {"it": ""}

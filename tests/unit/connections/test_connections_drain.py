@@ -55,7 +55,7 @@ def test_a_connection_that_is_gone_is_idle() -> None:
     assert _wait([_record(5), None]) == ([], 2)
 
 
-def test_who_never_rests_is_told() -> None:
+def test_a_connection_that_never_rests_is_reported() -> None:
     busy = _record(5, rqueue=1)
     assert _wait([busy], seconds=0.3)[0] == [busy]
 

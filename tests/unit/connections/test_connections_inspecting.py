@@ -61,7 +61,7 @@ def test_answers_come_in_order() -> None:
 @pytest.mark.parametrize(
     "error", [CannotRebuild("a transaction is open"), PeerAway("it is gone"), CriuctlError("odd")]
 )
-def test_a_reason_is_told_and_the_connection_left_alone(error: CriuctlError) -> None:
+def test_a_reason_is_reported_and_the_connection_left_alone(error: CriuctlError) -> None:
     def inspect(_sock: socket.socket, _deadline: float) -> dict[str, Any]:
         raise error
 
@@ -128,7 +128,7 @@ def test_who_hangs_is_left_behind(says: bytes) -> None:
         assert peer.recv(99) == (says or b"mine")
 
 
-def test_an_interrupt_leaves_nobody_asking() -> None:
+def test_an_interrupt_closes_the_sockets_of_inspections() -> None:
     """The tree goes on when the dump is given up: no word of ours may come between its own."""
     go_on, late = threading.Event(), threading.Event()
 

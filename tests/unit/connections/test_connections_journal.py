@@ -53,7 +53,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         ("", ""),
     ],
 )
-def test_the_unit_is_told_by_the_control_group(groups: str, unit: str) -> None:
+def test_the_unit_comes_from_the_control_group(groups: str, unit: str) -> None:
     assert unit_in(groups) == unit
 
 
@@ -69,7 +69,7 @@ def test_the_unit_is_told_by_the_control_group(groups: str, unit: str) -> None:
         ({}, {}, f"{Path('/proc/self/comm').read_text().strip()}\n\n30\n1\n0\n0\n0\n"),
     ],
 )
-def test_what_is_told(
+def test_the_message_to_journald(
     session: dict[str, Any],
     options: dict[str, Any],
     message: str,
@@ -129,9 +129,7 @@ def test_what_is_recorded(pair: tuple[socket.socket, socket.socket]) -> None:
         ("refuse", "hangup", "refuse"),
     ],
 )
-def test_it_is_connected_again_if_nobody_says_otherwise(
-    wish: str | None, default: str, policy: str
-) -> None:
+def test_it_is_connected_again_by_default(wish: str | None, default: str, policy: str) -> None:
     decided = decide(RECORD, Rules(default=default), wish)
     assert (decided.policy, decided.reason) == (policy, "")
     assert decided.deadline == 5

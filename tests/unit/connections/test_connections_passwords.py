@@ -48,7 +48,7 @@ def test_whose_file_it_is(
     assert bool(warnings) == (found is None)
 
 
-def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "passwords", 0o600)
     warnings: list[str] = []
     assert (

@@ -34,7 +34,7 @@ def test_what_may_stand_before_it(statement: str, expected: bool) -> None:
 @pytest.mark.parametrize(
     "before", [" " * 5000, "\n " * 5000, "/**/" * 5000, "--\n" * 5000, "/*" * 5000]
 )
-def test_an_indented_text_of_several_commands_keeps_nobody_waiting(before: str) -> None:
+def test_an_indented_text_of_several_commands_is_decided_at_once(before: str) -> None:
     statement = f"{before}SELECT 1; PREPARE one AS SELECT 1"
     program = f"""if True:
         from criuctl.connections.protocols.postgresql_state import CannotRebuild, _check_prepared

@@ -466,7 +466,7 @@ def test_what_a_peer_said_in_vain_is_not_read() -> None:
         assert ended(ours)
 
 
-def test_nobody_is_their_own_peer(sock: socket.socket) -> None:
+def test_no_socket_is_its_own_peer(sock: socket.socket) -> None:
     """A free port of the range that the kernel itself picks from can be met by its own caller."""
     sock.bind(("127.0.0.1", 0))
     with pytest.raises(ConnectionRefusedError):

@@ -297,7 +297,7 @@ def test_rules_from_a_variable() -> None:
         load(None, {"HOME": "/nowhere", "CRIUCTL_CONNECTION_RULES": "[{"})
 
 
-def test_hosts_are_each_told_once() -> None:
+def test_hosts_are_each_reported_once() -> None:
     assert rules({"match": {"host": ["a", "b"]}}, {"match": {"host": "a"}}).hosts == ("a", "b")
 
 

@@ -44,7 +44,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             resolve({"file": str(path)})
 
 
-def test_a_file_of_somebody_else(tmp_path: Path) -> None:
+def test_a_file_of_another_user(tmp_path: Path) -> None:
     path = written(tmp_path, "hidden-word")
     os.chown(path, 12345, 12345)
     with pytest.raises(SecretUnavailable, match="uid 12345"):
@@ -108,6 +108,6 @@ def test_a_password_in_place_of_a_reference_is_not_repeated() -> None:
     assert "hidden-word" not in str(caught.value) + caught.value.hint
 
 
-def test_a_variable_that_holds_no_text_is_told() -> None:
+def test_a_variable_that_holds_no_text_is_reported() -> None:
     with pytest.raises(SecretUnavailable, match="variable DB does not hold UTF-8"):
         resolve({"env": "DB"}, environ={"DB": "latin \udce9"})

@@ -46,7 +46,7 @@ def test_more_than_the_buffers_hold(
     assert os.get_blocking(mine.fileno()) == blocking
 
 
-def test_nothing_is_read_that_nobody_asked_for(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_nothing_is_read_that_was_not_asked_for(pair: tuple[socket.socket, socket.socket]) -> None:
     mine, theirs = pair
     theirs.sendall(b"+PONG\r\n:1\r\nrest")
     talk = wire(mine)
@@ -85,7 +85,7 @@ def test_silence_ends_at_the_deadline(pair: tuple[socket.socket, socket.socket],
     assert 0.1 < time.monotonic() - began < 10
 
 
-def test_nobody_reads_what_is_sent(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_the_peer_does_not_read_what_is_sent(pair: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(PeerAway, match="in time"):
         wire(pair[0], 0.2).send(bytes(64 << 20))
 

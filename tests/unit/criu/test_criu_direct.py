@@ -149,7 +149,7 @@ def test_what_a_parent_and_its_child_may_share_does_not(kit: Images) -> None:
     assert divided[STRANGER] == [(run(0, 100), True), (run(300, 1), False)]
 
 
-def test_what_a_task_is_known_to_share_with_nobody_does(kit: Images) -> None:
+def test_memory_that_a_task_is_known_not_to_share_does(kit: Images) -> None:
     """Of mappings that are plain memory alone, and what is too little stays where it was."""
     for pid in (ROOT, CHILD):
         vma(kit.memories[pid], 0, 100)

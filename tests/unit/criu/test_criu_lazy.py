@@ -40,14 +40,14 @@ def _below() -> list[Process]:
 
 
 @pytest.fixture
-def nobody() -> Iterator[None]:
+def no_process_left() -> Iterator[None]:
     """Check that no process is left that was started meanwhile."""
     before = {process.identity for process in _below()}
     yield
     assert [process for process in _below() if process.identity not in before] == []
 
 
-@pytest.mark.usefixtures("nobody")
+@pytest.mark.usefixtures("no_process_left")
 def test_a_signal_while_the_daemon_starts(folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon waits for a tree that will never come, and would not be ended later."""
 
@@ -60,7 +60,7 @@ def test_a_signal_while_the_daemon_starts(folder: int, monkeypatch: pytest.Monke
         pass
 
 
-@pytest.mark.usefixtures("nobody")
+@pytest.mark.usefixtures("no_process_left")
 def test_a_host_that_has_no_thread_left(folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon runs by then."""
 
@@ -72,7 +72,7 @@ def test_a_host_that_has_no_thread_left(folder: int, monkeypatch: pytest.MonkeyP
         pass
 
 
-@pytest.mark.usefixtures("nobody")
+@pytest.mark.usefixtures("no_process_left")
 def test_one_that_is_never_entered_starts_nothing(folder: int) -> None:
     """A signal may come before it is."""
     LazyPages(NEVER, folder, {}, [])

@@ -222,7 +222,7 @@ def test_where_the_kernel_tells_only_what_was_written_to_is_read(
             assert (ImageKey("task", 7), at + WINDOW) in sink.places
 
 
-def test_a_walk_ends_when_it_is_told_to() -> None:
+def test_a_walk_ends_on_request() -> None:
     with mmap.mmap(-1, 16 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory[:] = os.urandom(16 * MIB)
         with forked() as pid:

@@ -119,9 +119,7 @@ def test_who_is_forked_after_the_look_at_the_tree_is_not_left_behind(tmp_path: P
 
 
 @pytest.mark.parametrize("held", ["os.pidfd_open(child)", "os.close(w)"])
-def test_what_leads_to_who_is_forked_after_the_look_at_the_tree_leads_to_nobody_outside(
-    held: str, tmp_path: Path
-) -> None:
+def test_ends_held_by_children_forked_later_are_not_outside(held: str, tmp_path: Path) -> None:
     text = (
         "r, w = os.pipe()\nchild = os.fork()\nif child == 0:\n os.close(READY)\n os.close(r)\n "
         f"sleep()\n{held}"
@@ -165,7 +163,7 @@ def test_a_file_that_is_called_like_shared_memory_is_none(tmp_path: Path) -> Non
         assert [finding.code for finding in memory.check_mappings(seen)] == ["sysv-shm"] * deleted
 
 
-def test_shared_memory_that_many_have_attached_is_told_once(tmp_path: Path) -> None:
+def test_shared_memory_that_many_have_attached_is_reported_once(tmp_path: Path) -> None:
     with running("child(lambda: None)", tmp_path) as program:
         seen = scene.collect(program.pid, Config())
         assert len(seen.tree) == 2
@@ -223,19 +221,19 @@ def test_processes_that_are_gone_have_no_terminal_open() -> None:
     assert list(terminals._many_outside(holders)) == []
 
 
-ANEW = """
+REWRITES = """
 kept, closed = open(TMP + '/kept', 'w'), open(TMP + '/closed', 'w')
-def anew(*_):
+def rewrite(*_):
     for file in kept, closed:
         os.unlink(file.name); open(file.name, 'w').close()
     closed.close(); open(TMP + '/done', 'w').close()
-signal.signal(signal.SIGUSR1, anew)
+signal.signal(signal.SIGUSR1, rewrite)
 """
 
 
-def test_who_writes_a_file_anew_meanwhile_is_not_refused(tmp_path: Path) -> None:
+def test_a_tree_that_rewrites_a_file_meanwhile_is_not_refused(tmp_path: Path) -> None:
     """The one that it has still is a deleted file by then, not one that something hides."""
-    with running(ANEW, tmp_path) as program:
+    with running(REWRITES, tmp_path) as program:
         seen = scene.collect(program.pid, Config())
         os.kill(program.pid, signal.SIGUSR1)
         wait_until((tmp_path / "done").exists, 60, "the files are others")
@@ -245,14 +243,14 @@ def test_who_writes_a_file_anew_meanwhile_is_not_refused(tmp_path: Path) -> None
 WATCHES = """
 i = libc.inotify_init(); path = TMP + '/watched'
 open(path, 'w').close(); assert libc.inotify_add_watch(i, path.encode(), 2) > 0
-def anew(*_):
+def rewrite(*_):
     os.unlink(path); open(path, 'w').close(); assert libc.inotify_add_watch(i, path.encode(), 2) > 0
     os.read(i, 4096); open(TMP + '/done', 'w').close()
-signal.signal(signal.SIGUSR1, anew)
+signal.signal(signal.SIGUSR1, rewrite)
 """
 
 
-def test_who_watches_a_file_that_is_written_anew_meanwhile_is_not_refused(tmp_path: Path) -> None:
+def test_a_tree_that_watches_a_file_rewritten_meanwhile_is_not_refused(tmp_path: Path) -> None:
     """The watch of the one that was there before has gone with it."""
     with running(WATCHES, tmp_path) as program:
         seen = scene.collect(program.pid, Config())

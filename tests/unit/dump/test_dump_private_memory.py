@@ -105,7 +105,7 @@ def test_what_was_written_to_since_the_fork_is_ones_own(launch: Launch) -> None:
         assert theirs == sorted(theirs)
 
 
-def test_what_is_little_is_not_told(launch: Launch) -> None:
+def test_small_amounts_are_not_reported(launch: Launch) -> None:
     parent, child, memory, _other = launch(
         [(0, PAGES)], [(10, 10 + LEAST - 1)], [(500, 500 + LEAST)]
     )

@@ -104,7 +104,7 @@ def test_only_what_left_the_tree_as_it_was_is_tried_again(
     assert bool(criu_failures.passing(driver.CriuFailed("", log, undone=undone), 4)) == passes
 
 
-def test_what_nobody_knows_is_tried_once_more() -> None:
+def test_an_unknown_error_is_tried_once_more() -> None:
     log = (
         "(00.01) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 77 (No such "
         "process)\n"

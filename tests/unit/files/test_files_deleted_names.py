@@ -171,7 +171,7 @@ def test_where_numbers_mean_nothing_contents_decide(
     assert judged((manifest, checkpoint[1])).verdict == verdict
 
 
-def test_whose_other_names_nobody_knows_is_told(
+def test_a_file_whose_other_names_are_unknown_is_reported(
     checkpoint: tuple[Manifest, CheckpointReader],
 ) -> None:
     (link,) = checkpoint[0].links

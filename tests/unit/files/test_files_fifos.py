@@ -138,7 +138,7 @@ def test_another_file_system(case: Case) -> None:
     )
 
 
-def test_a_copy_beside_a_reader(case: Case) -> None:
+def test_a_copy_next_to_a_reader(case: Case) -> None:
     """Wherever it is from."""
     assert case.settle(case.record, boot="another", copy=True)
     assert case.reporter.codes == ["fifo-shared"]
@@ -152,7 +152,7 @@ def test_nothing_was_unread(case: Case) -> None:
     assert not case.settle()  # CRIU makes it larger
 
 
-def test_nobody_has_it_open(case: Case) -> None:
+def test_no_process_has_it_open(case: Case) -> None:
     os.close(case.fd)
     try:
         assert not case.settle(case.record)

@@ -87,7 +87,7 @@ def work(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
-def test_nobody_leads_the_removal_elsewhere(work: Path, writer: CheckpointWriter) -> None:
+def test_the_removal_follows_no_link(work: Path, writer: CheckpointWriter) -> None:
     reporter = Reporter()
     with ExitStack() as stack:
         links = DumpedLinks(os.getpid(), plan_entry(os.getpid()), stack)
@@ -138,7 +138,7 @@ def test_what_is_in_the_place_of_one_is_not_removed(work: Path, writer: Checkpoi
     assert (work / "link_remap.1").read_text() == "another tree's"
 
 
-def test_the_images_are_told_where_they_are(work: Path) -> None:
+def test_the_images_name_where_they_are(work: Path) -> None:
     """Not by names that another tree may have; and of what they are, criuctl has judged the size
     and the mode.
     """

@@ -143,6 +143,6 @@ def test_only_our_own_commands_and_allowed_ones_are_run(tmp_path: Path) -> None:
         {"size": -1},
     ],
 )
-def test_records_that_nobody_wrote(wrong: dict[str, object]) -> None:
+def test_malformed_records(wrong: dict[str, object]) -> None:
     with pytest.raises(Damaged):
         PredicateRecord.from_dict({"kind": "command", "argument": "true", **wrong})

@@ -180,7 +180,7 @@ def test_a_grown_file_is_put_back_from_its_own_beginning(
 
 
 @pytest.mark.parametrize("carried", [True, False])
-def test_what_is_made_beside_leaves_the_file_alone_and_can_be_undone(
+def test_an_older_copy_leaves_the_file_alone_and_can_be_undone(
     file: Path, reader: tuple[CheckpointReader, FileRecord], carried: bool
 ) -> None:
     kept = reader[1] if carried else record(file)
@@ -474,7 +474,7 @@ def test_what_cannot_be_looked_at_is_refused(file: Path, name: str) -> None:
     assert judged.verdict == "refuse" and "cannot be looked at" in judged.why
 
 
-def test_nobody_has_a_restore_wait_at_a_fifo(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_does_not_wait_at_a_fifo(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put there by another user just after it was looked at."""
     kept, status = record(file), file.lstat()
     file.unlink()

@@ -126,7 +126,7 @@ def test_what_is_named_by_a_link_is_taken_along_with_it(
             found(named)
 
 
-def test_what_nobody_may_read_fails_the_dump(
+def test_an_unreadable_file_fails_the_dump(
     tmp_path: Path, writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()

@@ -135,7 +135,7 @@ def test_a_path_that_leaves_no_room_for_another_name(tmp_path: Path) -> None:
     assert (found.what, found.own) == ("socket", "")
 
 
-def test_nobody_has_what_a_dead_socket_has_left(tmp_path: Path) -> None:
+def test_the_file_of_a_dead_socket_is_free(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     images = _Images({"name": os.fsencode(path)})
     assert taken(images, MANIFEST, Place("host"), copy=False) == ()
@@ -208,7 +208,7 @@ def test_what_a_failed_restore_has_left_is_taken_back(
             ) == (True, 0o604, 10**18)
 
 
-def test_it_is_somebodys_by_now(tmp_path: Path) -> None:
+def test_another_socket_has_it_by_now(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     bindings = Bindings(_Images({"name": os.fsencode(path)}), [])
     bindings.put()

@@ -257,7 +257,7 @@ def test_a_refused_hook_is_not_run_and_vetoes(
     assert not (tmp_path / "ran").exists()
 
 
-def test_hooks_of_a_failure_are_told_it_once(hooks: HookFolder, config: Config) -> None:
+def test_hooks_of_a_failure_run_once(hooks: HookFolder, config: Config) -> None:
     hooks.noting("dump-failed")
     asked = Hooks(config, Reporter())
     with pytest.raises(Vetoed, match="the reason"), asked.on_failure("dump-failed"):

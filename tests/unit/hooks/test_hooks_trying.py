@@ -43,7 +43,9 @@ MORE = {
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_what_a_hook_is_told(hooks: HookFolder, config: Config, tmp_path: Path, phase: str) -> None:
+def test_the_request_of_a_hook(
+    hooks: HookFolder, config: Config, tmp_path: Path, phase: str
+) -> None:
     config = replace(config, state_dir=str(tmp_path / "state"), run_dir=str(tmp_path / "run"))
     hooks.noting(phase, more='echo \'{"outcome": "failed"}\'')
     with (

@@ -513,7 +513,7 @@ def test_restore_failures(line: str, code: str, words: str) -> None:
     assert words in found.text
 
 
-def test_unknown_error_is_told_as_it_is() -> None:
+def test_unknown_error_is_reported_as_it_is() -> None:
     found = diagnose(f"{HEAD}(00.02) Error (criu/new.c:1): new: A thing nobody has seen\n{TAIL}")
     assert (found.text, found.code, found.pid, found.fd) == (
         "A thing nobody has seen",
@@ -524,7 +524,7 @@ def test_unknown_error_is_told_as_it_is() -> None:
     assert "log" in found.hint
 
 
-def test_cause_is_told_rather_than_its_echo() -> None:
+def test_cause_is_reported_rather_than_its_echo() -> None:
     found = diagnose(
         f"{HEAD}(00.02) Error (criu/parasite-syscall.c:280): Can't retrieve FDs from socket\n{TAIL}"
     )
@@ -539,7 +539,7 @@ def test_log_that_says_nothing() -> None:
     assert diagnose("\0\xff garbage\n" * 10).code == "criu"
 
 
-def test_all_remedies_can_be_told() -> None:
+def test_all_remedies_can_be_formatted() -> None:
     for remedy in REMEDIES:
         named = dict.fromkeys(remedy.pattern.groupindex, "1")
         assert remedy.text.format_map(named)

@@ -114,7 +114,7 @@ def test_a_torn_line_is_none(tmp_path: Path) -> None:
     assert _numbers(log) == [1]
 
 
-def test_lines_of_zeros_after_a_power_cut_do_not_begin_anew(tmp_path: Path) -> None:
+def test_lines_of_zeros_after_a_power_cut_do_not_restart_the_numbers(tmp_path: Path) -> None:
     log = EventLog(tmp_path)
     _fill(log, 2)
     with log.path.open("ab") as file:
@@ -280,7 +280,9 @@ def test_events_go_to_the_journal_and_else_to_syslog(
         "odd": "two\nlines",
         "bytes": {"new": 7},
     }
-    assert str(syslog) in events.record(config, "dump", [failed]), "nobody listens, which is told"
+    assert str(syslog) in events.record(config, "dump", [failed]), (
+        "no server listens, which is reported"
+    )
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(str(journal))
         server.settimeout(PATIENCE)

@@ -114,7 +114,7 @@ def test_what_is_cut_off_tells_how_far_it_came(config: Config) -> None:
     ]
 
 
-def test_what_was_killed_is_told_once_by_the_next(config: Config, tmp_path: Path) -> None:
+def test_a_killed_command_is_recorded_once_by_the_next(config: Config, tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
 

@@ -101,7 +101,7 @@ def test_passing_on(repo: Repository) -> None:
     assert fencing.check(repo.config, repo, home(repo, 1)) is not None
 
 
-def test_a_weak_store_fences_nobody(tmp_path: Path) -> None:
+def test_a_weak_store_fences_no_host(tmp_path: Path) -> None:
     class Weak(MemoryStore):
         def probe(self) -> Capabilities:
             return Capabilities(conditional_create=False, kind="weak")

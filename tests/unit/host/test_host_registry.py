@@ -107,9 +107,7 @@ def test_a_holder_knows_its_session_better(config: Config) -> None:
     assert found is not None and found.incarnation == 3
 
 
-def test_locks_that_nobody_needs_are_taken_down(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_firewall_tables_are_removed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     table = netfilter.criu_table("1")
     gone: list[str] = []
     monkeypatch.setattr(netfilter, "delete_table", gone.append)
@@ -125,7 +123,7 @@ def test_locks_that_nobody_needs_are_taken_down(
     assert {found.name for found in registry.locked()} == {"kept", "busy"}
 
 
-def test_nobody_who_knows_a_name_is_in_the_way(config: Config) -> None:
+def test_another_user_that_knows_a_name_cannot_block_it(config: Config) -> None:
     """A socket's abstract name anybody could take, root's locks only root."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as taken:
         taken.bind(f"\0criuctl/session/{config.state_dir}/web"[:107])
@@ -140,7 +138,7 @@ def test_nobody_who_knows_a_name_is_in_the_way(config: Config) -> None:
 
 
 @pytest.mark.parametrize("run_dir", ["/proc/self", "/proc/self/comm", "/proc/version/x"])
-def test_where_there_can_be_no_locks_is_told(config: Config, run_dir: str) -> None:
+def test_a_run_folder_that_cannot_hold_locks_is_reported(config: Config, run_dir: str) -> None:
     with (
         pytest.raises(PlatformError, match=run_dir) as raised,
         exclusive_session(replace(config, run_dir=run_dir), "web"),
@@ -168,7 +166,7 @@ def test_what_killed_ones_have_left_of_their_locks_is_removed(config: Config) ->
     assert os.listdir(folder) == []
 
 
-def test_a_lock_is_looked_at_again_when_nobody_else_has_the_session(
+def test_the_record_is_read_again_under_the_lock(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dump that had it has ended meanwhile; what it has written down stays."""

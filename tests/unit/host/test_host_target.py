@@ -103,7 +103,7 @@ def test_criuctl_and_its_ancestors_are_refused() -> None:
     assert "inside the tree" in message and "setsid" in message, message
 
 
-def test_thread_is_told_from_process() -> None:
+def test_thread_is_distinguished_from_process() -> None:
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()

@@ -134,7 +134,7 @@ def test_what_ends_is_of_the_address_that_is_wanted(
         ("::1", "::", True, True),
     ],
 )
-def test_what_somebody_has_who_listens_there_stays(
+def test_connections_of_a_listening_server_stay(
     host: str, listens: str, v6only: bool, his: bool
 ) -> None:
     with (

@@ -97,7 +97,7 @@ def regions(
     ]
 
 
-def test_a_page_that_differs_is_told_by_window_or_exactly() -> None:
+def test_a_page_that_differs_is_reported_by_window_or_exactly() -> None:
     before = Memory(pages(HEAP, b"a", b"b", b"c") | pages(HEAP + WINDOW, b"d", b"e"))
     after = Memory(pages(HEAP, b"a", b"x", b"c") | pages(HEAP + WINDOW, b"d", b"e"))
     reader = Chunks(before, after)
@@ -335,7 +335,7 @@ def test_connections_are_the_same_by_their_ends() -> None:
     assert [(c.fields, c.after["state"]) for c in part.changed] == [(["state"], "close-wait")]
 
 
-def test_files_are_told_by_path_and_by_what_is_known_of_their_contents() -> None:
+def test_files_are_compared_by_path_and_known_contents() -> None:
     def file(path: str, **more: object) -> FileRecord:
         return FileRecord(path, "written", **{"size": 5, **more})  # type: ignore[arg-type]
 

@@ -235,7 +235,7 @@ def test_images_that_are_too_large_or_broken_are_refused(folder: Path) -> None:
         look(folder)
 
 
-def test_what_is_none_is_told(tmp_path: Path) -> None:
+def test_what_holds_no_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello\n" * 999)
     (tmp_path / "empty").touch()
     (tmp_path / "nothing").mkdir()

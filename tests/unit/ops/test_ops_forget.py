@@ -85,7 +85,7 @@ def test_processes_without_their_holder_are_not_forgotten(config: Config) -> Non
     assert forget(config, [], older=0)[0].session == "web" and not folder.exists()
 
 
-def test_a_holder_that_just_ends_by_itself_is_in_nobodys_way(config: Config) -> None:
+def test_a_holder_that_just_ends_by_itself_does_not_prevent_forget(config: Config) -> None:
     """It keeps an exit status until that is collected, which may be now."""
     with subprocess.Popen(["sleep", "0.2"]) as ends:
         identity = ProcessIdentity.of(ends.pid)

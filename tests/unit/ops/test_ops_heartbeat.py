@@ -20,7 +20,7 @@ from criuctl.store import open_store
 SESSION = SessionRef("web", "ab" * 16)
 
 
-def test_a_beat_that_fails_in_a_way_nobody_thought_of_is_not_the_last(
+def test_a_beat_that_fails_unexpectedly_is_not_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = Config().with_options(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"))
@@ -60,7 +60,7 @@ def test_a_beat_that_fails_in_a_way_nobody_thought_of_is_not_the_last(
     assert head is not None and head.state == "held" and not head.ttl
 
 
-def test_a_lease_that_runs_out_after_the_end_is_told(
+def test_a_lease_that_runs_out_after_the_end_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = Config().with_options(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"))

@@ -75,7 +75,7 @@ def test_the_only_copy_of_another_session_of_that_name_stays_in_the_inbox(site: 
     assert not site.repository.list("work")
 
 
-def test_a_session_that_runs_is_told_to_run_also_where_that_cannot_be_written_down(
+def test_a_running_session_is_reported_though_that_cannot_be_recorded(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = RestoreResult("c" * 32, "work", 2, 4711, 4711, 1.0, False, "same", [], [])
@@ -141,7 +141,7 @@ class Interrupted(Exception):
     """What a signal's handler raises, as ^C does."""
 
 
-def test_a_signal_when_it_was_let_run_waits_until_that_is_told(
+def test_a_signal_when_it_was_let_run_waits_until_that_is_sent(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrival = site.arrival(site.move("work", "c" * 32))
@@ -191,7 +191,7 @@ def test_what_fails_when_it_runs_is_no_failure_of_its_restore(
     assert [move.state for move in site.moves.all()] == ["running"] and not taken_away
 
 
-def test_a_session_that_was_dumped_since_it_came_is_told_to_run(site: Site) -> None:
+def test_a_session_that_was_dumped_since_it_came_is_reported_as_running(site: Site) -> None:
     """Its receiver was killed before it had written down that it runs; its home asks much later,
     again and again.
     """

@@ -26,7 +26,7 @@ print(json.dumps(kill(Config(run_dir=sys.argv[1], state_dir=sys.argv[2]), "web",
 """
 
 
-def test_nobody_waits_any_more_for_what_lies_checkpointed(
+def test_kill_releases_a_checkpointed_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`forget` says that kill does it, also of a tree that never had a terminal; nothing stays
@@ -36,7 +36,7 @@ def test_nobody_waits_any_more_for_what_lies_checkpointed(
 
     def delete(table: str) -> None:
         with pytest.raises(Conflict, match="in use"), exclusive_session(config, "web"):
-            """Nobody brings it back while it is forgotten."""
+            """It cannot be brought back while it is forgotten."""
         gone.append(table)
         # a criuctl that is killed here leaves a host that knows the session
         assert registry.get("web") is not None

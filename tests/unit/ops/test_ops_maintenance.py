@@ -133,7 +133,7 @@ def test_who_lets_go_of_it_leaves_nothing_running(tmp_path: Path) -> None:
     assert not os.path.exists(f"/proc/{begun.name}")
 
 
-def test_locks_of_long_names_are_told_apart(config: Config) -> None:
+def test_locks_of_long_names_are_distinct(config: Config) -> None:
     one, two = (f"schedule/{'deep/' * 40}{name}" for name in ("one", "two"))
     both = exclusive(config, one, "busy"), exclusive(config, two, "busy")
     with both[0], both[1], pytest.raises(Conflict) as raised, exclusive(config, one, "busy"):

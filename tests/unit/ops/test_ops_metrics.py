@@ -185,7 +185,7 @@ def test_metrics_are_served_and_written(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists(), "who looks writes nothing"
 
 
-def test_a_folder_of_somebody_else_s_leads_nowhere(
+def test_a_folder_of_another_user_leads_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of the folder can replace the file by a link at any moment."""

@@ -18,7 +18,7 @@ from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
 
 
-def test_one_that_another_criuctl_works_on_is_not_told_as_ended(tmp_path: Path) -> None:
+def test_one_that_another_criuctl_works_on_is_not_reported_as_ended(tmp_path: Path) -> None:
     config = Config(state_dir=str(tmp_path))
     Moves(config, Outgoing).put(Outgoing(new_id(), "web", new_id(), to="ssh://gamma.example"))
     with exclusive_session(config, "web"):

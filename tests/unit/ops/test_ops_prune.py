@@ -29,7 +29,7 @@ def pruned(config: Config) -> object:
 
 
 @pytest.mark.parametrize(("work", "order"), [(removed, (1, 3)), (pruned, (1, 2))])
-def test_what_was_removed_before_the_store_failed_is_told(
+def test_what_was_removed_before_the_store_failed_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     work: Callable[[Config], object],

@@ -63,7 +63,7 @@ def needed_by(found: Sample) -> list[set[str]]:
     return [{s.session for s in pack.needed_by} for pack in found.damaged]
 
 
-class Beside(Reporter):
+class Interference(Reporter):
     """Something else happens to the store at the first event of one kind."""
 
     def __init__(self, kind: str, what: Callable[[], object]) -> None:
@@ -92,7 +92,7 @@ def test_what_is_removed_while_all_is_verified_is_not_damaged(moment: str, confi
         for path in (*manifests[: len(manifests) // 2], *packs(config)):
             path.unlink()
 
-    verdicts = verify(config, None, reporter=Beside(moment, prune))
+    verdicts = verify(config, None, reporter=Interference(moment, prune))
     bad = {
         str(Path(config.store) / v.summary.object)
         for v in verdicts
@@ -132,7 +132,7 @@ def test_what_is_chosen(config: Config, monkeypatch: pytest.MonkeyPatch) -> None
     assert sample(config, 0.001).packs == 1
 
 
-def test_damage_is_told_with_those_who_need_it(config: Config) -> None:
+def test_damage_is_reported_with_the_checkpoints_that_need_it(config: Config) -> None:
     victim = packs(config)[0]
     data = bytearray(victim.read_bytes())
     data[len(data) // 3] ^= 1

@@ -412,7 +412,7 @@ def test_a_run_tells_each_session_and_is_remembered(site: Site) -> None:
     ]
 
 
-def test_a_run_that_cannot_be_written_down_is_told_all_the_same(
+def test_a_run_that_cannot_be_recorded_is_reported_all_the_same(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site("add", "web", "one", "--every", "1h")
@@ -437,9 +437,7 @@ def test_a_target_that_is_no_number_is_no_pid(
     assert json.loads(capsys.readouterr().out)[0]["error"]["code"] == "invalid-name"
 
 
-def test_a_run_goes_on_when_nobody_listens_any_more(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_when_stdout_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
     def closed_at_first(text: str) -> None:
@@ -479,7 +477,7 @@ def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:
     assert site("list")[0]["last"] is None
 
 
-def test_a_run_that_was_killed_is_told(site: Site) -> None:
+def test_a_run_that_was_killed_is_listed_as_killed(site: Site) -> None:
     """A killed run cannot record how it ended: the list says so, and does not show the result of
     the run before.
     """
@@ -535,7 +533,7 @@ def test_at_the_deadline_what_is_under_way_is_interrupted(
         try:
             begun.touch()
             select.select([], [], [], 120)
-            raise AssertionError("nobody interrupted it")
+            raise AssertionError("it was not interrupted")
         finally:
             cleaned.write_text(target)  # in a process of its own
 

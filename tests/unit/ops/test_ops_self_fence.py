@@ -64,7 +64,7 @@ def test_the_tree_stops_before_anybody_may_take_over(
     assert holder.until[-1] is None and not fence.holds
 
 
-def test_a_holder_that_cannot_be_told_is_no_reason_to_fail_but_at_the_beginning(
+def test_an_unreachable_holder_is_an_error_only_at_the_beginning(
     monkeypatch: pytest.MonkeyPatch, clock: list[float], tmp_path: Path
 ) -> None:
     holder, made = Holder(), list[str]()
@@ -92,9 +92,9 @@ def test_a_holder_that_cannot_be_told_is_no_reason_to_fail_but_at_the_beginning(
     other.unknown()
     assert holder.until[3:] == [None, clock[0] + 0.001]
     monkeypatch.undo()
-    nobody = SelfFence(Config(run_dir=str(tmp_path), state_dir=str(tmp_path)), "web", 8)
+    unknown = SelfFence(Config(run_dir=str(tmp_path), state_dir=str(tmp_path)), "web", 8)
     with pytest.raises(PreflightRefused, match="'web'"):
-        nobody.check()
+        unknown.check()
 
 
 def test_a_tree_that_has_just_died_is_no_reason_to_refuse(

@@ -106,7 +106,7 @@ def test_a_lease_that_cannot_be_read_is_waited_for(
     assert [(one["event"], one["error"]["exit_code"]) for one in events] == [("store-failed", 8)]
 
 
-def test_a_session_that_runs_here_is_looked_after_whatever_becomes_of_its_lease(
+def test_a_session_that_runs_here_is_supervised_whatever_its_lease_says(
     post: Post, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others may write it faster than it can be read."""

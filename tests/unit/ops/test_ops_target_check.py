@@ -250,7 +250,7 @@ def test_an_address_may_be_written_in_another_way(
 # -- files
 
 
-def test_many_alike_are_told_short(config: Config, tmp_path: Path) -> None:
+def test_many_alike_are_summarised(config: Config, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("four")
     gone = [needed(file, "read", path=str(tmp_path / f"gone-{n}")) for n in range(150)]
@@ -449,7 +449,7 @@ def test_another_version(config: Config) -> None:
         examine([], config, time.time())  # type: ignore[arg-type]
 
 
-def test_the_needs_of_a_large_tree_can_be_told() -> None:
+def test_the_needs_of_a_large_tree_fit_into_a_frame() -> None:
     path = "/srv/data/" + "f" * 60
     files = tuple(
         NeededFile(f"{path}-{n}", "written", size=n, mtime_ns=time.time_ns(), holders=((n, 3),))

@@ -33,7 +33,7 @@ def test_failure_tells_the_end_of_stderr() -> None:
     assert caught.value.details["returncode"] == 3
 
 
-def test_death_by_signal_is_told() -> None:
+def test_death_by_signal_is_reported() -> None:
     with pytest.raises(CommandFailed, match="ended by signal 9"):
         command.run(["sh", "-c", "kill -9 $$"], timeout=60)
 
@@ -222,7 +222,7 @@ def test_lost_child_is_not_killed() -> None:
             pass  # subprocess still reaps a process that it should forget
 
 
-def test_child_that_somebody_else_reaped_has_no_exit_code() -> None:
+def test_child_that_was_reaped_elsewhere_has_no_exit_code() -> None:
     child = command.spawn(["sh", "-c", "exit 5"])
     os.waitpid(child.pid, 0)
     with pytest.raises(CommandFailed, match="lost"):

@@ -46,6 +46,6 @@ def test_peers_see_the_user() -> None:
     assert struct.unpack("3i", seen) == (os.getpid(), 1001, 1001)
 
 
-def test_nobody_changes_nothing() -> None:
+def test_no_credentials_change_nothing() -> None:
     with acting_as(None):
         assert os.geteuid() == 0

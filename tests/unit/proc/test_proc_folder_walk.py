@@ -46,7 +46,7 @@ def test_links_of_those_who_may_write_there_anyway_are_followed(tmp_path: Path) 
 
 # a user who may write in a folder can move root's links in it
 @pytest.mark.parametrize("uid", [BOB, 0])
-def test_nobody_is_led_elsewhere(tmp_path: Path, uid: int) -> None:
+def test_links_of_other_users_are_refused(tmp_path: Path, uid: int) -> None:
     home, etc = folder(tmp_path / "home", BOB), folder(tmp_path / "etc")
     folder(etc / "work", BOB)
     link(home / "work", etc, uid)

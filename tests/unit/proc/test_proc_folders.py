@@ -11,7 +11,7 @@ from criuctl.proc.folders import make_private
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_nobody_else_may_write_there_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+def test_no_other_user_may_write_there_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     folder = tmp_path / "var" / "lib" / "state"
     before = os.umask(umask)
     try:

@@ -39,12 +39,12 @@ def test_own_namespaces() -> None:
     assert pid_level(os.getpid()) == 0
 
 
-def test_foreign_namespaces_are_told(tmp_path: Path) -> None:
+def test_foreign_namespaces_are_reported(tmp_path: Path) -> None:
     with running(f"again({UTS | IPC | NET | MNT})", tmp_path) as program:
         assert foreign(program.pid) == {"uts", "ipc", "net", "mnt"}
 
 
-def test_no_namespaces_of_nobody() -> None:
+def test_no_namespaces_of_a_missing_process() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
         with pytest.raises(NoSuchProcess):

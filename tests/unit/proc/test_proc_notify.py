@@ -28,7 +28,7 @@ def test_messages_and_pings(tmp_path: Path, abstract: bool) -> None:
         service.close()
 
 
-def test_nobody_has_asked(tmp_path: Path) -> None:
+def test_without_a_notify_socket(tmp_path: Path) -> None:
     other = ServiceManager(
         {"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}
     )

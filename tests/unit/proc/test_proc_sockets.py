@@ -130,7 +130,7 @@ def test_outside_and_queued_connections(tmp_path: Path) -> None:
     assert _one(found, lambda s: s.listening).socket.rqueue == 1
 
 
-def test_the_tree_listens_where_somebody_else_answers(tmp_path: Path) -> None:
+def test_the_tree_listens_where_another_process_answers(tmp_path: Path) -> None:
     """A connection that another process has accepted at a shared port waits in no queue; nor does a
     datagram socket, ever.
     """

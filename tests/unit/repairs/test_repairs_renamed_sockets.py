@@ -75,8 +75,8 @@ def test_the_new_name_is_followed(new: str, tmp_path: Path) -> None:
 
 def test_another_name_of_a_file_that_has_lost_the_first_one_is_followed(tmp_path: Path) -> None:
     name = f"{tmp_path}/a"
-    beside = "other = socket.socket(socket.AF_UNIX); other.bind(TMP + '/b')"
-    text = f"{beside}; os.close(other.detach()); os.link({name!r}, TMP + '/c'); os.unlink({name!r})"
+    second = "other = socket.socket(socket.AF_UNIX); other.bind(TMP + '/b')"
+    text = f"{second}; os.close(other.detach()); os.link({name!r}, TMP + '/c'); os.unlink({name!r})"
     assert _followed(text, name, tmp_path) == ([f"{tmp_path}/c\0"], [])
 
 
@@ -107,7 +107,7 @@ def test_the_longest_name_that_can_be_bound(tmp_path: Path) -> None:
     assert _followed(f"os.rename({name!r}, {long!r})", name, tmp_path) == ([long + "\0"], [])
 
 
-def test_a_name_that_is_too_long_is_told(tmp_path: Path) -> None:
+def test_a_name_that_is_too_long_is_reported(tmp_path: Path) -> None:
     name = f"{tmp_path}/a"
     long = f"{tmp_path}/".ljust(108, "n")
     names, (warning,) = _followed(f"os.rename({name!r}, {long!r})", name, tmp_path)

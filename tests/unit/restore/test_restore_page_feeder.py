@@ -18,7 +18,7 @@ from criuctl.restore import page_feeder
 from criuctl.restore.page_feeder import Feeder
 
 
-def test_a_feeder_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_feeder_that_hangs_blocks_no_caller(tmp_path: Path) -> None:
     feeder = Feeder(Config(store=str(tmp_path)), 0)
     try:
         feeder._child.signal(signal.SIGSTOP)

@@ -114,7 +114,7 @@ def test_a_root_that_was_pid_1(wish: str, error: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("wish", "error"), [("auto", []), ("private", []), ("same", ["pids"])])
-def test_a_tree_whose_network_is_made_anew(wish: str, error: list[str]) -> None:
+def test_a_tree_whose_network_is_made_again(wish: str, error: list[str]) -> None:
     """Who wants the old PIDs or nothing is not given others because of the network."""
     plan = make_plan(manifest(), facts(netns=Place("private")), PlanOptions(pids=wish))
     assert plan.pids == "private"
@@ -235,7 +235,7 @@ OPEN = frozenset({(CONNECTION.local, CONNECTION.peer), (UDP.local, UDP.peer)})
         ),
     ],
 )
-def test_what_there_is_of_a_wish(
+def test_the_effective_policy_of_a_requested_one(
     record: ConnectionRecord,
     wished: str | None,
     there: dict[str, object],
@@ -255,7 +255,7 @@ def test_what_there_is_of_a_wish(
 @pytest.mark.parametrize(
     ("wished", "policy", "errors"), [(None, "hangup", []), ("keep", "keep", ["address"])]
 )
-def test_nobody_is_reached_from_a_new_network(
+def test_no_peer_is_reached_from_a_new_network(
     wished: str | None, policy: str, errors: list[str]
 ) -> None:
     record = CONNECTION.with_use(policy="reconnect")
@@ -264,7 +264,7 @@ def test_nobody_is_reached_from_a_new_network(
     assert (plan.policies, codes(plan, "error")) == ({(100, 5): policy}, errors)
 
 
-def test_a_copy_is_not_told_that_the_network_of_the_dump_is_gone() -> None:
+def test_a_copy_gets_no_finding_about_the_missing_network_of_the_dump() -> None:
     there = facts(netns=Place("private"))  # which a copy gets whether it is gone or not
     for copy, word in ((False, "is gone"), (True, "of its own")):
         (finding,) = (
@@ -441,7 +441,7 @@ def test_names_of_unix_sockets_that_are_taken(
     assert ("ln -s" in found.hint) is not name.exists
 
 
-def test_an_address_that_is_not_here_is_told_unless_the_network_is_made_with_it() -> None:
+def test_a_missing_address_is_reported_unless_the_network_is_made_with_it() -> None:
     lacking = facts(missing_addresses=frozenset({LISTENER.local}))
     plan = make_plan(manifest(connections=(LISTENER,)), lacking, PlanOptions())
     assert codes(plan, "error") == ["address-missing"]
@@ -467,7 +467,7 @@ def test_which_addresses_are_missing(local: str, family: str, missing: bool) -> 
     )
 
 
-def test_an_interface_that_is_not_here_is_told_unless_the_connection_is_given_up() -> None:
+def test_a_missing_interface_is_reported_unless_the_connection_is_given_up() -> None:
     given_up = replace(CONNECTION, holders=((100, 5),))
     sockets = (
         BoundSocket("eth7", ((100, 3),), here=False),

@@ -33,7 +33,7 @@ def config(tmp_path: Path) -> Config:
 )
 @pytest.mark.parametrize("null", [False, True])
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_state_file_that_does_not_say_all_is_told(
+def test_an_incomplete_state_file_is_reported(
     config: Config, body: dict[str, Any], null: bool, recorded: bool
 ) -> None:
     """One such file, of another version or damaged, is no reason to tell of no session at all."""
@@ -58,7 +58,7 @@ def test_a_state_file_that_does_not_say_all_is_told(
     assert forgotten.session == "web"
 
 
-def test_a_root_of_which_only_the_pid_is_known_is_nobody(config: Config) -> None:
+def test_a_root_known_only_by_its_pid_is_no_process(config: Config) -> None:
     folder = Path(config.run_dir) / "holders" / "web"
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps(STATE | {"pid": 1}))

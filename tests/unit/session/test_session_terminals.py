@@ -10,9 +10,7 @@ from criuctl.proc import locks
 from criuctl.session import terminal
 
 
-def test_one_at_a_time_but_nobody_waits_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_at_a_time_with_a_bounded_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run" / "terminals"
     monkeypatch.setattr(terminal, "_MAKING", path)
     monkeypatch.setattr(terminal, "_PATIENCE", 0.1)

@@ -136,7 +136,7 @@ def test_errors_keep_their_class(ends: Ends, no_thread_fails: list[object]) -> N
     assert not right.lost.is_set()
 
 
-def test_an_error_with_endless_details_is_told(ends: Ends, no_thread_fails: list[object]) -> None:
+def test_an_error_with_endless_details_is_sent(ends: Ends, no_thread_fails: list[object]) -> None:
     nested: list[object] = []
     for _ in range(100_000):
         nested = [nested]
@@ -191,7 +191,7 @@ def test_a_traceback_travels_for_those_who_debug(ends: Ends) -> None:
     assert "1 // 0" in info.value.details["traceback"]
 
 
-def test_what_nobody_understands_is_told(ends: Ends) -> None:
+def test_an_unknown_verb_is_refused(ends: Ends) -> None:
     left, right = ends()
     with pytest.raises(UnsupportedFormat, match="'sing'"):
         left.ask("sing")
@@ -380,7 +380,7 @@ def test_an_answer_that_is_about_to_be_sent_is_waited_for() -> None:
     desk.close()
 
 
-def test_who_wants_to_know_is_told_also_when_no_thread_is_left(
+def test_a_lost_link_is_reported_also_when_no_thread_is_left(
     raw: RawEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, notified = threading.Thread.start, threading.Event()

@@ -178,7 +178,7 @@ def test_a_host_that_dies_under_the_link(configured: Callable[..., Config]) -> N
         assert isinstance(error, LinkLost) and "far was cut" in error.message
 
 
-def test_why_a_link_was_lost_is_told(
+def test_the_cause_of_a_lost_link_is_reported(
     configured: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh, "_SPEAKS", TIMEOUT)
@@ -193,7 +193,9 @@ def test_why_a_link_was_lost_is_told(
         lose()
 
 
-def test_a_lost_link_whose_ssh_lives_is_told_as_it_is(configured: Callable[..., Config]) -> None:
+def test_a_lost_link_whose_ssh_lives_is_reported_as_it_is(
+    configured: Callable[..., Config],
+) -> None:
     lost = LinkLost("nothing was received from far for 20 s")
     with pytest.raises(LinkLost) as info, connect(configured()):
         raise lost

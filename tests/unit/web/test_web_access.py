@@ -96,7 +96,7 @@ def talk(tmp_path: Path, request: pytest.FixtureRequest) -> Talk:
     return run
 
 
-def test_nothing_is_told_without_the_token(talk: Talk) -> None:
+def test_nothing_is_answered_without_the_token(talk: Talk) -> None:
     async def conversation(page: Page) -> None:
         for path in ASKED:
             for token in (None, "wrong", page.token[:-1], page.token + "x", "é"):
@@ -257,7 +257,7 @@ def test_a_page_that_may_only_look_starts_nothing(talk: Talk) -> None:
     talk(conversation)
 
 
-def test_the_page_has_no_script_in_it_and_asks_nobody_else() -> None:
+def test_the_page_has_no_inline_script_and_calls_no_other_host() -> None:
     page = (STATIC / "index.html").read_text()
     assert re.findall(r"<script[^>]*>([^<]*)</script>", page) == [""] and not re.search(
         r"\son\w+=", page

@@ -300,7 +300,7 @@ def test_a_recording_has_markers_and_no_dead_time() -> None:
     assert events[3][2] == "checkpointed 0123456789ab" and events[4][2] == "restored, from other"
 
 
-def test_a_recording_of_what_nobody_saw_end_names_no_exit_code() -> None:
+def test_a_recording_of_an_unobserved_end_names_no_exit_code() -> None:
     status = {"session": "s", "command": [], "created": 100.0, "exit_code": None}
     _, *events = (
         json.loads(line)

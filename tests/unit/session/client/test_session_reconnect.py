@@ -111,7 +111,7 @@ def test_a_connection_that_breaks_at_once_where_it_has_moved_to_is_made_again(
     assert attached.session is back and attached._ended is None
 
 
-def test_nobody_is_told_to_be_where_the_session_is_not_any_more(
+def test_a_moved_session_is_not_reported_at_its_old_home(
     pipe: tuple[int, int], capfd: pytest.CaptureFixture[str]
 ) -> None:
     gone = SessionGone("moved on", moved_to="ssh://c/s", home="c")

@@ -90,7 +90,7 @@ def test_a_torn_last_line_is_no_other_session(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["audit.jsonl"]
 
 
-def test_what_is_nobodys_is_not_lost_to_what_is_nobodys(tmp_path: Path) -> None:
+def test_unknown_audit_logs_do_not_displace_each_other(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     for text in ("first\n", "second\n"):
         path.write_text(text)

@@ -119,9 +119,7 @@ def test_a_query_that_cannot_be_looked_into_is_given_up(
 
 
 @pytest.mark.parametrize("size", [1, 7, 1023, 32767, 32768, 100_000])
-def test_what_is_told_of_a_command_is_bounded_however_its_words_fall(
-    holder: Holder, size: int
-) -> None:
+def test_the_reported_command_is_bounded_however_its_words_fall(holder: Holder, size: int) -> None:
     holder.session.identity.command = ["x" * size] * (200_000 // size)
     command = holder.report.status()["command"]
     assert sum(map(len, command)) <= (32 << 10) + 3 and command[-1].endswith("...")

@@ -18,7 +18,7 @@ def join(
     return authority.join(kind, name or f"{kind}{authority.serial}", role, pid=1, since=0.0)
 
 
-def test_one_writes_and_the_other_is_told_who(authority: Authority) -> None:
+def test_one_writes_and_the_refusal_names_it(authority: Authority) -> None:
     one, two = join(authority), join(authority)
     assert authority.request(one, 30, now=0)
     assert not authority.request(one, 30, now=1)
@@ -67,7 +67,7 @@ def test_it_expires_with_its_holders_heartbeat(authority: Authority) -> None:
         ("human", "admin", "human", True),
     ],
 )
-def test_who_may_take_from_whom(
+def test_which_operator_may_take_the_lease_of_another(
     authority: Authority, kind: str, role: str, other: str, may: bool
 ) -> None:
     taker, writer = join(authority, kind, role), join(authority, other)
@@ -110,7 +110,7 @@ def test_the_queue_is_served_in_order_without_those_who_left(authority: Authorit
     assert authority.expires == 6
 
 
-def test_who_lost_the_connection_keeps_the_lease_until_somebody_asks(authority: Authority) -> None:
+def test_a_lost_connection_keeps_the_lease_until_another_asks(authority: Authority) -> None:
     one, two = join(authority), join(authority)
     authority.request(one, 30, now=0)
     one.connected = False
