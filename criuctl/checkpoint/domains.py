@@ -42,7 +42,7 @@ from .codec import KEY_SIZE, Sealer
 
 if TYPE_CHECKING:
     from ..store import Store
-    from .writers import WriterKey
+    from .writer_keys import WriterKey
 
 _LINE = "criuctl writer domain 1"
 _FETCHERS = 8
@@ -85,14 +85,14 @@ class StoreSealer(Sealer):
         return self
 
     def author(self, domain: bytes) -> str:
-        from .writers import writer_key
+        from .writer_keys import writer_key
 
         return writer_key(self._master, self._id, self._authors[domain]).fingerprint
 
     def of_list(self, name: str, *, shared: bool) -> Sealer:
         if not shared:
             return self
-        from .writers import lists_key
+        from .writer_keys import lists_key
 
         return Sealer(lists_key(self._master), encrypted=True)
 
@@ -105,27 +105,27 @@ class StoreSealer(Sealer):
         """
         if (known := self._known.get(domain)) is not None:
             return known
-        from . import writers
+        from . import writer_keys
 
-        name = writers.PREFIX + domain.hex()
+        name = writer_keys.PREFIX + domain.hex()
         try:
-            data = self._store.get(name, writers.WRAPPED.size)
+            data = self._store.get(name, writer_keys.WRAPPED.size)
         except ObjectMissing:
-            raise writers.lost(name) from None
+            raise writer_keys.lost(name) from None
         opened = Sealer(
-            writers.unwrap(self._master, self._id, name, data), encrypted=True, domain=domain
+            writer_keys.unwrap(self._master, self._id, name, data), encrypted=True, domain=domain
         )
         with self._lock:
             self._writers = True
             self._known = {**self._known, domain: opened}
-            self._authors[domain] = writers.author(data)
+            self._authors[domain] = writer_keys.author(data)
         return opened
 
     def _learn(self) -> None:
         """Open all domains; an object that no enrolled host made opens none."""
         from concurrent.futures import ThreadPoolExecutor
 
-        from . import writers
+        from . import writer_keys
 
         def learn(domain: bytes) -> None:
             with suppress(DataError):
@@ -133,13 +133,13 @@ class StoreSealer(Sealer):
 
         names = [
             info.name
-            for info in self._store.list(writers.PREFIX)
-            if info.size == writers.WRAPPED.size
+            for info in self._store.list(writer_keys.PREFIX)
+            if info.size == writer_keys.WRAPPED.size
         ]
         fresh = [
             domain
             for name in names
-            if (domain := writers.domain_of(name)) is not None and domain not in self._known
+            if (domain := writer_keys.domain_of(name)) is not None and domain not in self._known
         ]
         if fresh:
             with ThreadPoolExecutor(min(_FETCHERS, len(fresh)), "criuctl-domains") as pool:
@@ -176,7 +176,7 @@ class WriterSealer(Sealer):
         if not self._wrapped:
             _make(self._file, self._key)
             self._enter()
-        from .writers import PREFIX
+        from .writer_keys import PREFIX
 
         name = PREFIX + self.domain.hex()
         try:
@@ -222,7 +222,7 @@ class WriterSealer(Sealer):
 def _read(path: Path) -> tuple[bytes, bytes, bytes]:
     """Read a domain's id, master key and object from its file; raise `KeyMissing`."""
     from .keys import read_secret
-    from .writers import ID_SIZE, WRAPPED
+    from .writer_keys import ID_SIZE, WRAPPED
 
     lines = read_secret(path).decode("ascii", "replace").split("\n")
     try:
@@ -249,15 +249,15 @@ def _make(path: Path, key: WriterKey) -> None:
     """Make a new domain in the file `path`, durable; if another process is faster, return the
     domain of that one.
     """
-    from . import writers
+    from . import writer_keys
     from .keys import write_secret
 
-    domain, master = secrets.token_bytes(writers.ID_SIZE), secrets.token_bytes(KEY_SIZE)
+    domain, master = secrets.token_bytes(writer_keys.ID_SIZE), secrets.token_bytes(KEY_SIZE)
     lines = (
         _LINE,
         *(
             base64.b64encode(part).decode()
-            for part in (domain + master, writers.wrap(key, domain, master))
+            for part in (domain + master, writer_keys.wrap(key, domain, master))
         ),
         "",
     )

@@ -51,7 +51,7 @@ from ..quoting import quoted
 from . import recovery
 from .codec import KEY_SIZE, derive, fingerprint
 from .records import Confidential
-from .writers import WriterKey
+from .writer_keys import WriterKey
 
 PASSPHRASE_VARIABLE = "CRIUCTL_PASSPHRASE"
 RECOVERY_VARIABLE = "CRIUCTL_RECOVERY_KEY"

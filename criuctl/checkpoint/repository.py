@@ -62,8 +62,8 @@ from .storeconfig import StoreConfig, create, load
 
 if TYPE_CHECKING:
     from .codec import Sealer
-    from .generations import Changer
     from .index import Index
+    from .key_generations import Changer
     from .reader import CheckpointReader
     from .writer import CheckpointWriter
 
@@ -224,7 +224,7 @@ class Repository:
 
     def key_changer(self) -> Changer:
         """Return the object that adds and removes keys; raise `Conflict` if the store has none."""
-        from .generations import Changer
+        from .key_generations import Changer
 
         if self._opened is None:
             raise Conflict("the store is not encrypted, so it has no keys")

@@ -35,11 +35,11 @@ from ..errors import (
 )
 from ..store import Capabilities, Store
 from ..store.base import PROBE_PREFIX
-from . import configobject, generations, keys
+from . import configobject, key_generations, keys
 from .codec import KEY_SIZE, Sealer
 from .configobject import FORMAT, NAME, VERSION, WRITER, WRITERS, damaged, fetch
 from .domains import StoreSealer, WriterSealer
-from .generations import Candidate, Current
+from .key_generations import Candidate, Current
 from .manifest import now
 from .packs import pack_of
 from .records import Confidential
@@ -81,7 +81,7 @@ def create(
 ) -> tuple[StoreConfig, keys.Opened | None]:
     """Make the store and its key; see `Repository.init`."""
     store.create()
-    if fetch(store) is not None or generations.names(store):
+    if fetch(store) is not None or key_generations.names(store):
         raise _exists(store)
     if _has_packs(store):
         if fetch(store) is not None:  # another criuctl was faster
@@ -220,7 +220,7 @@ def _load(
         pinning.check_plain(first.body["id"], config, store.url)
         return _plain(first)
     for _attempt in range(_ATTEMPTS):
-        names = generations.names(store)
+        names = key_generations.names(store)
         if first is None and not names:
             if problem is None and _has_packs(store):
                 raise StoreNotInitialised(
@@ -230,7 +230,7 @@ def _load(
                 raise pinning.gone(store.url)
             raise problem or StoreNotInitialised(f"there is no criuctl store in {store.url}")
         newer = _newer(names, first)
-        found, gone = generations.read(store, newer)
+        found, gone = key_generations.read(store, newer)
         if not gone:
             break
         first, problem = _config(store)
@@ -240,7 +240,7 @@ def _load(
     except (DataError, KeyMissing):
         # A generation was not read because `config` says the same. If `config` is damaged, that is
         # not so.
-        more, _gone = generations.read(store, [name for name in names if name not in newer])
+        more, _gone = key_generations.read(store, [name for name in names if name not in newer])
         known = {candidate.data for candidate in candidates}
         if all(candidate.data in known for candidate in more):
             raise
@@ -305,7 +305,7 @@ def _open(
         groups.items(), key=lambda item: item[0], reverse=True
     ):
         try:
-            opened = find(generations.union(group), store_id, config)
+            opened = find(key_generations.union(group), store_id, config)
         except (DataError, KeyMissing) as error:
             failed = failed or error
             continue
@@ -317,7 +317,7 @@ def _open(
             ):
                 continue  # a newer candidate no longer has its slot
             others = WriterSealer(opened.writer, Path(opened.source).parent, store)
-            return _understood(group[0].body, others, generations.union(group)), opened
+            return _understood(group[0].body, others, key_generations.union(group)), opened
         sealer = Sealer(opened.master, encrypted=True)
         current = Current.among((c for c in candidates if c.body["id"] == store_id), sealer)
         if current is None:

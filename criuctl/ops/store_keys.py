@@ -1,7 +1,7 @@
 """The keys of a store: listing, adding, removing and replacing them; and its write-only hosts.
 
-Only the set of secrets that open the store changes (`criuctl.checkpoint.generations`); the master
-key, and so every pack, stays the same.
+Only the set of secrets that open the store changes (`criuctl.checkpoint.key_generations`); the
+master key, and so every pack, stays the same.
 
 RULE: a change of keys never locks its caller out. A new key is made, durable and checked to open
 the store before it is published. A change is refused if no key would be left that was seen to open
@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..checkpoint import keys, recovery
-from ..checkpoint.generations import Slots, described
+from ..checkpoint.key_generations import Slots, described
 from ..config import Config
 from ..errors import Conflict, KeyMissing, UsageError, WrongKey
 from ..host.journal import events

@@ -16,7 +16,7 @@ import pytest
 from support import checkpoints as kit
 from support.command import Criuctl
 
-from criuctl.checkpoint import keys, writers
+from criuctl.checkpoint import keys, writer_keys
 from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
@@ -228,7 +228,7 @@ def test_who_proves_to_be_the_same_host_sends_only_what_is_new(
     delivered: tuple[Source, CheckpointSummary], sources: Callable[[str], Source], criuctl: Criuctl
 ) -> None:
     first, checkpoint = delivered
-    earlier = writers.WriterKey.parse(first.key.read_bytes(), "key")
+    earlier = writer_keys.WriterKey.parse(first.key.read_bytes(), "key")
     again = sources("first")
     move = secrets.token_hex(16)
     assert again.begin("work", inbox.proof(earlier, move), move) == earlier.text()
@@ -248,7 +248,7 @@ def test_who_does_not_prove_it_is_another_host(
 ) -> None:
     """The id of a source is no secret, nor is a proof that was given for another move."""
     first, _checkpoint = delivered
-    earlier = writers.WriterKey.parse(first.key.read_bytes(), "key")
+    earlier = writer_keys.WriterKey.parse(first.key.read_bytes(), "key")
     thief = sources("thief")
     replayed = inbox.proof(earlier, secrets.token_hex(16))
     for claim in (

@@ -15,7 +15,7 @@ from servers import RadosGateway
 from support import checkpoints as kit
 from support.places import Place
 
-from criuctl.checkpoint.generations import described
+from criuctl.checkpoint.key_generations import described
 from criuctl.checkpoint.keys import KeyText, file_slot, open_by_file, slot_fingerprint, write_secret
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from criuctl.checkpoint import keys, writers
-from criuctl.checkpoint.generations import described
+from criuctl.checkpoint import keys, writer_keys
+from criuctl.checkpoint.key_generations import described
 from criuctl.checkpoint.repository import Repository
 from criuctl.store import Store
 
@@ -16,7 +16,7 @@ def enrol(repo: Repository, path: Path, label: str = "") -> Path:
     """Make a write-only host whose folders are in `path`; its key file."""
     opened = repo.opened
     assert opened is not None
-    key = writers.enrol(opened.master, repo.id)
+    key = writer_keys.enrol(opened.master, repo.id)
     repo.key_changer().change(lambda slots: [*slots, described(key.slot(), label)])
     file = path / "keys" / f"{repo.id}.key"
     keys.write_secret(file, key.text())

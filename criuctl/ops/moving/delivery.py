@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ...checkpoint import keys, writers
+from ...checkpoint import keys, writer_keys
 from ...checkpoint.manifest import Manifest
 from ...checkpoint.repository import Repository
 from ...config import Config
@@ -136,7 +136,7 @@ class HostDelivery(Struct):
         is one of a write-only host.
         """
         # an older criuctl sends the inbox's own key
-        if kept is not None and text.startswith(writers.LINE):
+        if kept is not None and text.startswith(writer_keys.LINE):
             kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with suppress(FileNotFoundError):
                 if kept.read_text() == text:
@@ -304,10 +304,10 @@ class HostDelivery(Struct):
                 time.sleep(_PAUSE)
 
 
-def _writer_key(path: Path) -> writers.WriterKey | None:
+def _writer_key(path: Path) -> writer_keys.WriterKey | None:
     """Return the kept key; None if there is none that is whole."""
     try:
-        return writers.WriterKey.parse(keys.read_secret(path), str(path))
+        return writer_keys.WriterKey.parse(keys.read_secret(path), str(path))
     except CriuctlError:
         return None
 

@@ -1,7 +1,7 @@
 """The inbox: a store of this host for sessions that arrive from other hosts.
 
 It is encrypted by a key that stays on this host. A sending host is one of its write-only hosts
-(`checkpoint.writers`): it seals what it stores by its own keys, and can open nothing of other
+(`checkpoint.writer_keys`): it seals what it stores by its own keys, and can open nothing of other
 hosts; see also `inbox_part`. It keeps the key that it got, to prove later that it is the same host:
 then content that it sent before is not sent again. The newest checkpoint of each session is kept:
 its content need not be sent again when the session comes back, and if this host dies in the middle,
@@ -18,10 +18,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...checkpoint import writers
+from ...checkpoint import writer_keys
 from ...checkpoint.codec import keyed_hash
 from ...checkpoint.configobject import WRITER
-from ...checkpoint.generations import described
+from ...checkpoint.key_generations import described
 from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import Conflict, NoSuchBucket, StoreNotInitialised
@@ -72,7 +72,7 @@ def _divide(repository: Repository) -> None:
     """Record in the config that there are write-only hosts. No host gets the key of this slot."""
     opened = repository.opened
     assert opened is not None  # it is encrypted
-    slot = described(writers.enrol(opened.master, repository.id).slot(), _LABEL)
+    slot = described(writer_keys.enrol(opened.master, repository.id).slot(), _LABEL)
 
     def add(slots: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return slots if any(one.get("type") == WRITER for one in slots) else [*slots, slot]
@@ -80,7 +80,7 @@ def _divide(repository: Repository) -> None:
     repository.key_changer().change(add)
 
 
-def key_for(repository: Repository, move: str, earlier: object) -> writers.WriterKey:
+def key_for(repository: Repository, move: str, earlier: object) -> writer_keys.WriterKey:
     """Return the key of the sending host: the one that it proves to have (`proof`), or a
     new one.
     """
@@ -88,17 +88,17 @@ def key_for(repository: Repository, move: str, earlier: object) -> writers.Write
     assert opened is not None
     if isinstance(earlier, dict):
         with suppress(TypeError, ValueError):
-            known = writers.writer_key(
+            known = writer_keys.writer_key(
                 opened.master, repository.id, bytes.fromhex(str(earlier.get("id")))
             )
             if secrets.compare_digest(
                 bytes.fromhex(str(earlier.get("proof"))), bytes.fromhex(proof(known, move)["proof"])
             ):
                 return known
-    return writers.enrol(opened.master, repository.id)
+    return writer_keys.enrol(opened.master, repository.id)
 
 
-def proof(key: writers.WriterKey, move: str) -> dict[str, str]:
+def proof(key: writer_keys.WriterKey, move: str) -> dict[str, str]:
     """Return the proof, for the move `move`, of having the key; it reveals nothing of the key
     itself.
     """

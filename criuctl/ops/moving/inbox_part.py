@@ -1,6 +1,6 @@
 """The part of this host's inbox that one source may see: the objects that it has stored itself.
 
-Sources are write-only hosts of the inbox (`criuctl.checkpoint.writers`): a source's key opens
+Sources are write-only hosts of the inbox (`criuctl.checkpoint.writer_keys`): a source's key opens
 nothing that other hosts have stored or will store. The source does not see those objects either.
 Over the link it sees only:
 
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
-from ...checkpoint import configobject, objects, writers
+from ...checkpoint import configobject, objects, writer_keys
 from ...checkpoint.catalog import parse_name
 from ...checkpoint.packs import pack_of
 from ...checkpoint.repository import Repository
@@ -31,7 +31,7 @@ from ...store.base import PROBE_PREFIX, Data, ObjectInfo, as_views, check_limit,
 _KINDS = {"index": objects.INDEX, "checkpoints": objects.MANIFEST, "sessions": objects.LEASE}
 _LISTS = ("writing/", "gc/")
 # what a source may put
-_NEW = ("packs/", "index/", writers.PREFIX, "writing/", "gc/now-", PROBE_PREFIX)
+_NEW = ("packs/", "index/", writer_keys.PREFIX, "writing/", "gc/now-", PROBE_PREFIX)
 
 
 class OwnPart(Store):
@@ -39,7 +39,7 @@ class OwnPart(Store):
     `session`.
     """
 
-    def __init__(self, repository: Repository, key: writers.WriterKey, session: str) -> None:
+    def __init__(self, repository: Repository, key: writer_keys.WriterKey, session: str) -> None:
         self._store, self._sealer, self._writer = repository.store, repository.sealer, key.id
         self.url = repository.store.url
         token = repository.sealer.token(session)
@@ -159,8 +159,8 @@ class OwnPart(Store):
         kind = name.partition("/")[0]
         if name.startswith(_LISTS):
             return True
-        if name.startswith(writers.PREFIX):
-            return self._owns(writers.domain_of(name) or b"")
+        if name.startswith(writer_keys.PREFIX):
+            return self._owns(writer_keys.domain_of(name) or b"")
         if (pack := pack_of(name)) is not None:
             return self._owns(self._sealer.of_pack(pack).domain)
         if kind not in _KINDS:
@@ -173,15 +173,15 @@ class OwnPart(Store):
         if not domain:
             return False
         if domain not in self._domains:
-            name = writers.PREFIX + domain.hex()
+            name = writer_keys.PREFIX + domain.hex()
             self._sealer.of(domain, name)
             self._domains[domain] = (
-                writers.author(self._store.get(name, writers.WRAPPED.size)) == self._writer
+                writer_keys.author(self._store.get(name, writer_keys.WRAPPED.size)) == self._writer
             )
         return self._domains[domain]
 
 
-def _config(repository: Repository, key: writers.WriterKey) -> bytes:
+def _config(repository: Repository, key: writer_keys.WriterKey) -> bytes:
     """Return the inbox's config as the source reads it."""
     current = repository.key_changer().current()
     body = {name: value for name, value in current.body.items() if name != "mac"}

@@ -14,9 +14,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from ...checkpoint import keys, writers
+from ...checkpoint import keys, writer_keys
 from ...checkpoint.configobject import WRITER
-from ...checkpoint.generations import Changer, Current, Slots, described
+from ...checkpoint.key_generations import Changer, Current, Slots, described
 from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import AmbiguousRef, Conflict, CriuctlError, NotFound, UsageError, WrongKey
@@ -171,15 +171,15 @@ class Keyring:
         """Do the same for a write-only host; a key that an interrupted run left in the file is
         used.
         """
-        key = writers.enrol(self.master, self.id)
+        key = writer_keys.enrol(self.master, self.id)
         try:
             keys.write_secret(path, key.text())
             made = True
         except FileExistsError:
             made = False
             try:
-                key = writers.WriterKey.parse(keys.read_secret(path), str(path))
-                ours = key == writers.writer_key(self.master, self.id, key.id)
+                key = writer_keys.WriterKey.parse(keys.read_secret(path), str(path))
+                ours = key == writer_keys.writer_key(self.master, self.id, key.id)
             except WrongKey:
                 ours = False
             if not ours:

@@ -15,7 +15,7 @@ import pytest
 from support import checkpoints as kit
 from support import golden
 
-from criuctl.checkpoint import chunks, codec, index, leases, objects, packs, writers
+from criuctl.checkpoint import chunks, codec, index, leases, objects, packs, writer_keys
 from criuctl.checkpoint import manifest as manifests
 from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.manifest import Manifest
@@ -188,7 +188,7 @@ def test_the_specification_tells_the_sizes_that_the_code_uses() -> None:
         "pack_footer": packs.FOOTER.size,
         "object_header": objects.HEADER.size,
         "segment_pack": index.PACK.size,
-        "writer_domain": writers.WRAPPED.size,
+        "writer_domain": writer_keys.WRAPPED.size,
         "list_entry": chunks.CHUNK_ENTRY.size,
         "run": chunks.RUN.size,
         "archive_header": archive.HEADER.size,
@@ -196,5 +196,5 @@ def test_the_specification_tells_the_sizes_that_the_code_uses() -> None:
     }
     for context in codec.CONTEXTS:
         assert f"`{context}`" in text
-    for context in writers.CONTEXTS:
+    for context in writer_keys.CONTEXTS:
         assert f'derive_key("{context}"' in text

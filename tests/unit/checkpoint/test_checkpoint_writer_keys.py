@@ -15,7 +15,16 @@ import pytest
 from support import checkpoints as kit
 from support.writeonly import enrol, host
 
-from criuctl.checkpoint import codec, configobject, gclists, keys, leases, objects, packs, writers
+from criuctl.checkpoint import (
+    codec,
+    configobject,
+    gclists,
+    keys,
+    leases,
+    objects,
+    packs,
+    writer_keys,
+)
 from criuctl.checkpoint.codec import SealBroken, Sealer, derive
 from criuctl.checkpoint.domains import StoreSealer, WriterSealer
 from criuctl.checkpoint.gc import Collection
@@ -128,13 +137,15 @@ def test_what_a_writer_keeps_opens_nothing_of_others(place: Place) -> None:
         kit.write(repo, content(n)) for n, repo in enumerate((place.master, place.one, place.two))
     )
     file = next((place.path / "one" / "keys").glob("*.key"))
-    key = writers.WriterKey.parse(file.read_bytes(), "key")
+    key = writer_keys.WriterKey.parse(file.read_bytes(), "key")
     sealer = place.one.sealer
     assert isinstance(sealer, WriterSealer)
     (kept,) = (place.path / "one" / "keys").glob("*.domain")
     assert kept.stat().st_mode & 0o777 == 0o600
     secrets = [key.store * 2, key.public, key.id * 2, key.secret, key.names, key.lists]
-    secrets += [derive(secret, context) for secret in list(secrets) for context in writers.CONTEXTS]
+    secrets += [
+        derive(secret, context) for secret in list(secrets) for context in writer_keys.CONTEXTS
+    ]
     for secret in secrets:
         for candidate in (
             Sealer(secret, encrypted=True),
@@ -151,7 +162,7 @@ def test_what_a_writer_keeps_opens_nothing_of_others(place: Place) -> None:
                     packs.read_index(place.store, info.name, info.size, candidate)
     for name in (info.name for info in place.store.list("writers/")):
         with pytest.raises(Damaged):
-            writers.unwrap(key.secret, place.one.id, name, place.store.get(name))
+            writer_keys.unwrap(key.secret, place.one.id, name, place.store.get(name))
 
 
 def test_without_its_domain_file_a_writer_begins_a_new_domain(place: Place) -> None:
@@ -215,10 +226,10 @@ def test_what_opens_a_domain_is_checked_and_put_again(place: Place) -> None:
 
 def test_a_domain_of_a_host_that_is_not_enrolled_is_refused(place: Place) -> None:
     """An attacker with the public key and write access to the bucket lacks the writer's secret."""
-    key = writers.WriterKey.parse(
+    key = writer_keys.WriterKey.parse(
         next((place.path / "one" / "keys").glob("*.key")).read_bytes(), "key"
     )
-    forged = writers.WriterKey(key.store, key.public, key.id, bytes(32), key.names, key.lists)
+    forged = writer_keys.WriterKey(key.store, key.public, key.id, bytes(32), key.names, key.lists)
     keys.write_secret(place.path / "evil" / "keys" / f"{place.one.id}.key", forged.text())
     evil = host(place.store, place.path / "evil")
     bad = kit.write(evil)
@@ -405,7 +416,7 @@ def test_a_writer_that_was_removed_writes_no_more(place: Place) -> None:
     kit.check(fresh, fresh.resolve("web@1"))
     # The slot in an older text, which a store may keep, does not count.
     config = json.loads(place.store.get("config"))
-    key = writers.WriterKey.parse(
+    key = writer_keys.WriterKey.parse(
         next((place.path / "one" / "keys").glob("*.key")).read_bytes(), "key"
     )
     old = {**config, "generation": config["generation"] - 1, "slots": [key.slot()]}

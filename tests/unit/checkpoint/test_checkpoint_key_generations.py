@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from support import checkpoints as kit
 from support import golden
 
-from criuctl.checkpoint import configobject, generations, keys, recovery
+from criuctl.checkpoint import configobject, key_generations, keys, recovery
 from criuctl.checkpoint.codec import Sealer, fingerprint
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
@@ -75,8 +75,8 @@ class Stage(memory.MemoryStore):
     def delete(self, name: str) -> None:
         self.at("delete", name)
         # Another host may have settled on it: what is removed is older than something that exists.
-        assert name != "config" and (generations.number(name) or 0) < max(
-            [1, *generations.names(self).values()]
+        assert name != "config" and (key_generations.number(name) or 0) < max(
+            [1, *key_generations.names(self).values()]
         )
         super().delete(name)
         self.at("was deleted", name)
@@ -136,7 +136,7 @@ Setting = Callable[..., Site]
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     """Makes sites, each in folders of its own."""
     monkeypatch.delenv(keys.RECOVERY_VARIABLE, raising=False)
-    monkeypatch.setattr("criuctl.checkpoint.generations._PAUSE", 0.001)
+    monkeypatch.setattr("criuctl.checkpoint.key_generations._PAUSE", 0.001)
     monkeypatch.setitem(keys._SCRYPT, "n", 16)
     count = iter(range(1000))
 
