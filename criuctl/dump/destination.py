@@ -13,7 +13,6 @@ from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..errors import NoSuchBucket, StoreNotInitialised
 from ..host.fencing import Home
-from ..host.preload import DUMP, preload
 from ..host.registry import Registry, SessionRecord
 from ..proc.threads import side_by_side
 from ..proc.tree import ProcessIdentity
@@ -58,7 +57,6 @@ def open_destination(
         job.reporter.step("connect", store=job.config.store)
         store = open_store(job.config.store, job.config)
         stack.callback(store.close)
-        preload(DUMP, enough=store.ready)
         repository = _repository(store, job.config, registry, session, subject.root)
         repository.warn_unpinned(job.reporter)
         stack.callback(repository.close)

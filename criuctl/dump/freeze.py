@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable
 from contextlib import closing
-from functools import partial
 
 from msgspec import Struct, field
 
@@ -32,7 +31,6 @@ from ..errors import FrozenTooLong, NoSuchProcess
 from ..files import inode_records, recording
 from ..hooks import Hooks
 from ..host import connection_locks
-from ..host.preload import DUMP, preload
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.threads import Later, WorkerThread
 from ..proc.tree import Process, read_tree
@@ -112,7 +110,6 @@ class Freeze(Struct, eq=False):
         self._dumped = self._given_back = False
         try:
             with WorkerThread("criuctl-collect") as self._helper:
-                self._helper.do(partial(preload, DUMP))  # while CRIU stops the tree
                 self.parts.call_limits.look(self.job.root.pid)
                 holder = self.parts.holder.prepared(self.job.max_freeze)
                 with holder as freezer, limit.freeze(self._still_since()):

@@ -133,10 +133,6 @@ class Connection:
         """
         self._end.settimeout(seconds)
 
-    def waiting(self) -> bool:
-        """Return whether `receive` would not wait."""
-        return bool(select.select([self._end], [], [], 0)[0])
-
     def close(self) -> None:
         """Close the connection for the other end, also if a process that we forked has a copy."""
         with suppress(OSError):  # it is closed already

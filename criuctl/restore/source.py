@@ -16,7 +16,6 @@ from ..config import Config
 from ..criu.images import ImageSet
 from ..host import moves
 from ..host.maintenance import check_open
-from ..host.preload import RESTORE, preload
 from ..host.registry import Registry, exclusive_session
 from ..proc.scratch import Scratch
 from ..report import Reporter
@@ -82,7 +81,6 @@ def find(
 def _open(config: Config, reporter: Reporter, stack: ExitStack) -> Repository:
     store = open_store(config.store, config)
     stack.callback(store.close)
-    preload(RESTORE, enough=store.ready)
     repository = Repository.open(store, config)
     stack.callback(repository.close)
     repository.warn_unpinned(reporter)

@@ -237,13 +237,6 @@ class Store(ABC):
     def prepare(self) -> None:
         """Prepare the first request as far as possible; errors are reported by that request."""
 
-    def ready(self) -> bool:
-        """Return whether the next request will be done at once.
-
-        Then the caller has no time for other work before it.
-        """
-        return True
-
     def close(self) -> None:
         """Close connections and descriptors; the store is not used afterwards."""
 

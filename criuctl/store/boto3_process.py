@@ -52,7 +52,6 @@ class ProcessStore(Store):
         self._idle = process.connections  # used from the end: its window has been touched
         self._changed = threading.Condition()
         self._left = len(self._idle)
-        self._ready = False
         with suppress(OSError):  # it has ended, as the first call will report
             process.control.send((url, config))
 
@@ -128,10 +127,6 @@ class ProcessStore(Store):
     def keeping(self) -> Keeping | None:
         found: Keeping | None = self._ask("keeping")
         return found
-
-    def ready(self) -> bool:
-        self._ready = self._ready or self._process.control.waiting()
-        return self._ready
 
     def close(self) -> None:
         """End the process, with the work that interrupted calls have left it.
