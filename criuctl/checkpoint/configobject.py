@@ -3,7 +3,7 @@
 ``version`` is checked before anything else. ``mac`` is a keyed hash of all the rest under a key
 derived from the master key, so that the config cannot be changed without the key, and damage is
 found. The same text is in the object ``config`` and in the generations under ``keys/``
-(`generations`).
+(`key_generations`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A store with checkpoints in it: making it, opening it, finding checkpoints.
 
     config                            what the store is: format, id, key slots, capabilities
-    keys/<20 digits>                  the same, newer: since keys were changed (`generations`)
+    keys/<20 digits>                  the same, newer: since keys were changed (`key_generations`)
     packs/<2 hex>/<32 hex>            sealed chunks (`packs`)
     index/<32 hex>                    which chunk is in which pack (`index`)
     checkpoints/<token>/<20 digits>-<id>
