@@ -17,8 +17,8 @@ A file in `Config.key_dir` that does not open the store is skipped where there i
 file may also hold a recovery key. A file with a secret that other users can read or write is
 refused.
 
-A file may also hold the key of a write-only host (`writer_keys`), which opens no slot: such a host has
-no master key.
+A file may also hold the key of a write-only host (`writer_keys`), which opens no slot: such a host
+has no master key.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """What a store is, and who can open it: making its config, and finding the one in force.
 
 The config is JSON in the clear (`configobject`), the object ``config``; since keys are added and
-removed, newer versions of it may be under ``keys/`` (`key_generations`). Opening reads the first, lists
-the second, and reads of them only what is newer.
+removed, newer versions of it may be under ``keys/`` (`key_generations`). Opening reads the first,
+lists the second, and reads of them only what is newer.
 
-A write-only host (`writer_keys`) cannot verify the config, since the key that verifies it could also
-make one. It uses the newest that contains its slot. So an attacker who can put objects can keep it
-from writing, but learns nothing.
+A write-only host (`writer_keys`) cannot verify the config, since the key that verifies it could
+also make one. It uses the newest that contains its slot. So an attacker who can put objects can
+keep it from writing, but learns nothing.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from .destination import Destination
 from .freeze import Freeze
 from .freeze_limit import FreezeLimit
 from .job import DumpJob
-from .manifest_of_tree import Taken, describe
+from .manifest_of_tree import Taken, store_and_describe
 from .parts import TreeParts
 from .signals import ignore_signals
 
@@ -204,7 +204,7 @@ class Commit(Struct, eq=False):
             holder=holder,
             fifos=fifos.with_unread(images, seen.tree, seen.opened),
         )
-        made = describe(self.job, self.destination.session, taken, images, memory, writer)
+        made = store_and_describe(self.job, self.destination.session, taken, images, memory, writer)
         held += inode_records.of_links(links)
         mac = inode_records.mac(self.job.config, made.session.id, held)
         made = made.with_use(inodes=tuple(held), inodes_mac=mac)

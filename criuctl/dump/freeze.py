@@ -168,14 +168,15 @@ class Freeze(Struct, eq=False):
         """Examine the stopped tree: /proc now shows what the images will contain."""
         try:
             with self.limit.interruptible():
-                frozen = self._look()
+                frozen = self._take_frozen()
             self.job.reporter.at("pages")
             return frozen
         except BaseException:
             self.give_back()
             raise
 
-    def _look(self) -> driver.Frozen:
+    def _take_frozen(self) -> driver.Frozen:
+        """Take what must be seen while the tree stands still and CRIU has read nothing of it."""
         parts, root = self.parts, self.job.root.pid
         self.seen.at = self._still_since() or time.monotonic()
         if self.delivery is not None:

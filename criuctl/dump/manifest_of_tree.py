@@ -129,7 +129,7 @@ class Taken(Struct, frozen=True):
     fifos: Sequence[FifoRecord] = ()
 
 
-def describe(
+def store_and_describe(
     job: DumpJob,
     session: SessionRecord,
     taken: Taken,

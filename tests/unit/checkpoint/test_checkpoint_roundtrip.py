@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import checkpoints as kit
 
+from criuctl.checkpoint import chunks
 from criuctl.checkpoint.repository import Repository
+from criuctl.criu import pages
 from criuctl.errors import AmbiguousRef, Conflict, NoSuchCheckpoint
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
@@ -75,6 +77,11 @@ def test_streams_keep_their_order_however_they_are_interleaved(
         reader = repo.reader(Reporter())
         for key, data in expected.items():
             assert reader.read(refs[key]) == data == kit.placed(reader, refs[key])
+
+
+def test_memory_arrives_in_the_windows_that_the_format_expects() -> None:
+    """The two packages may not import each other, so each has the numbers."""
+    assert (chunks.WINDOW, chunks.PAGE) == (pages.WINDOW, pages.PAGE)
 
 
 def test_in_a_hurry_packs_are_small(tmp_path: Path) -> None:

@@ -121,6 +121,12 @@ def test_every_repair_is_on_the_page_of_limits() -> None:
     assert losses() in part.partition("\n## ")[0]
 
 
+def test_what_a_repair_restores_is_not_listed_as_lost() -> None:
+    part = topics.text("limits").partition("## What is lost without a warning\n")[2]
+    lost = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", part.partition("\n## ")[0]))
+    assert lost and not lost & set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", losses()))
+
+
 @pytest.mark.parametrize("file", WRITTEN, ids=lambda file: file.name)
 def test_links_lead_to_files_and_lines_fit(file: Path) -> None:
     text = file.read_text()
