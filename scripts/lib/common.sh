@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Words and small tools of the set-up scripts; sourced, never run.
+# Messages and small functions of the set-up scripts; sourced, never run.
 
 newline='
 '
@@ -19,7 +19,7 @@ die() {
     exit "$die_code"
 }
 
-# quietly COMMAND...: its output is kept back and shown only if it fails.
+# quietly COMMAND...: runs it, and shows its output only if it fails.
 quietly() {
     quietly_log=$(mktemp)
     if "$@" >"$quietly_log" 2>&1; then
@@ -32,20 +32,24 @@ quietly() {
     fi
 }
 
-# Root with the capability that CRIU cannot do without; told, not tried.
+# require_root: ends with a message unless this is root with the capability that CRIU needs.
 require_root() {
     [ "$(id -u)" -eq 0 ] || die "-$EX_PLATFORM" "set-up needs root" "Run it as root: sudo $0"
     caps=$(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)
-    [ $((0x$caps & 0x200000)) -ne 0 ] || die "-$EX_PLATFORM" "root lacks CAP_SYS_ADMIN here, which CRIU needs to dump and restore" \
-        "In a container, start it privileged (or with --cap-add SYS_ADMIN,SYS_PTRACE,CHECKPOINT_RESTORE,NET_ADMIN)."
+    [ $((0x$caps & 0x200000)) -ne 0 ] ||
+        die "-$EX_PLATFORM" "root lacks CAP_SYS_ADMIN here, which CRIU needs to dump and restore" \
+            "In a container, start it privileged, or with" \
+            "--cap-add SYS_ADMIN,SYS_PTRACE,CHECKPOINT_RESTORE,NET_ADMIN."
 }
 
-# stamp_of FILE...: one hash of the contents of files and folders (caches aside) and of the words on stdin.
+# stamp_of FILE...: prints one hash of the contents of files and folders (without __pycache__) and
+# of standard input.
 stamp_of() {
     {
         cat
-        find "$@" -name __pycache__ -prune -o -type f -print | LC_ALL=C sort | while IFS= read -r stamp_file; do
-            sha256sum <"$stamp_file"
-        done
+        find "$@" -name __pycache__ -prune -o -type f -print | LC_ALL=C sort |
+            while IFS= read -r stamp_file; do
+                sha256sum <"$stamp_file"
+            done
     } | sha256sum | cut -d' ' -f1
 }

@@ -1,5 +1,4 @@
-"""A web server that counts its requests in memory and nowhere else: what the quickstart dumps and
-restores.
+"""A web server that counts its requests in memory only. The quickstart dumps and restores it.
 
 It listens on a free port of 127.0.0.1, says which on its first line of output, and answers every
 GET with the number of requests so far.
@@ -13,10 +12,10 @@ count = 0
 
 
 class Counter(BaseHTTPRequestHandler):
-    """Each GET is one more."""
+    """Count the GET requests."""
 
     def do_GET(self) -> None:
-        """Count, and tell the count."""
+        """Count the request, and answer with the count."""
         global count
         count += 1
         body = f"{count}\n".encode()

@@ -1,23 +1,27 @@
 # shellcheck shell=sh
-# Finds a CRIU that works on this kernel, or installs a newer one into the private prefix; sourced by scripts/setup.
+# Finds a CRIU that works on this kernel, or installs a newer one into the private prefix; sourced
+# by scripts/setup.
 #
 # What it leaves in PREFIX:
-#   criu.json   {"argv": [...], "version": "4.2.1", "pycriu": "PREFIX/pycriu", "source": "..."}: the choice.  argv starts CRIU without any
-#               subcommand; pycriu is the folder to put on Python's path.
-#   criu/       the private CRIU with its own C library and loader, where one was needed; bin/criu starts it by hand
+#   criu.json   {"argv": [...], "version": "4.2.1", "pycriu": "PREFIX/pycriu", "source": "..."}: the
+#               choice.  argv starts CRIU without any subcommand; pycriu is the folder to put on
+#               Python's path.
+#   criu/       the private CRIU with its own C library and loader, where one was needed; bin/criu
+#               starts it by hand
 #   pycriu/     the pycriu of the same version, and nothing else
 #
-# A newer suite's CRIU cannot use the older suite's libraries, so it comes with all of them and is started through its own loader; the
-# host's libraries are not touched.  Where the packages come from and who may sign them is read from the machine's own apt sources.
+# A newer suite's CRIU cannot use the older suite's libraries, so it comes with all of them and is
+# started through its own loader; the host's libraries are not touched.  The source of the packages
+# and the keys that may sign them are read from the machine's own apt sources.
 
-# works CRIU...: asks this CRIU on this kernel; sets `reason` when it says no.
+# works CRIU...: tests this CRIU on this kernel; sets `reason` when it does not work.
 works() {
     reason=$("$python" "$here/lib/probe_criu.py" "$@") && return
-    [ $? -eq 3 ] || die "the question whether $1 works could not be asked"
+    [ $? -eq 3 ] || die "the test whether $1 works could not be run"
     return 1
 }
 
-# version_of CRIU...: "4.2.1"
+# version_of CRIU...: prints its version, such as 4.2.1.
 version_of() {
     "$@" --version | sed -n 's/^Version: *//p'
 }
@@ -30,7 +34,7 @@ private_argv() {
     done
 }
 
-# private_works FOLDER: asks the private CRIU in it.
+# private_works FOLDER: tests the private CRIU in it.
 private_works() {
     words=$(private_argv "$1") || {
         reason="it is incomplete"
@@ -39,7 +43,7 @@ private_works() {
     split works "$words"
 }
 
-# split COMMAND WORDS: runs it with the words, one a line, and whatever follows them, as arguments.
+# split COMMAND WORDS [ARGUMENT...]: runs it with the arguments and then the words, one a line.
 split() {
     split_command=$1 split_words=$2
     shift 2
@@ -57,8 +61,10 @@ choose_criu() {
     if [ -n "${CRIUCTL_CRIU-}" ] && [ ! -d "$CRIUCTL_CRIU" ]; then
         given=$(command -v -- "$CRIUCTL_CRIU") || given=$CRIUCTL_CRIU
         case $given in /*) ;; *) given=$PWD/$given ;; esac # the record is read in other folders
-        works "$given" || die "-$EX_PLATFORM" "CRIUCTL_CRIU=$CRIUCTL_CRIU does not work on this kernel: $reason" \
-            "Unset CRIUCTL_CRIU to let set-up find or install another."
+        works "$given" ||
+            die "-$EX_PLATFORM" \
+                "CRIUCTL_CRIU=$CRIUCTL_CRIU does not work on this kernel: $reason" \
+                "Unset CRIUCTL_CRIU to let set-up find or install another."
         chosen "CRIUCTL_CRIU" "$given"
         return
     fi
@@ -88,7 +94,8 @@ choose_criu() {
         say "CRIU: that of $suite does not work on this kernel ($reason)"
     done
     die "-$EX_PLATFORM" "no CRIU that works on this kernel ($(uname -r)) was found" \
-        "Give one that does with CRIUCTL_CRIU=/path/to/criu, or start a kernel with CONFIG_CHECKPOINT_RESTORE."
+        "Give one that does with CRIUCTL_CRIU=/path/to/criu," \
+        "or start a kernel with CONFIG_CHECKPOINT_RESTORE."
 }
 
 chosen_private() {
@@ -109,5 +116,6 @@ with open(f"{prefix}/criu.json.new", "w") as file:
     file.write("\n")
 os.replace(f"{prefix}/criu.json.new", f"{prefix}/criu.json")
 PY
-    say "CRIU: $version works here (checked, and dumped a process with a TCP connection); from $source"
+    say "CRIU: $version works here (checked, and dumped a process with a TCP connection);" \
+        "from $source"
 }

@@ -1,13 +1,14 @@
-"""Have criuctl, or CRIU alone, dump and restore the programs of CRIU's test suite; the work of
+"""Dump and restore the programs of CRIU's test suite with criuctl, or with CRIU alone; the work of
 ``scripts/criu-suite``.
 
 A program of ``test/zdtm/static`` forks, writes the PID of what is to be dumped to ``NAME.pid``, and
-waits for SIGTERM; then it looks whether anything has changed, and writes PASS or FAIL to
-``NAME.out``.  With ZDTM_NEWNS it makes namespaces of its own, below the folder ZDTM_ROOT: here a
+waits for SIGTERM; then it checks whether anything has changed, and writes PASS or FAIL to
+``NAME.out``.  With ZDTM_NEWNS it makes its own namespaces, below the folder ZDTM_ROOT: here a
 bind mount of the host's root, so that its files are found at the restore.
 
-Results: ``pass``; ``refused``, before the freeze; ``dump`` or ``restore``, which failed;
-``noticed``, by the program; ``no-start``, as this machine lacks something: those are not compared.
+Results: ``pass``; ``refused``: before the freeze; ``dump`` or ``restore``: that step failed;
+``noticed``: the program noticed a change; ``no-start``: this machine lacks something the program
+needs, and the result is not compared.
 """
 
 from __future__ import annotations
@@ -58,9 +59,7 @@ class Suite:
         } | own
 
     def names(self, flavour: str) -> list[str]:
-        """The programs that are meant for this flavour; their ``NAME.desc`` says so where not all
-        are.
-        """
+        """Return the programs that are meant for this flavour, by their ``NAME.desc``."""
         words = {"host": "h", "ns": "ns"}
         made = self._run(["make", "-s", "-k", "-j2"], self.env, timeout=1800)
         del made  # what cannot be built here cannot start here
@@ -76,7 +75,7 @@ class Suite:
         ]
 
     def _described(self, name: str, what: str) -> str:
-        """A text of ``NAME.desc``, a dictionary in Python's syntax whose other values may be
+        """Return a text of ``NAME.desc``, a dictionary in Python's syntax whose other values may be
         calculated.
         """
         path = self.programs / f"{name}.desc"
@@ -85,7 +84,7 @@ class Suite:
         return rest.split("'")[1] if found else ""
 
     def result(self, name: str, flavour: str) -> str:
-        """What becomes of a program; nothing of it is left afterwards."""
+        """Run a program, return its result, and clean up."""
         try:
             return self._result(name, flavour)
         finally:
@@ -109,8 +108,8 @@ class Suite:
                 _wait_gone(pid)
 
     def _end(self, name: str) -> None:
-        """Kill what is left of a program: one that waits for what only CRIU's own suite does,
-        say.
+        """Kill what is left of a program, for example one that waits for something that only CRIU's
+        own suite does.
         """
         own = str(self.programs / name)
         for entry in filter(str.isdigit, os.listdir("/proc")):
@@ -118,7 +117,7 @@ class Suite:
                 if os.readlink(f"/proc/{entry}/exe") == own:
                     os.kill(int(entry), signal.SIGKILL)
             except OSError:
-                continue  # it has ended, or is the kernel's
+                continue  # it has ended, or is a kernel thread
 
     def _start(self, name: str, flavour: str) -> int:
         for path in self.programs.glob(f"{name}.[po]*"):
@@ -138,8 +137,8 @@ class Suite:
         spaces = ["unshare", "--mount"] if flavour == "ns" else []
         script = "; ".join(steps if spaces else steps[-1:])
         started = self._run(["setsid", *spaces, "sh", "-ec", script], env, _START)
-        told = self.programs / f"{name}.pid"
-        return int(told.read_text()) if started.returncode == 0 and told.exists() else 0
+        pid_file = self.programs / f"{name}.pid"
+        return int(pid_file.read_text()) if started.returncode == 0 and pid_file.exists() else 0
 
     def _trip(self, name: str, pid: int) -> tuple[str, int]:
         criuctl = [sys.executable, "-m", "criuctl"]
@@ -169,8 +168,8 @@ class Suite:
         if self._run([*criu, "dump", "-t", str(pid), *common], self.env).returncode:
             return "dump", pid
         _wait_gone(pid)
-        told = images / "restored.pid"
-        restore = [*criu, "restore", "-d", "--pidfile", str(told), *common]
+        pid_file = images / "restored.pid"
+        restore = [*criu, "restore", "-d", "--pidfile", str(pid_file), *common]
         if flavour == "ns":
             on = shlex.quote(str(self.root))
             script = f'mount --bind / {on}; mount --make-private {on}; exec "$@" --root {on}'
@@ -187,7 +186,7 @@ class Suite:
             ]
         if self._run(restore, self.env).returncode:
             return "restore", pid
-        return "", int(told.read_text())
+        return "", int(pid_file.read_text())
 
     def _run(
         self, argv: list[str], env: dict[str, str], timeout: int = _TIMEOUT
@@ -208,12 +207,13 @@ class Suite:
                 process.kill()
                 code = process.wait()
             out.seek(0)
-            told = out.read()
+            output = out.read()
             if code and self.errors is None:
                 print(
-                    f"{shlex.join(argv)}: {code}\n{told.decode(errors='replace')}", file=sys.stderr
+                    f"{shlex.join(argv)}: {code}\n{output.decode(errors='replace')}",
+                    file=sys.stderr,
                 )
-            return subprocess.CompletedProcess(argv, code, told)
+            return subprocess.CompletedProcess(argv, code, output)
 
 
 def _alive(pid: int) -> bool:
@@ -235,7 +235,7 @@ def _expected(path: Path) -> dict[str, str]:
 
 
 def _write(path: Path, results: dict[str, str]) -> None:
-    """Write the list of expected results, below the comments that it has."""
+    """Write the list of expected results, below its present comments."""
     lines = path.read_text().splitlines() if path.exists() else []
     head = [line for line in lines if line.startswith("#")] or [
         "# CRIU's own tests (scripts/criu-suite): FLAVOUR/TEST RESULT"
@@ -255,7 +255,7 @@ def _results(
 
 
 def main() -> int:
-    """Run the programs; 1 if one has another result than is expected."""
+    """Run the programs; return 1 if a result differs from the expected one."""
     parser = argparse.ArgumentParser(prog="scripts/criu-suite")
     parser.add_argument("--folder", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--expected", type=Path, required=True, help=argparse.SUPPRESS)

@@ -1,5 +1,6 @@
 # shellcheck shell=sh
-# What the distribution must give, and how to say so where it is not Debian; sourced by scripts/setup.
+# Packages that the distribution must provide, and advice for systems other than Debian; sourced by
+# scripts/setup.
 
 # Debian packages that criuctl itself needs at run time.
 #   python3-venv  the interpreter and an environment of criuctl's own
@@ -11,31 +12,47 @@ RUNTIME_PACKAGES="python3-venv nftables iproute2 tini"
 # Sets os_id, os_codename and os_name from os-release.
 read_os() {
     os_id=unknown os_like='' os_codename='' os_name='a system without os-release'
-    os_file=${CRIUCTL_OS_RELEASE:-/etc/os-release} # the variable is for the test of the advice below
+    os_file=${CRIUCTL_OS_RELEASE:-/etc/os-release} # the variable is for the tests
     [ -r "$os_file" ] || return 0
     # shellcheck disable=SC1090
-    os_values=$(. "$os_file" && printf '%s\n' "${ID-}" "${ID_LIKE-}" "${VERSION_CODENAME-}" "${PRETTY_NAME:-${ID:-a system without a name}}")
-    { IFS= read -r os_id && IFS= read -r os_like && IFS= read -r os_codename && IFS= read -r os_name; } <<VALUES
+    os_values=$(. "$os_file" && printf '%s\n' "${ID-}" "${ID_LIKE-}" "${VERSION_CODENAME-}" \
+        "${PRETTY_NAME:-${ID:-a system without a name}}")
+    {
+        IFS= read -r os_id && IFS= read -r os_like &&
+            IFS= read -r os_codename && IFS= read -r os_name
+    } <<VALUES
 $os_values
 VALUES
 }
 
-# Says what to install by hand on a system that set-up does not know how to prepare, and ends.
+# Prints what to install by hand on a system that set-up cannot prepare, and ends.
 advise_and_exit() {
     case " $os_id $os_like " in
-    *" ubuntu "*) advice="apt-get install python3-venv nftables iproute2 tini; criu and python3-pycriu >= 4.2 from CRIU's own PPA (ppa:criu/ppa)" ;;
-    *" fedora "* | *" rhel "*) advice="dnf install python3 criu python3-criu nftables iproute util-linux tini" ;;
+    *" ubuntu "*)
+        advice="apt-get install python3-venv nftables iproute2 tini; criu and python3-pycriu >= 4.2"
+        advice="$advice from CRIU's own PPA (ppa:criu/ppa)"
+        ;;
+    *" fedora "* | *" rhel "*)
+        advice="dnf install python3 criu python3-criu nftables iproute util-linux tini"
+        ;;
     *" arch "*) advice="pacman -S --needed python criu nftables iproute2 util-linux tini" ;;
     *" alpine "*) advice="apk add python3 criu nftables iproute2 util-linux tini" ;;
-    *" suse "* | *" opensuse "*) advice="zypper install python3 criu nftables iproute2 util-linux tini" ;;
-    *) advice="Python >= 3.11 with venv, CRIU, nft (nftables), ip (iproute2), nsenter (util-linux), tini" ;;
+    *" suse "* | *" opensuse "*)
+        advice="zypper install python3 criu nftables iproute2 util-linux tini"
+        ;;
+    *)
+        advice="Python >= 3.11 with venv, CRIU, nft (nftables), ip (iproute2), nsenter (util-linux)"
+        advice="$advice, tini"
+        ;;
     esac
     die "-$EX_PLATFORM" "set-up prepares Debian 12 and 13 only; this is $os_name" \
         "Install by hand: $advice" \
         "Then: python3 -m venv $prefix/venv && $prefix/venv/bin/pip install $checkout" \
-        "CRIU must be 4.2 or newer on a kernel from 6.16 on: $here/lib/probe_criu.py criu asks it, as root." \
-        "Its Python package pycriu (in CRIU's sources: lib/pycriu) must be importable in that venv, for example by" \
-        "a .pth file in its site-packages that names the folder holding pycriu; \`criuctl doctor\` tells what is missing."
+        "CRIU must be 4.2 or newer on a kernel from 6.16 on. To test it, run as root:" \
+        "$here/lib/probe_criu.py criu" \
+        "Its Python package pycriu (in CRIU's sources: lib/pycriu) must be importable in that" \
+        "venv, for example by a .pth file in its site-packages that names the folder of pycriu;" \
+        "\`criuctl doctor\` reports what is missing."
 }
 
 # missing_packages NAME...: prints those that are not installed.
@@ -48,7 +65,7 @@ missing_packages() {
     done
 }
 
-# persistently COMMAND...: again after 5 and after 20 seconds if it fails.
+# persistently COMMAND...: runs it, and tries again after 5 and after 20 seconds if it fails.
 persistently() {
     for pause in 5 20; do
         "$@" && return
@@ -58,10 +75,13 @@ persistently() {
     "$@"
 }
 
-# get_packages NAME...: apt-get waits for dpkg's lock itself, but not for those of its lists and its archive.
+# get_packages NAME...: installs them.  apt-get waits for dpkg's lock itself, but not for the locks
+# of its lists and its archive.
 get_packages() {
-    quietly apt-get -qq update || warn "apt-get update failed; going on with the package lists that are here"
-    DEBIAN_FRONTEND=noninteractive quietly apt-get -y -qq -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@"
+    quietly apt-get -qq update ||
+        warn "apt-get update failed; continuing with the package lists that are here"
+    DEBIAN_FRONTEND=noninteractive quietly apt-get -y -qq -o DPkg::Lock::Timeout=300 \
+        install --no-install-recommends "$@"
 }
 
 # install_packages NAME...: calls apt-get for what is missing, and not at all when nothing is.
@@ -71,12 +91,14 @@ install_packages() {
     say "packages: installing $missing"
     # shellcheck disable=SC2086
     persistently get_packages $missing ||
-        die "apt-get could not install: $missing" "Is the machine online, and do the mirrors in /etc/apt answer? Or install them by hand and run $0 again."
+        die "apt-get could not install: $missing" \
+            "Is the machine online, and do the mirrors in /etc/apt answer?" \
+            "Or install them by hand and run $0 again."
 }
 
-# Like install_packages for packages with services, which must not start: a policy-rc.d that says no stands
-# in their way for the time of the installation.  One that is there already is the administrator's and stays, unless it is
-# what a set-up that was killed has left: no service would ever be started again.
+# Like install_packages, for packages with services, which must not start: a policy-rc.d that
+# refuses them is in place during the installation.  An existing one belongs to the administrator
+# and stays, unless a killed set-up has left it: then no service would ever be started again.
 guard=${CRIUCTL_POLICY:-/usr/sbin/policy-rc.d} # the variable is for the tests
 guard_mark='# put here by criuctl set-up for the time of one installation'
 install_packages_without_services() {

@@ -1,19 +1,24 @@
 # shellcheck shell=sh
-# Packages of a newer Debian suite, unpacked into a folder without touching the machine's own packages; sourced by scripts/setup.
+# Packages of a newer Debian suite, unpacked into a folder without touching the machine's own
+# packages; sourced by scripts/setup.
 #
-# apt-get runs on a state of its own: one source (the machine's own mirror, another suite), an empty list of installed packages, so
-# that every dependency is fetched, download only.  Signatures are checked against the keyring that the machine's own source names; only
-# the expiry date of the Release file is not, since a mirror may be frozen in time.
+# apt-get runs on a separate state: one source (the machine's own mirror, another suite), an empty
+# list of installed packages, so that every dependency is fetched, download only.  Signatures are
+# checked against the keyring that the machine's own source names.  Only the expiry date of the
+# Release file is not checked, because a mirror may be frozen in time.
 
 apt_sources=${CRIUCTL_APT_SOURCES:-/etc/apt/sources} # the variable is for the tests
 
-# debian_mirror: prints the address of the machine's first Debian archive entry, as apt itself understands its sources.
+# debian_mirror: prints the address of the machine's first Debian archive entry, as apt itself
+# understands its sources.
 debian_mirror() {
     # shellcheck disable=SC2016
-    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' 'Component: main' | head -n 1
+    apt-get indextargets --format '$(REPO_URI)' \
+        'Created-By: Packages' 'Origin: Debian' 'Label: Debian' 'Component: main' | head -n 1
 }
 
-# signed_by URI: prints the Signed-By of the machine's source for this address, as a deb822 field; nothing when it has none.
+# signed_by URI: prints the Signed-By of the machine's source for this address, as a deb822 field;
+# nothing when it has none.
 signed_by() {
     for sources in "$apt_sources".list.d/*.sources; do
         [ -e "$sources" ] && awk -v uri="${1%/}" '
@@ -23,13 +28,15 @@ signed_by() {
                 for (i = 1; i <= NF; i++) {
                     if ($i ~ /^#/) continue
                     if ($i !~ /^[ \t]/) { field = tolower($i); sub(/:.*/, "", field) }
-                    if (field == "uris" && index($i " ", uri " ") + index($i " ", uri "/ ")) ours = 1
+                    if (field == "uris" && index($i " ", uri " ") + index($i " ", uri "/ "))
+                        ours = 1
                     if (field == "signed-by") value = value $i "\n"
                 }
                 if (ours && value != "") { printf "%s", value; exit }
             }' "$sources"
-    done | awk '/^[Ss]igned-[Bb]y:/ && n++ { exit } { print }' # the first one, with the lines that continue it
-    cat "$apt_sources".list "$apt_sources".list.d/*.list 2>/dev/null | sed 's/\[\([^]]*\)\]/ \1 /' | awk -v uri="${1%/}" '
+    done | awk '/^[Ss]igned-[Bb]y:/ && n++ { exit } { print }' # the first, with its further lines
+    cat "$apt_sources".list "$apt_sources".list.d/*.list 2>/dev/null |
+        sed 's/\[\([^]]*\)\]/ \1 /' | awk -v uri="${1%/}" '
         $1 == "deb" {
             ours = 0; key = ""
             for (i = 2; i <= NF; i++) {
@@ -44,15 +51,26 @@ signed_by() {
 private_apt() {
     (
         cd "$work/debs" || exit
-        apt-get -qq -o Dir::Etc::SourceList="$work/private.sources" -o Dir::Etc::SourceParts=/dev/null -o Dir::Etc::Preferences=/dev/null \
-            -o Dir::Etc::PreferencesParts=/dev/null -o Dir::State="$work/state" -o Dir::State::Lists="$work/state/lists" \
-            -o Dir::State::status="$work/state/status" -o Dir::Cache="$work/cache" -o Acquire::Check-Valid-Until=false \
-            -o Acquire::Languages=none -o APT::Install-Recommends=false -o APT::Get::AllowUnauthenticated=false \
-            -o Acquire::AllowInsecureRepositories=false -o Acquire::Retries=3 "$@"
+        apt-get -qq \
+            -o Dir::Etc::SourceList="$work/private.sources" \
+            -o Dir::Etc::SourceParts=/dev/null \
+            -o Dir::Etc::Preferences=/dev/null \
+            -o Dir::Etc::PreferencesParts=/dev/null \
+            -o Dir::State="$work/state" \
+            -o Dir::State::Lists="$work/state/lists" \
+            -o Dir::State::status="$work/state/status" \
+            -o Dir::Cache="$work/cache" \
+            -o Acquire::Check-Valid-Until=false \
+            -o Acquire::Languages=none \
+            -o APT::Install-Recommends=false \
+            -o APT::Get::AllowUnauthenticated=false \
+            -o Acquire::AllowInsecureRepositories=false \
+            -o Acquire::Retries=3 "$@"
     )
 }
 
-# private_update SUITE FIELD: points the private state at this suite, with this Signed-By field, and reads its index.
+# private_update SUITE FIELD: points the private state at this suite, with this Signed-By field, and
+# reads its index.
 private_update() {
     rm -rf "$work/state" "$work/cache"
     mkdir -p "$work/debs" "$work/state/lists/partial" "$work/cache/archives/partial"
@@ -64,45 +82,55 @@ private_update() {
     private_apt update >"$work/log" 2>&1
 }
 
-# open_suite SUITE: the private state reads this suite, or set-up ends with the reason.  A host whose keyring is too old for the suite's
-# signature gets a newer one the way its own keyring vouches for: from a suite between the two that it can verify.
+# open_suite SUITE: makes the private state read this suite, or ends set-up with the reason.  If the
+# host's keyring is too old for the suite's signature, a newer keyring is taken from a suite between
+# the two, whose signature the host's own keyring can verify.
 open_suite() {
-    [ -n "$(debian_mirror)" ] || quietly apt-get -qq update || die "apt-get update failed" "Is the machine online, and do the mirrors in /etc/apt answer?"
+    [ -n "$(debian_mirror)" ] || quietly apt-get -qq update ||
+        die "apt-get update failed" "Is the machine online, and do the mirrors in /etc/apt answer?"
     mirror=$(debian_mirror)
-    [ -n "$mirror" ] || die "no Debian archive (Origin: Debian, component main) is among the apt sources of this machine" \
-        "Set-up takes a newer CRIU from there; add it, or give a CRIU that works with CRIUCTL_CRIU."
+    [ -n "$mirror" ] ||
+        die "this machine's apt sources have no Debian archive (Origin: Debian, component main)" \
+            "Set-up takes a newer CRIU from there; add it, or give a CRIU that works with" \
+            "CRIUCTL_CRIU."
     key=$(signed_by "$mirror")
     private_update "$1" "$key" && return
     if grep -qiE 'NO_PUBKEY|not signed|missing key|verif' "$work/log"; then
         for between in trixie stable testing; do
             private_update "$between" "$key" || continue
-            say "CRIU: this machine's keyring does not know $1; taking the newer one that it vouches for from $between"
+            say "CRIU: this machine's keyring does not know $1; taking a newer one from $between," \
+                "which it can verify"
             quietly private_apt download debian-archive-keyring || continue
             rm -rf "$prefix/keyring"
             dpkg-deb -x "$work"/debs/debian-archive-keyring_*.deb "$prefix/keyring"
             rm -f "$work"/debs/*.deb
-            private_update "$1" "Signed-By: $(find "$prefix/keyring" -name 'debian-archive-keyring.[gp][pg][gp]' | head -n 1)" && return
+            newer=$(find "$prefix/keyring" -name 'debian-archive-keyring.[gp][pg][gp]' | head -n 1)
+            private_update "$1" "Signed-By: $newer" && return
         done
     fi
     sed 's/^/  | /' "$work/log" >&2
-    die "Debian $1 could not be read from this machine's mirror" "Is the machine online? A CRIU that works can also be given with CRIUCTL_CRIU."
+    die "Debian $1 could not be read from this machine's mirror" \
+        "Is the machine online? A CRIU that works can also be given with CRIUCTL_CRIU."
 }
 
-# fetch_private SUITE: that suite's CRIU in $work/criu and its pycriu beside it, not yet in use.
+# fetch_private SUITE: gets that suite's CRIU into $work/criu and the package of its pycriu into
+# $work/debs.  They are not in use yet.
 fetch_private() {
     work=$prefix/.work
     rm -rf "$work" && mkdir -p "$work"
     open_suite "$1"
-    quietly private_apt install -y --download-only criu || die "CRIU of Debian $1 could not be downloaded"
+    quietly private_apt install -y --download-only criu ||
+        die "CRIU of Debian $1 could not be downloaded"
     for package in "$work"/cache/archives/*.deb; do
         dpkg-deb -x "$package" "$work/root"
     done
     keep_needed "$work/root" "$work/criu"
     echo "Debian $1" >"$work/criu/source"
-    quietly private_apt download python3-pycriu || die "python3-pycriu of Debian $1 could not be downloaded"
+    quietly private_apt download python3-pycriu ||
+        die "python3-pycriu of Debian $1 could not be downloaded"
 }
 
-# keep_private: puts what fetch_private fetched in place of what is there.
+# keep_private: replaces the private CRIU and pycriu with those that fetch_private fetched.
 keep_private() {
     unpack_pycriu "$work"/debs/python3-pycriu_*.deb
     rm -rf "$prefix/criu" && mv "$work/criu" "$prefix/criu"
@@ -110,11 +138,13 @@ keep_private() {
     write_wrapper
 }
 
-# keep_needed ROOT FOLDER: CRIU, its loader, the libraries that the loader finds for it and their copyright files, into FOLDER.
+# keep_needed ROOT FOLDER: copies CRIU, its loader, the libraries that the loader finds for it and
+# their copyright files into FOLDER.
 keep_needed() {
     libraries=$(dirname "$(find "$1/usr/lib" -name libc.so.6)")
     loader=$(find "$libraries" "$1/usr/lib" -name 'ld-linux*.so.*' -o -name 'ld64.so.*' | head -n 1)
-    "$loader" --library-path "$libraries" --list "$1/usr/sbin/criu" >"$work/needed" || die "the downloaded CRIU is incomplete"
+    "$loader" --library-path "$libraries" --list "$1/usr/sbin/criu" >"$work/needed" ||
+        die "the downloaded CRIU is incomplete"
     ! grep 'not found' "$work/needed" >&2 || die "the downloaded CRIU lacks a library"
     mkdir -p "$2/sbin" "$2/lib" "$2/share/doc"
     cp "$1/usr/sbin/criu" "$2/sbin/"
@@ -127,7 +157,7 @@ keep_needed() {
     done
 }
 
-# write_wrapper: PREFIX/bin/criu, for whoever wants to run the private CRIU by hand.
+# write_wrapper: writes PREFIX/bin/criu, which runs the private CRIU by hand.
 write_wrapper() {
     mkdir -p "$prefix/bin"
     {
@@ -140,7 +170,7 @@ write_wrapper() {
     chmod 755 "$prefix/bin/criu"
 }
 
-# unpack_pycriu DEB: the pycriu package alone, without whatever else lies in dist-packages.
+# unpack_pycriu DEB: unpacks the package pycriu alone, without other files of dist-packages.
 unpack_pycriu() {
     rm -rf "$prefix/pycriu.new" "$prefix/pycriu.deb"
     mkdir "$prefix/pycriu.new"
@@ -149,25 +179,29 @@ unpack_pycriu() {
     rm -rf "$prefix/pycriu.deb" "$prefix/pycriu" && mv "$prefix/pycriu.new" "$prefix/pycriu"
 }
 
-# install_pycriu VERSION CRIU: a pycriu for a CRIU that is not the private one: of the same package version if CRIU is a package's, else
-# the newest, whose messages are a superset of all older ones'.
+# install_pycriu VERSION CRIU: installs a pycriu for a CRIU that is not the private one.  It has the
+# same package version if CRIU is from a package.  Otherwise it is the newest one, whose messages
+# are a superset of all older ones'.
 install_pycriu() {
     [ -d "$prefix/pycriu/pycriu" ] && [ "$(pycriu_version)" = "$1" ] && return
     work=$prefix/.work
     rm -rf "$work" && mkdir -p "$work/debs"
     package=$(dpkg-query -S "$(readlink -f "$2")" 2>/dev/null | cut -d: -f1) || package=''
     wanted=$([ -z "$package" ] || dpkg-query -W -f='${Version}' "$package")
-    if [ -z "$wanted" ] || ! (cd "$work/debs" && apt-get -qq download "python3-pycriu=$wanted") >"$work/log" 2>&1; then
+    if [ -z "$wanted" ] ||
+        ! (cd "$work/debs" && apt-get -qq download "python3-pycriu=$wanted") >"$work/log" 2>&1; then
         for suite in $NEWER_SUITES; do
             open_suite "$suite"
             private_apt download python3-pycriu >"$work/log" 2>&1 && break
         done
-        say "pycriu: of Debian $suite, for there is none of CRIU $1 here (newer ones read and write older images)"
+        say "pycriu: of Debian $suite, because there is none of CRIU $1 here (newer ones read and" \
+            "write older images)"
     fi
     unpack_pycriu "$work"/debs/python3-pycriu_*.deb
     rm -rf "$work"
 }
 
 pycriu_version() {
-    sed -n 's/^__version__ *= *["'\'']\(.*\)["'\'']/\1/p' "$prefix/pycriu/pycriu/version.py" 2>/dev/null
+    sed -n 's/^__version__ *= *["'\'']\(.*\)["'\'']/\1/p' \
+        "$prefix/pycriu/pycriu/version.py" 2>/dev/null
 }

@@ -1,14 +1,14 @@
-"""Ask a CRIU whether it really works on this kernel; standard library only, run as root by
+"""Test whether a CRIU really works on this kernel; standard library only, run as root by
 scripts/setup.
 
-    probe_criu.py CRIU [ARGUMENT...]        exit 0: works, 3: does not, with one line on stdout that
-    says why
+    probe_criu.py CRIU [ARGUMENT...]        exit 0: works; 3: does not, and one line on stdout gives
+                                            the reason
 
 A version number proves nothing: Debian 12's CRIU cannot start on a recent kernel, and Debian 13's
 passes `criu check` but cannot dump a TCP socket there.  So both are done here: `criu check`, then a
 dump of a small process that holds both ends of an established loopback connection, left running.
-All of it happens in a network namespace of its own, so that no firewall rule of CRIU's can outlive
-it; the images lie on tmpfs, because they hold memory, and are gone at the end like the process.
+All of it happens in a separate network namespace, so that no firewall rule of CRIU's can outlive
+it.  The images are on tmpfs, because they hold memory; they and the process are removed at the end.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathlib import Path
 
 IN_NAMESPACE = "--in-namespace"
 TIMEOUT = 60
-LAST = signal.SIGUSR1  # what the dumped process is ended by: not what CRIU would use
+LAST = signal.SIGUSR1  # ends the dumped process; CRIU would use another signal
 DOES_NOT_WORK = 3
-# errors that CRIU tells of and gets along with
+# errors that CRIU reports but tolerates
 HARMLESS = ("RLIMIT_NOFILE", "Unable to create tun", "exited, status")
 IFF_UP = 1
 SIOCGIFFLAGS, SIOCSIFFLAGS = 0x8913, 0x8914
@@ -53,7 +53,7 @@ class DoesNotWork(Exception):
 
 
 def tmpfs_folder() -> Path:
-    """A new private folder, on tmpfs where there is one."""
+    """Return a new private folder, on tmpfs where there is one."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     tmpfs = {
         fields[1] for fields in mounts if fields[2] == "tmpfs" and "rw" in fields[3].split(",")
@@ -72,7 +72,7 @@ def loopback_up() -> None:
 
 
 def first_error(text: str) -> str:
-    """CRIU's first line that tells of an error that matters, or its last line."""
+    """Return CRIU's first line about an error that matters, or its last line."""
     lines = [
         line.strip()
         for line in text.splitlines()
@@ -84,7 +84,7 @@ def first_error(text: str) -> str:
 
 
 def criu(argv: list[str], *arguments: str, log: Path | None = None) -> None:
-    """Run CRIU with `arguments`; `DoesNotWork` with its first error when it fails."""
+    """Run CRIU with `arguments`; raise `DoesNotWork` with its first error when it fails."""
     try:
         done = subprocess.run(
             [*argv, "--no-default-config", *arguments],
@@ -101,12 +101,12 @@ def criu(argv: list[str], *arguments: str, log: Path | None = None) -> None:
     except subprocess.TimeoutExpired as error:
         raise DoesNotWork(f"`criu {arguments[0]}` did not end within {TIMEOUT} s") from error
     if done.returncode != 0:
-        told = log.read_text(errors="replace") if log is not None and log.exists() else done.stdout
-        raise DoesNotWork(f"`criu {arguments[0]}` fails: {first_error(told)}")
+        text = log.read_text(errors="replace") if log is not None and log.exists() else done.stdout
+        raise DoesNotWork(f"`criu {arguments[0]}` fails: {first_error(text)}")
 
 
 def dump_a_connection(argv: list[str]) -> None:
-    """Dump a process with an established loopback connection and let it run on; both are gone
+    """Dump a process with an established loopback connection and leave it running; clean up both
     afterwards.
     """
     images = tmpfs_folder()
@@ -147,7 +147,7 @@ def dump_a_connection(argv: list[str]) -> None:
             "--leave-running",
             log=images / "dump.log",
         )
-        # one that is killed already ends by that, and one that is left stopped does not end
+        # a process that CRIU killed ended by another signal, and a stopped one does not end
         victim.send_signal(LAST)
         try:
             survived = victim.wait(TIMEOUT) == -LAST
@@ -164,11 +164,10 @@ def dump_a_connection(argv: list[str]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Probe the CRIU that `argv` starts; the answer is the exit code, the reason a line on
-    stdout.
-    """
+    """Probe the CRIU that `argv` starts; return the exit code and print the reason."""
     if argv[:1] != [IN_NAMESPACE]:
-        # The first pass: again in a new network namespace, from which nothing can leak.
+        # The first pass: run this program again in a new network namespace, so that nothing
+        # can leak.
         os.execvp("unshare", ["unshare", "--net", sys.executable, __file__, IN_NAMESPACE, *argv])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     loopback_up()

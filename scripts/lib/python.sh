@@ -1,82 +1,99 @@
 # shellcheck shell=sh
 # criuctl's own Python environments; sourced by scripts/setup.
 #
-# PREFIX/venv holds a copy of the checkout's package, so criuctl works on when the checkout is gone; CHECKOUT/.venv (--dev) looks at the
-# checkout itself and has the test tools.  Both see PREFIX/pycriu through a .pth file.  A stamp in each tells what was installed, so that a
-# second run has nothing to do.
+# PREFIX/venv holds a copy of the checkout's package, so criuctl continues to work when the checkout
+# is gone; CHECKOUT/.venv (--dev) uses the checkout itself and has the test tools.  Both see
+# PREFIX/pycriu through a .pth file.  A stamp in each records what was installed, so that a second
+# run has nothing to do.
 
-# The distribution's interpreter by preference: one from a version manager may vanish with its owner's home.
+# choose_python: sets `python`, to the distribution's interpreter if possible: one from a version
+# manager may disappear with its owner's home.
 choose_python() {
     for python in /usr/bin/python3 "$(command -v python3)"; do
-        [ -x "$python" ] && "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && return
+        [ -x "$python" ] &&
+            "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+                2>/dev/null && return
     done
-    die "-$EX_PLATFORM" "no Python >= 3.11 with the venv module was found" "Debian: apt-get install python3-venv"
+    die "-$EX_PLATFORM" "no Python >= 3.11 with the venv module was found" \
+        "Debian: apt-get install python3-venv"
 }
 
-# fresh_venv FOLDER: an environment of $python in FOLDER; one that is broken, half made (pip comes last) or of another Python is made anew.
+# fresh_venv FOLDER: makes an environment of $python in FOLDER.  One that is broken, half made (pip
+# comes last) or of another Python is made again.
 fresh_venv() {
     venv_wanted=$("$python" -c 'import sys; print(sys.version)')
-    [ "$("$1/bin/python" -c 'import sys; from importlib.metadata import files; files("pip") and print(sys.version)' 2>/dev/null)" = "$venv_wanted" ] && return
+    venv_found=$("$1/bin/python" -c 'import sys; from importlib.metadata import files
+files("pip") and print(sys.version)' 2>/dev/null) || venv_found=''
+    [ "$venv_found" = "$venv_wanted" ] && return
     say "Python: making $1 with $python ($(echo "$venv_wanted" | cut -d' ' -f1))"
     rm -rf "$1"
     quietly "$python" -m venv "$1" || die "$python could not make $1"
 }
 
-# link_pycriu VENV: makes pycriu importable in it, and proves it.
+# link_pycriu VENV: makes pycriu importable in it, and tests that.
 link_pycriu() {
     site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     printf '%s\n' "$prefix/pycriu" >"$site/criuctl-pycriu.pth"
     quietly "$1/bin/python" -W ignore -c 'from pycriu import images, rpc_pb2
 assert rpc_pb2.criu_req(type=rpc_pb2.VERSION).SerializeToString()
-assert images.load' || die "pycriu in $prefix/pycriu cannot be used by $1" "Remove $prefix and run $0 again."
+assert images.load' ||
+        die "pycriu in $prefix/pycriu cannot be used by $1" "Remove $prefix and run $0 again."
 }
 
-# pip VENV ARGUMENT...: says why when the packages cannot be had.
+# pip VENV ARGUMENT...: runs pip, and ends with the likely reason if it fails.
 pip() {
     venv=$1 && shift
     quietly "$venv/bin/python" -m pip --disable-pip-version-check --no-input -q "$@" ||
-        die "pip could not install what criuctl needs" "Is the machine online, and does its package index answer (pip config list)?"
+        die "pip could not install what criuctl needs" \
+            "Is the machine online, and does its package index answer (pip config list)?"
 }
 
-# install_criuctl: the checkout's package into PREFIX/venv, when it is not there already.
+# install_criuctl: installs the checkout's package into PREFIX/venv, if it is not there already.
 install_criuctl() {
     fresh_venv "$prefix/venv"
-    stamp=$("$prefix/venv/bin/python" --version | stamp_of "$checkout/pyproject.toml" "$checkout/criuctl" "$checkout/hooks")
+    stamp=$("$prefix/venv/bin/python" --version |
+        stamp_of "$checkout/pyproject.toml" "$checkout/criuctl" "$checkout/hooks")
     if [ "$(cat "$prefix/venv/criuctl.stamp" 2>/dev/null)" != "$stamp" ]; then
         say "Python: installing criuctl and what it needs into $prefix/venv"
         rm -f "$prefix/venv/criuctl.stamp"
         pip "$prefix/venv" install "$checkout"
-        # Nobody's PYTHONPATH or PYTHONHOME is to change what the command imports.
+        # The caller's PYTHONPATH and PYTHONHOME must not change what the command imports.
         sed -i '1s|^#!\(/.*/python[0-9.]*\)$|#!\1 -I|' "$prefix/venv/bin/criuctl"
     fi
     link_pycriu "$prefix/venv"
-    "$prefix/venv/bin/python" -m compileall -q "$prefix/pycriu" || true # only start-up time is lost without it
+    # Without it only start-up time is lost.
+    "$prefix/venv/bin/python" -m compileall -q "$prefix/pycriu" || true
     echo "$stamp" >"$prefix/venv/criuctl.stamp"
 }
 
-# link_command: BIN/criuctl, completion for the shells, which click generates, and manual pages.
+# link_command: installs BIN/criuctl, completion for the shells, which click generates, and manual
+# pages.
 link_command() {
     target=$prefix/venv/bin/criuctl
     if [ "$(readlink "$bin/criuctl")" != "$target" ]; then
-        [ -L "$bin/criuctl" ] || [ ! -e "$bin/criuctl" ] || die "$bin/criuctl is there already and is not set-up's" "Move it away and run $0 again."
+        [ -L "$bin/criuctl" ] || [ ! -e "$bin/criuctl" ] ||
+            die "$bin/criuctl exists and is not from this set-up" "Move it away and run $0 again."
         mkdir -p "$bin" && ln -sfn "$target" "$bin/criuctl"
     fi
     share=$(dirname "$bin")/share
     [ "$(cat "$prefix/completion.stamp" 2>/dev/null)" = "$stamp $share" ] && return
-    for shell in bash:bash-completion/completions/criuctl zsh:zsh/site-functions/_criuctl fish:fish/vendor_completions.d/criuctl.fish; do
+    for shell in bash:bash-completion/completions/criuctl zsh:zsh/site-functions/_criuctl \
+        fish:fish/vendor_completions.d/criuctl.fish; do
         file=$share/${shell#*:}
         mkdir -p "$(dirname "$file")"
-        if ! _CRIUCTL_COMPLETE=${shell%%:*}_source "$target" >"$file.new" 2>/dev/null || [ ! -s "$file.new" ]; then
-            rm -f "$file.new" # that shell is not here, or too old for it
+        if ! _CRIUCTL_COMPLETE=${shell%%:*}_source "$target" >"$file.new" 2>/dev/null ||
+            [ ! -s "$file.new" ]; then
+            rm -f "$file.new" # that shell is not installed, or too old
         else
             mv "$file.new" "$file"
         fi
     done
-    "$target" help -q --man-pages "$share/man" 2>/dev/null || say "note: no manual pages could be written to $share/man"
+    "$target" help -q --man-pages "$share/man" 2>/dev/null ||
+        say "note: no manual pages could be written to $share/man"
     echo "$stamp $share" >"$prefix/completion.stamp"
 }
 
-# install_dev: CHECKOUT/.venv, which runs the checkout itself and its tests.
+# install_dev: makes CHECKOUT/.venv, which runs the checkout itself and its tests.
 install_dev() {
     fresh_venv "$checkout/.venv"
     stamp=$("$checkout/.venv/bin/python" --version | stamp_of "$checkout/pyproject.toml")
@@ -86,7 +103,8 @@ install_dev() {
         pip "$checkout/.venv" install --editable "${checkout}[dev]"
     fi
     link_pycriu "$checkout/.venv"
-    # Every test starts commands; Python itself may have been told not to write bytecode (PYTHONDONTWRITEBYTECODE).
-    "$checkout/.venv/bin/python" -m compileall -q "$checkout/criuctl" "$prefix/pycriu" || true # only start-up time is lost without it
+    # Every test starts commands, and PYTHONDONTWRITEBYTECODE may keep Python from writing bytecode.
+    # Without it only start-up time is lost.
+    "$checkout/.venv/bin/python" -m compileall -q "$checkout/criuctl" "$prefix/pycriu" || true
     echo "$stamp" >"$checkout/.venv/criuctl.stamp"
 }

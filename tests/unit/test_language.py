@@ -18,12 +18,23 @@ FORBIDDEN = re.compile(
 ALLOWED = re.compile(r'"beside"|``beside``|"told"|(FROM|INTO|TABLE) told|\|wish\|')
 
 
+DOCUMENTS = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "scripts/README.md",
+    "vagrant/README.md",
+)
+
+
 def texts() -> list[Path]:
     """Every file of the package and of the documentation that people read."""
     kinds = ("*.py", "*.md", "*.js", "*.html")
     package = [p for kind in kinds for p in (PROJECT / "criuctl").rglob(kind)]
     package = [p for p in package if "vendor" not in p.parts]
-    return [*package, *(PROJECT / name for name in ("README.md", "CONTRIBUTING.md"))]
+    folders = [*(PROJECT / "images").glob("*.md"), *(PROJECT / "hooks").rglob("*.md")]
+    return [*package, *folders, *(PROJECT / name for name in DOCUMENTS)]
 
 
 def test_no_forbidden_phrase() -> None:

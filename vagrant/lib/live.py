@@ -1,9 +1,9 @@
-"""What the demonstration moves: a program with a counter, a terminal and a listening socket, all of
-them in memory only.
+"""The program that the demonstration moves. It has a counter, a terminal and a listening socket,
+all of them in memory only.
 
 `live.py PORT` counts twenty times a second, repeats each line that is typed, and answers every
-connection to PORT with one line that tells where it stands: the life it was born with, its count,
-how many lines it has read and the last of them.
+connection to PORT with one line: the random id of this run, its count, how many lines it has read,
+and the last of them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import threading
 import time
 from uuid import uuid4
 
-life = uuid4().hex[:8]  # another one if it were ever started anew
+life = uuid4().hex[:8]  # differs if the program is ever started again
 count = 0
 lines: list[str] = []
 
 
 def count_on() -> None:
-    """For ever."""
+    """Count for ever."""
     global count
     while True:
         count += 1
@@ -28,7 +28,7 @@ def count_on() -> None:
 
 
 def answer(server: socket.socket) -> None:
-    """Everybody who asks, one after the other."""
+    """Answer the clients, one after the other."""
     while True:
         client, _ = server.accept()
         with client:
@@ -38,7 +38,7 @@ def answer(server: socket.socket) -> None:
                     f"life={life} count={count} lines={len(lines)} last={last}\n".encode()
                 )
             except OSError:
-                pass  # who asked has gone
+                pass  # the client has disconnected
 
 
 def main() -> None:

@@ -1,11 +1,10 @@
-"""Who sees all hosts at once, from a third one: does the program of the demonstration live once,
-and only once?
+"""Watch all hosts from a third one: does the program of the demonstration run exactly once?
 
-observer.py ask ADDRESS PORT                 one question; ends with 1 without an answer
-observer.py watch LOG PORT NAME=ADDRESS...   asks all of them ten times a second until it is ended,
-                                             and writes down which have answered
-observer.py judge LOG NAME...                whether the answers came from these hosts one after
-                                             another, each time from one alone
+observer.py ask ADDRESS PORT                 ask once; exit 1 without an answer
+observer.py watch LOG PORT NAME=ADDRESS...   ask all hosts ten times a second until it is ended, and
+                                             log the answers
+observer.py judge LOG NAME...                check that the answers came from these hosts one after
+                                             another, from one host at a time
 
 Two copies would answer in turns: there would be more changes than moves, or a count that goes back,
 or another life.
@@ -22,7 +21,7 @@ PATIENCE = 2.0  # seconds for an answer; a frozen program accepts and says nothi
 
 
 def ask(address: str, port: int) -> str | None:
-    """Its line, or None."""
+    """Return its line, or None."""
     try:
         with socket.create_connection((address, port), PATIENCE) as connection:
             connection.settimeout(PATIENCE)
@@ -34,7 +33,7 @@ def ask(address: str, port: int) -> str | None:
 
 
 def watch(log: str, port: int, hosts: dict[str, str]) -> None:
-    """One thread for each host, so that one that is silent does not hold up the others."""
+    """Ask each host in a separate thread, so that a silent host does not delay the others."""
     lock = threading.Lock()
     with open(log, "w", encoding="utf-8") as file:
 
@@ -54,7 +53,7 @@ def watch(log: str, port: int, hosts: dict[str, str]) -> None:
 
 
 def judge(log: str, expected: list[str]) -> int:
-    """Say what was seen; 0 if it is what has to be."""
+    """Print what was seen; return 0 if it is as expected."""
     with open(log, encoding="utf-8") as file:
         answers = [line.split() for line in file]
     stays: list[tuple[str, int]] = []
@@ -89,7 +88,7 @@ def judge(log: str, expected: list[str]) -> int:
 
 
 def main() -> int:
-    """By the first word."""
+    """Run the command that the first word names."""
     match sys.argv[1:]:
         case ["ask", address, port]:
             line = ask(address, int(port))

@@ -167,16 +167,18 @@ def test_the_table_of_bounds_is_true() -> None:
         ),
         "objects of an exported checkpoint": (str(archive.MAX_SECTIONS), "", ""),
     }
+    prose = " ".join(text.split())
     assert (
-        f"an image that is read has at most {said(plain._MAX_IMAGE)}, all together "
-        f"{said(plain._MAX_ALL)}" in text
-    )
-    assert f"at most {said(archives.FREE)} are kept,\nor {archives.RATIO} times its size" in text
-    assert (
-        f"each of which has at most {said(archives._MAX_HEADER)}; it has at most "
-        f"{archives._FREE_MEMBERS} members" in text
+        f"An image that is read has at most {said(plain._MAX_IMAGE)}, all together "
+        f"{said(plain._MAX_ALL)}." in prose
     )
     assert (
-        f"one for {archives._BYTES_EACH} of its bytes; zstd and xz may keep "
-        f"{said(archives._WINDOW)}" in text
+        f"Of an archive at most {said(archives.FREE)} are kept, or {archives.RATIO} times its size"
+        in prose
+    )
+    assert f"An extended header has at most {said(archives._MAX_HEADER)}." in prose
+    assert (
+        f"An archive has at most {archives._FREE_MEMBERS} members, or one for "
+        f"{archives._BYTES_EACH} of its bytes. zstd and xz may keep {said(archives._WINDOW)}."
+        in prose
     )
