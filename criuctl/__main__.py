@@ -13,8 +13,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from .startup import lazily
-
 _STORING = frozenset({"dump", "restore"})
 
 
@@ -25,7 +23,6 @@ def program() -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # commands are short: what loading libraries makes is not garbage, and is much
     gc.set_threshold(200_000, 50, 50)
-    lazily()
     at_end: Callable[[], None] | None = None
     if _speaks_to_s3(sys.argv[1:], os.environ):
         from .cli.streams import fill_standard_streams

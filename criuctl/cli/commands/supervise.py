@@ -261,9 +261,6 @@ def supervise(
     from ...ops.supervise import supervise as look_after
     from ...ops.supervising.context import SupervisorSettings
     from ...report import Reporter
-    from ...startup import settle
-
-    settle()
 
     def tell(event: dict[str, Any]) -> None:
         try:

@@ -80,10 +80,8 @@ def ui(
     """
     from ...errors import UsageError
     from ...ops.scheduling.timers import own_program
-    from ...startup import settle
     from ...web.server import Address, serve
 
-    settle()
     address = Address.parse(listen)
     if not address.loopback:
         if not remote:
