@@ -18,11 +18,12 @@ numbers that they had.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class Journal:
         self.began: set[str] = set()
         self._index: dict[str, tuple[int, int, int, str]] = {}  # id: place, size, sequence, state
         self._size, self._sum, self._broken = 0, "0" * _SUM, ""
+        self._sizes: list[int] = []  # of the records that were written last
         whose = owner(path)
         if whose == "":
             raise JournalDamaged(f"{path}: the first record is damaged; the journal is not used")
@@ -81,6 +83,10 @@ class Journal:
         place, size, _sequence, _state = known
         return Step.from_dict(json.loads(os.pread(self._fd, size, place)[_SUM + 1 :])["s"])
 
+    def sequence_of(self, id: str) -> int:
+        """Return the sequence of the newest record of a step that there is."""
+        return self._index[id][2]
+
     def steps(self, since: int = 0) -> Iterator[tuple[int, Step]]:
         """Yield sequence and step of those that have changed after record `since`, in order."""
         changed = sorted(
@@ -103,33 +109,50 @@ class Journal:
         self._note(step, place, self._size - place, self.sequence)
         return step
 
+    def put_all(self, event: str, steps: Sequence[Step]) -> None:
+        """Add the records of many steps, and wait for the disk once; `OSError`: none is added."""
+        left = MAX_STEPS - len(self._index)
+        if sum(step.id not in self._index for step in steps) > left:
+            raise StepRefused("busy", f"a session has at most {MAX_STEPS} steps")
+        if not steps:
+            return
+        place = self._append(event, *({"s": step.to_dict()} for step in steps))
+        first = self.sequence - len(steps) + 1
+        for number, step in enumerate(steps):
+            size = self._sizes[number]
+            self._note(step, place, size, first + number)
+            place += size
+
     def replicate(self, on: bool) -> None:
         """Remember whether the steps of this session are to wait for the store."""
         if on != self.replicated:
             self._append("replicated", {"on": on})
             self.replicated = on
 
-    def _append(self, event: str, facts: dict[str, Any]) -> int:
-        """Write a record; return its place."""
+    def _append(self, event: str, *facts: dict[str, Any]) -> int:
+        """Write records, all or none; return the place of the first."""
         if self._broken:
             raise OSError(f"the journal of steps cannot be written: {self._broken}")
         if self._size > MAX_BYTES:
             raise StepRefused("busy", f"the journal of steps has {self._size >> 20} MiB already")
         self._shorten()
-        body = {"n": self.sequence + 1, "t": round(time.time(), 6), "e": event, **facts}
-        line, checksum = _line(self._sum, body)
-        if len(line) > MAX_LINE:
-            raise StepRefused("bad-request", f"a record of {len(line)} bytes is too long")
-        place = self._size
+        lines, checksum, now = [], self._sum, round(time.time(), 6)
+        for number, body in enumerate(facts, self.sequence + 1):
+            line, checksum = _line(checksum, {"n": number, "t": now, "e": event, **body})
+            if len(line) > MAX_LINE:
+                raise StepRefused("bad-request", f"a record of {len(line)} bytes is too long")
+            lines.append(line)
+        place, data = self._size, b"".join(lines)
         try:
-            written = os.write(self._fd, line)
-            if written < len(line):
-                raise OSError(28, "No space left on device")
+            if os.write(self._fd, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._fd)
         except OSError as error:
             self._take_back(error)
             raise
-        self._size, self._sum, self.sequence = place + len(line), checksum, self.sequence + 1
+        self._sizes = [len(line) for line in lines]
+        self._size, self._sum = place + len(data), checksum
+        self.sequence += len(lines)
         return place
 
     def _take_back(self, error: OSError) -> None:
