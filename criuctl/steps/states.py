@@ -246,7 +246,7 @@ def lost(step: Step) -> Step:
 
 def continued(step: Step, owner: Owner, incarnation: int) -> Step:
     """A restore has brought the process of the attempt back, in the middle of it."""
-    return replace(step, owner=owner, incarnation=incarnation)
+    return replace(step, state="began", ended=None, owner=owner, incarnation=incarnation)
 
 
 def resolve(step: Step, outcome: str, result: Any, *, lives: bool, now: float) -> Step:

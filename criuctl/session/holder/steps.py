@@ -67,7 +67,8 @@ class Steps:
     ) -> None:
         self._loop, self._session, self._files, self._tree = loop, session, files, tree
         self._events, self._audit = events, audit
-        self._under_way: dict[str, str] = {}  # id -> attempt, in the checkpoint that is restored
+        # Attempts in the checkpoint that is restored: id -> token, PID in the tree.
+        self._under_way: dict[str, tuple[str, int]] = {}
         self._quiet: tuple[Connection, Callable[[], None]] | None = None
         self._quiet_timer: Timer | None = None
         self._told = 0.0
@@ -194,8 +195,12 @@ class Steps:
         return ProcessIdentity(owner.pid, owner.start_time).alive()
 
     def settle(self) -> None:
-        """Note the attempts whose process is gone without a word."""
-        journal = self.journal
+        """Note the attempts whose process is gone without a word.
+
+        While the tree is in a checkpoint only, or is just coming back, its attempts are, too.
+        """
+        away = self._session.state == "checkpointed" or bool(self._under_way)
+        journal = None if away else self.journal
         for name in sorted(journal.began) if journal is not None else ():
             assert journal is not None
             step = journal.get(name)
@@ -262,10 +267,10 @@ class Steps:
         journal = self.writable()
         fresh = []
         for step in steps:
-            if checkpoint and step.state == "began":
-                self._under_way[step.id] = step.attempt
             mine = journal.get(step.id)
             inner = step.owner.inner if step.owner is not None else 0
+            if checkpoint and step.state == "began":
+                self._under_way[step.id] = (step.attempt, inner)
             other = replace(step, owner=Owner(inner=inner) if inner else None)
             best = states.merge(mine, other)
             if best is not mine:
@@ -292,11 +297,11 @@ class Steps:
         for name in sorted(journal.began | set(under_way)):
             step = journal.get(name)
             assert step is not None
-            mine = under_way.get(name) == step.attempt
-            owner = inner.get(step.owner.inner) if step.owner is not None else None
+            token, pid = under_way.get(name, ("", 0))
+            owner = inner.get(pid)
             if step.state == "done":
                 repeated.append(name)
-            elif mine and owner is not None and step.state == "began":
+            elif token == step.attempt and owner is not None and step.state != "failed":
                 in_flight.append(name)
                 self._put("restored", {}, step, states.continued(step, owner, incarnation))
             else:
