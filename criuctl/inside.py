@@ -233,10 +233,9 @@ def progress(id: str) -> Progress:
 def _ask(op: str, id: str, token: str, **facts: Any) -> dict[str, Any]:
     """Send a request to the journal, the holder's or the file; return the answer."""
     message = {"op": op, "step": id, "attempt": token, **facts}
-    folder = _session_folder()
-    if not folder:
+    if not _session_folder():
         return _file().ask(message)
-    answer = _ask_holder(folder, message)
+    answer = _ask_holder(message)
     error = answer.get("error")
     if error is not None:
         raise _error(error["code"], error["message"], **(error.get("details") or {}))
@@ -255,7 +254,7 @@ def _session_folder() -> str:
     return folder
 
 
-def _ask_holder(folder: str, message: dict[str, Any]) -> dict[str, Any]:
+def _ask_holder(message: dict[str, Any]) -> dict[str, Any]:
     """Ask the session's holder, again as long as a dump or a restore is in the way.
 
     Only pauses are counted, no clock is read: a freeze, or a life on another host, is no time.
@@ -267,7 +266,8 @@ def _ask_holder(folder: str, message: dict[str, Any]) -> dict[str, Any]:
     paused, pause, why = 0.0, _PAUSE, "it asks to wait"
     while paused < _PATIENCE:
         try:
-            answer = _exchange(os.path.join(folder, "steps"), line)
+            # Looked up for each try: a restore in between may have changed it.
+            answer = _exchange(os.path.join(_session_folder(), "steps"), line)
         except (OSError, ValueError) as error:
             why = str(error)
         else:
