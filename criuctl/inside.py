@@ -1,12 +1,25 @@
-"""For restored programs: the identity of this process and the state of its connections. Standard
+"""For programs in a session: durable steps, and what a restore has done to this process. Standard
 library only.
 
     from criuctl import inside
+
+    with inside.step("charge-42", kind="once", verify=was_charged) as s:
+        if not s.done:
+            s.result = pay(42, idempotency_key=s.key)
+
+    inside.mark_progress("import", 0.4, cursor=1200)
+    inside.progress("import").cursor
 
     inside.identity()  # {"session": "web", "incarnation": 3, "checkpoint": "...",
                        #  "restored": "2025-..."}, or None
     inside.report()    # the same, with "connections": the outcome of each connection, as in
                        # `criuctl restore --json`
+
+The journal of steps is the session's holder's, outside the memory that a restore brings back. Each
+request is a connection of its own to the socket ``steps`` in CRIUCTL_SESSION_DIR, so a step that is
+under way holds no descriptor, and none is in the way of a dump. While a dump has the socket closed,
+requests are repeated; an attempt has a token, so repeating one does no harm. Outside a session the
+steps are kept in a file next to the program, ``PROGRAM.steps``, or CRIUCTL_STEPS_FILE.
 
 A restore leaves one small file for the tree before any process of it runs, named after the PID
 namespace and the PID of the tree's root. A process finds it by walking up its ancestors. The file
@@ -18,15 +31,484 @@ This module may be copied: it imports nothing of criuctl.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+import re
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any
 
-__all__ = ["identity", "report"]
+__all__ = [
+    "Progress",
+    "Step",
+    "StepBusy",
+    "StepError",
+    "StepUnknown",
+    "identity",
+    "mark_progress",
+    "progress",
+    "report",
+    "step",
+]
 
 _RUN_DIR = "/run/criuctl"  # only root can create files in it
 _IDENTITY = ("session", "incarnation", "checkpoint", "restored")
+_PATIENCE = 60.0  # seconds for a holder that does not answer
+_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two tries
+_ANSWER_SECONDS = 30.0
+_LONGEST_ANSWER = 1 << 20
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+=,-]{0,199}")
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+class StepError(Exception):
+    """A step was not recorded, or is not possible; `code` is a word for programs."""
+
+    def __init__(self, message: str, code: str = "failed", **details: Any) -> None:
+        super().__init__(message)
+        self.code, self.details = code, details
+
+
+class StepBusy(StepError):
+    """Another attempt of this step is under way; ``details["pid"]`` is its process."""
+
+
+class StepUnknown(StepError):
+    """An earlier attempt of a once step was lost between its effect and its record.
+
+    Give the step a `verify`, or `by_key` if the receiver recognises its key, or let an operator
+    find out, and say so with `criuctl step resolve`.
+    """
+
+
+class Progress:
+    """How far a step has come: `fraction` from 0 to 1, `cursor`, and the step's `state` or ""."""
+
+    def __init__(self, fraction: float | None, cursor: Any, state: str) -> None:
+        self.fraction, self.cursor, self.state = fraction or 0.0, cursor, state
+
+    def __repr__(self) -> str:
+        return f"Progress(fraction={self.fraction!r}, cursor={self.cursor!r}, state={self.state!r})"
+
+
+class Step:
+    """One attempt of a step; a context manager. See `step`."""
+
+    def __init__(
+        self, id: str, kind: str, verify: Callable[[str], Any] | None, by_key: bool, cursor: Any
+    ) -> None:
+        self.id, self.kind, self._verify, self._by_key = id, kind, verify, by_key
+        self.token = os.urandom(12).hex()
+        self.key = ""  # the same in every attempt and after every restore
+        self.done = False  # it is done, in an earlier attempt
+        self.result: Any = None  # of the step; set it while it runs: any JSON value up to 64 KiB
+        self.cursor = cursor  # the last one that was recorded, or the first
+        self.attempts = 0  # this one included
+        self._error = ""
+        self._running = False
+
+    def __enter__(self) -> Step:
+        answer = self._begin(again=False)
+        if answer["state"] == "unknown" and self._verify is not None:
+            found = self._verify(answer["key"])
+            if found is None or found is False:
+                answer = self._begin(again=True)
+            else:
+                result = None if found is True else found
+                answer = _ask("step-done", self.id, self.token, result=result, verified=True)
+        elif answer["state"] == "unknown" and self._by_key:
+            answer = self._begin(again=True)
+        if answer["state"] == "unknown":
+            raise StepUnknown(
+                f"step {self.id!r} was lost between its effect and its record in an earlier "
+                "attempt; whether it is done has to be found out",
+                "unknown",
+                key=answer["key"],
+            )
+        self.key, self.attempts = answer["key"], answer["attempts"]
+        self.done = answer["state"] == "done"
+        self._running = not self.done
+        self.result, self.cursor = answer["result"], answer["cursor"]
+        if self._running:
+            _running[self.id] = self.token
+        return self
+
+    def _begin(self, *, again: bool) -> dict[str, Any]:
+        facts: dict[str, Any] = {"kind": self.kind, "again": again}
+        if self.cursor is not None:
+            facts["cursor"] = self.cursor
+        return _ask("step-begin", self.id, self.token, **facts)
+
+    def fail(self, error: str) -> None:
+        """State that this attempt has had no effect: the step is ``failed`` and may run again."""
+        self._error = error or "failed"
+
+    def mark_progress(self, fraction: float, cursor: Any = None) -> None:
+        """Record how far this step has come."""
+        mark_progress(self.id, fraction, cursor)
+        self.cursor = cursor
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Record the result. An exception does not tell whether the effect has happened: a once
+        step is ``unknown`` then, unless `fail` was called; another is ``failed``.
+        """
+        if not self._running:
+            return
+        self._running = False
+        _running.pop(self.id, None)
+        if error is None and not self._error:
+            answer = _ask("step-done", self.id, self.token, result=self.result)
+            self.done, self.result = True, answer["result"]
+            return
+        text = self._error or f"{type(error).__name__}: {error}"
+        try:
+            _ask("step-failed", self.id, self.token, error=text, unknown=not self._error)
+        except StepError:
+            if error is None:
+                raise
+
+
+_running: dict[str, str] = {}  # steps of this process that are under way -> token
+
+
+def step(
+    id: str,
+    kind: str = "once",
+    *,
+    verify: Callable[[str], Any] | None = None,
+    by_key: bool = False,
+    cursor: Any = None,
+) -> Step:
+    """Return a context manager for the step `id`: a piece of work that is recorded when it is done.
+
+    Kinds: ``safe`` may run again after a crash; ``once`` may not; ``resumable`` goes on at its
+    `cursor`. If an earlier attempt of a once step was lost between its effect and its record,
+    `verify` is called with the step's key: a false value says that the effect has not happened,
+    and the body runs; True, or the result, that it has. With `by_key` the body runs again with the
+    same key, which the receiver must recognise. Without both, `StepUnknown` is raised.
+
+    The body must look at ``done`` and, if it is false, do the work and set ``result``.
+    """
+    return Step(id, kind, verify, by_key, cursor)
+
+
+def mark_progress(id: str, fraction: float, cursor: Any = None) -> None:
+    """Record how far the step has come, and where to go on; a lower fraction than the recorded one
+    is ignored. A step that has not begun begins, as resumable; 1 ends it.
+    """
+    mine = _running.get(id)
+    token = mine or os.urandom(12).hex()
+    answer = _ask("step-progress", id, token, fraction=fraction, cursor=cursor)
+    if fraction >= 1 and mine is None and answer["state"] == "began":
+        _ask("step-done", id, answer["attempt"])
+
+
+def progress(id: str) -> Progress:
+    """Return how far the step has come; the cursor of a step that has not begun is None."""
+    try:
+        known = _ask("step-show", id, "")["step"]
+    except StepError as error:
+        if error.code != "not-found":
+            raise
+        return Progress(None, None, "")
+    return Progress(known["progress"], known["cursor"], known["state"])
+
+
+# -- the journal ----------------------------------------------------------------------------------
+
+
+def _ask(op: str, id: str, token: str, **facts: Any) -> dict[str, Any]:
+    """Send a request to the journal, the holder's or the file; return the answer."""
+    message = {"op": op, "step": id, "attempt": token, **facts}
+    if not _session_folder():
+        return _file().ask(message)
+    answer = _ask_holder(message)
+    error = answer.get("error")
+    if error is not None:
+        raise _error(error["code"], error["message"], **(error.get("details") or {}))
+    return answer
+
+
+def _error(code: str, message: str, **details: Any) -> StepError:
+    return (StepBusy if code == "busy" else StepError)(message, code, **details)
+
+
+def _session_folder() -> str:
+    """Return the folder of the session in which this process runs; "": in none."""
+    folder = os.environ.get("CRIUCTL_SESSION_DIR", "")
+    if not folder and os.path.exists(f"{_RUN_DIR}/session/session.json"):
+        folder = f"{_RUN_DIR}/session"  # the environment was cleaned
+    return folder
+
+
+def _ask_holder(message: dict[str, Any]) -> dict[str, Any]:
+    """Ask the session's holder, again as long as a dump or a restore is in the way.
+
+    Only pauses are counted, no clock is read: a freeze, or a life on another host, is no time.
+    """
+    try:
+        line = json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise StepError(f"no JSON value: {error}", "bad-request") from error
+    paused, pause, why = 0.0, _PAUSE, "it asks to wait"
+    while paused < _PATIENCE:
+        try:
+            # Looked up for each try: a restore in between may have changed it.
+            answer = _exchange(os.path.join(_session_folder(), "steps"), line)
+        except (OSError, ValueError) as error:
+            why = str(error)
+        else:
+            if "again" not in answer:
+                return answer
+            paused, why = 0.0, "it asks to wait"  # for a dump, or for the store
+        time.sleep(pause)
+        paused, pause = paused + pause, min(_LONGEST_PAUSE, pause * 2)
+    raise StepError(f"the holder of this session does not answer: {why}", "unreachable")
+
+
+def _exchange(path: str, line: bytes) -> dict[str, Any]:
+    """Send one line and return the one that is answered."""
+    fd = -1
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        sock.settimeout(_ANSWER_SECONDS)
+        try:
+            if len(os.fsencode(path)) > 100:  # of the 107 bytes that the kernel takes
+                fd = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
+                path = f"/proc/self/fd/{fd}/{os.path.basename(path)}"
+            sock.connect(path)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        sock.sendall(line)
+        data = b""
+        while not data.endswith(b"\n"):
+            piece = sock.recv(1 << 16)
+            if not piece or len(data) > _LONGEST_ANSWER:
+                raise ValueError("the connection was closed")
+            data += piece
+    answer = json.loads(data)
+    if not isinstance(answer, dict):
+        raise ValueError("no answer of a holder")
+    return answer
+
+
+_files: dict[str, _File] = {}
+
+
+def _file() -> _File:
+    """Return the journal next to the program."""
+    path = os.environ.get("CRIUCTL_STEPS_FILE", "")
+    if not path:
+        program = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
+        if not program or program.startswith("-"):
+            raise StepError(
+                "this program runs in no session and has no file: set CRIUCTL_STEPS_FILE to a path",
+                "no-file",
+            )
+        path = os.path.abspath(program) + ".steps"
+    return _files.setdefault(path, _File(path))
+
+
+class _File:
+    """The journal in a file, by the rules of the holder's: `tests/contract` holds both to them.
+
+    It is opened, locked, read on, and closed for each request. A line is ``CRC JSON``; one that is
+    cut at the end is removed, one in the middle that is wrong is an error.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._steps: dict[str, dict[str, Any]] = {}
+        self._read, self._file, self._id = 0, (0, 0), ""
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Do what a request asks, and return the answer when the file has it."""
+        if not _ID.fullmatch(message["step"]):
+            raise _error("bad-request", f"{message['step']!r} cannot be a step's id")
+        for key, most in (("result", 64 << 10), ("cursor", 4 << 10)):
+            try:
+                size = len(json.dumps(message.get(key), separators=(",", ":"), allow_nan=False))
+            except (TypeError, ValueError) as error:
+                raise _error("bad-request", f"{key!r} is no JSON value") from error
+            if size > most:
+                raise _error("bad-request", f"{key!r} has {size} bytes as JSON, of at most {most}")
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            fd = os.open(self._path, flags, 0o600)
+        except OSError as error:
+            text = f"{self._path}: {error.strerror}; CRIUCTL_STEPS_FILE names another place"
+            raise _error("no-file", text) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            self._load(fd)
+            return self._do(fd, message)
+        finally:
+            os.close(fd)
+
+    def _do(self, fd: int, message: dict[str, Any]) -> dict[str, Any]:
+        op, name = message["op"], message["step"]
+        old = self._steps.get(name)
+        if op == "step-begin" or (op == "step-progress" and old is None):
+            new, run = self._begun(old, message)
+            if op == "step-begin":
+                return self._put(fd, old, new) | {"run": run}
+            old = self._put(fd, None, new)
+        if old is None:
+            raise _error("not-found", f"there is no step {name!r}")
+        if op == "step-show":
+            return {"step": self._settled(old)}
+        return self._put(fd, old, {**old, **self._changes(op, old, message)})
+
+    def _changes(self, op: str, old: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
+        """Return what a word of an attempt changes in a step."""
+        if op == "step-progress":
+            fraction = message["fraction"]
+            if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+                raise _error("bad-request", "'fraction' must be a number from 0 to 1")
+            if old["state"] != "began" or fraction < (old["progress"] or 0.0):
+                return {}
+            return {"progress": float(fraction), "cursor": message["cursor"]}
+        if old["state"] == "done":
+            return {}
+        mine = old["attempt"] == message["attempt"]
+        if op == "step-done":
+            good = old["state"] in (("began", "unknown") if mine else ("unknown",))
+            changes: dict[str, Any] = {"state": "done", "result": message["result"], "error": ""}
+            if old["progress"] is not None or old["kind"] == "resumable":
+                changes["progress"] = 1.0
+            good = good and (mine or message.get("verified") is True)
+        else:
+            unknown = message["unknown"] and old["kind"] == "once"
+            changes = {
+                "state": "unknown" if unknown else "failed",
+                "error": message["error"][:2000],
+            }
+            good = mine
+            if mine and old["state"] == "failed":
+                return {}
+        if not good:
+            raise _error("state", f"this attempt of step {old['id']!r} is not under way")
+        return {**changes, "ended": round(time.time(), 3), "owner": None}
+
+    def _begun(
+        self, old: dict[str, Any] | None, message: dict[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
+        """Return the step after a request to begin it, and whether its body is to run."""
+        kind, token = message.get("kind", "resumable"), message["attempt"]
+        if kind not in ("safe", "once", "resumable"):
+            raise _error("bad-request", "'kind' must be one of safe, once, resumable")
+        if old is not None:
+            if old["state"] == "done":
+                return old, False
+            if old["kind"] != kind:
+                raise _error("state", f"step {old['id']!r} is of the kind {old['kind']!r}")
+            if old["state"] == "began" and old["attempt"] == token:
+                return old, True
+            if old["state"] == "began" and _lives(old["owner"]):
+                pid = old["owner"][0]
+                raise _error("busy", f"step {old['id']!r} is under way in PID {pid}", pid=pid)
+            if kind == "once" and old["state"] != "failed" and not message.get("again"):
+                return {**old, "state": "unknown", "owner": None}, False
+        name = message["step"]
+        key = hashlib.blake2b(f"{self._id}\0{name}".encode(), digest_size=16).hexdigest()
+        new = {"id": name, "kind": kind, "state": "began", "key": key, "attempt": token}
+        new |= {"attempts": old["attempts"] + 1 if old is not None else 1, "owner": _me()}
+        new |= {"began": round(time.time(), 3), "ended": None, "result": None, "error": ""}
+        before = old or {"progress": None, "cursor": None}
+        cursor = message.get("cursor")
+        kept = before["cursor"] if cursor is None else cursor
+        return {**new, "progress": before["progress"], "cursor": kept}, True
+
+    def _settled(self, step: dict[str, Any]) -> dict[str, Any]:
+        """Return a step as it has to be reported: an attempt whose process is gone was lost."""
+        gone = step["state"] == "began" and step["kind"] == "once" and not _lives(step["owner"])
+        return {**step, "state": "unknown"} if gone else step
+
+    # -- the file
+
+    def _put(self, fd: int, old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+        """Append a step that has changed, and return it when it is on the disk."""
+        if new != old:
+            self._append(fd, {"s": new})
+            self._steps[new["id"]] = new
+        return new
+
+    def _append(self, fd: int, body: dict[str, Any]) -> None:
+        text = json.dumps(body, separators=(",", ":")).encode()
+        line = b"%08x %s\n" % (zlib.crc32(text), text)
+        try:
+            if os.write(fd, line) < len(line):
+                raise OSError(28, "No space left on device")
+            os.fsync(fd)
+        except OSError as error:
+            os.ftruncate(fd, self._read)
+            raise _error("failed", f"{self._path}: {error.strerror}") from error
+        self._read += len(line)
+
+    def _load(self, fd: int) -> None:
+        """Read what other processes have appended; begin a new file."""
+        known = os.fstat(fd)
+        if (known.st_ino, known.st_dev) != self._file or known.st_size < self._read:
+            self._steps, self._read, self._file = {}, 0, (known.st_ino, known.st_dev)
+        while line := self._line(fd):
+            text = line[9:-1]
+            if not line.endswith(b"\n") or line[:9] != b"%08x " % zlib.crc32(text):
+                if known.st_size > self._read + len(line):
+                    raise _error("damaged", f"{self._path}: the line at {self._read} is damaged")
+                os.ftruncate(fd, self._read)  # a crash has cut it
+                break
+            body = json.loads(text)
+            self._id = body.get("session", self._id)
+            if "s" in body:
+                self._steps[body["s"]["id"]] = body["s"]
+            self._read += len(line)
+        if self._read == 0:
+            self._id = os.urandom(16).hex()
+            self._append(fd, {"journal": 1, "session": self._id})
+
+    def _line(self, fd: int) -> bytes:
+        """Return the next line that was not read, or what there is of it."""
+        line = b""
+        while b"\n" not in line and (piece := os.pread(fd, 1 << 16, self._read + len(line))):
+            line += piece
+        return line[: line.find(b"\n") + 1 or None]
+
+
+def _me() -> list[Any]:
+    """Return PID and start time of this process, and the boot that they belong to."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return [os.getpid(), _started(os.getpid()), boot]
+
+
+def _started(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        words = file.read().rpartition(b")")[2].split()
+    return 0 if words[0] in (b"Z", b"X") else int(words[19])
+
+
+def _lives(owner: list[Any] | None) -> bool:
+    """Whether the process of an attempt lives."""
+    try:
+        return owner is not None and [owner[0], _started(owner[0]), *_me()[2:]] == owner
+    except OSError:
+        return False
+
+
+# -- what a restore has done ----------------------------------------------------------------------
 
 
 def report() -> dict[str, Any] | None:

@@ -208,8 +208,11 @@ def _give(writer: CheckpointWriter, stream: StreamRef, contents: Iterator[bytes]
 def _renamed(manifest: Manifest, there: dict[StreamRef, StreamRef]) -> Manifest:
     """Return the checkpoint's manifest with the new references of its streams."""
     holder = manifest.holder
-    if holder is not None and holder.scrollback is not None:
-        holder = replace(holder, scrollback=there[holder.scrollback])
+    if holder is not None:
+        scrollback, steps = holder.scrollback, holder.steps
+        holder = replace(
+            holder, scrollback=scrollback and there[scrollback], steps=steps and there[steps]
+        )
     return replace(
         manifest,
         image_data=there[manifest.image_data],

@@ -314,6 +314,8 @@ class HolderRecord(Record, frozen=True):
     base: int = 0  # offset of the first byte in `scrollback`
     input_offset: int = 0  # offset of the output at which something was last typed
     scrollback: StreamRef | None = None
+    # the journal of its steps, one JSON object a line; None if it has none
+    steps: StreamRef | None = None
     # of the terminal, as the holder protocol writes them
     modes: dict[str, Any] = field(default_factory=dict)
     roles: tuple[tuple[str, ...], ...] = ()  # (kind, name, role): the highest role of each operator
@@ -551,8 +553,9 @@ class Manifest(Record, frozen=True):
         found += [
             stream for t in self.terminals for stream in (t.input, t.printed) if stream is not None
         ]
-        if self.holder is not None and self.holder.scrollback is not None:
-            found.append(self.holder.scrollback)
+        if self.holder is not None:
+            of_holder = (self.holder.scrollback, self.holder.steps)
+            found += [stream for stream in of_holder if stream is not None]
         return found
 
 

@@ -73,6 +73,7 @@ MANIFEST = Kind(
     frozenset({"carried-binaries", "predicates", "nvidia-gpu", LAYERS}),
 )
 LEASE = Kind("lease", b"CRIUCTLL", 1, 1 << 20)
+STEPS = Kind("record of steps", b"CRIUCTLJ", 1, 256 << 20, free=1 << 20)
 
 
 class Layout(Struct, frozen=True):

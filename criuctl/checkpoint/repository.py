@@ -12,6 +12,8 @@
     numbers/<token>/<20 digits>       numbers of removed newest checkpoints, so that none is used
                                       twice
     sessions/<token>/<20 digits>      leases (`leases`)
+    steps/<token>/<20 digits>         steps of supervised sessions (`step_replica`); the token is of
+                                      the session's id
     writers/<32 hex>                  sealed domain keys of write-only hosts (`domains`)
 
 RULE: a checkpoint exists if and only if its manifest does. A manifest is put by one atomic put

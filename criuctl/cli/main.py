@@ -80,6 +80,9 @@ COMMANDS: dict[str, Entry] = {
     "log": Entry(
         f"{_HERE}.log:log", "Print a session's audit log, or a recording of it.", "Sessions"
     ),
+    "step": Entry(
+        f"{_HERE}.step:step", "Durable steps: what is done is not done again.", "Sessions"
+    ),
     "ui": Entry(
         f"{_HERE}.ui:ui",
         "Serve a page for the browser: sessions, checkpoints, terminals.",

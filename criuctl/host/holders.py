@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from ..proc.tree import ProcessIdentity, wait_ended
 from ..session import sessions
 from ..session.holder import cgroup
 from ..session.protocol import ANSWER_TIMEOUT, RESTORES
+from . import step_travel
 from .registry import SessionRecord
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class DumpedHolder:
         self, config: Config, session: SessionRecord, root: ProcessIdentity, stack: ExitStack
     ) -> None:
         self._session: Session | None = None
+        self._steps: step_travel.StepCopy | None = None
         self._begun = False
+        self.in_flight: list[str] = []  # steps that a restore brings back in the middle
         # the control group that is frozen until CRIU has seized the tree
         self._held: str | None = None
         self.held_since = 0.0  # when it was frozen, monotonic; 0 if there is none
@@ -70,11 +73,16 @@ class DumpedHolder:
         stack.callback(connection.close)
         self._session = connection
         self._base = self._end = -1
+        # an older holder has no steps
+        if "steps" in connection.hello["features"]:
+            self._steps = step_travel.StepCopy(connection)
 
     def read_ahead(self, writer: CheckpointWriter) -> None:
         """Take most of the scrollback while the tree still runs."""
         if self._session is not None:
             self._read(writer, None)
+            if self._steps is not None:
+                self._steps.read()
 
     def _read(self, writer: CheckpointWriter, end: int | None) -> None:
         assert self._session is not None
@@ -95,6 +103,11 @@ class DumpedHolder:
         """
         freezer: str | None = None
         if self._session is not None and "standstill" in self._session.hello["features"]:
+            if self._steps is not None:
+                # A restore to the middle of a step that must not be repeated would repeat it.
+                quiet = min(step_travel.QUIET_SECONDS, patience or step_travel.QUIET_SECONDS)
+                answer = self._session.request("step-quiet", seconds=quiet)
+                self.in_flight = answer["in_flight"]
             asked = time.monotonic()
             answer = self._session.request(
                 "checkpoint-prepare",
@@ -146,6 +159,8 @@ class DumpedHolder:
         state = self._session.request("checkpoint-begin")
         self._begun = True
         self._read(writer, state["offset"])
+        if self._steps is not None:
+            self._steps.read()
         status = self._session.status()
         return HolderRecord(
             private=bool(status.get("facts", {}).get("private")),
@@ -158,6 +173,7 @@ class DumpedHolder:
             base=self._base,
             input_offset=state.get("input_offset", 0),
             scrollback=writer.stream((_STREAM, self._base)) if self._end > self._base else None,
+            steps=self._steps.store(writer) if self._steps is not None else None,
             modes=state["modes"],
             roles=tuple(map(tuple, state["roles"])),
             events=state["events"],
@@ -203,8 +219,21 @@ class RestoredHolder:
     terminal.
     """
 
-    def __init__(self, config: Config, manifest: Manifest, session: SessionRecord) -> None:
+    def __init__(
+        self,
+        config: Config,
+        manifest: Manifest,
+        session: SessionRecord,
+        stored_steps: Callable[[], list[dict[str, Any]]] = list,
+        *,
+        supervised: bool = False,
+    ) -> None:
+        """`stored_steps` returns what the store has besides the checkpoint; with `supervised`,
+        steps wait for the store.
+        """
         self._config, self._manifest, self._record = config, manifest, session
+        self._stored_steps, self._supervised = stored_steps, supervised
+        self.steps: dict[str, list[str]] = {}  # which attempts came back: in_flight, repeated
         self._session: Session | None = None
         # a folder, and where the tree's namespaces must show it
         self.shown: tuple[str, str] | None = None
@@ -258,6 +287,10 @@ class RestoredHolder:
         self._session = self._connect(name)
         stack.callback(self._leave)
         self.shown = self._inside(private)
+        if "steps" in self._session.hello["features"]:
+            held, stored = self._manifest.holder, self._stored_steps()
+            supervised = self._supervised
+            step_travel.hand_on(self._session, held, reader, stored, supervised=supervised)
 
     def _connect(self, name: str) -> Session:
         from ..session.client.session import Session
@@ -365,9 +398,10 @@ class RestoredHolder:
         if self.stands_still:
             facts["paused"] = self._paused(pids, images.stopped())
         facts |= {"init": init, "private": bool(init), "settles": self._settles}
-        self._session.request(
+        answer = self._session.request(
             "adopt", fds=masters, master=bool(masters), restored=restored, **facts
         )
+        self.steps = answer.get("steps") or {}
 
     @property
     def stands_still(self) -> bool:

@@ -65,6 +65,7 @@ from .supervising.decisions import End, LeaseWatch, Schedule
 from .supervising.heartbeat import Heartbeat
 from .supervising.recoverer import Loss, Recoverer, holder_of
 from .supervising.self_fence import SelfFence, lift
+from .supervising.step_storing import StepStoring
 from .supervising.terminal_watch import TerminalWatch
 
 Role = Literal["home", "recover", "standby", "undecided", "over"]
@@ -99,6 +100,7 @@ class Supervisor:
             SelfFence(post.config, post.name, settings.lease) if settings.self_fence else None
         )
         self._heart = Heartbeat(post.config, settings.lease, self._wake, self._fence)
+        self._steps = StepStoring(post, lambda error: post.tell("store-failed", error=error))
         self._recoverer = Recoverer(post, self._heart)
         self._loss: Loss | None = None  # the loss to recover from
         self._members: list[ProcessIdentity] = []  # the processes of the tree at the last look
@@ -118,6 +120,7 @@ class Supervisor:
             stack.callback(
                 self._heart.stop, lambda: post.tell("lease-runs-out", lease_s=post.settings.lease)
             )
+            stack.callback(self._steps.stop)
             stack.callback(self._terminal.close)
             stack.callback(post.service.close)
             try:
@@ -226,7 +229,7 @@ class Supervisor:
     def _stand_down(self, record: SessionRecord) -> Role:
         """End what runs here: another host has the session."""
         post = self._post
-        self._heart.rest()
+        self._rest()
         self._terminal.close()
         post.reporter.warnings = []
         known = post.registry.get(record.name)
@@ -258,6 +261,7 @@ class Supervisor:
         self._loss, self._still = None, False
         self._remember(record)
         self._heart.start(SessionRef(record.name, record.id))
+        self._steps.start(SessionRef(record.name, record.id))
         self._heart.check_fence()
         if self._fence is None and self._heart.beaten is not None:
             lift(post.config, post.name)  # the fence that a former supervisor set
@@ -425,8 +429,14 @@ class Supervisor:
     # -- its end
     # -------------------------------------------------------------------------------------
 
+    def _rest(self) -> None:
+        """Neither renew the lease nor store steps: the session is not here any more."""
+        self._heart.rest()
+        self._steps.rest()
+
     def _gone(self, record: SessionRecord) -> Role:
         """Handle the end of the tree of `record`."""
+        self._steps.rest()
         self._terminal.close()
         self._loss = Loss(record, time.monotonic(), time.time())
         return self._after(record, fate(self._post.config, record))
@@ -436,14 +446,14 @@ class Supervisor:
         post = self._post
         assert self._loss is not None
         if isinstance(end, Wanted):
-            self._heart.rest()
+            self._rest()
             post.tell("ended", by=end.what, text=end.text)
             return "over" if end.what == "killed" else "standby"
         self._recoverer.guard.died(self._loss.died)
         post.tell("died", text=end.text, exit_code=end.code, exit_signal=end.signal)
         if end.restarts(post.settings.restart):
             return "recover"
-        self._heart.rest()
+        self._rest()
         kept = fencing.give_back(post.config, record)
         post.tell("ended", by="itself", text=f"it {end.text}", exit_code=end.code, leases_kept=kept)
         return "over"
@@ -465,7 +475,7 @@ class Supervisor:
         expired, or it lives here.
         """
         post = self._post
-        self._heart.rest()
+        self._rest()
         self._recoverer.reset()
         post.tell("standby")
         watch, usual, blind = LeaseWatch(), min(_LOOK, post.settings.lease / 8), False

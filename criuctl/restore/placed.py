@@ -27,6 +27,7 @@ from .mount_views import Views
 from .surroundings import Surroundings
 from .work import RestoreWork
 
+_SHOWN = 5  # steps that a warning names
 _SEVEN_BITS = 0x7F  # what CRIU leaves of an exit code
 
 
@@ -84,7 +85,22 @@ class PlacedTree(Struct, eq=False):
             around.following.about_to_run()
         init = around.private.init.pid if around.private is not None else 0
         work.holder.adopt(root, init, work.terminals.ptys, pids, work.images)
+        self._report_steps()
         work.reporter.step("resume")
+
+    def _report_steps(self) -> None:
+        """Report the attempts of steps that come back in the middle."""
+        steps = self.work.holder.steps
+        if names := steps.get("in_flight"):
+            self.work.reporter.warning(
+                f"steps under way at the dump go on in the middle: {_named(names)}",
+                "What they did after the dump, in their former life, they do again.",
+            )
+        if names := steps.get("repeated"):
+            self.work.reporter.warning(
+                f"steps that are done already go on in the middle: {_named(names)}",
+                "Their effect may happen again, unless its receiver recognises the step's key.",
+            )
 
     def _outer(self, inner: int) -> int:
         """Return our PID of the process that CRIU, in its PID namespace, calls `inner`."""
@@ -176,3 +192,9 @@ class PlacedTree(Struct, eq=False):
                 if found := int(read_status(pid)["TracerPid"]):
                     return found
         return 0
+
+
+def _named(names: list[str]) -> str:
+    """Return the first of these names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -13,13 +13,14 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ..cgroups import recreation
+from ..checkpoint import step_replica
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..criu import binary, driver
@@ -231,7 +232,13 @@ def _work(
         folder=unpacked.folder,
         reader=unpacked.reader,
         terminals=decided.terminals,
-        holder=RestoredHolder(home.config, found.manifest, home.session),
+        holder=RestoredHolder(
+            home.config,
+            found.manifest,
+            home.session,
+            list if request.copy else partial(step_replica.read, found.repository, home.session.id),
+            supervised=bool(request.ttl),
+        ),
         hooks=hooks,
         home=home,
         held=held,

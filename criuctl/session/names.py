@@ -1,7 +1,8 @@
 """Names of sessions, and where a session's holder keeps its files.
 
 The socket and the state file are in ``RUN_DIR/holders/NAME``, which is gone after a boot, as is the
-holder; the output log and the audit log in ``STATE_DIR/holders/NAME``.  Both folders have mode
+holder; the output log, the audit log and the
+journal of steps in ``STATE_DIR/holders/NAME``.  Both folders have mode
 0700: output may show secrets.
 """
 
@@ -20,6 +21,7 @@ from ..errors import InvalidName
 DEFAULT_RUN_DIR = "/run/criuctl"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ENDED = "ended.json"  # in the state folder: which incarnation has ended by itself
+STEPS = "steps"  # in the state folder the journal; in the folder that the tree sees the socket
 # In the state folder, the folder of a session's files until the session stands.
 BEGINNING = ".beginning"
 _LOOK = 0.02  # seconds between two tries to connect

@@ -38,6 +38,9 @@ def _text(body: Mapping[str, Any]) -> str:
         rows.append(
             ("terminal", f"{body['cols']}x{body['rows']}, output up to offset {body['offset']}")
         )
+    if any((steps := body.get("steps") or {}).values()):
+        counted = [f"{count} {state}" for state, count in steps.items() if count]
+        rows.append(("steps", printable(", ".join(counted))))
     lease = body.get("lease")
     if lease:
         rows.append(

@@ -22,6 +22,8 @@ What a session is:
 What happens over time:
 
 - `event_loop`: epoll and timers.
+- `steps`: the journal of durable steps, and which attempts run; `step_replication`: steps that wait
+  for the store; `step_socket`: how the session's own processes reach both.
 - `root_watch`: learn how the tree's first process ended.
 - `kill`: end every process of a session.
 - `self_fence`: freeze the session when its home is no longer confirmed.
@@ -43,5 +45,6 @@ Clients and their requests:
 - `event_operations`: `subscribe`, `wait`, `cancel`.
 - `write_operations`: input, window size, the lease, roles.
 - `tree_operations`: `signal`, `pause`, `resume`, `halt`, `kill`, fencing.
+- `step_operations`: steps of operators, dumps, restores and supervisors.
 - `holder_operations`: checkpoints, `adopt`, `spawn`, `moved`, `reexec`, `shutdown`.
 """

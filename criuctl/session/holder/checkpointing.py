@@ -73,6 +73,8 @@ class Checkpointing:
         self._finish, self._let_go = finish, let_go
         self.status: Callable[[], dict[str, Any]] = dict  # as in the protocol
         self.save: Callable[[], None] = lambda: None
+        self.on_seize: Callable[[], None] = lambda: None  # the tree may hold no connection to here
+        self.on_release: Callable[[], None] = lambda: None
         self._preparing: Connection | None = None  # which has called `prepare`
         self._held: str | None = None  # the group that stands still for it meanwhile
         self._connection: Connection | None = None  # which has begun
@@ -114,6 +116,7 @@ class Checkpointing:
         if self.active and connection is not self._preparing:
             raise Refused("busy", _MADE)
         self._preparing, self._thawed = connection, False
+        self.on_seize()
         self._unhold()
         if message.get("hold") is True and self._session.state == "running":
             self._held = self._tree.hold(connection.pid)
@@ -134,6 +137,7 @@ class Checkpointing:
             raise Refused("busy", _MADE)
         session.needs("running", "paused")
         self._unhold()
+        self.on_seize()
         self._preparing, self._connection = None, connection
         self._committed, self._end, self._thawed = "", None, False
         if session.state == "paused" and tree.group is not None and tree.group.version > 1:
@@ -259,10 +263,12 @@ class Checkpointing:
         self._preparing = None
         self._unhold()
         self._stand_still()
+        self.on_release()
 
     def _go_on(self) -> None:
         """Let the session continue, or end it if its tree has ended meanwhile."""
         end, self._end = self._end, None
+        self.on_release()
         if end is not None:
             self._finish("exited" if end[0] is not None else "lost", *end)
         else:

@@ -48,6 +48,10 @@ from .self_fence import SelfFence
 from .session_files import SessionFiles
 from .session_state import Identity, SessionState
 from .status_report import StatusReport
+from .step_operations import StepOperations
+from .step_replication import Replication
+from .step_socket import StepSocket
+from .steps import Steps
 from .terminal_queries import TERMINAL, TerminalQueries
 from .tree_operations import TreeOperations
 from .waits import Waits
@@ -93,6 +97,9 @@ class Holder:
             loop, log, self.modes, self.master, self.helpers, self.clients, self.leasing
         )
         self.root_watch = RootWatch(loop, self.tree, identity, self.on_reaped, self.root_ended)
+        self.steps = Steps(loop, session, self.files, self.tree, self.events, self.audit)
+        self.replication = Replication(self.steps)
+        self.step_socket = StepSocket(loop, self.files, self.tree, self.steps, self.replication)
         self.kills = Kills(loop, self.tree, session, lambda: self.finish("exited", None, None))
 
     def _make_checkpointing(self) -> None:
@@ -143,6 +150,7 @@ class Holder:
             self.tree,
             self.self_fence,
             self.checkpointing,
+            self._step_counts,
         )
         self.checkpointing.status = self.report.status
         self.checkpointing.save = self.report.write
@@ -156,7 +164,8 @@ class Holder:
             self.loop, session, self.log, self.modes, master, self.lifetime, writing
         )
         waiting = EventOperations(self.loop, master, events, self.waits, audit)
-        acting = (self._tree_operations(), self._holder_operations())
+        steps = StepOperations(self.steps, self.replication)
+        acting = (steps, self._tree_operations(), self._holder_operations())
         groups = (presence, output, waiting, writing, *acting)
         operations = {name: what for group in groups for name, what in group.operations.items()}
         hello, type_input = presence.hello, writing.type_input
@@ -199,6 +208,7 @@ class Holder:
             handover,
             self.lifetime,
             self.report,
+            came_back=self._came_back,
         )
 
     def _connect(self) -> None:
@@ -210,6 +220,8 @@ class Holder:
         self.master.on_written = self._on_input_written
         self.master.on_broken = self.master.close
         self.master.on_released = self.queries.answer
+        self.checkpointing.on_seize = self.step_socket.shut
+        self.checkpointing.on_release = self._released
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -245,6 +257,7 @@ class Holder:
         """Serve until the holder is no longer needed; its state file and logs stay."""
         gc.collect()
         gc.freeze()
+        self.step_socket.open()
         self.report.write()
         self._on_child(0)  # those that ended before SIGCHLD was watched
         self.loop.run()
@@ -317,7 +330,20 @@ class Holder:
         self.events.emit("checkpointed", checkpoint=checkpoint, offset=self.log.end)
         self.session.set_state("checkpointed")
 
+    def _came_back(self) -> dict[str, Any]:
+        """A restored tree is the session's; return which of its steps are under way."""
+        self._released()
+        return {"steps": self.steps.came_back()}
+
     # -- what the parts report --------------------------------------------------------------------
+
+    def _released(self) -> None:
+        """No dump has the tree in its hands: its processes may reach the journal of steps."""
+        self.steps.go_on()
+        self.step_socket.open()
+
+    def _step_counts(self) -> dict[str, Any]:
+        return {**self.steps.counts(), "waiting": self.replication.waiting}
 
     def _on_state(self) -> None:
         self.report.write()
@@ -328,6 +354,8 @@ class Holder:
         self.master.forget(connection.sock.fileno())
         self.checkpointing.lost(connection)
         self.lifetime.lost(connection)
+        self.steps.lost(connection)
+        self.replication.lost(connection)
         if connection.operator is not None:
             self.leasing.left(connection.operator, "left" if why == "bye" else "lost")
         self.lifetime.end_if_done()

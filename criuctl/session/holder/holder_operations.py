@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .adoption import Adoption
 from .audit_log import AuditWriter
 from .checkpointing import Checkpointing
@@ -30,10 +32,12 @@ class HolderOperations:
         handover: Handover,
         lifetime: Lifetime,
         report: StatusReport,
+        came_back: Callable[[], Message],
     ) -> None:
         self._session, self._events, self._audit = session, events, audit
         self._checkpointing, self._handover = checkpointing, handover
         self._lifetime, self._report = lifetime, report
+        self._adoption, self._came_back = adoption, came_back
         self.operations: Operations = {
             "checkpoint-prepare": ("admin", lambda c, o, m: checkpointing.prepare(c, m)),
             "checkpoint-seized": ("admin", lambda c, o, m: checkpointing.seized(c)),
@@ -45,13 +49,17 @@ class HolderOperations:
             "checkpoint-thawed": ("admin", lambda c, o, m: checkpointing.thawed(c)),
             "checkpoint-done": ("admin", self._checkpoint_done),
             "checkpoint-abort": ("admin", lambda c, o, m: checkpointing.abort(c)),
-            "adopt": ("admin", adoption.adopt),
+            "adopt": ("admin", self._adopt),
             "settle": ("admin", lambda c, o, m: adoption.settle(c)),
             "spawn": ("admin", lambda c, o, m: helpers.spawn(c, m)),
             "moved": ("admin", self._moved),
             "reexec": ("admin", self._reexec),
             "shutdown": ("admin", self._shutdown),
         }
+
+    def _adopt(self, connection: Connection, by: Operator, message: Message) -> Message:
+        self._adoption.adopt(connection, by, message)
+        return self._came_back()
 
     def _checkpoint_done(self, connection: Connection, by: Operator, message: Message) -> None:
         checkpoint, ended = text(message, "checkpoint"), boolean(message, "ended")

@@ -21,11 +21,13 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import CriuctlError
+from ...proc.procfs import read_bytes
 from ...proc.tree import ProcessIdentity, children
 from ...proc.vforks import waits_in_vfork
 from .cgroup import SessionGroup
 
 _MAX_WALKS = 50
+_MAX_DEPTH = 1000  # ancestors that are looked at
 _TIOCSIG = 0x40045436  # _IOW("T", 0x36, int); not in the termios module
 _TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # those of keys: TIOCSIG takes no others
 _STOPPED = ("T", "t")
@@ -73,6 +75,23 @@ class Tree:
             if identity.alive():
                 found.append(identity)
         return found
+
+    def contains(self, pid: int) -> bool:
+        """Whether a process belongs to the session: by its ancestors, or by its control group."""
+        root, at = self.root, pid
+        for _ in range(_MAX_DEPTH):
+            if root is not None and at == root.pid:
+                return root.exists()
+            try:
+                above = int(read_bytes(at, "stat").rpartition(b")")[2].split()[1])
+            except CriuctlError:
+                return False
+            if above == os.getpid():  # an orphan, or the init; a helper's child is none of them
+                return at not in self.helpers
+            if above <= 1:
+                break
+            at = above
+        return self.group is not None and pid in self.group.pids()
 
     def signal(self, number: int, to: Iterable[ProcessIdentity]) -> int:
         """Signal these processes; return how many got the signal."""

@@ -1,4 +1,5 @@
-"""The files of a session: its folders, its output log with the times of the output, its audit log.
+"""The files of a session: its folders, its output log with the times of the output, its audit log,
+the journal of its steps.
 
 A session that has not begun yet keeps its files in the folder ``names.BEGINNING``, so that those of
 an earlier session of the same name, or of its own last life, are still there if it does not begin.
@@ -11,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ...steps import journal
+from ...steps.journal import Journal
 from .. import names
 from .audit_log import AuditLog
 from .base64_text import encoded
@@ -27,11 +30,24 @@ class SessionFiles:
         self.run_folder, self.state_folder = run_folder, state_folder
         self.log, self.audit = log, audit
         self.timeline = Timeline(state_folder / "timeline", log.end, session_id)
+        self._session = session_id
+        self._steps: Journal | None = None  # opened when it is needed
 
     @property
     def socket(self) -> Path:
         """The path of the holder's socket."""
         return self.run_folder / "socket"
+
+    def step_journal(self, *, create: bool) -> Journal | None:
+        """Return the journal of the session's steps; None: it has none, and `create` is false.
+
+        `OSError` if it cannot be read, or is damaged.
+        """
+        if self._steps is None:
+            path = self.state_folder / names.STEPS
+            if create or journal.owner(path) == self._session:
+                self._steps = Journal(path, self._session)
+        return self._steps
 
     @property
     def beginning(self) -> bool:
@@ -47,6 +63,8 @@ class SessionFiles:
             self.state_folder = beginning.parent
             self.timeline.move(self.state_folder)
             self.audit.move(self.state_folder)
+            if self._steps is not None:
+                self._steps.move(self.state_folder)
         self.log.move(self.state_folder)
         with suppress(OSError):  # something else is in it, which the next beginning removes
             beginning.rmdir()

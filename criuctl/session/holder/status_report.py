@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -48,10 +49,12 @@ class StatusReport:
         tree: Tree,
         self_fence: SelfFence,
         checkpointing: Checkpointing,
+        step_counts: Callable[[], dict[str, Any]],
     ) -> None:
         self._session, self._files, self._modes = session, files, modes
         self._clients, self._leasing, self._master, self._tree = clients, leasing, master, tree
         self._self_fence, self._checkpointing = self_fence, checkpointing
+        self._step_counts = step_counts
 
     def status(self) -> dict[str, Any]:
         """Return the status as the protocol has it."""
@@ -91,6 +94,7 @@ class StatusReport:
             "home": moved["host"] if moved is not None else os.uname().nodename,
             "checkpointing": self._checkpointing.active,
             "audit": str(self._files.audit.path),
+            "steps": self._step_counts(),
             "log_error": log.broken or None,
             "freezer": group.method if group is not None else "SIGSTOP",
             "holder_pid": os.getpid(),

@@ -78,6 +78,7 @@ class Inside:
         self.shown.mkdir(mode=0o755, parents=True, exist_ok=True)
         for folder in (self.folder, self.shown):
             check_own(folder)
+        self.folder.chmod(0o755)  # whatever the umask is: a program may have given up its user
         temporary = self.folder / ".session.json"
         body = {
             "session": name,

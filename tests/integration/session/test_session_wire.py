@@ -28,6 +28,7 @@ from criuctl.session.holder.event_operations import EventOperations
 from criuctl.session.holder.holder_operations import HolderOperations
 from criuctl.session.holder.output_operations import OutputOperations
 from criuctl.session.holder.presence_operations import PresenceOperations
+from criuctl.session.holder.step_operations import StepOperations
 from criuctl.session.holder.tree_operations import TreeOperations
 from criuctl.session.holder.write_operations import WriteOperations
 from criuctl.session.sessions import forget
@@ -41,6 +42,7 @@ GROUPS: list[Any] = [
     WriteOperations,
     TreeOperations,
     HolderOperations,
+    StepOperations,
 ]
 OPERATIONS_OF_THE_HOLDER = sorted(
     name

@@ -83,6 +83,7 @@ def test_commands_options_and_choices(complete: Callable[..., list[str]]) -> Non
         "status",
         "send",
         "signal",
+        "step",
         "snapshot",
         "schedule",
         "supervise",

@@ -34,6 +34,7 @@ class SlowHolder:
         self.process = subprocess.Popen(["sleep", "600"])
         self.identity = ProcessIdentity.of(self.process.pid)
         self.asked: list[str] = []
+        self.hello: dict[str, Any] = {"features": ()}
         self._later = threading.Timer(0.3, self.process.kill)
         folder.mkdir(parents=True)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
