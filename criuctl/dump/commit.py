@@ -192,6 +192,11 @@ class Commit(Struct, eq=False):
         )
         self._kept = any(kept)
         holder = parts.holder.begin(writer)
+        if parts.holder.in_flight:
+            reporter.warning(
+                f"a step that must not be repeated is under way: {parts.holder.in_flight[0]}",
+                "A restore goes on in the middle of it.",
+            )
         taken = Taken(
             seen.tree,
             file_records,

@@ -65,15 +65,15 @@ def hand_on(
 ) -> None:
     """Give the holder the steps of the checkpoint, and those that are `stored` besides.
 
-    `supervised`: they are to wait for the store from the first moment on.
+    `supervised`: they wait for the store from the first moment on; else they do not, although
+    their last life may have been supervised.
     """
     if held is not None and held.steps is not None:
         for batch in _batches(_lines(reader, held.steps)):
             session.request("step-merge", steps=batch, checkpoint=True)
     for batch in _batches(stored):
         session.request("step-merge", steps=batch)
-    if supervised:
-        session.request("step-merge", steps=[], replicated=True)
+    session.request("step-merge", steps=[], replicated=supervised)
 
 
 def _lines(reader: CheckpointReader, ref: StreamRef) -> Iterable[dict[str, Any]]:

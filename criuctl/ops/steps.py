@@ -130,13 +130,12 @@ def _resolved(
 ) -> dict[str, Any]:
     """Find out whether a lost attempt had its effect; return the step as it is then."""
     if verify is None and not by_key:
-        name = quoted(session) if session else "NAME"
         raise Conflict(
             f"step {step!r} is unknown: an earlier attempt was lost between its effect and its "
             "record",
             hint=(
                 "Give --verify, or --by-key if the receiver recognises the key; or find out, and "
-                f"`criuctl step resolve {name} {quoted(step)} done|failed`."
+                f"`criuctl step resolve {quoted(session or 'NAME')} {quoted(step)} done|failed`."
             ),
             key=key,
         )

@@ -22,7 +22,7 @@ from support.keeper import Keeper
 
 from criuctl import __version__
 
-from . import cases, interrupts, migrations, sessions, storage
+from . import cases, interrupts, migrations, sessions, steps, storage
 from .commands import Commands, run_tool
 from .errors import BenchFailed
 from .places import Bucket, Folder, Place
@@ -41,9 +41,10 @@ CASES = (
     "store",
     "idle",
     "sessions",
+    "steps",
     "migrate",
 )
-NOTHING_STORED = {"sessions", "migrate", "store", "idle"}  # cases that need no place
+NOTHING_STORED = {"sessions", "steps", "migrate", "store", "idle"}  # cases that need no place
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -247,6 +248,8 @@ def _run(options: argparse.Namespace, bench: cases.Bench) -> Iterator[Section]:
         yield from migrations.migrations(bench, sizes[-1], scattered=options.scattered)
     if "store" in options.case:
         yield from storage.old_store(bench, *options.simulated)
+    if "steps" in options.case:
+        yield from steps.steps(bench)
     if "idle" in options.case:
         yield from storage.idle_growth(bench, sizes[-1], options.snapshots)
     if not {*options.case} - NOTHING_STORED:

@@ -39,9 +39,9 @@ from ..text import plural, printable, size
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @pass_app
 def forget(app: App, names: tuple[str, ...], ended_before: str | None, dry_run: bool) -> int:
-    """Remove the records that this host keeps of ended sessions: their output, their audit log and
-    their line in `criuctl ls`. Until then `criuctl capture` and `criuctl log` show them.
-    Checkpoints stay in their stores.
+    """Remove the records that this host keeps of ended sessions: their output, their audit log, the
+    journal of their steps and their line in `criuctl ls`. Until then `criuctl capture`, `criuctl
+    log` and `criuctl step list` show them. Checkpoints stay in their stores.
 
     A session that runs is refused, and so is one that can be restored (checkpointed); `criuctl
     kill` gives that up. Without a NAME a lost session that has a checkpoint to come back from

@@ -81,7 +81,7 @@ class StepOperations:
         seconds, request = number(message, "seconds", 0, _PATIENCE, 0), message["id"]
 
         def answer() -> None:
-            body = {"in_flight": self._steps.in_flight()}
+            body = {"in_flight": self._steps.running_once()}
             connection.send({"id": request, "ok": True, **body})
 
         try:
@@ -95,9 +95,9 @@ class StepOperations:
         if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
             raise StepRefused("bad-request", "'steps' must be a list of objects")
         checkpoint, replicated = message.get("checkpoint"), message.get("replicated")
-        fresh = self._steps.merge(
-            given, checkpoint=checkpoint is True, replicated=replicated is True
-        )
+        if not isinstance(replicated, bool | None):
+            raise StepRefused("bad-request", "'replicated' must be true or false")
+        fresh = self._steps.merge(given, checkpoint=checkpoint is True, replicated=replicated)
         return {"merged": fresh}
 
     def _replicate(self, connection: Connection, by: Operator, message: Message) -> Message:

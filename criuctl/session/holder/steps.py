@@ -207,7 +207,8 @@ class Steps:
             if step is not None and step.owner is not None and not self.lives(step):
                 self._put("lost", {}, step, states.lost(step))
 
-    def _running_once(self) -> list[str]:
+    def running_once(self) -> list[str]:
+        """Return the steps of the kind ``once`` that are under way."""
         journal = self.journal
         if journal is None:
             return []
@@ -225,11 +226,6 @@ class Steps:
         self._quiet_timer = self._loop.after(seconds, self._now_quiet)
         self._look_quiet()
 
-    def in_flight(self) -> list[str]:
-        """Return the steps that are under way."""
-        journal = self.journal
-        return sorted(journal.began) if journal is not None else []
-
     def go_on(self) -> None:
         """The dump has ended: steps may begin again."""
         self._stop_timer()
@@ -241,7 +237,7 @@ class Steps:
             self.go_on()
 
     def _look_quiet(self) -> None:
-        if self._quiet_timer is not None and not self._running_once():
+        if self._quiet_timer is not None and not self.running_once():
             self._now_quiet()
 
     def _now_quiet(self) -> None:
@@ -254,8 +250,12 @@ class Steps:
             self._quiet_timer.cancel()
             self._quiet_timer = None
 
-    def merge(self, given: list[Any], *, checkpoint: bool, replicated: bool) -> int:
+    def merge(
+        self, given: list[Any], *, checkpoint: bool = False, replicated: bool | None = None
+    ) -> int:
         """Take over what a checkpoint or the store knows of the steps; return how many were new.
+
+        `replicated`: whether steps wait for the store from now on; None: as before.
 
         The session's own journal is never set back: of two records of a step the one wins that
         knows more.
@@ -264,6 +264,8 @@ class Steps:
             steps = [Step.from_dict(one) for one in given]
         except ValueError as error:
             raise StepRefused("bad-request", str(error)) from None
+        if not steps and not replicated and self.journal is None:
+            return 0
         journal = self.writable()
         fresh = []
         for step in steps:
@@ -276,8 +278,8 @@ class Steps:
             if best is not mine:
                 fresh.append(best)
         journal.put_all("merged", fresh)
-        if replicated:
-            journal.replicate(True)
+        if replicated is not None:
+            journal.replicate(replicated)
         self.on_change()
         return len(fresh)
 

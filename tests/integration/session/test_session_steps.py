@@ -171,7 +171,8 @@ while True:
         dumping.request("checkpoint-prepare")
         pid = client.status()["pid"]
         with open("/proc/net/unix") as file:
-            open_here = [line for line in file if line.rstrip().endswith("/inside/steps")]
+            ends = f"{holders.config.run_dir}/holders/s/inside/steps"
+            open_here = [line for line in file if line.rstrip().endswith(ends)]
         assert not open_here, "neither listening nor connected"
         dumping.request("checkpoint-abort")
         before = client.status()["steps"]["done"]

@@ -251,7 +251,7 @@ def test_a_restore_brings_an_attempt_back(
     monkeypatch.setattr(
         again.tree, "members", lambda: [ProcessIdentity.of(os.getpid())] if lives else []
     )
-    again.steps.merge(checkpoint, checkpoint=True, replicated=False)
+    again.steps.merge(checkpoint, checkpoint=True)
     came = again.steps.came_back()
     assert came == {"in_flight": ["before"] if lives else [], "repeated": []}
     found = {one["id"]: one["state"] for one in steps_of(again)}
@@ -268,7 +268,7 @@ def test_an_attempt_that_comes_back_after_it_was_done_is_reported(
     checkpoint = steps_of(holder)
     holder.steps.done(ME, {"step": "x", "attempt": "t1", "result": 1})
     monkeypatch.setattr(holder.tree, "members", lambda: [ProcessIdentity.of(os.getpid())])
-    holder.steps.merge(checkpoint, checkpoint=True, replicated=False)
+    holder.steps.merge(checkpoint, checkpoint=True)
     assert holder.steps.came_back() == {"in_flight": [], "repeated": ["x"]}
     assert steps_of(holder)[0]["result"] == 1
 
@@ -279,7 +279,7 @@ def test_a_fork_keeps_what_was_done_and_gets_new_keys(holder: Holder, tmp_path: 
         holder.steps.done(ME, {"step": step, "attempt": "t1", "result": step})
     (tmp_path / "fork").mkdir()
     fork = make_holder(tmp_path / "fork", "1" * 32)
-    assert fork.steps.merge(steps_of(holder), checkpoint=True, replicated=False) == 2
+    assert fork.steps.merge(steps_of(holder), checkpoint=True) == 2
     assert (
         begin(fork, "x")["result"] == "x" and begin(fork, "x")["key"] == begin(holder, "x")["key"]
     )
@@ -288,7 +288,7 @@ def test_a_fork_keeps_what_was_done_and_gets_new_keys(holder: Holder, tmp_path: 
 
 def test_a_merge_of_nonsense(holder: Holder) -> None:
     with pytest.raises(StepRefused):
-        holder.steps.merge([{"id": "x"}], checkpoint=False, replicated=False)
+        holder.steps.merge([{"id": "x"}])
 
 
 def test_a_damaged_journal_is_reported(holder: Holder, tmp_path: Path) -> None:
