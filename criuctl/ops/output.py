@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _MATCH_WINDOW = 64 << 10  # characters of the newest output in which a match may begin
 REPLAY = 256 << 10  # bytes of an ended session's log from which its last screen is made
 _PROMPT_LOOK = 0.1  # seconds between two looks at the foreground process
+_LOOK = 0.05  # seconds between two looks at whether a program waits for input
 _LOCK_LOOK = 0.05  # seconds between two looks at whether a dump has ended
 _ENDED = ("exited", "lost")
 
@@ -314,6 +315,27 @@ def wait_prompt(
             if left is not None and left <= 0:
                 raise TimedOut(f"session {name!r} came to no prompt in {timeout:g} s")
             _look_later(session, end, left)
+
+
+def wait_reading(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
+    """Wait until a program in the foreground waits for input of the terminal, and return which."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with connect(config, name, role="observe") as session:
+        if "foreground" not in session.hello["features"]:
+            raise WrongState(
+                f"the holder of session {name!r} is of an older version, which does not know this"
+            )
+        while True:
+            status = session.status()
+            if status["state"] in _ENDED:
+                raise SessionGone(f"session {name!r} ended before a program waited for input")
+            foreground = status["foreground"]
+            if foreground is not None and foreground["reading_tty"]:
+                return {"session": name, "foreground": foreground, "offset": status["offset"]}
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimedOut(f"no program of session {name!r} waited for input in {timeout:g} s")
+            time.sleep(_LOOK if left is None else min(_LOOK, left))
 
 
 def _look_later(session: Session, end: int, left: float | None) -> None:

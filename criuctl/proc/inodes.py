@@ -18,7 +18,9 @@ _SYS_OPENAT2 = 437  # the same number on every architecture
 NO_LINKS, IN_ROOT = 0x04, 0x10  # openat2(2): RESOLVE_NO_SYMLINKS, RESOLVE_IN_ROOT
 _AT_EMPTY_PATH = 0x1000
 _STATX_BTIME = 0x800
+_AT_FDCWD, _AT_STATX_DONT_SYNC = -100, 0x4000
 _BORN = struct.Struct("=qI")  # stx_btime, at 80 in struct statx
+_DEVICES = struct.Struct("=4I")  # stx_rdev_major and _minor, stx_dev_major and _minor, at 128
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -53,9 +55,23 @@ def born(fd: int) -> int:
     return seconds * 10**9 + nanoseconds if mask & _STATX_BTIME else 0
 
 
+def device(path: str) -> tuple[int, int]:
+    """Return st_dev and st_rdev of the file at `path`, as the kernel knows them; `OSError`.
+
+    Its file system is not asked: one that another user serves (FUSE), or a server that does not
+    answer, could otherwise make the caller wait.
+    """
+    buffer = ctypes.create_string_buffer(256)
+    if _LIBC.statx(_AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, 0, buffer) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path)
+    numbers = _DEVICES.unpack_from(buffer, 128)
+    return os.makedev(*numbers[2:]), os.makedev(*numbers[:2])
+
+
 def handle(fd: int) -> str:
     """Return the file handle; "" where its file system has none."""
     return folder_walk.handle(fd)
 
 
-__all__ = ["IN_ROOT", "NO_LINKS", "born", "handle", "open_below"]
+__all__ = ["IN_ROOT", "NO_LINKS", "born", "device", "handle", "open_below"]

@@ -19,7 +19,10 @@ from typing import Any
 MAGIC = "criuctl-session"
 VERSION = 1  # the newest that this program speaks
 OLDEST = 1  # two versions back stay readable
-FEATURES = ("lease", "checkpoint", "adopt", "spawn", "reexec", "standstill", "settle", "steps")
+FEATURES = (
+    *("lease", "checkpoint", "adopt", "spawn", "reexec", "standstill", "settle"),
+    *("steps", "foreground"),
+)
 
 MAX_PREFACE = 128
 MAX_FRAME = 1 << 20  # either way

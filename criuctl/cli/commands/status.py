@@ -8,7 +8,7 @@ from typing import Any
 
 from ..app import App, pass_app
 from ..pages import page
-from ..sessions import name_argument, state_words
+from ..sessions import command_words, name_argument, state_words
 from ..text import age, facts, labels, printable, span
 
 
@@ -41,6 +41,8 @@ def _text(body: Mapping[str, Any]) -> str:
     if any((steps := body.get("steps") or {}).values()):
         counted = [f"{count} {state}" for state, count in steps.items() if count]
         rows.append(("steps", printable(", ".join(counted))))
+    if foreground := body.get("foreground"):
+        rows.append(("foreground", _foreground(foreground)))
     lease = body.get("lease")
     if lease:
         rows.append(
@@ -55,11 +57,22 @@ def _text(body: Mapping[str, Any]) -> str:
     return facts(rows)
 
 
+def _foreground(foreground: Mapping[str, Any]) -> str:
+    """Return the program in the foreground, and what it does with the terminal."""
+    words = [f"{command_words(foreground['argv'])} (PID {foreground['pid']})"]
+    if foreground["reading_tty"]:
+        words.append("waits for input")
+    if not foreground["echo"]:
+        words.append("no echo")
+    return ", ".join(words)
+
+
 @page(
     examples=[
         ("All about a session:", "criuctl status build"),
         ("Its state alone, for a script:", "criuctl status build -q"),
         ("Who writes?", "criuctl status build --json | jq .lease"),
+        ("What does its terminal wait for?", "criuctl status build --json | jq .foreground"),
     ],
     exits=[3, 10],
     see_also=["ls", "wait"],
@@ -74,6 +87,10 @@ def status(app: App, name: str) -> int:
     or restored by PID, a session that ended) it comes from this host's records and the kernel. The
     checkpoint is the last that this host stored or restored: its id, number, age, and the store
     that it is in.
+
+    In the JSON, foreground is the program in the terminal's foreground: pid, argv, cwd, reading_tty
+    (it sleeps until the terminal has input) and echo (the terminal shows what is typed: not at a
+    password prompt, nor in a line editor).
     """
     from ...ops.sessions import status as status_of
 

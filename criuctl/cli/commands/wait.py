@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
@@ -18,6 +19,8 @@ def _text(body: dict[str, Any]) -> str:
         return str(body["exit_code"]) if body["exit_code"] is not None else "unknown"
     if "match" in body:
         return printable(body["match"])
+    if "foreground" in body:
+        return printable(shlex.join(body["foreground"]["argv"]))
     return str(body["offset"])
 
 
@@ -29,6 +32,7 @@ def _text(body: dict[str, Any]) -> str:
             "criuctl wait web --match 'listening on port (\\d+)' --timeout 60",
         ),
         ("Until a shell has done all that was typed:", "criuctl wait work --prompt"),
+        ("Until a program asks something; prints which:", "criuctl wait build --reading"),
         ("Until nothing has been printed for two seconds:", "criuctl wait agent --idle 2"),
     ],
     exits=[3, 9, 10, 12],
@@ -56,6 +60,11 @@ def _text(body: dict[str, Any]) -> str:
     "--prompt", is_flag=True, help="Until a shell is in the foreground and at its prompt."
 )
 @click.option(
+    "--reading",
+    is_flag=True,
+    help="Until a program in the foreground waits for input of the terminal; prints which.",
+)
+@click.option(
     "--since",
     type=click.IntRange(min=0),
     metavar="OFFSET",
@@ -73,10 +82,12 @@ def wait(
     idle: float | None,
     match: str | None,
     prompt: bool,
+    reading: bool,
     since: int | None,
     timeout: float | None,
 ) -> int:
-    """Wait until a session has ended, is silent, has printed a text, or is at a shell's prompt.
+    """Wait until a session has ended, is silent, has printed a text, is at a shell's prompt, or
+    waits for input.
 
     Exit with 0 when the event has come, also for --exit (the session's own code is printed, and in
     the JSON as exit_code); with 12 when the time is over; with 3 when the session ended before.
@@ -86,14 +97,16 @@ def wait(
     """
     from ...ops import output
 
-    if (exit_, idle is not None, match is not None, prompt).count(True) != 1:
-        raise UsageError("give one of --exit, --idle, --match and --prompt")
+    if (exit_, idle is not None, match is not None, prompt, reading).count(True) != 1:
+        raise UsageError("give one of --exit, --idle, --match, --prompt and --reading")
     if exit_:
         body = output.wait_exit(app.config, name, timeout)
     elif idle is not None:
         body = output.wait_idle(app.config, name, idle, timeout)
     elif match is not None:
         body = output.wait_match(app.config, name, match, since, timeout)
+    elif reading:
+        body = output.wait_reading(app.config, name, timeout)
     else:
         body = output.wait_prompt(app.config, name, since, timeout)
     app.emit(body, lambda: _text(body))

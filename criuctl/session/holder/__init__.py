@@ -15,6 +15,7 @@ What a session is:
 - `master`: the terminal's master: output into the log, input out of a queue.
 - `terminal_queries`: answer a program's terminal queries while no terminal is attached.
 - `processes`, `cgroup`: the processes of a session: find, signal, freeze, reap.
+- `foreground_report`: the program in the terminal's foreground, and what it waits for.
 - `operators`, `lease_timer`: operators, their roles, and the write lease.
 - `events`: number events, send them to subscribers, remember the last ones.
 - `status_report`: the answer to `status`, and the state file.

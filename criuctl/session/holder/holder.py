@@ -32,6 +32,7 @@ from .connection import Connection
 from .event_loop import READ, Loop
 from .event_operations import EventOperations
 from .events import Events
+from .foreground_report import ForegroundReport
 from .handover import Handover
 from .helper_processes import HelperProcesses
 from .holder_operations import HolderOperations
@@ -140,6 +141,7 @@ class Holder:
         )
 
     def _make_report(self) -> None:
+        self.foreground = ForegroundReport(self.session, self.tree, self.master)
         self.report = StatusReport(
             self.session,
             self.files,
@@ -151,8 +153,9 @@ class Holder:
             self.self_fence,
             self.checkpointing,
             self._step_counts,
+            self.foreground,
         )
-        self.checkpointing.status = self.report.status
+        self.checkpointing.status = self.report.known
         self.checkpointing.save = self.report.write
 
     def _make_requests(self) -> None:

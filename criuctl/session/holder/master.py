@@ -15,6 +15,7 @@ import fcntl
 import os
 import struct
 import termios
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ from .output_log import OutputLog
 
 _BATCH = 256 << 10  # bytes read before clients get their share
 _WRITE = 4096
+_ON_ITS_WAY = 0.03  # seconds from the master to the programs' side of the terminal, at most
 _TIOCGPTPEER = 0x5441
 
 
@@ -54,6 +56,7 @@ class Master:
         self.rows, self.cols, self.xpixel, self.ypixel = 24, 80, 0, 0
         self.queue: deque[Chunk] = deque()
         self.queued = 0  # bytes of input not yet written
+        self.wrote = 0.0  # monotonic time at which the terminal took input last
         self.held = False
         self.on_output: Callable[[], None] = lambda: None
         self.on_begun: Callable[[Chunk, bool], None] = lambda chunk, hidden: None
@@ -101,6 +104,26 @@ class Master:
             return bool(termios.tcgetattr(self.fd)[3] & termios.ECHO)
         except (OSError, termios.error):
             return False
+
+    @property
+    def slave(self) -> int:
+        """Return the descriptor of the slave side; -1: there is no terminal."""
+        return self._slave
+
+    @property
+    def unread(self) -> bool:
+        """Whether input is on its way to a program, or was a moment ago.
+
+        The kernel moves what is written to the master on to the programs' side in the background,
+        where it can be seen (FIONREAD) until a program reads it.
+        """
+        if self.queue or time.monotonic() - self.wrote < _ON_ITS_WAY:
+            return True
+        try:
+            waiting = fcntl.ioctl(self._slave, termios.FIONREAD, b"\0" * 4)
+        except OSError:
+            return False
+        return waiting != b"\0" * 4
 
     # -- output -----------------------------------------------------------------------------------
 
@@ -194,6 +217,7 @@ class Master:
                     self.on_begun(chunk, not self.echoes)
                 while chunk.at < len(chunk.data):
                     count = os.write(self.fd, chunk.data[chunk.at : chunk.at + _WRITE])
+                    self.wrote = time.monotonic()
                     chunk.at += count
                     self.queued -= count
                 self.queue.popleft()

@@ -19,6 +19,7 @@ from .. import names
 from ..screen.modes import Modes
 from .checkpointing import Checkpointing
 from .clients import Clients
+from .foreground_report import ForegroundReport
 from .lease_timer import Leasing
 from .master import Master
 from .processes import Tree
@@ -50,14 +51,20 @@ class StatusReport:
         self_fence: SelfFence,
         checkpointing: Checkpointing,
         step_counts: Callable[[], dict[str, Any]],
+        foreground: ForegroundReport,
     ) -> None:
         self._session, self._files, self._modes = session, files, modes
         self._clients, self._leasing, self._master, self._tree = clients, leasing, master, tree
         self._self_fence, self._checkpointing = self_fence, checkpointing
         self._step_counts = step_counts
+        self._foreground = foreground
 
     def status(self) -> dict[str, Any]:
         """Return the status as the protocol has it."""
+        return {**self.known(), "foreground": self._foreground.report()}
+
+    def known(self) -> dict[str, Any]:
+        """Return the status without what only the kernel knows."""
         session, master, log = self._session, self._master, self._files.log
         identity, root, group = session.identity, self._tree.root, self._tree.group
         moved = session.moved
@@ -127,7 +134,7 @@ class StatusReport:
             mine = ProcessIdentity.of(os.getpid())
         except CriuctlError:  # no /proc: then no other process can check it either
             mine = ProcessIdentity(os.getpid(), 0)
-        known, group = self.status(), self._tree.group
+        known, group = self.known(), self._tree.group
         body = {key: known[key] for key in _IN_STATE_FILE}
         body |= {
             "pid_namespace": self._pid_namespace(),
