@@ -368,7 +368,9 @@ class Steps:
                 self._told = time.monotonic()
                 self._events.emit("step", **facts, progress=step.progress)
         else:
-            self._audit.write("step", who, **facts, attempts=step.attempts)
+            entry = {**facts, "attempts": step.attempts}
+            entry["step_kind"] = entry.pop("kind")  # that of an entry is its operator's
+            self._audit.write("step", who, **entry)
             self._events.emit("step", **facts, attempts=step.attempts)
         self.on_change()
         self._look_quiet()

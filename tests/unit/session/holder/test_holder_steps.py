@@ -200,6 +200,7 @@ def test_a_process_that_is_gone_is_noticed(holder: Holder) -> None:
     assert holder.steps.counts()["unknown"] == 1
     events = [e for e in holder.audit.log.entries(0, 10) if e["what"] == "step"]
     assert [(e["how"], e["state"]) for e in events] == [("began", "began"), ("lost", "unknown")]
+    assert {e["step_kind"] for e in events} == {"once"} and "kind" not in events[0]
 
 
 def test_steps_outlive_the_holder_and_not_the_session(holder: Holder, tmp_path: Path) -> None:
