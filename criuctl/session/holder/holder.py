@@ -28,6 +28,8 @@ from .audit_log import AuditWriter
 from .base64_text import encoded
 from .checkpointing import Checkpointing
 from .clients import Clients
+from .command_operations import CommandOperations
+from .commands import Commands
 from .connection import Connection
 from .event_loop import READ, Loop
 from .event_operations import EventOperations
@@ -39,7 +41,8 @@ from .holder_operations import HolderOperations
 from .kill import Kills
 from .lease_timer import Leasing
 from .lifetime import Lifetime
-from .master import Chunk, Master
+from .master import COMMAND, Chunk, Master
+from .new_commands import NewCommands
 from .output_operations import OutputOperations
 from .presence_operations import PresenceOperations
 from .processes import Tree, exit_code, reap
@@ -48,6 +51,7 @@ from .root_watch import RootWatch
 from .self_fence import SelfFence
 from .session_files import SessionFiles
 from .session_state import Identity, SessionState
+from .shell_commands import ShellCommands
 from .status_report import StatusReport
 from .step_operations import StepOperations
 from .step_replication import Replication
@@ -91,9 +95,17 @@ class Holder:
         self.clients = Clients(loop, log)
         self.events = Events(identity, self.files, self.clients)
         self.lifetime = Lifetime(loop, session, self.clients)
-        self.waits = Waits(session, log, self.lifetime.collect)
+        self.commands = Commands()
+        self.waits = Waits(session, log, self.lifetime.collect, self.commands)
+        self.foreground = ForegroundReport(session, self.tree, self.master)
+        self.shell_commands = ShellCommands(
+            loop, self.tree, self.master, self.foreground, self.commands
+        )
         self.leasing = Leasing(loop, session, self.events, self.audit)
         self.helpers = HelperProcesses(self.tree, self.events)
+        self.new_commands = NewCommands(
+            loop, self.tree, self.helpers, self.foreground, self.commands
+        )
         self.queries = TerminalQueries(
             loop, log, self.modes, self.master, self.helpers, self.clients, self.leasing
         )
@@ -125,6 +137,7 @@ class Holder:
             self.self_fence,
             take_tree=self._take_restored,
             let_go=self._let_go,
+            returned=self._returned,
         )
         self.checkpointing = Checkpointing(
             self.loop,
@@ -141,7 +154,6 @@ class Holder:
         )
 
     def _make_report(self) -> None:
-        self.foreground = ForegroundReport(self.session, self.tree, self.master)
         self.report = StatusReport(
             self.session,
             self.files,
@@ -157,6 +169,10 @@ class Holder:
         )
         self.checkpointing.status = self.report.known
         self.checkpointing.save = self.report.write
+        self.checkpointing.shell = self.shell_state
+        self.new_commands.is_dumped = lambda: (
+            self.checkpointing.busy or self.session.state == "checkpointed"
+        )
 
     def _make_requests(self) -> None:
         session, events, audit = self.session, self.events, self.audit
@@ -166,9 +182,21 @@ class Holder:
         output = OutputOperations(
             self.loop, session, self.log, self.modes, master, self.lifetime, writing
         )
-        waiting = EventOperations(self.loop, master, events, self.waits, audit)
+        waiting = EventOperations(self.loop, master, events, self.waits, audit, self.commands)
+        commanding = CommandOperations(
+            self.loop,
+            session,
+            leasing,
+            events,
+            audit,
+            self.waits,
+            self.checkpointing,
+            self.commands,
+            self.shell_commands,
+            self.new_commands,
+        )
         steps = StepOperations(self.steps, self.replication)
-        acting = (steps, self._tree_operations(), self._holder_operations())
+        acting = (commanding, steps, self._tree_operations(), self._holder_operations())
         groups = (presence, output, waiting, writing, *acting)
         operations = {name: what for group in groups for name, what in group.operations.items()}
         hello, type_input = presence.hello, writing.type_input
@@ -199,6 +227,7 @@ class Holder:
             self.kills,
             self.checkpointing,
             state=self.to_state,
+            more=self.new_commands.descriptors,
             watch_term=self.watch_term,
         )
         return HolderOperations(
@@ -309,6 +338,8 @@ class Holder:
         if "fenced" in session.identity.facts:
             state, code, number = "lost", None, None
         session.exit = (code, number)
+        self.shell_commands.session_over()
+        self.new_commands.session_over()
         session.run_again()
         self.tree.thaw()
         if state == "exited" and not self.lifetime.stopped:
@@ -365,13 +396,14 @@ class Holder:
 
     def _on_output(self) -> None:
         self.queries.came()
+        self.shell_commands.output()
         self.clients.pump_output()
         self.files.timeline.output(self.log.end)  # after the clients, which wait for it
         self.waits.answer()
 
     def _on_input_begun(self, chunk: Chunk, hidden: bool) -> None:
-        if chunk.kind == TERMINAL:
-            return  # no person typed it
+        if chunk.kind in (TERMINAL, COMMAND):
+            return  # no person typed it; a command has an entry of its own
         facts: dict[str, Any] = {"offset": chunk.offset, "bytes": len(chunk.data)}
         if hidden:
             facts["hidden"] = True
@@ -387,6 +419,28 @@ class Holder:
             place = {"offset": chunk.offset, "sequence": self.audit.log.sequence}
             connection.send({"id": chunk.request, "ok": True, **place})
 
+    def shell_state(self) -> dict[str, Any]:
+        """Return what is known of the session's shell and commands, for the next holder as well."""
+        self.new_commands.look_at_all()
+        return {
+            **self.master.marks.to_dict(),
+            "commands": self.commands.to_dict(),
+            "refused": self.new_commands.refused,
+        }
+
+    def restore_shell(self, state: dict[str, Any]) -> None:
+        """Take over what `shell_state` returned."""
+        self.master.marks.restore(state)
+        self.commands.restore(state.get("commands") or {})
+        self.new_commands.refused = list(state.get("refused") or ())
+        self.loop.soon(self.shell_commands.resume)
+
+    def _returned(self, state: dict[str, Any]) -> None:
+        """A tree was restored that was dumped with this state."""
+        if state:
+            self.restore_shell(state)
+        self.new_commands.returned()
+
     # -- re-exec ----------------------------------------------------------------------------------
 
     def to_state(self) -> dict[str, Any]:
@@ -397,6 +451,8 @@ class Holder:
             **self.lifetime.to_state(),
             **self.events.to_state(),
             "modes": [self.modes.to_dict(), encoded(self.modes.carry)],
+            "shell": self.shell_state(),
+            "new_commands": self.new_commands.to_dict(),
             "until": self.self_fence.until,
             **self.tree.to_state(),
             **self.helpers.to_state(),
@@ -415,6 +471,8 @@ class Holder:
         self.tree.restore(state)
         self.lifetime.restore(state)
         self.helpers.restore(state)
+        self.restore_shell(state.get("shell") or {})
+        self.new_commands.restore(state.get("new_commands") or {})
         self.master.restore(state)
         if self.session.state in ("running", "paused") and self.tree.root is not None:
             self.root_watch.begin()

@@ -93,6 +93,8 @@ class ShellMarks:
             self.number, self.pid = number, pid
         elif kind in (BEGIN, END, KEY) and number != self.number:
             return
+        if kind == KEY and self.state != PROMPT:
+            return
         if kind != KEY:
             self.at = end
         if kind in (PROMPT, MORE, BEGIN):
