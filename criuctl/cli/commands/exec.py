@@ -169,25 +169,15 @@ def exec_(
         )
     if new and (force or take):
         raise UsageError("--new types nothing: it goes without --force and --take")
-
     if force and (detach or silence is not None or on_timeout != "leave"):
-        raise UsageError(
-            "--force only types: --detach, --no-output-timeout and --on-timeout need a shell with "
-            "hooks"
-        )
+        hint = "--detach, --no-output-timeout and --on-timeout need a shell with hooks."
+        raise UsageError("--force only types the command", hint=hint)
     show = None if app.json else write_stream
     limits = commands.Limits(timeout, silence, on_timeout)
     if new:
         wishes = New(cwd, _variables(variables), user, None if stdin is None else _read(stdin))
         body = commands.run_new(
-            app.config,
-            name,
-            command,
-            show,
-            new=wishes,
-            limits=limits,
-            detach=detach,
-            plain=plain,
+            app.config, name, command, show, wishes, limits, detach=detach, plain=plain
         )
     elif force:
         body = commands.run_typed(
@@ -195,14 +185,7 @@ def exec_(
         )
     else:
         body = commands.run_in_shell(
-            app.config,
-            name,
-            command,
-            show,
-            limits=limits,
-            detach=detach,
-            take=take,
-            plain=plain,
+            app.config, name, command, show, limits, detach=detach, take=take, plain=plain
         )
     if detach:
         app.emit(body, lambda: str(body["command_id"]))

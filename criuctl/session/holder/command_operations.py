@@ -9,16 +9,16 @@ from typing import Any
 from .. import protocol
 from .audit_log import AuditWriter
 from .checkpointing import Checkpointing
-from .commands import NEW, SHELL, Command, Commands
+from .command_files import STREAMS
+from .commanding import Commanding
+from .commands import NEW, SHELL, Command
 from .connection import Connection
 from .event_loop import Loop
 from .events import Events
 from .lease_timer import Leasing
-from .new_commands import STREAMS, NewCommands
 from .operators import Operator, Refused
 from .request_values import FAR, LATER, Message, Operations, fitting, integer, number, one_of, text
 from .session_state import SessionState
-from .shell_commands import ShellCommands
 from .waits import Wait, Waits
 
 _MOST_WORDS = 4096
@@ -37,15 +37,13 @@ class CommandOperations:
         audit: AuditWriter,
         waits: Waits,
         checkpointing: Checkpointing,
-        commands: Commands,
-        in_shell: ShellCommands,
-        new: NewCommands,
+        commanding: Commanding,
     ) -> None:
         self._loop, self._session, self._leasing = loop, session, leasing
         self._events, self._audit, self._waits = events, audit, waits
-        self._checkpointing, self._commands = checkpointing, commands
-        self._in_shell, self._new = in_shell, new
-        commands.on_change = self._changed
+        self._checkpointing, self._commands = checkpointing, commanding.commands
+        self._in_shell, self._new = commanding.in_shell, commanding.new
+        commanding.commands.on_change = self._changed
         self.operations: Operations = {
             "command-start": ("write", self._start),
             "command": ("observe", self._command),

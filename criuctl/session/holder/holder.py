@@ -29,12 +29,11 @@ from .base64_text import encoded
 from .checkpointing import Checkpointing
 from .clients import Clients
 from .command_operations import CommandOperations
-from .commands import Commands
+from .commanding import Commanding
 from .connection import Connection
 from .event_loop import READ, Loop
 from .event_operations import EventOperations
 from .events import Events
-from .foreground_report import ForegroundReport
 from .handover import Handover
 from .helper_processes import HelperProcesses
 from .holder_operations import HolderOperations
@@ -42,7 +41,6 @@ from .kill import Kills
 from .lease_timer import Leasing
 from .lifetime import Lifetime
 from .master import COMMAND, Chunk, Master
-from .new_commands import NewCommands
 from .output_operations import OutputOperations
 from .presence_operations import PresenceOperations
 from .processes import Tree, exit_code, reap
@@ -51,7 +49,6 @@ from .root_watch import RootWatch
 from .self_fence import SelfFence
 from .session_files import SessionFiles
 from .session_state import Identity, SessionState
-from .shell_commands import ShellCommands
 from .status_report import StatusReport
 from .step_operations import StepOperations
 from .step_replication import Replication
@@ -95,17 +92,10 @@ class Holder:
         self.clients = Clients(loop, log)
         self.events = Events(identity, self.files, self.clients)
         self.lifetime = Lifetime(loop, session, self.clients)
-        self.commands = Commands()
-        self.waits = Waits(session, log, self.lifetime.collect, self.commands)
-        self.foreground = ForegroundReport(session, self.tree, self.master)
-        self.shell_commands = ShellCommands(
-            loop, self.tree, self.master, self.foreground, self.commands
-        )
         self.leasing = Leasing(loop, session, self.events, self.audit)
         self.helpers = HelperProcesses(self.tree, self.events)
-        self.new_commands = NewCommands(
-            loop, self.tree, self.helpers, self.foreground, self.commands
-        )
+        self.commanding = Commanding(loop, session, self.tree, self.master, self.helpers)
+        self.waits = Waits(session, log, self.lifetime.collect, self.commanding.commands)
         self.queries = TerminalQueries(
             loop, log, self.modes, self.master, self.helpers, self.clients, self.leasing
         )
@@ -137,7 +127,7 @@ class Holder:
             self.self_fence,
             take_tree=self._take_restored,
             let_go=self._let_go,
-            returned=self._returned,
+            returned=self.commanding.returned,
         )
         self.checkpointing = Checkpointing(
             self.loop,
@@ -165,12 +155,12 @@ class Holder:
             self.self_fence,
             self.checkpointing,
             self._step_counts,
-            self.foreground,
+            self.commanding.foreground,
         )
         self.checkpointing.status = self.report.known
         self.checkpointing.save = self.report.write
-        self.checkpointing.shell = self.shell_state
-        self.new_commands.is_dumped = lambda: (
+        self.checkpointing.shell = self.commanding.state
+        self.commanding.new.is_dumped = lambda: (
             self.checkpointing.busy or self.session.state == "checkpointed"
         )
 
@@ -182,7 +172,9 @@ class Holder:
         output = OutputOperations(
             self.loop, session, self.log, self.modes, master, self.lifetime, writing
         )
-        waiting = EventOperations(self.loop, master, events, self.waits, audit, self.commands)
+        waiting = EventOperations(
+            self.loop, master, events, self.waits, audit, self.commanding.commands
+        )
         commanding = CommandOperations(
             self.loop,
             session,
@@ -191,9 +183,7 @@ class Holder:
             audit,
             self.waits,
             self.checkpointing,
-            self.commands,
-            self.shell_commands,
-            self.new_commands,
+            self.commanding,
         )
         steps = StepOperations(self.steps, self.replication)
         acting = (commanding, steps, self._tree_operations(), self._holder_operations())
@@ -227,7 +217,7 @@ class Holder:
             self.kills,
             self.checkpointing,
             state=self.to_state,
-            more=self.new_commands.descriptors,
+            more=self.commanding.new.descriptors,
             watch_term=self.watch_term,
         )
         return HolderOperations(
@@ -338,8 +328,7 @@ class Holder:
         if "fenced" in session.identity.facts:
             state, code, number = "lost", None, None
         session.exit = (code, number)
-        self.shell_commands.session_over()
-        self.new_commands.session_over()
+        self.commanding.session_over()
         session.run_again()
         self.tree.thaw()
         if state == "exited" and not self.lifetime.stopped:
@@ -396,7 +385,7 @@ class Holder:
 
     def _on_output(self) -> None:
         self.queries.came()
-        self.shell_commands.output()
+        self.commanding.in_shell.output()
         self.clients.pump_output()
         self.files.timeline.output(self.log.end)  # after the clients, which wait for it
         self.waits.answer()
@@ -419,28 +408,6 @@ class Holder:
             place = {"offset": chunk.offset, "sequence": self.audit.log.sequence}
             connection.send({"id": chunk.request, "ok": True, **place})
 
-    def shell_state(self) -> dict[str, Any]:
-        """Return what is known of the session's shell and commands, for the next holder as well."""
-        self.new_commands.look_at_all()
-        return {
-            **self.master.marks.to_dict(),
-            "commands": self.commands.to_dict(),
-            "refused": self.new_commands.refused,
-        }
-
-    def restore_shell(self, state: dict[str, Any]) -> None:
-        """Take over what `shell_state` returned."""
-        self.master.marks.restore(state)
-        self.commands.restore(state.get("commands") or {})
-        self.new_commands.refused = list(state.get("refused") or ())
-        self.loop.soon(self.shell_commands.resume)
-
-    def _returned(self, state: dict[str, Any]) -> None:
-        """A tree was restored that was dumped with this state."""
-        if state:
-            self.restore_shell(state)
-        self.new_commands.returned()
-
     # -- re-exec ----------------------------------------------------------------------------------
 
     def to_state(self) -> dict[str, Any]:
@@ -451,8 +418,8 @@ class Holder:
             **self.lifetime.to_state(),
             **self.events.to_state(),
             "modes": [self.modes.to_dict(), encoded(self.modes.carry)],
-            "shell": self.shell_state(),
-            "new_commands": self.new_commands.to_dict(),
+            "shell": self.commanding.state(),
+            "new_commands": self.commanding.new.to_dict(),
             "until": self.self_fence.until,
             **self.tree.to_state(),
             **self.helpers.to_state(),
@@ -471,8 +438,8 @@ class Holder:
         self.tree.restore(state)
         self.lifetime.restore(state)
         self.helpers.restore(state)
-        self.restore_shell(state.get("shell") or {})
-        self.new_commands.restore(state.get("new_commands") or {})
+        self.commanding.restore(state.get("shell") or {})
+        self.commanding.new.restore(state.get("new_commands") or {})
         self.master.restore(state)
         if self.session.state in ("running", "paused") and self.tree.root is not None:
             self.root_watch.begin()

@@ -20,7 +20,6 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from ...errors import CriuctlError
 from ...proc import foreground
 from ...proc.procfs import read_raw
 from ...proc.tree import ProcessIdentity
+from .command_files import STREAMS, Files, open_files, without_hooks
 from .commands import INTERRUPTED, NEW, RUNNING, Command, Commands
 from .event_loop import READ, Loop, Timer
 from .foreground_report import ForegroundReport
@@ -35,7 +35,6 @@ from .helper_processes import HelperProcesses
 from .operators import Refused
 from .processes import Tree
 
-STREAMS = ("stdout", "stderr")
 # Not imported: a holder that runs no such command stays small.
 _PROC = Path(foreground.__file__).parent
 _FILES = (1, 2, 3)  # descriptors of the command's process: both streams, and the exit code
@@ -43,24 +42,6 @@ _KEPT = 16 << 20  # bytes of a stream that are kept
 _KEPT_ENDED = 1 << 20  # ... once so many commands have ended after it:
 _NEWEST = 8
 _LOOK = 0.1  # seconds between two looks at how much a command has printed
-_PUNCH, _PAGE = 0x2 | 0x1, 4096  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-_HOOKS = "CRIUCTL_SHELL"  # what `launch.shell_hooks` adds to an environment begins so
-_HOOKED = ("PS1", "PS2", "ENV", "ZDOTDIR", "PROMPT_COMMAND")
-
-
-@dataclass
-class _Files:
-    """The files of one command, and its process while it runs."""
-
-    out: int
-    err: int
-    code: int
-    process: ProcessIdentity | None = None
-    pidfd: int = -1
-    base: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
-
-    def of(self, stream: str) -> int:
-        return self.out if stream == "stdout" else self.err
 
 
 class NewCommands:
@@ -76,7 +57,7 @@ class NewCommands:
     ) -> None:
         self._loop, self._tree, self._helpers = loop, tree, helpers
         self._foreground, self._commands = foreground, commands
-        self._files: dict[str, _Files] = {}
+        self._files: dict[str, Files] = {}
         self._timer: Timer | None = None
         self.is_dumped: Callable[[], bool] = lambda: False  # or about to be
         self.refused: list[str] = []  # what the kernel refuses to the session's programs
@@ -151,7 +132,7 @@ class NewCommands:
             command.phase = f"the command cannot be started: {answer.get('error')}"
             self._commands.discard(command)
             return
-        files = _Files(fds[0], fds[1], fds[2])
+        files = Files(fds[0], fds[1], fds[2])
         files.process = ProcessIdentity(int(answer["pid"]), int(answer["start_time"]))
         command.pid = foreground.inner_pid(files.process.pid)
         self._files[command.id] = files
@@ -160,7 +141,7 @@ class NewCommands:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def _watch(self, command: Command, files: _Files) -> None:
+    def _watch(self, command: Command, files: Files) -> None:
         assert files.process is not None
         try:
             files.pidfd = files.process.open_pidfd()
@@ -253,9 +234,8 @@ class NewCommands:
         files = self._files.get(command.id)
         if files is None:
             return command.sizes.get(stream, 0)
-        size = os.fstat(files.of(stream)).st_size
-        command.sizes[stream] = size
-        return size
+        command.sizes[stream] = files.size(stream)
+        return command.sizes[stream]
 
     def _tick(self) -> None:
         """Free what running commands have printed long ago."""
@@ -284,19 +264,15 @@ class NewCommands:
             self._close(self._files.pop(identifier))
 
     def _free(self, command: Command, kept: int) -> None:
-        files = self._files[command.id]
         for stream in STREAMS:
-            base = (self._size(command, stream) - kept) // _PAGE * _PAGE
-            if base > files.base[stream]:
-                _punch(files.of(stream), base)
-                files.base[stream] = base
+            self._files[command.id].free(stream, kept)
+            self._size(command, stream)
 
-    def _close(self, files: _Files) -> None:
+    def _close(self, files: Files) -> None:
         if files.pidfd >= 0:
             self._loop.unwatch(files.pidfd)
             os.close(files.pidfd)
-        for fd in (files.out, files.err, files.code):
-            os.close(fd)
+        files.close()
 
     # -- re-exec, checkpoints ---------------------------------------------------------------------
 
@@ -322,7 +298,7 @@ class NewCommands:
                 os.set_inheritable(fd, False)
             process = value["process"]
             out, err, code = value["fds"]
-            files = _Files(out, err, code, base=value["base"])
+            files = Files(out, err, code, base=value["base"])
             files.process = ProcessIdentity(**process) if process is not None else None
             self._files[identifier] = files
             command = self._commands.find(identifier)
@@ -340,29 +316,13 @@ class NewCommands:
             files = None
             for identity in self._tree.members():
                 if foreground.inner_pid(identity.pid) == command.pid:
-                    files = _open_files(identity, _name(command))
+                    files = open_files(identity, _name(command))
             if files is None:
                 end = command.sizes.get("stdout", 0)
                 self._commands.finish(command, None, end, INTERRUPTED)
                 continue
-            for stream in STREAMS:
-                files.base[stream] = _first_data(files.of(stream))
             self._files[command.id] = files
             self._watch(command, files)
-
-
-def without_hooks(env: dict[str, str]) -> dict[str, str]:
-    """Return an environment as it was before hooks were added for a shell."""
-    if _HOOKS not in env:
-        return env
-    kept = {name: value for name, value in env.items() if not name.startswith(_HOOKS)}
-    for name in _HOOKED:
-        if f"{_HOOKS}_{name}" in env:
-            kept[name] = env[f"{_HOOKS}_{name}"]
-        elif name in kept and f"{_HOOKS}_DIR" in env:
-            if env[f"{_HOOKS}_DIR"] in kept[name] or f"${_HOOKS}_DIR" in kept[name]:
-                del kept[name]
-    return kept
 
 
 def _name(command: Command) -> str:
@@ -377,37 +337,3 @@ def _adopts(pid: int) -> bool:
     except OSError:
         return False
     return os.path.basename(words[0]) == b"tini" and b"-s" in words[1:2]
-
-
-def _open_files(process: ProcessIdentity, name: str) -> _Files | None:
-    """Open the files of the command `name` that this process waits for; None: it does not."""
-    folder = f"/proc/{process.pid}/fd"
-    found: dict[str, str] = {}
-    try:
-        for number in os.listdir(folder):
-            link = os.readlink(f"{folder}/{number}")
-            for kind in ("out", "err", "code"):
-                if link.startswith(f"/memfd:{name}-{kind}"):
-                    found[kind] = f"{folder}/{number}"
-        out, err, code = (
-            os.open(found[kind], os.O_RDWR | os.O_CLOEXEC) for kind in ("out", "err", "code")
-        )
-    except (OSError, KeyError):
-        return None
-    return _Files(out, err, code, process=process)
-
-
-def _punch(fd: int, end: int) -> None:
-    """Free the memory of a file up to `end`; its size stays."""
-    import ctypes  # large, and seldom needed
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate(fd, _PUNCH, ctypes.c_long(0), ctypes.c_long(end))
-
-
-def _first_data(fd: int) -> int:
-    """Return the offset of the first byte of a file that is not in a hole."""
-    try:
-        return os.lseek(fd, 0, os.SEEK_DATA)
-    except OSError:  # it is empty, or all of it was freed
-        return os.fstat(fd).st_size

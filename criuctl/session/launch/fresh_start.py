@@ -147,7 +147,7 @@ def _continue_session(spec: dict[str, Any], holder: Holder) -> None:
     holder.events.sequence = int(spec.get("events", 0))
     session.input_offset = int(spec.get("input_offset", 0))
     session.checkpoint_id = str(spec.get("checkpoint", ""))
-    holder.restore_shell(spec.get("shell") or {})
+    holder.commanding.restore(spec.get("shell") or {})
     ceilings = {(kind, name): role for kind, name, role in spec.get("roles", ())}
     holder.leasing.authority.ceilings = ceilings
     if spec.get("log_fd") is not None:
@@ -182,7 +182,7 @@ def _spawn(spec: dict[str, Any], holder: Holder) -> Spawned:
     argv, env = spec["argv"], spec["env"]
     options = spec.get("options") or {}
     refused = [what for what in ("io_uring", "mptcp") if not options.get(what, True)]
-    holder.new_commands.refused = refused
+    holder.commanding.new.refused = refused
     if spec.get("hooks"):
         nonce = os.urandom(8).hex()
         shell = shell_hooks.hooked(argv, env, nonce)

@@ -11,6 +11,9 @@ from support import oracle
 from support.keeper import wait_until
 from support.operating import TIMEOUT, Operators
 
+from criuctl.config import Config
+from criuctl.session.client.session import Session
+
 pytestmark = pytest.mark.integration
 
 
@@ -171,3 +174,22 @@ def test_the_end_of_the_session_is_the_commands_end(operators: Operators) -> Non
     assert started.process.wait(TIMEOUT) == 130
     body = started.json()
     assert (body["state"], body["exit_code"], body["stdout"]) == ("interrupted", None, "on\n")
+
+
+def test_a_new_program_of_the_holder(operators: Operators) -> None:
+    """It has the files of commands that run, and of those that have ended."""
+    operators.shell("work")
+    ended = detached(operators, "echo first")
+    operators("wait", "work", "--command", ended, "--timeout", TIMEOUT)
+    running = detached(operators, "echo second; sleep 2; exit 5")
+    shell = operators("exec", "work", "--detach", "--", "sleep 2; echo third")["command_id"]
+    config = Config(run_dir=str(operators.home.run))
+    with Session.connect("work", config=config, role="admin") as session:
+        session.reexec()
+        assert session.request("commands")["commands"][0]["id"] == ended
+    assert operators("output", "work", "--command", ended)["stdout"] == "first\n"
+    done = operators("wait", "work", "--command", running, "--timeout", TIMEOUT, check=False)
+    assert (done["state"], done["exit_code"], done["stdout"]) == ("done", 5, "second\n")
+    done = operators("wait", "work", "--command", shell, "--timeout", TIMEOUT)
+    assert (done["state"], done["output"]) == ("done", "third\n")
+    assert run(operators, "echo fourth")["stdout"] == "fourth\n"

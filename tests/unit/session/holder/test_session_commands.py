@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from criuctl.session.holder.command_files import without_hooks
 from criuctl.session.holder.commands import NEW, SHELL, Command, Commands
 from criuctl.session.holder.event_loop import Loop
 from criuctl.session.holder.master import COMMAND, Chunk, Master
-from criuctl.session.holder.new_commands import without_hooks
 from criuctl.session.holder.operators import Refused
 from criuctl.session.holder.shell_commands import escaped
 from criuctl.session.launch.shell_hooks import hooked
