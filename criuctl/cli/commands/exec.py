@@ -175,9 +175,9 @@ def exec_(
     show = None if app.json else write_stream
     limits = commands.Limits(timeout, silence, on_timeout)
     if new:
-        wishes = New(cwd, _variables(variables), user, None if stdin is None else _read(stdin))
+        new_process = New(cwd, _variables(variables), user, None if stdin is None else _read(stdin))
         body = commands.run_new(
-            app.config, name, command, show, wishes, limits, detach=detach, plain=plain
+            app.config, name, command, show, new_process, limits, detach=detach, plain=plain
         )
     elif force:
         body = commands.run_typed(

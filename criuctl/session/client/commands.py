@@ -114,7 +114,7 @@ def start(
     if new is None:
         found = session.request("command-start", argv=words, timeout=timeout)
         return dict(found["command"])
-    wishes = {"cwd": new.cwd, "env": dict(new.env), "user": new.user}
+    options = {"cwd": new.cwd, "env": dict(new.env), "user": new.user}
     memory = -1
     try:
         if new.stdin is not None:
@@ -123,7 +123,7 @@ def start(
                 file.write(new.stdin)
         fds = [memory] if memory >= 0 else []
         found = session.request(
-            "command-start", argv=words, kind="new", timeout=timeout, fds=fds, **wishes
+            "command-start", argv=words, kind="new", timeout=timeout, fds=fds, **options
         )
     finally:
         if memory >= 0:

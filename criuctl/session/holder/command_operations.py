@@ -54,10 +54,10 @@ class CommandOperations:
 
     def _start(self, connection: Connection, by: Operator, message: Message) -> Message:
         kind = one_of(message, "kind", (SHELL, NEW), SHELL)
-        words, wishes = _words(message), _wishes(message)
+        words, options = _words(message), _options(message)
         fds = connection.take_fds()
         try:
-            return self._begin(connection, by, message["id"], kind, words, wishes, fds)
+            return self._begin(connection, by, message["id"], kind, words, options, fds)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -69,7 +69,7 @@ class CommandOperations:
         request: int,
         kind: str,
         words: list[str],
-        wishes: Message,
+        options: Message,
         fds: list[int],
     ) -> Message:
         self._session.needs("running")
@@ -77,7 +77,7 @@ class CommandOperations:
             raise Refused("busy", "a checkpoint of this session is being made, or restored")
         who = {**by.who(), "pid": by.pid}
         if kind == NEW:
-            command = self._new.start(words, who, wishes, fds[0] if fds else None)
+            command = self._new.start(words, who, options, fds[0] if fds else None)
         else:
             self._leasing.claim(by, protocol.DEFAULT_TTL, "implicit", soft=True)
             command = self._in_shell.start(words, who)
@@ -142,7 +142,7 @@ def _words(message: Message) -> list[str]:
     return words
 
 
-def _wishes(message: Message) -> Message:
+def _options(message: Message) -> Message:
     """Return folder, variables and user of a new command; `Refused`."""
     env = message.get("env") or {}
     if not isinstance(env, dict) or not all(
@@ -150,10 +150,10 @@ def _wishes(message: Message) -> Message:
         for name, value in env.items()
     ):
         raise Refused("bad-request", "'env' must map names to texts")
-    wishes: Message = {"env": env}
+    options: Message = {"env": env}
     for key in ("cwd", "user"):
         if message.get(key) is not None:
-            wishes[key] = text(message, key, 4096)
-            if "\0" in wishes[key]:
+            options[key] = text(message, key, 4096)
+            if "\0" in options[key]:
                 raise Refused("bad-request", f"{key!r} has a NUL")
-    return wishes
+    return options

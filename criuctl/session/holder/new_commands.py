@@ -65,19 +65,19 @@ class NewCommands:
     # -- the beginning ----------------------------------------------------------------------------
 
     def start(
-        self, words: list[str], by: dict[str, Any], wishes: dict[str, Any], stdin: int | None
+        self, words: list[str], by: dict[str, Any], options: dict[str, Any], stdin: int | None
     ) -> Command:
-        """Start a command; `wishes` are ``cwd``, ``env`` and ``user``."""
+        """Start a command; `options` are ``cwd``, ``env`` and ``user``."""
         root = self._tree.root
         if root is None or not _adopts(root.pid):
             raise Refused("state", "the session's first process is not an init that adopts")
         env, cwd = self._surroundings(root)
-        env |= wishes.get("env") or {}
-        cwd = env["PWD"] = str(wishes.get("cwd") or cwd)
+        env |= options.get("env") or {}
+        cwd = env["PWD"] = str(options.get("cwd") or cwd)
         command = self._commands.add(NEW, words, by)
         refused = ",".join(self.refused) or "-"
         child = [sys.executable, "-I", "-S", "-E", str(_PROC / "commandchild.py")]
-        argv = [*child, _name(command), cwd, str(wishes.get("user") or ""), refused, *words]
+        argv = [*child, _name(command), cwd, str(options.get("user") or ""), refused, *words]
         ours, theirs = socket.socketpair()
         helper = [sys.executable, "-I", "-S", "-E", str(_PROC / "joined_process.py")]
         with theirs:

@@ -41,7 +41,7 @@ def run(operators: Operators, *words: str, check: bool = False, **options: Any) 
     )
     code = command.process.wait(120)
     body: dict[str, Any] = command.json()
-    assert not check or code == 0, command.told()
+    assert not check or code == 0, command.output()
     return body | {"status": code}
 
 
