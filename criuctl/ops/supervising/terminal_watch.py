@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...errors import CriuctlError
+from ...session.client.shell_integration import at_prompt
 from .decisions import Reason, Schedule
 
 if TYPE_CHECKING:
@@ -33,20 +34,18 @@ class TerminalWatch:
         self._session: Session | None = None
         self._next = 0.0
 
-    def look(self, schedule: Schedule, now: float) -> Reason | None:
-        """Return whether a snapshot is due because of the terminal."""
+    def look(self, schedule: Schedule, root: int, now: float) -> Reason | None:
+        """Return whether a snapshot is due because of the terminal of the tree of `root`."""
         if not self._wanted or now < self._next:
             return None
         self._next = now + self.pause / 2
         try:
-            status = self._connected().status()
+            offset = int(self._connected().status()["offset"])
         except CriuctlError:
             self.close()
             self._next = time.monotonic() + _LONGEST
             return None
-        foreground = status.get("foreground") or {}
-        at_prompt = self._step and bool(foreground.get("at_prompt"))
-        return schedule.seen(now, int(status["offset"]), at_prompt=at_prompt)
+        return schedule.seen(now, offset, at_prompt=self._step and at_prompt(root) is not None)
 
     def _connected(self) -> Session:
         from ..sessions import connect

@@ -6,14 +6,13 @@ from functools import partial
 
 from .. import protocol
 from .audit_log import AuditWriter
-from .commands import Commands
 from .connection import Connection
 from .event_loop import Loop
 from .events import Events
 from .master import Master
 from .operators import Operator, Refused
 from .replies import refuse
-from .request_values import FAR, LATER, Message, Operations, integer, one_of, text
+from .request_values import FAR, LATER, Message, Operations, integer, one_of
 from .waits import Wait, Waits
 
 _MAX_WAITS = 64  # of one connection
@@ -23,16 +22,9 @@ class EventOperations:
     """What every role may do with events, and `cancel`, which also cancels input."""
 
     def __init__(
-        self,
-        loop: Loop,
-        master: Master,
-        events: Events,
-        waits: Waits,
-        audit: AuditWriter,
-        commands: Commands,
+        self, loop: Loop, master: Master, events: Events, waits: Waits, audit: AuditWriter
     ) -> None:
         self._loop, self._master, self._events = loop, master, events
-        self._commands = commands
         self._waits, self._audit = waits, audit
         self.operations: Operations = {
             "subscribe": ("observe", self._subscribe),
@@ -55,14 +47,12 @@ class EventOperations:
     # -- waiting ----------------------------------------------------------------------------------
 
     def _wait(self, connection: Connection, by: Operator, message: Message) -> Message:
-        what = one_of(message, "for", ("exit", "output", "state", "command"))
+        what = one_of(message, "for", ("exit", "output", "state"))
         wait = Wait(connection, message["id"], what)
         if what == "output":
             wait.offset = integer(message, "offset", 0, FAR)
         elif what == "state":
             wait.states = _states(message)
-        elif what == "command":
-            wait.command = self._commands.get(text(message, "command", 32)).id
         if self._waits.count(connection) >= _MAX_WAITS:
             raise Refused("busy", "too many waits at once")
         self._waits.add(wait)
