@@ -17,6 +17,7 @@ from ..checkpoint.manifest import HolderRecord
 from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import Damaged
+from ..steps.journal import MAX_BYTES
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 2.0  # that a dump waits for steps of the kind once
 _STREAM = "steps"
 _BATCH = 256 << 10  # bytes of one request
-_MOST = 512 << 20  # bytes of a checkpoint's copy
+_MOST = MAX_BYTES  # of a checkpoint's copy: the journal itself may not be larger
 
 
 class StepCopy:

@@ -9,7 +9,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from support.command import Criuctl, Home
 from support.hooking import HookFolder
 from support.keeper import Keeper, wait_until
+from support.neighbour import NEIGHBOUR, as_neighbour
 from support.operating import Operators
 from support.zoo import Zoo
 
@@ -26,28 +27,7 @@ from criuctl.session.client.session import Session
 
 pytestmark = pytest.mark.integration
 
-NEIGHBOUR = 65534
 CANARY = "canary-9e1d-memory"
-
-
-def as_neighbour(do: Callable[[], object]) -> str:
-    """What `do` returns or raises in a process of another user, as text."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(NEIGHBOUR, NEIGHBOUR, NEIGHBOUR)
-            os.setresuid(NEIGHBOUR, NEIGHBOUR, NEIGHBOUR)
-            said = f"returned {do()}"
-        except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(writing, said.encode(errors="replace")[:60_000])
-        os._exit(0)
-    os.close(writing)
-    os.waitpid(pid, 0)
-    with open(reading, "rb") as file:
-        return file.read().decode(errors="replace")
 
 
 def opened_up(*folders: Path) -> None:

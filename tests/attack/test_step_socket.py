@@ -16,13 +16,13 @@ import pytest
 from support.command import PROJECT, Home
 from support.holding import TIMEOUT, Holders, until
 from support.keeper import wait_until
+from support.neighbour import NEIGHBOUR, as_neighbour
 
 from criuctl.ops.sessions import SPAWNER
 from criuctl.session.client.session import Session
 
 pytestmark = pytest.mark.integration
 
-NEIGHBOUR = 65534
 SMALL = b'{"op": "step-begin", "step": "x", "attempt": "a"}\n'
 
 # Talks to the socket from inside of the tree; each line of input is a Python expression.
@@ -78,7 +78,7 @@ def holders(home: Home) -> Iterator[Holders]:
 
 
 class Inside:
-    """A program in a session that does what it is told."""
+    """A program in a session that evaluates each line of its input."""
 
     def __init__(self, holders: Holders, home: Home) -> None:
         home.run.chmod(0o755)
@@ -120,26 +120,6 @@ def raw(path: Path, data: bytes) -> bytes:
             os.close(folder)
 
 
-def as_neighbour(path: Path, data: bytes) -> str:
-    """What it answers to a process of another user."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(NEIGHBOUR, NEIGHBOUR, NEIGHBOUR)
-            os.setresuid(NEIGHBOUR, NEIGHBOUR, NEIGHBOUR)
-            text = repr(raw(path, data))
-        except BaseException as error:
-            text = type(error).__name__
-        os.write(writing, text.encode())
-        os._exit(0)
-    os.close(writing)
-    os.waitpid(pid, 0)
-    with open(reading) as file:
-        return file.read()
-
-
 def line(message: dict[str, Any]) -> bytes:
     """A request."""
     return json.dumps(message).encode() + b"\n"
@@ -159,7 +139,7 @@ def test_a_process_outside_the_tree(inside: Inside) -> None:
 
 
 def test_another_user_s_process(inside: Inside) -> None:
-    assert as_neighbour(inside.path, SMALL) == "b''"
+    assert as_neighbour(lambda: raw(inside.path, SMALL)) == "returned b''"
     assert steps(inside) == {}
 
 

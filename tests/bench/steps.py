@@ -1,6 +1,6 @@
 """What a durable step costs its program: one of the kind ``once`` with a small result, which is two
-records on the disk of the session's holder, or of a file next to the program; beside two plain
-appends with fsync(2) on the same disk.
+records on the disk of the session's holder, or of a file next to the program; compared with two
+plain appends with fsync(2) on the same disk.
 """
 
 from __future__ import annotations

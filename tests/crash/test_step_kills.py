@@ -114,7 +114,7 @@ class Fleet:
 
     @property
     def home(self) -> str:
-        """Where it lives: a slow machine may have let a lease run out, and nobody killed it."""
+        """The host where it lives: a slow machine may have let a lease run out without a kill."""
         roles = {}
         for name, watch in self.watches.items():
             told = watch.events("home", "standby", "recovered", "fenced")
