@@ -323,7 +323,7 @@ def _file() -> _File:
 
 
 class _File:
-    """The journal in a file, by the rules of the holder's: `tests/contract` holds both to them.
+    """The journal in a file, by the rules of the holder's; one test runs the same cases on both.
 
     It is opened, locked, read on, and closed for each request. A line is ``CRC JSON``; one that is
     cut at the end is removed, one in the middle that is wrong is an error.
@@ -478,6 +478,11 @@ class _File:
         if self._read == 0:
             self._id = os.urandom(16).hex()
             self._append(fd, {"journal": 1, "session": self._id})
+            folder = os.open(os.path.dirname(os.path.abspath(self._path)), os.O_RDONLY)
+            try:
+                os.fsync(folder)  # a new file whose name is lost would lose what is done
+            finally:
+                os.close(folder)
 
     def _line(self, fd: int) -> bytes:
         """Return the next line that was not read, or what there is of it."""
