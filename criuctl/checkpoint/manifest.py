@@ -318,6 +318,7 @@ class HolderRecord(Record, frozen=True):
     steps: StreamRef | None = None
     # of the terminal, as the holder protocol writes them
     modes: dict[str, Any] = field(default_factory=dict)
+    shell: dict[str, Any] = field(default_factory=dict)  # what its shell's marks have said
     roles: tuple[tuple[str, ...], ...] = ()  # (kind, name, role): the highest role of each operator
     events: int = 0  # sequence of the last event
     audit: int = 0  # sequence of the last entry in the audit log

@@ -64,6 +64,7 @@ COMMANDS: dict[str, Entry] = {
         "Sessions",
     ),
     "exec": Entry(f"{_HERE}.exec:exec_", "Run a command in a session's live shell.", "Sessions"),
+    "output": Entry(f"{_HERE}.output:output", "Print what a command has printed.", "Sessions"),
     "pause": Entry(f"{_HERE}.pause:pause", "Freeze a session.", "Sessions"),
     "resume": Entry(f"{_HERE}.resume:resume", "Let a paused or halted session go on.", "Sessions"),
     "halt": Entry(

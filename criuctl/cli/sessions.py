@@ -55,6 +55,11 @@ def command_argument(*, required: bool, help: str) -> Callable[[F], F]:
     )
 
 
+def command_option(what: str, *, required: bool = False) -> Callable[[F], F]:
+    """Add the option ``--command``: the id of a command in the session."""
+    return click.option("--command", "command_id", metavar="ID", required=required, help=what)
+
+
 def state_words(body: Mapping[str, Any]) -> str:
     """Return the state in words, with the exit status of an ended session."""
     state = str(body["state"])

@@ -175,6 +175,7 @@ class DumpedHolder:
             scrollback=writer.stream((_STREAM, self._base)) if self._end > self._base else None,
             steps=self._steps.store(writer) if self._steps is not None else None,
             modes=state["modes"],
+            shell=state.get("shell") or {},
             roles=tuple(map(tuple, state["roles"])),
             events=state["events"],
             audit=state["audit"],
@@ -334,6 +335,7 @@ class RestoredHolder:
                 base=held.base,
                 input_offset=held.input_offset,
                 modes=held.modes,
+                shell=held.shell,
                 roles=[list(role) for role in held.roles],
                 events=held.events,
                 audit=held.audit,
@@ -397,6 +399,8 @@ class RestoredHolder:
         }
         if self.stands_still:
             facts["paused"] = self._paused(pids, images.stopped())
+        if m.holder is not None and m.holder.shell:
+            facts["shell"] = m.holder.shell
         facts |= {"init": init, "private": bool(init), "settles": self._settles}
         answer = self._session.request(
             "adopt", fds=masters, master=bool(masters), restored=restored, **facts

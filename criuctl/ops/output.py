@@ -8,7 +8,7 @@ import select
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config import Config
 from ..errors import (
@@ -27,13 +27,9 @@ from ..session.screen.plain_text import strip
 from .logs import kept_output, left_output
 from .sessions import connect, why_not
 
-if TYPE_CHECKING:
-    from ..session.client.session import Session
-
 _MATCH_WINDOW = 64 << 10  # characters of the newest output in which a match may begin
 REPLAY = 256 << 10  # bytes of an ended session's log from which its last screen is made
-_PROMPT_LOOK = 0.1  # seconds between two looks at the foreground process
-_LOOK = 0.05  # seconds between two looks at whether a program waits for input
+_LOOK = 0.05  # seconds between two looks at the foreground
 _LOCK_LOOK = 0.05  # seconds between two looks at whether a dump has ended
 _ENDED = ("exited", "lost")
 
@@ -297,52 +293,50 @@ def wait_prompt(
     """Wait until a shell is in the foreground and at its prompt; with `since`, only after output
     beyond that offset.
     """
-    from ..session.client.shell_integration import at_prompt
 
-    deadline = None if timeout is None else time.monotonic() + timeout
-    with connect(config, name, role="observe") as session:
-        end = session.hello["status"]["offset"]
-        while True:
-            status = session.status()
-            if status["state"] in _ENDED:
-                raise SessionGone(f"session {name!r} ended before a prompt came")
-            quiet = status["offset"] == end
-            end = status["offset"]
-            shell = at_prompt(status["pid"]) if status["state"] == "running" else None
-            if shell is not None and quiet and (since is None or end > since):
-                return {"session": name, "shell": shell, "offset": end}
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimedOut(f"session {name!r} came to no prompt in {timeout:g} s")
-            _look_later(session, end, left)
+    def met(status: dict[str, Any]) -> bool:
+        foreground = status["foreground"] or {}
+        return bool(foreground.get("at_prompt")) and (since is None or status["offset"] > since)
+
+    status = _look_until(config, name, met, "a prompt came", "came to no prompt", timeout)
+    shell = status["foreground"]["shell"]
+    return {"session": name, "shell": shell, "offset": status["offset"]}
 
 
 def wait_reading(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
     """Wait until a program in the foreground waits for input of the terminal, and return which."""
+
+    def met(status: dict[str, Any]) -> bool:
+        return status["foreground"] is not None and bool(status["foreground"]["reading_tty"])
+
+    before = "a program waited for input"
+    status = _look_until(config, name, met, before, "waited for no input", timeout)
+    return {"session": name, "foreground": status["foreground"], "offset": status["offset"]}
+
+
+def _look_until(
+    config: Config,
+    name: str,
+    met: Callable[[dict[str, Any]], bool],
+    before: str,
+    late: str,
+    timeout: float | None,
+) -> dict[str, Any]:
+    """Return the first status of the session that is as wanted.
+
+    `SessionGone` if the session ends first, `TimedOut`, `WrongState` if the holder is too old.
+    """
     deadline = None if timeout is None else time.monotonic() + timeout
     with connect(config, name, role="observe") as session:
         if "foreground" not in session.hello["features"]:
-            raise WrongState(
-                f"the holder of session {name!r} is of an older version, which does not know this"
-            )
+            raise WrongState(f"the holder of session {name!r} is of an older version")
         while True:
             status = session.status()
             if status["state"] in _ENDED:
-                raise SessionGone(f"session {name!r} ended before a program waited for input")
-            foreground = status["foreground"]
-            if foreground is not None and foreground["reading_tty"]:
-                return {"session": name, "foreground": foreground, "offset": status["offset"]}
+                raise SessionGone(f"session {name!r} ended before {before}")
+            if met(status):
+                return status
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise TimedOut(f"no program of session {name!r} waited for input in {timeout:g} s")
+                raise TimedOut(f"session {name!r} {late} in {timeout:g} s")
             time.sleep(_LOOK if left is None else min(_LOOK, left))
-
-
-def _look_later(session: Session, end: int, left: float | None) -> None:
-    """Wait briefly for more output."""
-    try:
-        session.wait_output(end, _PROMPT_LOOK if left is None else min(left, _PROMPT_LOOK))
-    except TimedOut:
-        return
-    except WrongState:
-        time.sleep(0.01)  # ended; the next look shows it

@@ -79,6 +79,7 @@ def run(
     host_pids: bool = False,
     io_uring: bool = True,
     mptcp: bool = False,
+    hooks: bool = True,
     labels: Mapping[str, str] | None = None,
     workspace: str | None = None,
     env: Mapping[str, str] | None = None,
@@ -86,8 +87,9 @@ def run(
     """Start `argv` as a new session under its own holder; `size` is rows and columns.
 
     The folder `workspace` is where it starts, and is carried along when the session moves to
-    another host. Without `io_uring` or `mptcp` (Multipath TCP) the session finds a kernel that
-    lacks them.
+    another host. With `hooks`, an interactive shell reports its prompts and takes commands
+    (`session.launch.shell_hooks`). Without `io_uring` or `mptcp` (Multipath TCP) the session finds
+    a kernel that lacks them.
 
     Raise `Conflict` when the name is taken or when this process runs inside a session, `NotFound`
     when there is no such command.
@@ -113,6 +115,7 @@ def run(
             labels=dict(labels or {}),
             facts={"workspace": folder} if workspace is not None else {},
             spawner=SPAWNER,
+            hooks=hooks,
             options={
                 "host_pids": host_pids,
                 "io_uring": io_uring,

@@ -287,9 +287,7 @@ class Supervisor:
             now = time.monotonic()
             reason, wait = None, None
             if not self._stands_still():
-                reason = self._schedule.due(now) or self._terminal.look(
-                    self._schedule, record.pid, now
-                )
+                reason = self._schedule.due(now) or self._terminal.look(self._schedule, now)
                 wait = self._schedule.wait(now)
             pause = (
                 0.0 if reason else min(TICK, self._terminal.pause, TICK if wait is None else wait)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,39 +113,3 @@ def _pasted(data: bytes, modes: dict[str, Any]) -> bytes:
             data = data.replace(_END, b"")
         return _BEGIN + data + _END
     return data
-
-
-def run_in_shell(
-    config: Config,
-    name: str,
-    command: Sequence[str],
-    show: Callable[[bytes], None] | None,
-    *,
-    take: bool = False,
-    timeout: float | None = None,
-    force: bool = False,
-) -> dict[str, Any]:
-    """Run `command` in the session's live shell; its output goes to `show`, or into the answer as
-    text.
-    """
-    from ..session.client.shell_integration import execute
-
-    kept, carry = bytearray(), b""
-
-    def take_in(data: bytes) -> None:
-        nonlocal carry
-        carry += data
-        ready = len(carry) - carry.endswith(b"\r")  # lines of a terminal end with two characters
-        piece, carry = carry[:ready].replace(b"\r\n", b"\n"), carry[ready:]
-        if show is None:
-            kept.extend(piece)
-        else:
-            show(piece)
-
-    with writer(config, name, take=take) as session:
-        done = execute(session, command, take_in, timeout=timeout, force=force)
-    take_in(b"")
-    if carry:
-        kept.extend(carry) if show is None else show(carry)
-    body = {"session": name, "exit_code": done.exit_code, "offset": done.begin, "end": done.end}
-    return body if show is not None else body | {"output": kept.decode(errors="replace")}

@@ -136,9 +136,15 @@ def _wait_stop(pid: int) -> int:
     return status >> 8
 
 
+def wait_stop(pid: int) -> None:
+    """Wait for the first stop of a process that is traced from its first instruction on."""
+    _wait_stop(pid)
+
+
 @contextmanager
-def stopped(tid: int) -> Iterator[None]:
-    """Stop the thread `tid`, and no other of its process, under our trace inside the block.
+def stopped(tid: int, *, forks: bool = False) -> Iterator[None]:
+    """Stop the thread `tid`, and no other of its process, under our trace inside the block; with
+    `forks` trace new children.
 
     Only our thread that enters the block may use the trace. The thread is stopped in the system
     call in which it waits for us, if it can be found there. Our signals that raise are deferred: a
@@ -149,7 +155,7 @@ def stopped(tid: int) -> Iterator[None]:
         raise PlatformError("running a system call in another process is only supported on x86-64")
     for left in reversed(range(_TRIES)):
         with InterruptsDeferred():
-            _ptrace(_SEIZE, tid, 0, _TRACE_SYSGOOD)
+            _ptrace(_SEIZE, tid, 0, _TRACE_SYSGOOD | (_TRACE_FORKS if forks else 0))
             try:
                 _stop(tid)
                 if not left or _call_site(tid, _registers(tid)) is not None:
@@ -263,6 +269,20 @@ def calling(pid: int) -> Iterator[Callable[..., int]]:
         _stop(pid, standing=True)
         _ptrace(_SETREGS, pid, 0, saved)
         _ptrace(_SETSIGMASK, pid, ctypes.sizeof(mask), mask)
+
+
+def last_call(pid: int, number: int, *arguments: int) -> int:
+    """Run execve(2) in the stopped process, from which there is no way back; return its result."""
+    registers = _registers(pid)
+    site = _call_site(pid, registers)
+    if site is None:
+        raise OSError(errno.EAGAIN, f"PID {pid} is not in a system call")
+    registers.rip, registers.rax, registers.orig_rax = site, number, ctypes.c_ulonglong(-1).value
+    registers.rdi, registers.rsi, registers.rdx = arguments
+    _ptrace(_SETREGS, pid, 0, registers)
+    _to_syscall(pid)
+    _to_syscall(pid)
+    return ctypes.c_longlong(_registers(pid).rax).value
 
 
 def _registers(pid: int) -> _Registers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...session import protocol
 from ..app import App, pass_app
 from ..pages import page
-from ..sessions import name_argument, timeout_option
+from ..sessions import command_option, name_argument, timeout_option
 from ..streams import tell
 from ..text import plural, printable
 
@@ -14,6 +14,7 @@ from ..text import plural, printable
     examples=[
         ("End a session; its processes may clean up for five seconds:", "criuctl kill build"),
         ("At once:", "criuctl kill build --timeout 0"),
+        ("One command, and not the session:", "criuctl kill work --command c1"),
     ],
     exits=[3, 9, 10, 12],
     see_also=["signal", "halt", "forget", "ls"],
@@ -24,8 +25,12 @@ from ..text import plural, printable
     5.0,
     protocol.MAX_GRACE,
 )
+@command_option(
+    "End only the command with this id (see criuctl exec): an interrupt, then SIGKILL.  [default: "
+    "the session]"
+)
 @pass_app
-def kill(app: App, name: str, timeout: float) -> int:
+def kill(app: App, name: str, timeout: float, command_id: str | None) -> int:
     """End every process of a session, daemons included: SIGTERM, after the time-out SIGKILL, until
     no process is left. Exit status 0 means that this was verified.
 
@@ -34,6 +39,8 @@ def kill(app: App, name: str, timeout: float) -> int:
     restore them, because the session's lease is given back. A session without a holder, such as a
     dumped PID, is forgotten: its exit code is unknown.
     """
+    if command_id is not None:
+        return _kill_command(app, name, command_id, timeout)
     from ...ops.kill import kill as end
 
     body = end(app.config, name, timeout)
@@ -51,3 +58,11 @@ def kill(app: App, name: str, timeout: float) -> int:
         brief=lambda: "",
     )
     return 0
+
+
+def _kill_command(app: App, name: str, command_id: str, timeout: float) -> int:
+    from ...ops import commands
+
+    body = commands.kill(app.config, name, command_id, timeout)
+    app.emit(body, lambda: f"{printable(name)}: command {command_id} is {body['state']}")
+    return 12 if body["state"] == "timed-out" else 0

@@ -72,6 +72,14 @@ def _size(
     ),
 )
 @click.option(
+    "--no-shell-hooks",
+    is_flag=True,
+    help=(
+        "Start a shell without the hooks by which criuctl exec and wait --prompt know its prompt."
+        "  [default: bash, zsh, fish, sh and dash get them]"
+    ),
+)
+@click.option(
     "--label",
     "labels",
     metavar="KEY=VALUE",
@@ -101,6 +109,7 @@ def run(
     host_pids: bool,
     no_io_uring: bool,
     mptcp: bool,
+    no_shell_hooks: bool,
     labels: Mapping[str, str],
     workspace: str | None,
     size: tuple[int, int] | None,
@@ -137,6 +146,7 @@ def run(
         host_pids=host_pids,
         io_uring=not no_io_uring,
         mptcp=mptcp,
+        hooks=not no_shell_hooks,
         labels=labels,
         workspace=workspace,
     )

@@ -60,9 +60,11 @@ def _text(body: Mapping[str, Any]) -> str:
 def _foreground(foreground: Mapping[str, Any]) -> str:
     """Return the program in the foreground, and what it does with the terminal."""
     words = [f"{command_words(foreground['argv'])} (PID {foreground['pid']})"]
-    if foreground["reading_tty"]:
+    if foreground.get("at_prompt"):
+        words.append("at its prompt")
+    elif foreground["reading_tty"]:
         words.append("waits for input")
-    if not foreground["echo"]:
+    if not foreground["echo"] and not foreground.get("at_prompt"):
         words.append("no echo")
     return ", ".join(words)
 
@@ -89,8 +91,9 @@ def status(app: App, name: str) -> int:
     that it is in.
 
     In the JSON, foreground is the program in the terminal's foreground: pid, argv, cwd, reading_tty
-    (it sleeps until the terminal has input) and echo (the terminal shows what is typed: not at a
-    password prompt, nor in a line editor).
+    (it sleeps until the terminal has input), echo (the terminal shows what is typed: not at a
+    password prompt, nor in a line editor) and at_prompt (it is the session's shell, and waits for
+    a command: known of bash, zsh, fish, sh and dash that criuctl run has started).
     """
     from ...ops.sessions import status as status_of
 

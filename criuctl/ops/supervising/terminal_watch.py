@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...errors import CriuctlError
-from ...session.client.shell_integration import at_prompt
 from .decisions import Reason, Schedule
 
 if TYPE_CHECKING:
@@ -34,18 +33,20 @@ class TerminalWatch:
         self._session: Session | None = None
         self._next = 0.0
 
-    def look(self, schedule: Schedule, root: int, now: float) -> Reason | None:
-        """Return whether a snapshot is due because of the terminal of the tree of `root`."""
+    def look(self, schedule: Schedule, now: float) -> Reason | None:
+        """Return whether a snapshot is due because of the terminal."""
         if not self._wanted or now < self._next:
             return None
         self._next = now + self.pause / 2
         try:
-            offset = int(self._connected().status()["offset"])
+            status = self._connected().status()
         except CriuctlError:
             self.close()
             self._next = time.monotonic() + _LONGEST
             return None
-        return schedule.seen(now, offset, at_prompt=self._step and at_prompt(root) is not None)
+        foreground = status.get("foreground") or {}
+        at_prompt = self._step and bool(foreground.get("at_prompt"))
+        return schedule.seen(now, int(status["offset"]), at_prompt=at_prompt)
 
     def _connected(self) -> Session:
         from ..sessions import connect

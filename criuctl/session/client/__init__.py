@@ -9,5 +9,6 @@
 - `keyboard`: find the detach key, and a terminal's own reports, in what was typed.
 - `keys`: names of keys, and the bytes that a terminal sends for them.
 - `notices`: lines about the session that an attached user is shown.
-- `shell_integration`: run a command in the live shell of a session.
+- `commands`: follow commands that the holder runs; `typed_commands`: type one to a shell behind
+  another program.
 """

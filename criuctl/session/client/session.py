@@ -275,6 +275,11 @@ class Session(Wire):
         """Wait until the session is in one of these states, and return which.  `TimedOut`."""
         return str(self._wait("state", timeout, states=list(states))["state"])
 
+    def wait_command(self, command_id: str, timeout: float | None = None) -> dict[str, Any]:
+        """Wait until a command has ended; return its record.  `TimedOut`."""
+        record: dict[str, Any] = self._wait("command", timeout, command=command_id)["command"]
+        return record
+
     def wait_output(self, offset: int, timeout: float | None = None) -> int:
         """Wait until there is output behind `offset`; return the new end.  `TimedOut`."""
         return int(self._wait("output", timeout, offset=offset)["end"])

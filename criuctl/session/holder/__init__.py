@@ -13,6 +13,8 @@ What a session is:
 - `session_files`: its folders and files: `output_log`, `timeline` (times of the output),
   `audit_log`.
 - `master`: the terminal's master: output into the log, input out of a queue.
+- `commands`: the records of commands.  `shell_commands` runs them in the session's shell,
+  `new_commands` next to it, with `command_files`; `commanding` makes and keeps all of these.
 - `terminal_queries`: answer a program's terminal queries while no terminal is attached.
 - `processes`, `cgroup`: the processes of a session: find, signal, freeze, reap.
 - `foreground_report`: the program in the terminal's foreground, and what it waits for.
@@ -46,6 +48,7 @@ Clients and their requests:
 - `event_operations`: `subscribe`, `wait`, `cancel`.
 - `write_operations`: input, window size, the lease, roles.
 - `tree_operations`: `signal`, `pause`, `resume`, `halt`, `kill`, fencing.
+- `command_operations`: start, look at and end commands.
 - `step_operations`: steps of operators, dumps, restores and supervisors.
 - `holder_operations`: checkpoints, `adopt`, `spawn`, `moved`, `reexec`, `shutdown`.
 """

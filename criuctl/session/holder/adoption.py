@@ -59,7 +59,8 @@ class Adoption:
     """The restore of one session that is not completed yet, if there is one.
 
     `take_tree` makes a root and the descriptor of a terminal's master (-1: none) the session's,
-    `let_go` makes the session ``checkpointed`` again.
+    `let_go` makes the session ``checkpointed`` again, `returned` takes over what is known of its
+    shell and commands.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class Adoption:
         self_fence: SelfFence,
         take_tree: Callable[[ProcessIdentity, int], None],
         let_go: Callable[[str], None],
+        returned: Callable[[dict[str, Any]], None],
     ) -> None:
         self._loop, self._session, self._tree, self._master = loop, session, tree, master
         self._log, self._clients, self._events, self._audit = log, clients, events, audit
         self._lifetime, self._self_fence = lifetime, self_fence
         self._take_tree, self._let_go = take_tree, let_go
+        self._returned = returned
         self._arrival: _Arrival | None = None
         self._timer: Timer | None = None
 
@@ -122,6 +125,8 @@ class Adoption:
         if paused is not None:
             self._tree.returns(paused.stopped, paused.asleep)
             session.paused_by, session.halted = paused.by, paused.halted
+        shell = message.get("shell")
+        self._returned(shell if isinstance(shell, dict) else {})
         held = self._master.queued
         if message.get("input") == "drop":
             refuse_dropped(self._clients.connections, self._master.drop(lambda chunk: False))

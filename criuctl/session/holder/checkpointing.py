@@ -75,6 +75,7 @@ class Checkpointing:
         self.save: Callable[[], None] = lambda: None
         self.on_seize: Callable[[], None] = lambda: None  # the tree may hold no connection to here
         self.on_release: Callable[[], None] = lambda: None
+        self.shell: Callable[[], dict[str, Any]] = dict  # what the next holder must know of it
         self._preparing: Connection | None = None  # which has called `prepare`
         self._held: str | None = None  # the group that stands still for it meanwhile
         self._connection: Connection | None = None  # which has begun
@@ -244,6 +245,7 @@ class Checkpointing:
             "events": self._events.sequence,
             "audit": self._audit.log.sequence,
             "pending_input": pending,
+            "shell": self.shell(),
             "paused": self._paused(),
         }
 

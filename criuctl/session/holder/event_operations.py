@@ -6,13 +6,14 @@ from functools import partial
 
 from .. import protocol
 from .audit_log import AuditWriter
+from .commands import Commands
 from .connection import Connection
 from .event_loop import Loop
 from .events import Events
 from .master import Master
 from .operators import Operator, Refused
 from .replies import refuse
-from .request_values import FAR, LATER, Message, Operations, integer, one_of
+from .request_values import FAR, LATER, Message, Operations, integer, one_of, text
 from .waits import Wait, Waits
 
 _MAX_WAITS = 64  # of one connection
@@ -22,9 +23,16 @@ class EventOperations:
     """What every role may do with events, and `cancel`, which also cancels input."""
 
     def __init__(
-        self, loop: Loop, master: Master, events: Events, waits: Waits, audit: AuditWriter
+        self,
+        loop: Loop,
+        master: Master,
+        events: Events,
+        waits: Waits,
+        audit: AuditWriter,
+        commands: Commands,
     ) -> None:
         self._loop, self._master, self._events = loop, master, events
+        self._commands = commands
         self._waits, self._audit = waits, audit
         self.operations: Operations = {
             "subscribe": ("observe", self._subscribe),
@@ -47,12 +55,14 @@ class EventOperations:
     # -- waiting ----------------------------------------------------------------------------------
 
     def _wait(self, connection: Connection, by: Operator, message: Message) -> Message:
-        what = one_of(message, "for", ("exit", "output", "state"))
+        what = one_of(message, "for", ("exit", "output", "state", "command"))
         wait = Wait(connection, message["id"], what)
         if what == "output":
             wait.offset = integer(message, "offset", 0, FAR)
         elif what == "state":
             wait.states = _states(message)
+        elif what == "command":
+            wait.command = self._commands.get(text(message, "command", 32)).id
         if self._waits.count(connection) >= _MAX_WAITS:
             raise Refused("busy", "too many waits at once")
         self._waits.add(wait)

@@ -34,7 +34,8 @@ _BUSY = "a checkpoint, a restore or a kill is under way"
 class Handover:
     """Replaces the program of one holder.
 
-    `state` returns all that the holder knows; `watch_term` sets the handler of SIGTERM again.
+    `state` returns all that the holder knows; `watch_term` sets the handler of SIGTERM again;
+    `more` returns more descriptors that stay.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class Handover:
         checkpointing: Checkpointing,
         state: Callable[[], dict[str, Any]],
         watch_term: Callable[[], None],
+        more: Callable[[], list[int]],
     ) -> None:
         self._name, self._files, self._clients = name, files, clients
         self._master, self._helpers, self._kills = master, helpers, kills
         self._checkpointing, self._state, self._watch_term = checkpointing, state, watch_term
+        self._more = more
 
     @property
     def busy(self) -> bool:
@@ -96,7 +99,7 @@ class Handover:
         with open(memory, "w", closefd=False) as file:
             json.dump({"format": FORMAT} | self._state(), file)
         master = [self._master.fd] if self._master.fd >= 0 else []
-        fds = [*self._clients.descriptors(), *master, memory]
+        fds = [*self._clients.descriptors(), *master, *self._more(), memory]
         for fd in fds:
             os.set_inheritable(fd, True)
         # Handlers end with the exec, and the default action would end the session.

@@ -28,18 +28,19 @@ from .audit_log import AuditWriter
 from .base64_text import encoded
 from .checkpointing import Checkpointing
 from .clients import Clients
+from .command_operations import CommandOperations
+from .commanding import Commanding
 from .connection import Connection
 from .event_loop import READ, Loop
 from .event_operations import EventOperations
 from .events import Events
-from .foreground_report import ForegroundReport
 from .handover import Handover
 from .helper_processes import HelperProcesses
 from .holder_operations import HolderOperations
 from .kill import Kills
 from .lease_timer import Leasing
 from .lifetime import Lifetime
-from .master import Chunk, Master
+from .master import COMMAND, Chunk, Master
 from .output_operations import OutputOperations
 from .presence_operations import PresenceOperations
 from .processes import Tree, exit_code, reap
@@ -91,9 +92,10 @@ class Holder:
         self.clients = Clients(loop, log)
         self.events = Events(identity, self.files, self.clients)
         self.lifetime = Lifetime(loop, session, self.clients)
-        self.waits = Waits(session, log, self.lifetime.collect)
         self.leasing = Leasing(loop, session, self.events, self.audit)
         self.helpers = HelperProcesses(self.tree, self.events)
+        self.commanding = Commanding(loop, session, self.tree, self.master, self.helpers)
+        self.waits = Waits(session, log, self.lifetime.collect, self.commanding.commands)
         self.queries = TerminalQueries(
             loop, log, self.modes, self.master, self.helpers, self.clients, self.leasing
         )
@@ -125,6 +127,7 @@ class Holder:
             self.self_fence,
             take_tree=self._take_restored,
             let_go=self._let_go,
+            returned=self.commanding.returned,
         )
         self.checkpointing = Checkpointing(
             self.loop,
@@ -141,7 +144,6 @@ class Holder:
         )
 
     def _make_report(self) -> None:
-        self.foreground = ForegroundReport(self.session, self.tree, self.master)
         self.report = StatusReport(
             self.session,
             self.files,
@@ -153,10 +155,14 @@ class Holder:
             self.self_fence,
             self.checkpointing,
             self._step_counts,
-            self.foreground,
+            self.commanding.foreground,
         )
         self.checkpointing.status = self.report.known
         self.checkpointing.save = self.report.write
+        self.checkpointing.shell = self.commanding.state
+        self.commanding.new.is_dumped = lambda: (
+            self.checkpointing.busy or self.session.state == "checkpointed"
+        )
 
     def _make_requests(self) -> None:
         session, events, audit = self.session, self.events, self.audit
@@ -166,9 +172,21 @@ class Holder:
         output = OutputOperations(
             self.loop, session, self.log, self.modes, master, self.lifetime, writing
         )
-        waiting = EventOperations(self.loop, master, events, self.waits, audit)
+        waiting = EventOperations(
+            self.loop, master, events, self.waits, audit, self.commanding.commands
+        )
+        commanding = CommandOperations(
+            self.loop,
+            session,
+            leasing,
+            events,
+            audit,
+            self.waits,
+            self.checkpointing,
+            self.commanding,
+        )
         steps = StepOperations(self.steps, self.replication)
-        acting = (steps, self._tree_operations(), self._holder_operations())
+        acting = (commanding, steps, self._tree_operations(), self._holder_operations())
         groups = (presence, output, waiting, writing, *acting)
         operations = {name: what for group in groups for name, what in group.operations.items()}
         hello, type_input = presence.hello, writing.type_input
@@ -199,6 +217,7 @@ class Holder:
             self.kills,
             self.checkpointing,
             state=self.to_state,
+            more=self.commanding.new.descriptors,
             watch_term=self.watch_term,
         )
         return HolderOperations(
@@ -309,6 +328,7 @@ class Holder:
         if "fenced" in session.identity.facts:
             state, code, number = "lost", None, None
         session.exit = (code, number)
+        self.commanding.session_over()
         session.run_again()
         self.tree.thaw()
         if state == "exited" and not self.lifetime.stopped:
@@ -365,13 +385,14 @@ class Holder:
 
     def _on_output(self) -> None:
         self.queries.came()
+        self.commanding.in_shell.output()
         self.clients.pump_output()
         self.files.timeline.output(self.log.end)  # after the clients, which wait for it
         self.waits.answer()
 
     def _on_input_begun(self, chunk: Chunk, hidden: bool) -> None:
-        if chunk.kind == TERMINAL:
-            return  # no person typed it
+        if chunk.kind in (TERMINAL, COMMAND):
+            return  # no person typed it; a command has an entry of its own
         facts: dict[str, Any] = {"offset": chunk.offset, "bytes": len(chunk.data)}
         if hidden:
             facts["hidden"] = True
@@ -397,6 +418,8 @@ class Holder:
             **self.lifetime.to_state(),
             **self.events.to_state(),
             "modes": [self.modes.to_dict(), encoded(self.modes.carry)],
+            "shell": self.commanding.state(),
+            "new_commands": self.commanding.new.to_dict(),
             "until": self.self_fence.until,
             **self.tree.to_state(),
             **self.helpers.to_state(),
@@ -415,6 +438,8 @@ class Holder:
         self.tree.restore(state)
         self.lifetime.restore(state)
         self.helpers.restore(state)
+        self.commanding.restore(state.get("shell") or {})
+        self.commanding.new.restore(state.get("new_commands") or {})
         self.master.restore(state)
         if self.session.state in ("running", "paused") and self.tree.root is not None:
             self.root_watch.begin()

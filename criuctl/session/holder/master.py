@@ -22,12 +22,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..screen.modes import Modes
+from ..screen.shell_marks import ShellMarks
 from .base64_text import decoded, encoded
 from .event_loop import READ, WRITE, Loop
 from .output_log import OutputLog
 
 _BATCH = 256 << 10  # bytes read before clients get their share
 _WRITE = 4096
+COMMAND = "command"  # the kind of input that no person typed: a command for the shell
 _ON_ITS_WAY = 0.03  # seconds from the master to the programs' side of the terminal, at most
 _TIOCGPTPEER = 0x5441
 
@@ -51,6 +53,7 @@ class Master:
 
     def __init__(self, loop: Loop, log: OutputLog, modes: Modes) -> None:
         self._loop, self.log, self.modes = loop, log, modes
+        self.marks = ShellMarks()
         self.fd = -1
         self._slave = -1
         self.rows, self.cols, self.xpixel, self.ypixel = 24, 80, 0, 0
@@ -58,6 +61,7 @@ class Master:
         self.queued = 0  # bytes of input not yet written
         self.wrote = 0.0  # monotonic time at which the terminal took input last
         self.held = False
+        self.reserved = False  # only input of the kind `COMMAND` is written
         self.on_output: Callable[[], None] = lambda: None
         self.on_begun: Callable[[Chunk, bool], None] = lambda chunk, hidden: None
         self.on_written: Callable[[Chunk], None] = lambda chunk: None
@@ -104,6 +108,15 @@ class Master:
             return bool(termios.tcgetattr(self.fd)[3] & termios.ECHO)
         except (OSError, termios.error):
             return False
+
+    @property
+    def line_mode(self) -> bool:
+        """Whether the terminal itself edits and echoes lines, and adds what is typed to them."""
+        try:
+            flags = termios.tcgetattr(self.fd)[3]
+        except (OSError, termios.error):
+            return False
+        return bool(flags & termios.ICANON and flags & termios.ECHO)
 
     @property
     def slave(self) -> int:
@@ -168,8 +181,9 @@ class Master:
         position = start
         while position < log.end:
             piece = log.view(position, log.end - position)
-            if self.modes.carry or log.escapes(position, len(piece)):
+            if self.modes.carry or self.marks.waiting or log.escapes(position, len(piece)):
                 self.modes.feed(memoryview(piece), position)
+                self.marks.feed(memoryview(piece), position)
             position += len(piece)
         if log.end > start:
             self.on_output()
@@ -179,10 +193,24 @@ class Master:
     # -- input ------------------------------------------------------------------------------------
 
     def put(self, chunk: Chunk) -> None:
-        """Add input to the queue."""
-        self.queue.append(chunk)
+        """Add input to the queue; the parts of a command come before other input."""
+        before = sum(one.kind == COMMAND for one in self.queue)
+        if chunk.kind == COMMAND and not (self.queue and self.queue[0].at):
+            self.queue.insert(before, chunk)
+        else:
+            self.queue.append(chunk)
         self.queued += len(chunk.data)
-        if len(self.queue) == 1:
+        if len(self.queue) == 1 or chunk.kind == COMMAND:
+            self.write()
+
+    def reserve(self) -> None:
+        """Write the parts of a command alone; other input waits."""
+        self.reserved = True
+
+    def release(self) -> None:
+        """Go on writing all input."""
+        if self.reserved:
+            self.reserved = False
             self.write()
 
     def hold(self, held: bool) -> None:
@@ -210,7 +238,7 @@ class Master:
         if self.fd < 0 or self.held:
             return
         try:
-            while self.queue and not self.held:
+            while self._writable():
                 chunk = self.queue[0]
                 if chunk.offset < 0:
                     chunk.offset = self.log.end
@@ -228,9 +256,15 @@ class Master:
             self._loop.soon(self.on_broken)
         self._watch()
 
+    def _writable(self) -> bool:
+        """Whether there is input to write now."""
+        if self.held or not self.queue:
+            return False
+        return not self.reserved or self.queue[0].kind == COMMAND
+
     def _watch(self) -> None:
         if self.fd >= 0:
-            waiting = bool(self.queue) and not self.held
+            waiting = self._writable()
             self._loop.watch(self.fd, READ | WRITE if waiting else READ, self._ready)
 
     # -- re-exec ----------------------------------------------------------------------------------
@@ -241,12 +275,13 @@ class Master:
             "master": self.fd,
             "size": [self.rows, self.cols, self.xpixel, self.ypixel],
             "held": self.held,
+            "reserved": self.reserved,
             "queue": [asdict(chunk) | {"data": encoded(chunk.data)} for chunk in self.queue],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `to_state` returned."""
-        self.held = state["held"]
+        self.held, self.reserved = state["held"], state.get("reserved", False)
         self.rows, self.cols, self.xpixel, self.ypixel = state["size"]
         for values in state["queue"]:
             chunk = Chunk(**values | {"data": decoded(values["data"])})

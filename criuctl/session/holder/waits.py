@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .commands import RUNNING, Commands
 from .connection import Connection
 from .output_log import OutputLog
 from .session_state import SessionState
+
+_NOT_TAKEN = "the shell did not take the command: another key was pressed before, perhaps"
 
 
 @dataclass
@@ -20,15 +23,21 @@ class Wait:
     what: str
     offset: int = 0
     states: list[str] = field(default_factory=list)
+    command: str = ""
 
 
 class Waits:
     """The waits of all clients; `on_collected` is called when one is given the exit status."""
 
     def __init__(
-        self, session: SessionState, log: OutputLog, on_collected: Callable[[], None]
+        self,
+        session: SessionState,
+        log: OutputLog,
+        on_collected: Callable[[], None],
+        commands: Commands,
     ) -> None:
         self._session, self._log, self._on_collected = session, log, on_collected
+        self._commands = commands
         self.waiting: list[Wait] = []
 
     def add(self, wait: Wait) -> None:
@@ -74,9 +83,20 @@ class Waits:
                 message = "the session has ended, nothing more will be printed"
                 details = {"state": session.state}
                 return {"error": {"code": "state", "message": message, "details": details}}
+        if wait.what in ("begun", "command"):
+            return self._of_command(wait)
         if wait.what == "state" and session.state in wait.states:
             return {"ok": True, "state": session.state}
         return None
+
+    def _of_command(self, wait: Wait) -> dict[str, Any] | None:
+        """Answer when a command has begun, or has ended."""
+        command = self._commands.find(wait.command)
+        if command is None:
+            message = self._commands.discarded.pop(wait.command, "") or _NOT_TAKEN
+            return {"error": {"code": "state", "message": message}}
+        met = command.begun if wait.what == "begun" else command.state != RUNNING
+        return {"ok": True, "command": command.report()} if met else None
 
     # -- re-exec ----------------------------------------------------------------------------------
 
@@ -84,13 +104,13 @@ class Waits:
         """Return all of it, for the next program of this holder."""
         return {
             "waits": [
-                [w.connection.sock.fileno(), w.request, w.what, w.offset, w.states]
+                [w.connection.sock.fileno(), w.request, w.what, w.offset, w.states, w.command]
                 for w in self.waiting
             ]
         }
 
     def restore(self, state: dict[str, Any], connections: dict[int, Connection]) -> None:
         """Take over what `to_state` returned."""
-        for fd, request, what, offset, states in state["waits"]:
+        for fd, request, what, offset, states, *command in state["waits"]:
             if fd in connections:
-                self.add(Wait(connections[fd], request, what, offset, states))
+                self.add(Wait(connections[fd], request, what, offset, states, *command))

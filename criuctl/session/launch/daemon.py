@@ -63,6 +63,7 @@ class HolderSpec:
     spawner: str = PLAIN  # module:function (see `plain_spawn`); "": wait for `adopt`
     options: Mapping[str, Any] = field(default_factory=dict)  # the spawner's own
     scrollback: int = 0  # bytes of output kept on disk; 0: the configuration's
+    hooks: bool = False  # start a shell with the hooks of `shell_hooks`
     linger: float = 3600.0  # seconds that an exit status waits to be collected
     # Of a session that is to be restored:
     # a file, positioned, with the scrollback; its descriptor is passed on
@@ -70,6 +71,7 @@ class HolderSpec:
     base: int = 0  # offset of the scrollback's first byte
     input_offset: int = 0  # the output's end when something was typed last
     modes: Mapping[str, Any] = field(default_factory=dict)
+    shell: Mapping[str, Any] = field(default_factory=dict)  # the marks of its shell
     roles: Sequence[Sequence[str]] = ()  # [kind, name, role] as `checkpoint-begin` answered
     events: int = 0  # sequence of the last event
     audit: int = 0  # sequence of the last entry of the audit log

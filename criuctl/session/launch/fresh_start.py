@@ -34,6 +34,7 @@ from ..holder.session_files import SessionFiles
 from ..holder.session_state import Identity
 from ..holder.timeline import owner
 from ..screen.modes import Modes
+from . import shell_hooks
 from .plain_spawn import Spawned, SpawnRequest
 
 
@@ -146,6 +147,7 @@ def _continue_session(spec: dict[str, Any], holder: Holder) -> None:
     holder.events.sequence = int(spec.get("events", 0))
     session.input_offset = int(spec.get("input_offset", 0))
     session.checkpoint_id = str(spec.get("checkpoint", ""))
+    holder.commanding.restore(spec.get("shell") or {})
     ceilings = {(kind, name): role for kind, name, role in spec.get("roles", ())}
     holder.leasing.authority.ceilings = ceilings
     if spec.get("log_fd") is not None:
@@ -177,9 +179,19 @@ def _spawn(spec: dict[str, Any], holder: Holder) -> Spawned:
     """Call the spawner of the specification."""
     module, _, function = str(spec["spawner"]).partition(":")
     identity, group = holder.session.identity, holder.tree.group
+    argv, env = spec["argv"], spec["env"]
+    options = spec.get("options") or {}
+    refused = [what for what in ("io_uring", "mptcp") if not options.get(what, True)]
+    holder.commanding.new.refused = refused
+    if spec.get("hooks"):
+        nonce = os.urandom(8).hex()
+        shell = shell_hooks.hooked(argv, env, nonce)
+        if shell is not None:
+            holder.master.marks.begin(shell.shell, nonce)
+            argv, env = shell.argv, shell.env
     request = SpawnRequest(
-        argv=tuple(spec["argv"]),
-        env=spec["env"],
+        argv=tuple(argv),
+        env=env,
         cwd=spec["cwd"],
         rows=int(spec["rows"]),
         cols=int(spec["cols"]),

@@ -24,6 +24,7 @@ from support.holding import TIMEOUT, Holders
 from criuctl.errors import SessionGone, UsageError
 from criuctl.session import names, protocol
 from criuctl.session.client.session import Session
+from criuctl.session.holder.command_operations import CommandOperations
 from criuctl.session.holder.event_operations import EventOperations
 from criuctl.session.holder.holder_operations import HolderOperations
 from criuctl.session.holder.output_operations import OutputOperations
@@ -39,6 +40,7 @@ GROUPS: list[Any] = [
     PresenceOperations,
     OutputOperations,
     EventOperations,
+    CommandOperations,
     WriteOperations,
     TreeOperations,
     HolderOperations,

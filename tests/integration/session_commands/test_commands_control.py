@@ -452,13 +452,13 @@ def test_commands_in_a_live_shell(
     )["output"]
     assert lines == "".join(f"line {n}\n" for n in range(5000))
     late = operators("exec", "work", "--timeout", "0.3", "--", "sleep 1000", check=False)
-    assert late["exit_code"] == 12
+    assert late["error"]["exit_code"] == 12 and late["state"] == "timed-out"
     operators.runs("work", "sleep")
     busy = operators("exec", "work", "--", "true", check=False)
     assert busy["exit_code"] == 9 and "sleep" in busy["error"]["message"]
     operators("signal", "work", "INT")
     operators("wait", "work", "--prompt", "--timeout", TIMEOUT)
-    assert operators("exec", "work", "--", "exit 4", check=False)["exit_code"] == 3
+    assert operators("exec", "work", "--", "exit 4", check=False)["error"]["exit_code"] == 3
     assert operators("status", "work")["exit_code"] == 4
 
 

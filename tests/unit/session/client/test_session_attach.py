@@ -29,7 +29,7 @@ from criuctl.session.client.keyboard import DetachKey
 from criuctl.session.client.notices import restored_text
 from criuctl.session.client.remote import Remote
 from criuctl.session.client.session import Answer, Session
-from criuctl.session.client.shell_integration import Marks, command_line
+from criuctl.session.client.typed_commands import Marks, command_line
 from criuctl.session.screen.asciicast import cast as recording
 from criuctl.session.screen.plain_text import strip
 from criuctl.session.screen.screen import Screen

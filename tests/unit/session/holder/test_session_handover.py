@@ -31,9 +31,20 @@ KEYS = {
     "checkpoint", "linger", "sequence", "audit", "events", "log", "modes", "root", "stopped",
     "frozen", "moved", "expecting", "asleep", "helpers", "master", "size", "held", "queue",
     "operators", "ceilings", "lease", "soft", "listener", "connections", "waits",
+    "shell", "reserved", "new_commands",
 }  # fmt: skip
 # keys that the first holders did not write
-LATER = {"input_offset", "until", "moved", "expecting", "asleep", "soft"}
+LATER = {
+    "input_offset",
+    "until",
+    "moved",
+    "expecting",
+    "asleep",
+    "soft",
+    "shell",
+    "reserved",
+    "new_commands",
+}
 
 
 class Restored(Holder):
