@@ -103,10 +103,7 @@ class CriuBinary(Struct, frozen=True):
             try:
                 yield swrk
             finally:
-                with contextlib.suppress(OSError):  # CRIU has ended already
-                    # other processes may have it, too: see `Dumper.conversation`
-                    ours.shutdown(socket.SHUT_RDWR)
-                ours.close()
+                swrk.close()
                 try:
                     wait(
                         None

@@ -64,9 +64,21 @@ class Swrk:
         self.expendable = False  # what it has made so far may be killed, as nothing of it has run
         self.hangs = False  # it does nothing any more
         self._rpc = schema.rpc()
+        self._ended: int | None = None  # its pidfd, readable when it has ended
+        with suppress(OSError):  # it has ended already, or its parent is not there any more
+            self._ended = os.pidfd_open(pid) if pid else None
         self._turn = threading.Lock()  # guards the fields below
         self._asks = False  # CRIU waits for the answer to a notification
         self._refused = False  # all answers are negative from now on
+
+    def close(self) -> None:
+        """Close the conversation, also for other processes that have our end of it."""
+        with suppress(OSError):  # CRIU has ended already
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+        if self._ended is not None:
+            os.close(self._ended)
+            self._ended = None
 
     def refuse(self) -> None:
         """Make every answer negative from now on.
@@ -178,12 +190,10 @@ class Swrk:
             raise CriuGone(f"CRIU ended before the request: {error}") from error
 
     def _receive(self, veto: BaseException | None) -> Any:
-        if self.expendable:
-            self._wait(veto)
-        try:
-            packet = self.sock.recv(_MAX_PACKET)
-        except ConnectionError:
-            packet = b""
+        packet = b""
+        if self._wait(veto):
+            with suppress(ConnectionError):
+                packet = self.sock.recv(_MAX_PACKET)
         if not packet:
             if veto is not None:
                 raise veto
@@ -192,19 +202,46 @@ class Swrk:
         response.ParseFromString(packet)
         return response
 
-    def _wait(self, veto: BaseException | None) -> None:
-        """Wait for CRIU's next message; raise `CriuGone`, or the `veto`, when it hangs."""
+    def _wait(self, veto: BaseException | None) -> bool:
+        """Wait for CRIU's next message, or its end; return False when it has ended without one.
+
+        The socket alone does not say that it has ended: a process that it had made to try out the
+        kernel, and that waits to be killed by it, has the socket, too. An expendable CRIU that
+        hangs raises `CriuGone`, or the `veto`.
+        """
         poller = select.poll()
         poller.register(self.sock, select.POLLIN)
-        watch = hang_detection.Watch(self.pid)
+        if self._ended is not None:
+            poller.register(self._ended, select.POLLIN)
+        watch = hang_detection.Watch(self.pid) if self.expendable else None
         self.hangs = False
-        while not poller.poll(hang_detection.LOOK * 1000):
+        while not (ready := dict(poller.poll(hang_detection.LOOK * 1000 if watch else None))):
+            assert watch is not None
             idle = watch.idle()
             self.hangs = idle > hang_detection.ROLLBACK
             if self.hangs and veto is not None:
                 raise veto
             if idle > hang_detection.PATIENCE:
                 raise CriuGone(f"CRIU has done nothing for {hang_detection.PATIENCE:g} s")
+        # its last message may have come between the looks at the socket and at its end
+        if self.sock.fileno() in ready or select.select([self.sock], [], [], 0)[0]:
+            return True
+        self._end_orphans()
+        return False
+
+    def _end_orphans(self) -> None:
+        """SIGKILL the processes that a CRIU which was killed has left behind in its group.
+
+        Nothing of a tree is among them: CRIU has nothing to do with those of a dump's tree but to
+        trace them, and those of a restore are to end with it.
+        """
+        assert self._ended is not None
+        with suppress(OSError):
+            # Raises an error if it is not our child. Ours is not reaped yet: its number is no other
+            # group's.
+            os.waitid(os.P_PIDFD, self._ended, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if os.getpgid(self.pid) == self.pid:
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 def end_tracer(pid: int) -> bool:
