@@ -463,18 +463,19 @@ def _bug(error: BaseException, app: App) -> int:
 
 def _interrupted(interrupt: KeyboardInterrupt, app: App) -> int:
     number = interrupt.number if isinstance(interrupt, Signalled) else int(signal.SIGINT)
-    name = signal.Signals(number).name
+    notes = getattr(interrupt, "__notes__", ())  # what became of the tree
+    text = "; ".join([f"stopped by {signal.Signals(number).name}", *notes])
     if _in_json(app):
         _print_error(
             {
                 "code": "interrupted",
                 "exit_code": 128 + number,
-                "message": f"stopped by {name}",
+                "message": text,
                 "hint": "",
             }
         )
     else:
-        _say(f"stopped by {name}")
+        _say(text)
     if app.verbose > 1:
         _print_traceback(interrupt)
     return 128 + number

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -32,7 +32,7 @@ from ..errors import CriuctlError, DumpFailed
 from ..files import predicates, recording
 from ..hooks import Hooks
 from ..host import hook_facts
-from ..host.failures.command_failures import reraised_as
+from ..host.failures.command_failures import fate_added, reraised_as
 from ..host.journal import events
 from ..host.lost_homes import stopping
 from ..host.registry import Registry, check_outside
@@ -40,6 +40,7 @@ from ..host.stale_locks import forget_stale_locks
 from ..host.target import Target, resolve_target
 from ..namespaces.plan import NamespacePlan, plan_entry
 from ..proc.scratch import Scratch
+from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from . import ending, freeze_limit, preflight, subject
 from .after_commit import AfterCommit
@@ -93,9 +94,7 @@ def dump(
     recreation.sweep(config)
     found = resolve_target(target, registry.lookup, registry.session_of)
     with AfterCommit(reporter) as after, ExitStack() as stack:
-        stack.enter_context(
-            reraised_as(DumpFailed, lambda: "the tree runs on" if found.root.alive() else "")
-        )
+        stack.enter_context(_fate_in_failures(found.root))
         stack.enter_context(stopping(config, reporter))
         # No other criuctl dumps this tree, or changes its session, meanwhile.
         dumped = subject.claim(config, registry, found, request.name, stack)
@@ -147,6 +146,17 @@ def dump(
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
     return result_of(job, manifest, destination.url, hooks, commit.rounds, parts.devices)
+
+
+@contextmanager
+def _fate_in_failures(root: ProcessIdentity) -> Iterator[None]:
+    """Say in failures that know nothing of the tree what has become of it."""
+    runs_on = f"PID {root.pid} was not ended and runs on"
+    with (
+        reraised_as(DumpFailed, lambda: "the tree runs on" if root.alive() else ""),
+        fate_added(lambda: runs_on if root.alive() else ""),
+    ):
+        yield
 
 
 def _hooks(job: DumpJob, dumped: subject.Subject) -> Hooks:

@@ -288,3 +288,17 @@ def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> Cri
         fd=found.fd,
         **kept,
     )
+
+
+def shared_folder(manifest: Manifest) -> Iterator[Finding]:
+    """Warn that a copy works in the folder of its original: only open files are separated."""
+    held = manifest.holder.workspace if manifest.holder is not None else ""
+    folder = held or manifest.processes[0].cwd
+    if folder not in ("", "/"):
+        yield Finding(
+            "warning",
+            "shared-folder",
+            f"the copy works in the folder of its original, {quoted(folder)}: what either makes "
+            "there from now on, both have",
+            "Only the files that the original has open for writing are separated.",
+        )

@@ -5,11 +5,14 @@ touched.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 
 import pytest
 from support.command import Criuctl
 from support.keeper import wait_until
+from support.pauses import paused
 from support.trip import Trip
 from support.zoo import Zoo
 
@@ -201,3 +204,43 @@ def test_without_json_it_is_for_people(zoo: Zoo, criuctl: Criuctl, home: object)
     assert missing.out.read_text() == ""
     assert "nobody" in missing.err.read_text()
     assert "Traceback" not in missing.err.read_text()
+
+
+def test_what_became_of_a_tree_whose_dump_is_stopped(zoo: Zoo, criuctl: Criuctl) -> None:
+    animal = zoo.launch("counter.py", "1")
+    fate = f"PID {animal.pid} was not ended and runs on"
+    with paused(criuctl, "frozen", "dump", animal.pid, "--name", "mine") as held:
+        held.kill(signal.SIGINT)
+        held.go_on()
+        assert held.command.process.wait(120) == 128 + signal.SIGINT
+    assert held.command.json()["error"]["message"] == f"stopped by SIGINT; {fate}"
+    animal.ask()
+    with paused(criuctl, "store", "dump", animal.pid, "--name", "mine") as held:
+        away = criuctl.store.with_name("away")
+        criuctl.store.rename(away)
+        criuctl.store.write_text("no folder")
+        held.go_on()
+        assert held.command.process.wait(120) == 7
+    error = held.command.json()["error"]
+    assert fate in error["message"] or "the tree runs on" in error["message"], error
+    animal.ask()
+
+
+def test_a_dump_says_that_the_tree_has_ended_and_how_it_comes_back(
+    zoo: Zoo, criuctl: Criuctl
+) -> None:
+    animal = zoo.launch("counter.py", "1")
+    kept = criuctl.start("dump", animal.pid, "--name", "mine", "--leave-running", json_output=False)
+    assert kept.process.wait(120) == 0 and "has ended" not in kept.output()
+    command = criuctl.start("dump", animal.pid, "--name", "mine", json_output=False)
+    assert command.process.wait(120) == 0
+    line = next(line for line in command.output().splitlines() if "has ended" in line)
+    assert line == f"  PID {animal.pid} has ended. Bring it back with: criuctl restore mine"
+
+
+def test_a_copy_in_the_folder_of_its_original(zoo: Zoo, criuctl: Criuctl) -> None:
+    animal = zoo.launch("counter.py", "1")
+    criuctl("dump", animal.pid, "--name", "mine", "--leave-running")
+    plan = criuctl("restore", "mine", "--as", "other", "--dry-run")
+    found = [one for one in plan["findings"] if one["code"] == "shared-folder"]
+    assert len(found) == 1 and os.readlink(f"/proc/{animal.pid}/cwd") in found[0]["text"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,11 @@ def attach(
         )
     if read_only and take:
         raise UsageError("--read-only and --take contradict each other")
+    if not (read_only or stdio or os.isatty(0)):
+        raise UsageError(
+            "attach types what it reads, and standard input is no terminal",
+            hint=f"Watch with `criuctl capture {name} --follow`, type with `criuctl send {name}`.",
+        )
     role = "observe" if read_only else "admin" if take else "write"
     if name.startswith("ssh://"):
         from ...session.client.remote import Remote

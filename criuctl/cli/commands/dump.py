@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...quoting import quoted
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
 from ..pages import Seconds, page
 from ..streams import unheard
 from ..text import duration, plural, printable, size
+
+if TYPE_CHECKING:
+    from ...dump.manifest_of_tree import DumpResult
 
 POLICIES = click.Choice(["keep", "reconnect", "hangup", "refuse"])
 
@@ -54,8 +58,21 @@ def outcome_line(result: Mapping[str, Any]) -> str:
     )
 
 
-def _outcome(result: Mapping[str, Any]) -> str:
-    """Return the same, and the connections whose policy differs from the requested one."""
+def _come_back(app: App, result: DumpResult) -> str:
+    """Return the line that says that the tree has ended, and how to bring it back."""
+    words = ["criuctl restore", quoted(result.manifest.session.name)]
+    if result.manifest.terminals:
+        words.append("--attach")
+    if app.store is not None:  # not the configured one
+        words.append(f"--store {quoted(result.store)}")
+    pid = result.manifest.processes[0].pid
+    return f"PID {pid} has ended. Bring it back with: {' '.join(words)}"
+
+
+def _outcome(result: Mapping[str, Any], ended: str) -> str:
+    """Return the same, how a tree that has `ended` comes back, and the connections whose policy
+    differs from the requested one.
+    """
     rounds = result.get("precopy", ())
     ahead = (
         [f"  pre-copy: {plural(len(rounds), 'round')}, {size(sum(r['new'] for r in rounds))} ahead"]
@@ -67,6 +84,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
         [
             outcome_line(result),
             *ahead,
+            *([f"  {ended}"] if ended else []),
             *(f"  {line}" for line in connection_lines(denied, "policy")),
         ]
     )
@@ -247,7 +265,8 @@ def dump(
         )
         result = dump_tree(app.config, target, request=request, reporter=reporter)
     body = result.to_dict()
+    ended = "" if leave_running else _come_back(app, result)
     lost = unheard(
-        lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"]))
+        lambda: app.emit(body, lambda: _outcome(body, ended), brief=lambda: str(body["checkpoint"]))
     )
     return DEGRADED if result.degraded or lost else 0

@@ -70,6 +70,23 @@ def test_detaching_and_coming_back(operators: Operators) -> None:
     assert ended(window) == 9
 
 
+def test_without_a_terminal_nothing_is_typed(operators: Operators) -> None:
+    """The end of standard input would be typed as ^D, which ends a shell."""
+    operators("run", "-d", "--name", "work", "--", "cat")
+    for given in (b"", b"typed\n"):
+        done = subprocess.run(
+            [sys.executable, "-m", "criuctl", "attach", "work"],
+            env=operators.environment(),
+            input=given,
+            capture_output=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert b"capture work --follow" in done.stderr and b"send work" in done.stderr
+    assert operators("status", "work")["offset"] == 0
+
+
 def test_what_is_shown_goes_to_a_full_disk(operators: Operators) -> None:
     """It is not criuctl's own files that have no room."""
     operators(
