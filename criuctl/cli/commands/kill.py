@@ -31,8 +31,8 @@ from ..text import plural, printable
 )
 @pass_app
 def kill(app: App, name: str, timeout: float, command_id: str | None) -> int:
-    """End every process of a session, daemons included: SIGTERM, after the time-out SIGKILL, until
-    no process is left. Exit status 0 means that this was verified.
+    """End every process of a session, daemons included: SIGTERM, for shells SIGHUP, after the
+    time-out SIGKILL, until no process is left. Exit status 0 means that this was verified.
 
     A paused session is resumed to receive the signal. A checkpointed session is given up: its
     checkpoints stay in the store until `prune` removes them, and any host that shares the store may

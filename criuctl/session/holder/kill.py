@@ -3,6 +3,10 @@
 SIGTERM to all, after the grace SIGKILL to all, again and again until no process is found: a tree
 that forks while it is killed is killed too.  A frozen tree is thawed once the signals are pending.
 A holder looks by a timer, and only while it kills.
+
+An interactive shell ignores SIGTERM and ends when its terminal is closed: what ignores SIGTERM and
+has a terminal gets SIGHUP as well.  A program that handles SIGTERM does not: SIGHUP would end it in
+the middle of that.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from ...errors import CriuctlError
+from ...proc.procfs import read_lines, read_text
 from ...proc.tree import ProcessIdentity
 from .event_loop import Loop
 from .processes import Tree
@@ -35,7 +41,11 @@ class Kills:
         """Kill all, after `grace` seconds by SIGKILL; `done` gets the number of processes."""
         self.under_way += 1
         members = self._tree.members()
-        self._tree.signal(signal.SIGTERM if grace else signal.SIGKILL, members)
+        if grace:
+            self._tree.signal(signal.SIGTERM, members)
+            self._tree.signal(signal.SIGHUP, filter(_wants_hangup, members))
+        else:
+            self._tree.signal(signal.SIGKILL, members)
         self._tree.thaw()
         if self._session.state == "paused":
             self._session.run_again()
@@ -55,3 +65,14 @@ class Kills:
             self._tree.signal(signal.SIGKILL, members)
             self._tree.thaw()
         self._loop.after(_LOOK, lambda: self._look(hard, seen, done))
+
+
+def _wants_hangup(process: ProcessIdentity) -> bool:
+    """Return whether a process has a terminal and ignores SIGTERM."""
+    try:
+        terminal = read_text(process.pid, "stat").rpartition(")")[2].split()[4]
+        status = read_lines(process.pid, "status")
+        ignored = next(line for line in status if line.startswith("SigIgn:"))
+    except (CriuctlError, StopIteration):
+        return False  # it has ended
+    return terminal != "0" and bool(int(ignored.split()[1], 16) >> (signal.SIGTERM - 1) & 1)

@@ -76,6 +76,20 @@ def test_a_session_from_its_start_to_its_end(operators: Operators, tmp_path: Pat
     assert operators("run", "-d", "--name", "work", "--", "true")["session"] == "work"
 
 
+def test_kill_hangs_up_a_shell_and_lets_others_end_in_their_own_way(operators: Operators) -> None:
+    """An interactive shell ignores SIGTERM; a program that handles it is not disturbed."""
+    operators.shell("shell")
+    operators("wait", "shell", "--prompt", "--timeout", TIMEOUT)
+    operators("kill", "shell", "--timeout", 3600)
+    assert operators("status", "shell")["exit_code"] == 128 + signal.SIGHUP
+    handler = "import signal, sys, time\ndef end(*_):\n time.sleep(0.3)\n sys.exit(7)\n"
+    waiting = "signal.signal(signal.SIGTERM, end)\nprint('ready')\nsignal.pause()"
+    operators("run", "-d", "--name", "own", "--", sys.executable, "-c", handler + waiting)
+    operators("wait", "own", "--match", "ready", "--since", 0, "--timeout", TIMEOUT)
+    operators("kill", "own", "--timeout", 3600)
+    assert operators("status", "own")["exit_code"] == 7
+
+
 def test_a_host_without_a_terminal_left_says_so(operators: Operators) -> None:
     """Its file systems have room."""
     room = (
