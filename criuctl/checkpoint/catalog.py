@@ -8,6 +8,7 @@ store has them, sealed (`cache.Cache`): a manifest never changes under its name.
 
 from __future__ import annotations
 
+import difflib
 import re
 import sqlite3
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ _TOO_SHORT = (
 )
 _PINS = "pins/"
 _FETCHERS = 8
+_ASKED = 200  # sessions of a store whose names are compared with a mistyped one
 _LOOKED_UP = 1000  # more heads than this are read in one query
 # a session's numbers stay below; a name with a higher one was put to block the session, and is
 # ignored
@@ -182,8 +184,9 @@ class Catalog:
                 )
             for found in matching.values():
                 return {found: everything[found]}
-        hint = _TOO_SHORT if re.fullmatch("[0-9a-f]{1,3}", ref) else ""
-        raise NoSuchCheckpoint(f"the store has no checkpoint {ref!r}", hint=hint)
+        raise self._missing(
+            ref, _TOO_SHORT if re.fullmatch("[0-9a-f]{1,3}", ref) else self._near(ref)
+        )
 
     def next_number(self, token: str) -> int:
         """Return the number of the next checkpoint of the session behind `token`; numbers of
@@ -214,8 +217,21 @@ class Catalog:
                 f"{ref} was dumped by two hosts at once", hint=f"Name one by its id: {ids}."
             )
         if not matching:
-            raise NoSuchCheckpoint(f"the store has no checkpoint {ref!r}")
+            raise self._missing(ref, "" if names else self._near(ref.rpartition("@")[0]))
         return {matching[0]: names[matching[0]]}
+
+    def _missing(self, ref: str, hint: str = "") -> NoSuchCheckpoint:
+        return NoSuchCheckpoint(f"the store {self._store.url} has no checkpoint {ref!r}", hint=hint)
+
+    def _near(self, ref: str) -> str:
+        """Return a hint with the sessions whose names are like `ref`, if there are any."""
+        everything = self.names()
+        newest = {parse_name(name)[0]: name for name in everything}
+        if len(newest) > _ASKED:
+            return ""
+        heads = self.summaries({name: everything[name] for name in newest.values()}, [])
+        alike = difflib.get_close_matches(ref, {head.session for head in heads}, 3)
+        return f"It has checkpoints of {', '.join(alike)}." if alike else ""
 
     def _one(self, names: Mapping[str, int]) -> CheckpointSummary:
         unreadable: list[DataError] = []

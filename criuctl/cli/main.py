@@ -52,7 +52,8 @@ COMMANDS: dict[str, Entry] = {
     "attach": Entry(
         f"{_HERE}.attach:attach", "Show a session on this terminal, and type into it.", "Sessions"
     ),
-    "ls": Entry(f"{_HERE}.ls:ls", "List the sessions of this host.", "Sessions"),
+    "ps": Entry(f"{_HERE}.ls:ps", "List the sessions that run on this host.", "Sessions"),
+    "ls": Entry(f"{_HERE}.ls:ls", "List all sessions that this host knows.", "Sessions"),
     "status": Entry(f"{_HERE}.status:status", "Show the details of a session.", "Sessions"),
     "send": Entry(f"{_HERE}.send:send", "Type into a session.", "Sessions"),
     "capture": Entry(
@@ -125,6 +126,9 @@ COMMANDS: dict[str, Entry] = {
         "Checkpoints",
     ),
     "list": Entry(f"{_HERE}.list:list_", "List the checkpoints of a store.", "Looking and keeping"),
+    "checkpoints": Entry(
+        f"{_HERE}.list:list_", "The same as list, under another name.", "Looking and keeping"
+    ),
     "show": Entry(
         f"{_HERE}.show:show", "Show the contents of a checkpoint.", "Looking and keeping"
     ),

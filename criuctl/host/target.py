@@ -76,7 +76,8 @@ def resolve_target(text: str, lookup: Lookup, session_of: SessionOf) -> Target:
         if identity is None:
             raise NotFound(
                 f"no session {text!r} is running on this host",
-                hint="A process is named by its PID.",
+                hint=f"`criuctl ls` shows those that are, `criuctl list {text}` its checkpoints. A "
+                "process is named by its PID.",
             )
         if not identity.alive():
             raise NoSuchProcess(
@@ -92,6 +93,11 @@ def _root(pid: int) -> Process:
     """Return the process, if the tree below it may be dumped at all."""
     if not 0 < pid < 1 << 31:
         raise NoSuchProcess(f"there is no process with PID {pid}")
+    if pid == 1:
+        raise PreflightRefused(
+            "PID 1 holds up this whole system; dumping it would end criuctl too",
+            hint="Name a tree below it.",
+        )
     process = read_process(pid)
     leader = _thread_group(pid)
     if leader != pid:
@@ -103,11 +109,6 @@ def _root(pid: int) -> Process:
     if process.zombie and process.threads <= 1:
         raise NoSuchProcess(
             f"PID {process} has ended already; its parent, PID {process.ppid}, has not reaped it"
-        )
-    if pid == 1:
-        raise PreflightRefused(
-            "PID 1 holds up this whole system; dumping it would end criuctl too",
-            hint="Name a tree below it.",
         )
     if pid == os.getpid():
         raise PreflightRefused(f"PID {pid} is criuctl itself")

@@ -249,7 +249,9 @@ def describe(config: Config, name: str) -> dict[str, Any]:
     """Return all facts about one session; its holder's answer wins. Raise `NotFound`."""
     try:
         with connect(config, name, role="observe") as session:
-            return shown(session.hello["status"])
+            status = session.hello["status"]
+            others = [o for o in status["operators"] if o["operator"] != session.operator]
+            return shown({**status, "operators": others})
     except SessionGone:
         state, record = state_of(config, name), Registry(config).get(name)
         if state is None and record is None:

@@ -44,8 +44,8 @@ _COLUMNS = (
 )
 @pass_app
 def list_(app: App, name: str | None) -> int:
-    """List the checkpoints of the store, by session and number. Every listed checkpoint is complete
-    and can be restored.
+    """List the checkpoints of the store, by session and number (criuctl checkpoints does the same).
+    Every listed checkpoint is complete and can be restored.
 
     MEMORY is the memory of the tree at the dump, STORED what this dump added to the store after
     deduplication and compression.

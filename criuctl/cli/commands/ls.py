@@ -1,6 +1,8 @@
-"""``criuctl ls``."""
+"""``criuctl ls`` and ``criuctl ps``."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
@@ -47,7 +49,40 @@ def ls(app: App, state: tuple[str, ...]) -> int:
     """
     from ...ops.sessions import sessions
 
-    found = [body for body in sessions(app.config) if not state or body["state"] in state]
+    _print(app, [body for body in sessions(app.config) if not state or body["state"] in state])
+    return 0
+
+
+@page(
+    examples=[
+        ("The sessions that run here:", "criuctl ps"),
+        ("Those with web in their names, ended ones too:", "criuctl ps -a web"),
+    ],
+    see_also=["ls", "status", "checkpoints"],
+)
+@click.argument("part", required=False, help="Only sessions with this in their names.")
+@click.option(
+    "-a", "--all", "all_", is_flag=True, help="Those that do not run, too.  [default: not]"
+)
+@pass_app
+def ps(app: App, part: str | None, all_: bool) -> int:
+    """List the sessions that run on this host, paused ones included; with -a all that it knows, as
+    criuctl ls does.
+    """
+    from ...ops.sessions import sessions
+
+    _print(
+        app,
+        [
+            body
+            for body in sessions(app.config)
+            if (all_ or body["state"] in ("running", "paused")) and (part or "") in body["session"]
+        ],
+    )
+    return 0
+
+
+def _print(app: App, found: list[dict[str, Any]]) -> None:
     rows = [
         (
             printable(body["session"]),
@@ -67,4 +102,3 @@ def ls(app: App, state: tuple[str, ...]) -> int:
         empty="no sessions",
         brief=lambda: "\n".join(body["session"] for body in found),
     )
-    return 0

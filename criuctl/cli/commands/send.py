@@ -88,5 +88,6 @@ def send(
     if not parts:
         raise UsageError("nothing to send", hint="Give --text, --enter, --keys or --paste.")
     body = type_into(app.config, name, parts, take=take, timeout=timeout)
-    app.emit(body, lambda: str(body["offset"]))
+    offset = str(body["offset"])
+    app.emit(body, lambda: f"typed; the answer begins at offset {offset}", brief=lambda: offset)
     return 0

@@ -88,6 +88,7 @@ def test_kill_hangs_up_a_shell_and_lets_others_end_in_their_own_way(operators: O
     operators("wait", "own", "--match", "ready", "--since", 0, "--timeout", TIMEOUT)
     operators("kill", "own", "--timeout", 3600)
     assert operators("status", "own")["exit_code"] == 7
+    assert operators("ps") == [] and operators.text("ps", "-a", "ow", "-q") == "own\n"
 
 
 def test_a_host_without_a_terminal_left_says_so(operators: Operators) -> None:

@@ -309,11 +309,23 @@ def test_verify_finds_damage_and_missing_objects_and_goes_on(place: Place) -> No
     assert {v["error"]["code"] for v in verdicts} == {"damaged", "object-missing"}
 
 
+@pytest.mark.parametrize("ref", ["wbe", "wbe@1", "webb"])
+def test_a_mistyped_name_is_answered_by_those_like_it(place: Place, ref: str) -> None:
+    for name in ("web", "db", "queue"):
+        place.write(name)
+    error = place.json("show", ref, code=3)["error"]
+    assert error["hint"] == "It has checkpoints of web."
+    assert str(place.path) in error["message"]
+    assert "`criuctl list`" in place.json("show", "other", code=3)["error"]["hint"]
+
+
 def test_rm_means_what_was_listed_and_tells_each(place: Place) -> None:
     written = [place.write("web") for _ in range(4)]
     done = place("rm", "web@-1", "web@-2", "nobody", "web@1", written[0].id, code=3)
     assert re.findall(r"removed (web@\d)", done.stdout) == ["web@4", "web@3", "web@1"]
-    assert done.stderr.startswith("criuctl: nobody: the store has no checkpoint 'nobody'\n  hint: ")
+    assert done.stderr.startswith(
+        f"criuctl: nobody: the store {place.path} has no checkpoint 'nobody'\n  hint: "
+    )
     assert [entry["number"] for entry in place.json("list")] == [2]
     removals = place.json("rm", "web", "web@7", code=3)
     assert [(r["ref"], r["ok"], r["number"]) for r in removals] == [
