@@ -39,8 +39,8 @@ class HostFacts(Struct, frozen=True):
     cpu_flags: frozenset[str]
     page_size: int
     taken_pids: tuple[int, ...]
-    # "tcp 127.0.0.1:80" -> inode (0: unknown), in the namespace that the tree would get
-    listening: dict[str, int]
+    # "tcp 127.0.0.1:80" -> who listens there ("": unknown), in the namespace of the tree to be
+    listening: dict[str, str]
     # local ends of the external connections that this host has
     local_addresses: frozenset[str]
     netns: Place  # how it gets its net namespace, and from where

@@ -13,18 +13,22 @@ import platform
 import pwd
 import shutil
 import socket
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from ..checkpoint.manifest import UNCONNECTED, Manifest
 from ..connections.rules import JOURNAL, endpoint
 from ..connections.secret_scope import Owner
+from ..errors import CriuctlError
 from ..files import carried_binaries
 from ..files.judgement import Judgement, judge_all
 from ..namespaces.network_choice import Place, is_new, opened
 from ..namespaces.network_choice import find as find_net
 from ..namespaces.ports import is_taken
 from ..proc.connecting import spelled
+from ..proc.procfs import read_text
 from ..proc.sockdiag import Address, is_remembered, socket_inside, sockets
+from ..proc.sockets import outside_holders
 from ..proc.tree import ProcessIdentity, members, wait_gone
 from ..report import Finding
 from .host_facts import HostFacts, PlanOptions
@@ -93,7 +97,7 @@ def _network_tools(net: Place) -> Iterator[Finding]:
         yield Finding("error", "ip-missing", text, "Install iproute2.")
 
 
-def _used(manifest: Manifest, net: Place) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:
+def _used(manifest: Manifest, net: Place) -> tuple[dict[str, str], frozenset[tuple[str, str]]]:
     """Return what the network that the tree gets has already: see `HostFacts.listening` and
     `HostFacts.open_pairs`.
     """
@@ -118,9 +122,21 @@ def _used(manifest: Manifest, net: Place) -> tuple[dict[str, int], frozenset[tup
             if idle and not used and is_remembered(port, namespace):
                 continue  # by its own connection, which is over; the restore frees it
             listening.setdefault(f"{c.protocol} {c.local}", 0)
-        return listening, frozenset(
+        return _with_users(listening, manifest), frozenset(
             (str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected
         )
+
+
+def _with_users(listening: Mapping[str, int], manifest: Manifest) -> dict[str, str]:
+    """Return who listens at each address; read from all of this host only for those of the tree."""
+    wanted = {f"{c.protocol} {c.local}" for c in manifest.connections} & listening.keys()
+    holders = outside_holders({listening[name] for name in wanted} - {0}) if wanted else {}
+    users = dict.fromkeys(listening, "")
+    for name in wanted:
+        with suppress(KeyError, CriuctlError):  # nobody that may be read, or ended meanwhile
+            pid, _ = holders[listening[name]]
+            users[name] = f"PID {pid} ({read_text(pid, 'comm').strip()})"
+    return users
 
 
 def _overlaps(local: str, others: Iterable[Address]) -> bool:

@@ -129,10 +129,10 @@ def _taken_addresses(
         findings.append(Finding("warning", "port-taken", text))
         return fresh
     hint = "End what uses it, or restore a copy with --as NAME, which gets a network of its own."
-    findings += [
-        Finding("error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd)
-        for c in conflicts
-    ]
+    for c in conflicts:
+        by = facts.listening.get(f"{c.protocol} {c.local}")
+        text = f"{c.local} is taken on this host" + (f" by {by}" if by else "")
+        findings.append(Finding("error", "port-taken", text, hint, c.pid, c.fd))
     return net
 
 

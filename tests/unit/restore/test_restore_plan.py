@@ -125,7 +125,7 @@ def test_a_tree_whose_network_is_made_again(wish: str, error: list[str]) -> None
 def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own(
     waiting: ConnectionRecord,
 ) -> None:
-    taken = facts(listening={f"{waiting.protocol} 0.0.0.0:80": 1})
+    taken = facts(listening={f"{waiting.protocol} 0.0.0.0:80": ""})
     plan = make_plan(manifest(connections=(waiting,)), taken, PlanOptions())
     assert codes(plan, "error") == ["port-taken"]
     assert (plan.findings[0].pid, plan.findings[0].fd) == (100, 3)
@@ -501,11 +501,15 @@ def test_a_name_that_is_shown_takes_namespaces_of_its_own() -> None:
 
 def test_the_dry_run_tells_all() -> None:
     plan = make_plan(
-        manifest(connections=(LISTENER,)), facts(listening={"tcp 0.0.0.0:80": 1}), PlanOptions()
+        manifest(connections=(LISTENER,)),
+        facts(listening={"tcp 0.0.0.0:80": "PID 7 (web)"}),
+        PlanOptions(),
     )
     answer = plan.to_dict()
     assert answer["ok"] is False
-    assert [f["code"] for f in answer["findings"]] == ["port-taken"]
+    (found,) = answer["findings"]
+    assert found["code"] == "port-taken"
+    assert found["text"] == "0.0.0.0:80 is taken on this host by PID 7 (web)"
 
 
 def test_a_missing_working_folder(tmp_path: Path) -> None:
