@@ -124,13 +124,15 @@ class Config(Struct, frozen=True):
     ssh_command: str = "ssh"  # the ssh program, with options if needed; as GIT_SSH_COMMAND
 
     sources: tuple[str, ...] = ()  # the files that were read, for doctor
+    # the store was named by --store: a dump does not make it, the name may be mistyped
+    store_named: bool = False
 
     def with_options(self, **options: Any) -> Config:
         """Return a copy in which every option that is not None replaces the field of its name."""
         return replace(self, **{k: v for k, v in options.items() if v is not None})
 
 
-_FIELDS = tuple(name for name in Config.__struct_fields__ if name != "sources")
+_FIELDS = tuple(name for name in Config.__struct_fields__ if name not in ("sources", "store_named"))
 _DEFAULTS = Config()
 _NESTED = {
     "retention": "session patterns to mappings such as {keep_daily: 7}",

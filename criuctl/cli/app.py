@@ -58,7 +58,10 @@ class App:
         if self._config is None:
             from .. import config
 
-            self._config = _settled(config.load(self.config_file).with_options(store=self.store))
+            found = config.load(self.config_file)
+            if self.store is not None:
+                found = found.with_options(store=self.store, store_named=True)
+            self._config = _settled(found)
         return self._config
 
     def store_coming(self) -> AbstractContextManager[None]:

@@ -83,7 +83,8 @@ def _repository(
     session: SessionRecord,
     root: ProcessIdentity,
 ) -> Repository:
-    """Open the repository; an absent or empty folder becomes a store.
+    """Open the repository; an absent or empty folder becomes a store, if it is the configured one:
+    a name given by --store may be mistyped.
 
     An exception is a folder whose store is gone: one that has checkpoints of this tree, or an
     encrypted one of any session.  Then a disk is not mounted, and a store below its mount point
@@ -92,6 +93,8 @@ def _repository(
     try:
         return Repository.open(store, config)
     except (NoSuchBucket, StoreNotInitialised) as error:
+        if config.store_named:
+            raise
         claims = [*session.leases.values()] if session.identity == root else []
         claims += [
             c for record in registry.all() for c in record.leases.values() if c.get("encrypted")

@@ -133,7 +133,7 @@ def _with_users(listening: Mapping[str, int], manifest: Manifest) -> dict[str, s
     holders = outside_holders({listening[name] for name in wanted} - {0}) if wanted else {}
     users = dict.fromkeys(listening, "")
     for name in wanted:
-        with suppress(KeyError, CriuctlError):  # nobody that may be read, or ended meanwhile
+        with suppress(KeyError, CriuctlError):  # ended meanwhile, or not readable
             pid, _ = holders[listening[name]]
             users[name] = f"PID {pid} ({read_text(pid, 'comm').strip()})"
     return users

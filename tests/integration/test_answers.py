@@ -244,3 +244,17 @@ def test_a_copy_in_the_folder_of_its_original(zoo: Zoo, criuctl: Criuctl) -> Non
     plan = criuctl("restore", "mine", "--as", "other", "--dry-run")
     found = [one for one in plan["findings"] if one["code"] == "shared-folder"]
     assert len(found) == 1 and os.readlink(f"/proc/{animal.pid}/cwd") in found[0]["text"]
+
+
+def test_a_store_that_is_named_is_not_made(zoo: Zoo, criuctl: Criuctl) -> None:
+    """Its name may be mistyped, or be another option."""
+    animal = zoo.launch("counter.py", "1")
+    other = criuctl.home.path / "other"
+    for name in (other, "-q"):
+        answer = criuctl("dump", animal.pid, "--store", name, check=False)
+        assert answer["exit_code"] == 7
+        assert f"PID {animal.pid} was not ended and runs on" in answer["error"]["message"]
+        assert "store init --store" in answer["error"]["hint"]
+    assert not other.exists() and not (criuctl.home.path / "-q").exists()
+    criuctl("store", "init", "--store", other)
+    assert criuctl("dump", animal.pid, "--name", "mine", "--store", other)["number"] == 1

@@ -50,6 +50,7 @@ def test_names_that_are_no_text(more: str, criuctl: Criuctl, tmp_path: Path) -> 
 def test_a_hint_says_which_store_has_the_checkpoint(criuctl: Criuctl, tmp_path: Path) -> None:
     """Its command can be copied as it is, also where another store is configured by then."""
     store = str(tmp_path / "the other one")
+    criuctl("store", "init", "--store", store)
     first, second = tmp_path / "1", tmp_path / "2"
     first.mkdir()
     second.mkdir()

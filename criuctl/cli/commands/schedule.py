@@ -184,6 +184,7 @@ def add(
     from ...host.retention import patience
     from ...ops import schedules
     from ...ops.scheduling import timers
+    from ...ops.sessions import sessions as all_sessions
     from ...store import from_anywhere
 
     if every and not patience(every):  # which is none at all to a `Schedule`
@@ -217,6 +218,13 @@ def add(
         tell(
             "criuctl: warning: the schedule's runs will not see what is set here: "
             f"{', '.join(unseen)}"
+        )
+    known = {one["session"] for one in all_sessions(app.config)} | app.config.trees.keys()
+    unknown = [one for one in sessions if not (one in known or one.isdigit() or ":" in one)]
+    if unknown and not app.quiet:
+        tell(
+            f"criuctl: warning: this host knows no session and no tree {', '.join(unknown)}: until "
+            "it does, the schedule's runs fail"
         )
     app.emit(
         body,
