@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from .. import complete
 from ..app import App, pass_app
 from ..pages import page
 from ..text import plural, printable
+
+if TYPE_CHECKING:
+    from ...proc.tree import Process
 
 EXIT_REFUSED = 4
 LEVELS = ("error", "warning", "info")
@@ -73,13 +76,15 @@ def check(app: App, target: str) -> int:
     """
     from ...dump.connection_report import check_connections
     from ...dump.preflight import check_tree
-    from ...errors import NotFound, PlatformError, PreflightRefused
+    from ...errors import CriuctlError, NotFound, PlatformError, PreflightRefused
     from ...host.registry import Registry
     from ...host.target import is_pid, resolve_target
     from ...ops.doctor import store_readiness
+    from ...proc.tree import read_tree
     from ...report import Finding
 
     registry = Registry(app.config)
+    tree: list[Process] = []
     try:
         resolved = resolve_target(target, registry.lookup, registry.session_of)
     except PreflightRefused as error:  # the other parts need not be checked
@@ -90,6 +95,8 @@ def check(app: App, target: str) -> int:
             )
         ]
     else:
+        with suppress(CriuctlError):  # the check reports it
+            tree = read_tree(resolved.root.pid)
         findings = check_tree(resolved, app.config)
         # these are findings already
         with app.reporting() as reporter, suppress(NotFound, PlatformError):
@@ -104,7 +111,9 @@ def check(app: App, target: str) -> int:
         lines = findings_lines(f for f in found if f["level"] != "info" or app.verbose)
         verdict = "cannot be dumped" if errors else "can be dumped"
         counts = f"{plural(errors, 'error')}, {plural(warnings, 'warning')}"
-        return "\n".join([*lines, f"{printable(target)} {verdict}: {counts}"])
+        looked_at = f" ({tree[0].command}, {plural(len(tree), 'process', 'processes')})"
+        what = target + (looked_at if tree else "")
+        return "\n".join([*lines, f"{printable(what)} {verdict}: {counts}"])
 
     app.emit({"ok": not errors, "findings": found}, human, brief=lambda: "")
     return EXIT_REFUSED if errors else 0
