@@ -21,6 +21,7 @@ from ..errors import InvalidName, NoSuchProcess, NotFound, PreflightRefused, Usa
 from ..proc.mounts import read_mounts
 from ..proc.procfs import read_raw, read_text
 from ..proc.tree import Process, ProcessIdentity, read_process
+from ..quoting import quoted
 
 Lookup = Callable[[str], ProcessIdentity | None]
 """Returns the root process of the session of this name that runs on this host."""
@@ -76,7 +77,7 @@ def resolve_target(text: str, lookup: Lookup, session_of: SessionOf) -> Target:
         if identity is None:
             raise NotFound(
                 f"no session {text!r} is running on this host",
-                hint=f"`criuctl ls` shows those that are, `criuctl list {text}` its checkpoints. A "
+                hint=f"`criuctl ls` shows those that are, `criuctl list {quoted(text)}` its checkpoints. A "
                 "process is named by its PID.",
             )
         if not identity.alive():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...errors import UsageError
+from ...quoting import quoted
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
@@ -81,7 +82,8 @@ def attach(
     if not (read_only or stdio or os.isatty(0)):
         raise UsageError(
             "attach types what it reads, and standard input is no terminal",
-            hint=f"Watch with `criuctl capture {name} --follow`, type with `criuctl send {name}`.",
+            hint=f"Watch with `criuctl capture {quoted(name)} --follow`, type with "
+            f"`criuctl send {quoted(name)}`.",
         )
     role = "observe" if read_only else "admin" if take else "write"
     if name.startswith("ssh://"):
