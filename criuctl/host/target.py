@@ -77,8 +77,8 @@ def resolve_target(text: str, lookup: Lookup, session_of: SessionOf) -> Target:
         if identity is None:
             raise NotFound(
                 f"no session {text!r} is running on this host",
-                hint=f"`criuctl ls` shows those that are, `criuctl list {quoted(text)}` its checkpoints. A "
-                "process is named by its PID.",
+                hint=f"`criuctl ls` shows those that are, `criuctl list {quoted(text)}` its "
+                "checkpoints. A process is named by its PID.",
             )
         if not identity.alive():
             raise NoSuchProcess(
