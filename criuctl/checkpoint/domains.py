@@ -221,7 +221,7 @@ class WriterSealer(Sealer):
 
 def _read(path: Path) -> tuple[bytes, bytes, bytes]:
     """Read a domain's id, master key and object from its file; raise `KeyMissing`."""
-    from .keys import read_secret
+    from .key_files import read_secret
     from .writer_keys import ID_SIZE, WRAPPED
 
     lines = read_secret(path).decode("ascii", "replace").split("\n")
@@ -250,7 +250,7 @@ def _make(path: Path, key: WriterKey) -> None:
     domain of that one.
     """
     from . import writer_keys
-    from .keys import write_secret
+    from .key_files import write_secret
 
     domain, master = secrets.token_bytes(writer_keys.ID_SIZE), secrets.token_bytes(KEY_SIZE)
     lines = (

@@ -54,7 +54,7 @@ from ..errors import (
 from ..proc.threads import side_by_side
 from ..report import Reporter
 from ..store import Capabilities, Store
-from . import keys, objects
+from . import key_files, keys, objects
 from .cache import Cache
 from .catalog import Catalog, load_json, manifest_name, parse_name
 from .chunks import LAYERS
@@ -249,7 +249,7 @@ class Repository:
         `Conflict` if it exists.
         """
         try:
-            keys.write_secret(path, self.key_text())
+            key_files.write_secret(path, self.key_text())
         except FileExistsError:
             raise Conflict(f"{path} exists", hint="Name a new file.") from None
 

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ..checkpoint import keys
+from ..checkpoint import key_files, keys
 from ..checkpoint.exported import ORIGIN, ExportedCheckpoint, Key, copy
 from ..checkpoint.manifest import CheckpointSummary, Manifest, SessionRef
 from ..checkpoint.repository import Repository
@@ -432,7 +432,7 @@ def read_passphrase(path: Path) -> bytes:
     """Return the passphrase in a file that only this user can read; raise `KeyMissing`, or
     `WrongKey` for an empty one.
     """
-    phrase = keys.read_secret(path).rstrip(b"\r\n")
+    phrase = key_files.read_secret(path).rstrip(b"\r\n")
     if not phrase:
         raise WrongKey(f"{path} holds no passphrase")
     return phrase
