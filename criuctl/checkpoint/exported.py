@@ -27,9 +27,10 @@ from ..store import Store
 from . import key_files, key_slots, keys
 from .chunks import StreamRef
 from .codec import fingerprint
-from .manifest import CheckpointSummary, Manifest
+from .manifest import Manifest
 from .repository import Repository
 from .storeconfig import load
+from .summary import CheckpointSummary
 
 if TYPE_CHECKING:
     from .buffers import PageBuffer

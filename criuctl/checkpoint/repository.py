@@ -59,8 +59,9 @@ from .cache import Cache
 from .catalog import Catalog, load_json, manifest_name, parse_name
 from .chunks import LAYERS
 from .codec import fingerprint
-from .manifest import MANIFEST_VERSION, CheckpointSummary, Manifest
+from .manifest import MANIFEST_VERSION, Manifest
 from .storeconfig import StoreConfig, create, load
+from .summary import CheckpointSummary
 
 if TYPE_CHECKING:
     from .codec import Sealer

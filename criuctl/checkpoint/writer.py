@@ -29,10 +29,11 @@ from .chunks import CHUNK_ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, PAGE, WIN
 from .compression_level import fitting
 from .gclists import Intent
 from .layers import At
-from .manifest import CheckpointSummary, Manifest
+from .manifest import Manifest
 from .packs import PackIndex, object_name
 from .pipeline import Pipeline, Window
 from .streams import Stream, WriterStats
+from .summary import CheckpointSummary
 
 if TYPE_CHECKING:
     from ..report import Reporter

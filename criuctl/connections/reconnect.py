@@ -33,7 +33,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord
 from ..errors import CriuctlError
 from ..proc import connecting, sockdiag
 from ..proc.credentials import Credentials, acting_as

@@ -22,7 +22,7 @@ from typing import Any, get_args
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord
 from ..config import Config, ConnectionPolicy
 from ..errors import ConfigError
 from . import secret_scope

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord
 from ..config import Config
 from ..errors import CriuctlError, NoSuchProcess, Vetoed
 from ..proc.descriptors import Descriptor, descriptors

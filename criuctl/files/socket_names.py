@@ -31,7 +31,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from ..checkpoint.manifest import FileRecord, Manifest
+from ..checkpoint.file_records import FileRecord
+from ..checkpoint.manifest import Manifest
 from ..criu.images import TCP_ESTABLISHED, ImageSet, read, text
 from ..errors import CriuctlError, NoSuchProcess, RestoreFailed
 from ..namespaces.network_choice import Place, is_new, opened

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint.manifest import HolderRecord
+from ..checkpoint.terminal_records import HolderRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..errors import CriuctlError, NoSuchProcess, SessionGone

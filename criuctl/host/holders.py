@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint.manifest import HolderRecord, Manifest, TerminalRecord
+from ..checkpoint.manifest import Manifest
 from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.terminal_records import HolderRecord, TerminalRecord
 from ..config import Config
 from ..criu.images import ImageSet
 from ..errors import Conflict, CriuctlError, NoSuchProcess, SessionGone

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord
 from ..connections.rules import endpoint
 from ..criu.images import ImageSet
 from ..proc import sockdiag

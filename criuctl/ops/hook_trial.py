@@ -15,7 +15,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ..checkpoint.manifest import ConnectionRecord, Manifest
+from ..checkpoint.connection_record import ConnectionRecord
+from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..connections.secret_scope import Owner, of_tree
 from ..errors import NoSuchProcess, NotFound, UsageError

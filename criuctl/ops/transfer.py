@@ -29,8 +29,9 @@ from msgspec.structs import replace
 
 from ..checkpoint import key_files, keys
 from ..checkpoint.exported import ORIGIN, ExportedCheckpoint, Key, copy
-from ..checkpoint.manifest import CheckpointSummary, Manifest, SessionRef
+from ..checkpoint.manifest import Manifest, SessionRef
 from ..checkpoint.repository import Repository
+from ..checkpoint.summary import CheckpointSummary
 from ..config import Config
 from ..errors import (
     Conflict,

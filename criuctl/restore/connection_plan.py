@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord
 from ..connections.protocols import BUILT_IN
 from ..connections.rules import JOURNAL, Decision, decide
 from ..connections.secret_scope import UNKNOWN, Owner

@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import UNCONNECTED, ConnectionRecord
+from ..checkpoint.connection_record import UNCONNECTED, ConnectionRecord
 from ..config import Config
 from ..connections import sockopts
 from ..connections.rules import endpoint

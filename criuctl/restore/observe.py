@@ -15,7 +15,8 @@ import shutil
 import socket
 from collections.abc import Collection, Iterable, Iterator
 
-from ..checkpoint.manifest import UNCONNECTED, Manifest
+from ..checkpoint.connection_record import UNCONNECTED
+from ..checkpoint.manifest import Manifest
 from ..connections.rules import JOURNAL, endpoint
 from ..connections.secret_scope import Owner
 from ..files import carried_binaries

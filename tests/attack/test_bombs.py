@@ -33,9 +33,10 @@ from criuctl.checkpoint.chunks import CHUNK_ENTRY, MAX_CHUNK, StreamRef
 from criuctl.checkpoint.codec import OVERHEAD
 from criuctl.checkpoint.exported import ExportedCheckpoint
 from criuctl.checkpoint.index import PACK
-from criuctl.checkpoint.manifest import CheckpointSummary, Manifest, MemoryImage
+from criuctl.checkpoint.manifest import Manifest, MemoryImage
 from criuctl.checkpoint.packs import PACK_ENTRY as RECORD
 from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.criu import images, schema
 from criuctl.report import Reporter

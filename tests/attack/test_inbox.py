@@ -17,8 +17,8 @@ from support import checkpoints as kit
 from support.command import Criuctl
 
 from criuctl.checkpoint import key_files, writer_keys
-from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.config import Config
 from criuctl.errors import (
     CriuctlError,

@@ -17,7 +17,7 @@ from support.keeper import Keeper, wait_until
 from support.laboratory import USER, Laboratory
 from support.zoo import Zoo
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.connections.rules import Rules, decide, parse

@@ -17,7 +17,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ...checkpoint.manifest import ConnectionRecord, ProcessRecord, SessionRef
+from ...checkpoint.connection_record import ConnectionRecord
+from ...checkpoint.manifest import ProcessRecord, SessionRef
 from ...config import Config
 from ...connections.survey import Survey
 from ...criu import binary

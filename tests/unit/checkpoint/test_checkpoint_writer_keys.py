@@ -30,9 +30,9 @@ from criuctl.checkpoint.domains import StoreSealer, WriterSealer
 from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.gc_result import Collected
 from criuctl.checkpoint.index import encode_segments
-from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.checkpoint.packs import PackBuilder, pack_of
 from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.errors import (
     Conflict,
     Damaged,

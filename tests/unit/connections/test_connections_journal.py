@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.connections.protocols.base import CannotRebuild, PeerAway, Settings
 from criuctl.connections.protocols.journal import PROTOCOL
 from criuctl.connections.rules import Rules, decide

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.config import Config, load
 from criuctl.connections.rules import POLICIES, Decision, Rules, decide, endpoint, parse
 from criuctl.connections.secret_scope import Owner, Terms

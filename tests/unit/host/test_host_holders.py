@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from criuctl.checkpoint.manifest import HolderRecord, Manifest, SessionRef
+from criuctl.checkpoint.manifest import Manifest, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
+from criuctl.checkpoint.terminal_records import HolderRecord
 from criuctl.config import Config
 from criuctl.host.holders import RestoredHolder
 from criuctl.host.registry import SessionRecord

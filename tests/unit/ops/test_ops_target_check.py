@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from criuctl.checkpoint.manifest import ConnectionRecord, ProcessRecord, SessionRef
+from criuctl.checkpoint.connection_record import ConnectionRecord
+from criuctl.checkpoint.manifest import ProcessRecord, SessionRef
 from criuctl.config import Config
 from criuctl.errors import Damaged, UnsupportedFormat
 from criuctl.host.identity import host_info
