@@ -17,7 +17,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 from ..checkpoint.connection_record import UNCONNECTED
 from ..checkpoint.manifest import Manifest
-from ..connections.rules import JOURNAL, endpoint
+from ..connections.decision import JOURNAL
+from ..connections.rules import endpoint
 from ..connections.secret_scope import Owner
 from ..files import carried_binaries
 from ..files.judgement import Judgement, judge_all

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from ...checkpoint.manifest import Manifest
 from ...config import Config
-from ...connections import rules
+from ...connections import rule_parsing
 from ...connections.rules import endpoint
 from ...criu import binary
 from ...errors import CriuctlError
@@ -112,7 +112,7 @@ class Arrival(Struct, dict=True):
             False,
             self.needs.connections_wish or None,
             self.policy,
-            rules.parse(self.config),
+            rule_parsing.parse(self.config),
             None,
             frozenset(hook.name for hook in executables(self.config, RECONNECT)),
         )

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.config import Config, load
-from criuctl.connections.rules import POLICIES, Decision, Rules, decide, endpoint, parse
+from criuctl.connections.decision import Decision, decide
+from criuctl.connections.rule_parsing import POLICIES, parse
+from criuctl.connections.rules import Rules, endpoint
 from criuctl.connections.secret_scope import Owner, Terms
 from criuctl.errors import ConfigError
 

@@ -12,7 +12,7 @@ from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.checkpoint.file_records import FileRecord
 from criuctl.checkpoint.manifest import HostInfo, Manifest, ProcessRecord, SessionRef
 from criuctl.config import Config
-from criuctl.connections.rules import parse
+from criuctl.connections.rule_parsing import parse
 from criuctl.files.socket_names import TakenName
 from criuctl.namespaces.interfaces import BoundSocket
 from criuctl.namespaces.network_choice import Place
