@@ -64,3 +64,11 @@ class ConnectionRecord(Record, frozen=True):
         yet.
         """
         return self.state in ("listen", "bound", UNCONNECTED)
+
+
+def endpoint(address: str) -> tuple[str, int]:
+    """Return host and port of an internet address in a record; ("", 0) for anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        return "", 0
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct, field
 
-from ..checkpoint.connection_record import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord, endpoint
 from . import secret_scope
 from .protocols.base import Settings
 from .secret_scope import Owner, Terms
@@ -108,14 +108,6 @@ def find(
         if host is not None:
             return rule, host
     return None, ""
-
-
-def endpoint(address: str) -> tuple[str, int]:
-    """Return host and port of an internet address in a record; ("", 0) for anything else."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
-        return "", 0
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _matches(

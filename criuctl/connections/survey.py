@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ..checkpoint.connection_record import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord, endpoint
 from ..config import Config
 from ..errors import CriuctlError, NoSuchProcess, Vetoed
 from ..proc.descriptors import Descriptor, descriptors
@@ -33,7 +33,7 @@ from .peer_inspection import Answer, Question, ask_all
 from .protocols import BUILT_IN, find
 from .record import Connection, Look, look
 from .rule_parsing import parse
-from .rules import TRANSPORTS, Rules, endpoint
+from .rules import TRANSPORTS, Rules
 from .secret_scope import Owner, of_tree
 
 _RESOLVE_SECONDS = 2.0  # for all host names together

@@ -15,10 +15,9 @@ import shutil
 import socket
 from collections.abc import Collection, Iterable, Iterator
 
-from ..checkpoint.connection_record import UNCONNECTED
+from ..checkpoint.connection_record import UNCONNECTED, endpoint
 from ..checkpoint.manifest import Manifest
 from ..connections.decision import JOURNAL
-from ..connections.rules import endpoint
 from ..connections.secret_scope import Owner
 from ..files import carried_binaries
 from ..files.judgement import Judgement, judge_all

@@ -28,10 +28,10 @@ from typing import Any, cast
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ...checkpoint.connection_record import endpoint
 from ...checkpoint.manifest import Manifest
 from ...config import Config
 from ...connections import rule_parsing
-from ...connections.rules import endpoint
 from ...criu import binary
 from ...errors import CriuctlError
 from ...files.judgement import Policy
