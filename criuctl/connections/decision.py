@@ -1,4 +1,4 @@
-"""The one place that decides what becomes of a connection.
+"""The one place that decides the policy of a connection.
 
 `decide` is a pure function of a record, the rules, and the command line. It serves the dump, where
 the record has no policy yet, and the restore, where the record has the dump's decision. In order of
