@@ -19,7 +19,8 @@ from contextlib import ExitStack
 
 from ..checkpoint.chunks import Extent
 from ..checkpoint.packs import Place
-from ..checkpoint.reader import CheckpointReader, Targets, only_zeros, write_at
+from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.targets import Targets, only_zeros, write_at
 from ..errors import RestoreFailed
 from ..proc.limits import room_for_descriptors
 from ..store import Buffer

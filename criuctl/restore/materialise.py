@@ -14,7 +14,8 @@ from itertools import count
 from ..checkpoint.chunks import cut
 from ..checkpoint.manifest import Manifest, MemoryImage
 from ..checkpoint.opened_chunks import Gathered
-from ..checkpoint.reader import CheckpointReader, Targets
+from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.targets import Targets
 from ..criu import direct, unshared
 from ..criu.images import valid_name
 from ..criu.lazy import LazyImage
