@@ -1,7 +1,7 @@
 """Reading checkpoints: chunks are fetched from packs, verified, and written to their places.
 
 `CheckpointReader.write_to` is for large content. It looks up every chunk once, and has each fetched
-once (`fetch_job`) and written to every place that needs it (`targets`).
+once (`fetch_job`) and written to every place that needs it (`chunk_targets`).
 
 The places of chunks can become wrong. A garbage collection may move chunks and delete their old
 packs, even long after it marked those packs. A chunk of a damaged pack may be sound in another one.
@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import Damaged, DataError, Foreign, ObjectMissing
 from . import bounds
+from .chunk_targets import Targets, only_zeros, write_at
 from .chunks import CHUNK_ENTRY, ChunkList, Extent, Layout, StreamRef, check_entries, missing_chunk
 from .codec import Sealer
 from .fetch_job import SPAN, FetchJob, Sink, plan_spans
 from .index import Index
 from .packs import Place, damaged_chunk, object_name, pack_of, read_index
-from .targets import Targets, only_zeros, write_at
 
 if TYPE_CHECKING:
     from ..config import Config
