@@ -169,7 +169,7 @@ def with_json(path: Path, folder: Path, change: Callable[[bytes], bytes]) -> Non
         made = kit.fill(writer, kit.SMALL)
         writer.flush()
         publish(forged, made, change)
-        writer._committed = True  # its packs stay
+        writer._publication.committed = True  # its packs stay
     forged.close()
 
 
@@ -236,7 +236,7 @@ def with_memory(
         image = make(forged, writer)
         writer.flush()
         publish(forged, made.with_use(memory=(image,)))
-        writer._committed = True
+        writer._publication.committed = True
     forged.close()
 
 
@@ -300,7 +300,7 @@ def repeated_index(path: Path, folder: Path) -> None:
         made = kit.fill(writer, kit.SMALL)
         writer.flush()
         publish(forged, made)
-        writer._committed = True
+        writer._publication.committed = True
     record = RECORD.pack(bytes(32), 32, 100, 100)
     for n in range(4):
         packs = [PACK.pack(bytes([n, m]) * 8, 200 << 20, 50000) + record * 50000 for m in range(28)]
