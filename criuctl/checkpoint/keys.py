@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,20 @@ class Opened(Confidential, frozen=True):
     file: Path | None = None
     by: dict[str, Any] | None = None  # the slot, if a slot was opened
     writer: WriterKey | None = None
+
+
+def described(opened: Opened | None, slots: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Describe how a store was opened, by which of its slots, and the path of the key file, without
+    revealing a key; None is a store that is not encrypted.
+    """
+    by = (opened.by or {}).get("fingerprint") if opened else None
+    return {
+        "kind": opened.slot if opened else "none",
+        "file": str(opened.file) if opened and opened.file else None,
+        "source": opened.source if opened else None,
+        "fingerprint": fingerprint(opened.key.key) if opened and opened.slot == "file" else by,
+        "slots": [{"type": s.get("type"), "fingerprint": s.get("fingerprint")} for s in slots],
+    }
 
 
 # arguments: slots, id of the store, configuration
